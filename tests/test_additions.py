@@ -144,7 +144,7 @@ assert "<i>always waiting</i>" in page.text, page.text
         new={
             f"{SERVER}/core/rooms/mottos.py": """
 from hetrdzv.core.rooms.room import Room
-from hetrdzv.protocol.warnings import NoMotto
+from hetrdzv.protocol.facts.warnings import NoMotto
 
 class Mottos(Room):
     def warnings(self, nodes):
@@ -156,7 +156,7 @@ class Mottos(Room):
                 ("from hetrdzv.core.rooms.room", "from hetrdzv.core.rooms.mottos import Mottos\n"),
                 ("SharesRoom()", "Mottos(), "),
             ),
-            f"{SERVER}/protocol/warnings.py": (
+            f"{SERVER}/protocol/facts/warnings.py": (
                 (
                     "RoundWarnings = ",
                     "@dataclass(frozen=True, slots=True, kw_only=True)\\nclass NoMotto:\\n"
@@ -177,7 +177,7 @@ class Mottos(Room):
         + """
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.pages import GroupReply
-from hetrdzv.protocol.warnings import NoMotto
+from hetrdzv.protocol.facts.warnings import NoMotto
 [answer] = asyncio.run(ask(PUT))
 assert answer.json()["warnings"] == ["0 have no motto"], answer.text
 assert codec.read(GroupReply, answer.content).facts == (NoMotto(nodes=0),)
@@ -188,7 +188,7 @@ assert codec.read(GroupReply, answer.content).facts == (NoMotto(nodes=0),)
             f"{SERVER}/protocol/rooms/mottos.py": """
 from dataclasses import dataclass
 from hetrdzv.protocol.bounds import Body, Id, ShortText
-from hetrdzv.protocol.routes import Role, Route, Size
+from hetrdzv.protocol.http.routes import Role, Route, Size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MottoRequest(Body):
@@ -262,7 +262,7 @@ assert asyncio.run(said.send(Server())).text == "ONWARDS"
                 ("from hetagent.options.model", "from hetagent.node.gpu.discovery import others\n"),
                 ("        if not is_rocm():\n", "        return others(), 'ACME_VISIBLE', ''\n"),
             ),
-            f"{SERVER}/protocol/warnings.py": (
+            f"{SERVER}/protocol/facts/warnings.py": (
                 ('    "nccl": Part(', '    "acme": Part("Acme\'s driver", 1),\n'),
             ),
         },

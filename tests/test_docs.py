@@ -29,12 +29,12 @@ import hetrdzv
 from hetrdzv.api.app import TABLE, create_app
 from hetrdzv.cli import hetctl, hetserver
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.events import CLASSES as FACTS
-from hetrdzv.protocol.failure import FailureFields
-from hetrdzv.protocol.joining import JoinRequest
+from hetrdzv.protocol.facts.events import CLASSES as FACTS
+from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.pages import NodeState
-from hetrdzv.protocol.parts import Other
-from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.states import DirectiveKind, GroupState, ReportKind
 from hetrdzv.service.journal import WARNINGS

@@ -53,7 +53,7 @@ from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.client import Client
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 
 PREFIX = "[${node_id}:${rank}] "
 """What lines of the workers begin with on the console unless a template was given (pytorch/pytorch#75087)."""

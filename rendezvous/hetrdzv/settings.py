@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 import click
 
-from hetrdzv.protocol.addresses import DEFAULT_PORT
+from hetrdzv.protocol.texts.addresses import DEFAULT_PORT
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

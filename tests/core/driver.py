@@ -23,10 +23,10 @@ from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Conduct, Group, Node
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why
-from hetrdzv.protocol.events import Event, Facts
-from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.plans import LeftOutNode
-from hetrdzv.protocol.reasons import NodeReason
+from hetrdzv.protocol.facts.events import Event, Facts
+from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.reasons import NodeReason
+from hetrdzv.protocol.requests.plans import LeftOutNode
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.words import why as words
 from hetrdzv.words.times import Clock

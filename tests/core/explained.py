@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from hetrdzv.protocol.parts import Ready
-from hetrdzv.protocol.reasons import LeftOut, Waits, WaitsFor, WhyLeftOut
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.facts.parts import Ready
+from hetrdzv.protocol.facts.reasons import LeftOut, Waits, WaitsFor, WhyLeftOut
+from hetrdzv.protocol.facts.who import Nodes
 from tests.core.driver import Story
 
 

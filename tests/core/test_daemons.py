@@ -14,7 +14,7 @@ from hetrdzv.protocol.errors import (
     StaleRound,
     UnknownNode,
 )
-from hetrdzv.protocol.events import DaemonStarted
+from hetrdzv.protocol.facts.events import DaemonStarted
 from hetrdzv.protocol.states import NodePhase
 from tests.core.driver import Story
 

@@ -1,8 +1,8 @@
 """Versions of directives, and sentences that say why (rule 9)."""
 
-from hetrdzv.protocol import reasons
-from hetrdzv.protocol.causes import Cut, MemberLost
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.facts import reasons
+from hetrdzv.protocol.facts.causes import Cut, MemberLost
+from hetrdzv.protocol.facts.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import ready, waits_for
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hetrdzv.protocol import reasons
 from hetrdzv.protocol.errors import GroupFinished, GroupFinishing, Refused, SpecConflict
+from hetrdzv.protocol.facts import reasons
 from tests.core.driver import LEASE_S, Story, running
 
 

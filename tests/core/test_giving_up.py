@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.protocol.causes import (
+from hetrdzv.protocol.facts.causes import (
     Announced,
     Cause,
     Cut,
@@ -17,9 +17,9 @@ from hetrdzv.protocol.causes import (
     MemberLost,
     WorkerFault,
 )
-from hetrdzv.protocol.events import GroupFailed, RestartSpent
-from hetrdzv.protocol.parts import Quoted, Ready
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.facts.events import GroupFailed, RestartSpent
+from hetrdzv.protocol.facts.parts import Quoted, Ready
+from hetrdzv.protocol.facts.who import Nodes
 from tests.core.driver import Story, running
 
 FIRST = FailedWorker(node_id="a", rank=0, local_rank=0, exit_code=1, said=Quoted("Traceback: boom"))

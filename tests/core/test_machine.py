@@ -36,7 +36,7 @@ from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.core.why import why
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.states import DirectiveKind, EndKind, ReportKind, StallKind
 from hetrdzv.words import why as words
 from hetrdzv.words.times import Clock

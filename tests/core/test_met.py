@@ -1,9 +1,9 @@
 """Workers that end well but never met: the group says so, and fails where that was asked for."""
 
-from hetrdzv.protocol import parts, reasons
-from hetrdzv.protocol.causes import WorkersApart
-from hetrdzv.protocol.events import GroupSucceeded, NeverMet
-from hetrdzv.protocol.parts import Apart
+from hetrdzv.protocol.facts import parts, reasons
+from hetrdzv.protocol.facts.causes import WorkersApart
+from hetrdzv.protocol.facts.events import GroupSucceeded, NeverMet
+from hetrdzv.protocol.facts.parts import Apart
 from tests.core.driver import Story, running
 
 FAILED = reasons.Failed(cause=WorkersApart(apart=Apart(met=0, world_size=3)))

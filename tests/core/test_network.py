@@ -1,6 +1,6 @@
 """What the nodes of a round found slow in the network between them is kept with the round."""
 
-from hetrdzv.protocol.events import SlowNetwork
+from hetrdzv.protocol.facts.events import SlowNetwork
 from hetrdzv.protocol.states import ReportKind
 from tests.core.driver import Story
 

@@ -13,12 +13,12 @@ from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group, Notice, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import deadline
-from hetrdzv.protocol.causes import Cancelled, Cause, Joined, MemberDrained, RestartAsked
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.events import NoticeExpired, ReadyToStop, RoundJudged, StopAnnounced
-from hetrdzv.protocol.reasons import AboutToEnd, CameLate
+from hetrdzv.protocol.facts.causes import Cancelled, Cause, Joined, MemberDrained, RestartAsked
+from hetrdzv.protocol.facts.events import NoticeExpired, ReadyToStop, RoundJudged, StopAnnounced
+from hetrdzv.protocol.facts.reasons import AboutToEnd, CameLate
+from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.who import Nodes
 from tests.core.driver import Story, running
 from tests.support.stalls import behind
 

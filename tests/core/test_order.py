@@ -9,13 +9,13 @@ from hetrdzv.core.health.conduct import STRIKES
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.order import Former, Likeness, fill, in_order, may_be_master, place
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
-from hetrdzv.protocol import reasons
-from hetrdzv.protocol.causes import JoinTimeout, Unreachable
-from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.parts import CutOff, NoMaster
+from hetrdzv.protocol.facts import reasons
+from hetrdzv.protocol.facts.causes import JoinTimeout, Unreachable
+from hetrdzv.protocol.facts.parts import CutOff, NoMaster
+from hetrdzv.protocol.facts.warnings import NoLabel, NoWeights, RoundWarning
+from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.warnings import NoLabel, NoWeights, RoundWarning
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.texts.ids import natural_key
 from tests.core.driver import Story, running
 from tests.core.explained import ready, waits_for
 from tests.support.needs import ALL

@@ -5,13 +5,13 @@ import pytest
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.core.plan import first_round, plan
-from hetrdzv.protocol.causes import Announced, Drained, Joined, MemberDrained, MemberLeft, RestartAsked
 from hetrdzv.protocol.errors import GroupFinishing, InvalidSpec, NodeIdInUse, Refused, UnknownNode
-from hetrdzv.protocol.parts import Quoted
-from hetrdzv.protocol.plans import Changes, NewNode, Plan
-from hetrdzv.protocol.reasons import Full, NoCommand
+from hetrdzv.protocol.facts.causes import Announced, Drained, Joined, MemberDrained, MemberLeft, RestartAsked
+from hetrdzv.protocol.facts.parts import Quoted
+from hetrdzv.protocol.facts.reasons import Full, NoCommand
+from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.requests.plans import Changes, NewNode, Plan
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import ready
 from tests.support.stalls import behind

@@ -14,8 +14,8 @@ CORE, LEAF = Path(hetrdzv.core.__path__[0]), Path(hetrdzv.protocol.__path__[0])
 FORBIDDEN = {"time", "random", "asyncio", "os", "socket", "logging", "threading", "pydantic", "fastapi"}
 FORBIDDEN |= {"datetime", "io", "pathlib", "subprocess", "uuid", "secrets", "multiprocessing", "selectors"}
 NO_VALUES = {"codec.py", "keepalive.py"}
-"""Modules beside the values: the first reads and writes them."""
-VALUES = [path for path in LEAF.glob("*.py") if path.name not in NO_VALUES]
+"""Modules beside the values: what reads and writes them, and what looks at connections."""
+VALUES = [path for path in LEAF.rglob("*.py") if path.name not in NO_VALUES]
 EFFECTS = {"open", "print", "input", "exec", "eval", "__import__"}
 
 

@@ -3,14 +3,14 @@
 import pytest
 
 from hetrdzv.protocol.errors import InvalidSpec
-from hetrdzv.protocol.rank_order import (
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.texts.rank_order import (
     MasterRule,
     OrderKind,
     RankOrder,
     master_rule,
     rank_order,
 )
-from hetrdzv.protocol.settings import GroupSpec
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from hetrdzv.core.commands import Renew, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why_ended
-from hetrdzv.protocol import reasons
-from hetrdzv.protocol.causes import Cut, JoinTimeout, MemberLost, Silent
 from hetrdzv.protocol.errors import InvalidSpec, StaleRound
-from hetrdzv.protocol.events import StartedUnbounded
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.facts import reasons
+from hetrdzv.protocol.facts.causes import Cut, JoinTimeout, MemberLost, Silent
+from hetrdzv.protocol.facts.events import StartedUnbounded
+from hetrdzv.protocol.facts.who import Nodes
 from tests.core.driver import LEASE_S, Story, running
 from tests.core.explained import ready, waits_for
 

@@ -8,10 +8,10 @@ from hetrdzv.core.selection import order as ordering
 from hetrdzv.core.selection.order import Former, Placement
 from hetrdzv.core.selection.ready import stranded
 from hetrdzv.core.selection.select import Selection, select
-from hetrdzv.protocol import reasons
-from hetrdzv.protocol.causes import BadAddress
-from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.facts import reasons
+from hetrdzv.protocol.facts.causes import BadAddress
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.texts.ids import natural_key
 from tests.core.driver import Story, running
 from tests.core.explained import ready, waits_for
 

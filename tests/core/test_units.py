@@ -12,14 +12,14 @@ from hetrdzv.core.model import Node
 from hetrdzv.core.selection.joining import spare_unit
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.select import Lack, Selection
-from hetrdzv.protocol import reasons
-from hetrdzv.protocol.causes import JoinTimeout
 from hetrdzv.protocol.errors import InvalidSpec
-from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.parts import BrokenUnits, NoWorld
+from hetrdzv.protocol.facts import reasons
+from hetrdzv.protocol.facts.causes import JoinTimeout
+from hetrdzv.protocol.facts.parts import BrokenUnits, NoWorld
+from hetrdzv.protocol.facts.warnings import NoLabel
+from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.warnings import NoLabel
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.texts.ids import natural_key
 from tests.core.driver import Story
 from tests.core.explained import left_out, ready, waits_for
 from tests.support.every_set import Case, best_of_all

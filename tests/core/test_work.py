@@ -15,12 +15,12 @@ from hetrdzv.core.plan import plan
 from hetrdzv.core.selection import subset
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.protocol import rank_order
 from hetrdzv.protocol.errors import InvalidSpec, PlanTooLarge
-from hetrdzv.protocol.plans import Changes, NewNode
+from hetrdzv.protocol.requests.plans import Changes, NewNode
 from hetrdzv.protocol.rooms.progress import Collectives, Worker
 from hetrdzv.protocol.rooms.stalls import Behind, BlamedAll
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.texts import rank_order
 
 
 def node(number: int, slots: int, **labels: str) -> Node:

@@ -14,14 +14,14 @@ from hetrdzv.core.selection import subset
 from hetrdzv.core.selection.ready import next_round
 from hetrdzv.core.selection.select import MASTERS_TRIED, Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.protocol import reasons
-from hetrdzv.protocol.causes import Joined
 from hetrdzv.protocol.errors import InvalidSpec
-from hetrdzv.protocol.events import GroupFailed, RoundEnded
-from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.parts import NoWorld, Ready
+from hetrdzv.protocol.facts import reasons
+from hetrdzv.protocol.facts.causes import Joined
+from hetrdzv.protocol.facts.events import GroupFailed, RoundEnded
+from hetrdzv.protocol.facts.parts import NoWorld, Ready
+from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.words.failures import failed_because
 from tests.core.driver import Story, running
 from tests.core.explained import left_out, ready, waits_for

@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from hypothesis import strategies as st
 
 from hetrdzv.protocol.bounds import AtMost, Matches, Unset
-from hetrdzv.protocol.joining import JoinRequest
+from hetrdzv.protocol.requests.joining import JoinRequest
 
 Strategy = st.SearchStrategy[Any]
 

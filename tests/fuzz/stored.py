@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hetrdzv.core.directive import directive
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.events import Event
+from hetrdzv.protocol.facts.events import Event
 from hetrdzv.storage.records import StoredEvent, changes, event_key, event_record
 from tests.core.driver import Story, running
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.service.liveness.leases import pace
 from tests.netns.cluster import TOKEN, HostCluster
 from tests.netns.hosts import Hosts

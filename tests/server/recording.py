@@ -21,11 +21,11 @@ import httpx
 
 from hetrdzv.client import Client
 from hetrdzv.protocol import states
-from hetrdzv.protocol.daemon import DaemonRequest
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.failure import FailureFields
-from hetrdzv.protocol.joining import JoinRequest, SpecFields
-from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.requests.daemon import DaemonRequest
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests.reports import ReportRequest
 from tests.support.servers import Hetserver
 
 TOKENS = "adminadmin admin\nagentagent agent group=team-*\nreadreadread read\n"

@@ -15,10 +15,10 @@ import pytest
 
 from hetrdzv.client import Client, normal_url, servers_from
 from hetrdzv.protocol.errors import HetError, NotHetserver, Problem, Unreachable, VersionMismatch
-from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.http.versions import MAJOR, MINOR
 from hetrdzv.protocol.pages import EventReply
-from hetrdzv.protocol.reports import ReportRequest
-from hetrdzv.protocol.versions import MAJOR, MINOR
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests.reports import ReportRequest
 
 TOKEN = "s3cr3t-t0ken"
 CUT = b""

@@ -19,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.daemon import DaemonRequest
 from hetrdzv.protocol.errors import Problem
-from hetrdzv.protocol.joining import JoinRequest, SpecFields
-from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.requests.daemon import DaemonRequest
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests.reports import ReportRequest
 from tests.server.recording import STORIES, Exchange, load, record, server_of
 
 FIXTURES = Path(__file__).with_name("fixtures")

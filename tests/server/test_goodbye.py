@@ -10,7 +10,7 @@ from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.requests.joining import SpecFields
 from tests.support.cluster import wait_for
 from tests.support.etcd import EtcdCluster, sturdy
 from tests.support.failover import get, serving

@@ -30,10 +30,10 @@ from hetrdzv.cli.hetctl.main import DESTRUCTIVE, cli, meant
 from hetrdzv.cli.hetctl.shell import completion
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.failure import FailureFields
-from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.pages import GroupReply
-from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.settings import Setting
 from hetrdzv.protocol.states import ReportKind
 from tests.support.servers import ROOT, Hetserver

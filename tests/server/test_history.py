@@ -9,7 +9,7 @@ import pytest
 
 from hetrdzv.client import Client
 from hetrdzv.core.commands import Cancel
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.service import ledger
 from hetrdzv.service.history import Place, follow, life_of
 from hetrdzv.service.service import Service

@@ -10,8 +10,8 @@ import pytest
 from hetrdzv.api.http.connections import TcpCaller
 from hetrdzv.client.client import Client
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
-from hetrdzv.protocol.joining import JoinRequest, SpecFields
-from hetrdzv.protocol.keepalive import count_silence, keep_alive, name_of
+from hetrdzv.protocol.http.keepalive import count_silence, keep_alive, name_of
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.service.liveness.leases import MAX_BLIND_POLL_S, MAX_POLL_S
 from tests.support.cluster import wait_for
 from tests.support.servers import Hetserver

@@ -26,9 +26,9 @@ from hetrdzv.api.http.places import most_per_address
 from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Undrain
 from hetrdzv.protocol import bounds, codec
 from hetrdzv.protocol.errors import Busy, TooManyGroups, TooManyNodes, TooManyPolls
-from hetrdzv.protocol.joining import JoinRequest, SpecFields
-from hetrdzv.protocol.reports import ReportRequest
-from hetrdzv.protocol.route import Role, Size
+from hetrdzv.protocol.http.route import Role, Size
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.settings import Limits
 from tests.support.certificates import Authority
 from tests.support.programs.impatient import ARRIVAL_S

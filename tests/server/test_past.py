@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from hetrdzv.protocol.causes import Cut, MemberLost, Silent
+from hetrdzv.protocol.facts.causes import Cut, MemberLost, Silent
+from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.pages import EventReply
-from hetrdzv.protocol.parts import Other
 from hetrdzv.words.events import event_text
 from hetrdzv.words.failures import ending, failed_worker
 from hetrdzv.words.past import DownReply, PastReply, past

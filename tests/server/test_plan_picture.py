@@ -8,7 +8,7 @@ import pytest
 
 from hetrdzv.cli import hetctl
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.plans import Plan
+from hetrdzv.protocol.requests.plans import Plan
 from tests.test_docs import page, section
 
 NOBODY = "http://127.0.0.1:1"

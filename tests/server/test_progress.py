@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from hetrdzv.core.commands import Tick
+from hetrdzv.protocol.facts.warnings import AnyWarning, NoWeights
 from hetrdzv.protocol.rooms.stacks import Stack
-from hetrdzv.protocol.warnings import AnyWarning, NoWeights
 from hetrdzv.service.progress import detectors
 from hetrdzv.service.progress.questions import MOST_CHARACTERS, About, Questions
 from hetrdzv.service.service import Service

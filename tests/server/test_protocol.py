@@ -4,12 +4,12 @@ from dataclasses import fields
 
 import pytest
 
-from hetrdzv.protocol.addresses import is_loopback
 from hetrdzv.protocol.codec import Malformed, checked
-from hetrdzv.protocol.daemon import MAX_CHARACTERS, MAX_WORDS, refusal
-from hetrdzv.protocol.ids import MAX_ID_LENGTH, checked_id, is_id
-from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests.daemon import MAX_CHARACTERS, MAX_WORDS, refusal
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
+from hetrdzv.protocol.texts.addresses import is_loopback
+from hetrdzv.protocol.texts.ids import MAX_ID_LENGTH, checked_id, is_id
 
 
 @pytest.mark.parametrize("value", ["a", "0", "_", "-", "gpu2.rack-1", ".a", "a.", "..a", "x" * MAX_ID_LENGTH])

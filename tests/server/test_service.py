@@ -14,7 +14,6 @@ from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Node
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
-from hetrdzv.protocol.causes import Silent
 from hetrdzv.protocol.errors import (
     HetError,
     Refused,
@@ -26,6 +25,7 @@ from hetrdzv.protocol.errors import (
     UnknownGroup,
     UnknownNode,
 )
+from hetrdzv.protocol.facts.causes import Silent
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module

@@ -24,7 +24,7 @@ from hetrdzv.cli import etcd, hetctl, hetserver
 from hetrdzv.cli.shared import Shared
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.joining import JoinRequest
+from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.service.service import Service
 from hetrdzv.settings import Settings
 from tests.server.test_hetserver import start_and_stop

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from hetrdzv.api.reading import ignored
-from hetrdzv.protocol import versions
+from hetrdzv.protocol.http import versions
 from hetrdzv.protocol.states import DirectiveKind
 from tests.support.served import api, serving, two_nodes
 

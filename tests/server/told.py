@@ -5,7 +5,7 @@ from typing import Any
 
 from hetrdzv.core.commands import Command
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.events import Event
+from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.words.events import event_text
 from hetrdzv.words.past import PastReply, past

@@ -19,9 +19,9 @@ from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group, Round
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.core.why import why
-from hetrdzv.protocol.causes import Silent
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Refused
+from hetrdzv.protocol.facts.causes import Silent
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module

@@ -17,8 +17,8 @@ from hetrdzv.core.commands import Drain, NoteStall, Restart, Undrain
 from hetrdzv.core.model import Group
 from hetrdzv.core.plan import plan
 from hetrdzv.core.why import why_left_out
-from hetrdzv.protocol.plans import Changes, NewNode, Plan
-from hetrdzv.protocol.reasons import timeless
+from hetrdzv.protocol.facts.reasons import timeless
+from hetrdzv.protocol.requests.plans import Changes, NewNode, Plan
 from hetrdzv.protocol.states import GroupState
 from tests.sim.machine import Machine
 from tests.sim.scenario import Scenario, scenario

@@ -15,11 +15,11 @@ from hetrdzv.api.commands import join_command, report_command
 from hetrdzv.api.problems import StaleReport, problem_body
 from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
-from hetrdzv.protocol import routes
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
-from hetrdzv.protocol.joining import JoinRequest
-from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.http import routes
+from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import PollRequest
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.liveness.clock import MAX_STALL_S, ServedClock

@@ -10,7 +10,7 @@ from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands
 from hetrdzv.protocol import states
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.storage import records
 from tests.core.driver import Story

@@ -28,7 +28,8 @@ from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Cancellation, Conduct, End, Group, Member, Node, Notice, Round
-from hetrdzv.protocol.causes import (
+from hetrdzv.protocol.errors import Refused, StorageError
+from hetrdzv.protocol.facts.causes import (
     BadAddress,
     Cancelled,
     Cut,
@@ -39,17 +40,16 @@ from hetrdzv.protocol.causes import (
     Silent,
     WorkerFault,
 )
-from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.errors import Refused, StorageError
-from hetrdzv.protocol.events import Event, NodeJoined
-from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.parts import Quoted
+from hetrdzv.protocol.facts.differences import Difference
+from hetrdzv.protocol.facts.events import Event, NodeJoined
+from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.parts import Quoted
+from hetrdzv.protocol.facts.warnings import Differs, Network, NoWeights, Version
+from hetrdzv.protocol.facts.who import Nodes, Ranks
 from hetrdzv.protocol.rooms.shares import Shares, SlowNode, SlowSlots, Source
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind
-from hetrdzv.protocol.warnings import Differs, Network, NoWeights, Version
-from hetrdzv.protocol.who import Nodes, Ranks
 from hetrdzv.storage import records
 from hetrdzv.storage.records import StoredEvent, changes, event_key, event_prefix, event_record, group_prefix
 from tests.support.restored import restore, sealed

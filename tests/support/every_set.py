@@ -10,8 +10,8 @@ from hetrdzv.core.selection.order import Former, may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.core.selection.select import Selection, Shortfall, select
 from hetrdzv.core.selection.units import whole
-from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.texts.ids import natural_key
 
 
 @dataclass(frozen=True)

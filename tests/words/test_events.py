@@ -6,8 +6,10 @@ from typing import Any, get_args
 
 import pytest
 
-from hetrdzv.protocol import codec, events
-from hetrdzv.protocol.causes import (
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.directive import RootCauseReply
+from hetrdzv.protocol.facts import events
+from hetrdzv.protocol.facts.causes import (
     Announced,
     BadAddress,
     Cancelled,
@@ -30,11 +32,9 @@ from hetrdzv.protocol.causes import (
     WorkerFault,
     WorkersApart,
 )
-from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.directive import RootCauseReply
-from hetrdzv.protocol.events import CLASSES, Event, Facts
-from hetrdzv.protocol.pages import EventReply
-from hetrdzv.protocol.parts import (
+from hetrdzv.protocol.facts.differences import Difference
+from hetrdzv.protocol.facts.events import CLASSES, Event, Facts
+from hetrdzv.protocol.facts.parts import (
     Apart,
     BrokenUnits,
     CutOff,
@@ -46,9 +46,10 @@ from hetrdzv.protocol.parts import (
     Ready,
     WorldBounds,
 )
+from hetrdzv.protocol.facts.who import Nodes, Place
+from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.rooms.shares import Moved, SharesChanged
 from hetrdzv.protocol.rooms.stalls import Hang
-from hetrdzv.protocol.who import Nodes, Place
 from hetrdzv.words.events import LONGEST, event_text
 from tests.support.stalls import behind
 

@@ -3,16 +3,8 @@
 import pytest
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.parts import Other, Quoted
-from hetrdzv.protocol.rooms.shares import (
-    MeasuredIn,
-    MeasuredUnlike,
-    NotMeasured,
-    SlowNode,
-    SlowSlots,
-    TooManySpeeds,
-)
-from hetrdzv.protocol.warnings import (
+from hetrdzv.protocol.facts.parts import Other, Quoted
+from hetrdzv.protocol.facts.warnings import (
     AnyWarning,
     Differs,
     Network,
@@ -23,7 +15,15 @@ from hetrdzv.protocol.warnings import (
     Unwatched,
     Version,
 )
-from hetrdzv.protocol.who import Nodes, Ranks
+from hetrdzv.protocol.facts.who import Nodes, Ranks
+from hetrdzv.protocol.rooms.shares import (
+    MeasuredIn,
+    MeasuredUnlike,
+    NotMeasured,
+    SlowNode,
+    SlowSlots,
+    TooManySpeeds,
+)
 from hetrdzv.words.warnings import unseen, warning
 from tests.words.unions import classes
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from hetrdzv.protocol import codec, parts, reasons
-from hetrdzv.protocol.causes import (
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.facts import parts, reasons
+from hetrdzv.protocol.facts.causes import (
     Announced,
     BadAddress,
     Cut,
@@ -13,9 +14,9 @@ from hetrdzv.protocol.causes import (
     Silent,
     WorkerFault,
 )
-from hetrdzv.protocol.parts import Quoted, Ready
-from hetrdzv.protocol.reasons import Reason, WhyLeftOut, timeless
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.facts.parts import Quoted, Ready
+from hetrdzv.protocol.facts.reasons import Reason, WhyLeftOut, timeless
+from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import left_out, told, why
 from tests.support.stalls import behind

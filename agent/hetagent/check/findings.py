@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hetrdzv.protocol.inert import inert
+from hetrdzv.protocol.texts.inert import inert
 
 PIPED_WIDTH = 10_000
 """Width where output is not a terminal (columns): every row stays on one line."""

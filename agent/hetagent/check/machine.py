@@ -12,7 +12,7 @@ from hetagent.options import release
 from hetagent.options.model import Options, UsageError
 from hetagent.slots import narrow, slots_of
 from hetrdzv import __version__
-from hetrdzv.protocol.addresses import is_loopback
+from hetrdzv.protocol.texts.addresses import is_loopback
 
 GIB = 1 << 30
 

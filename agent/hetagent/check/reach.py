@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hetagent.check.findings import Finding, Grade
 from hetagent.node.network import Interface, host_port
 from hetagent.protocol.preflight import reachable
-from hetrdzv.protocol.addresses import is_loopback
+from hetrdzv.protocol.texts.addresses import is_loopback
 
 TIMEOUT_S = 3.0
 """How long one interface may take to reach one node (seconds)."""

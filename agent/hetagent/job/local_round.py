@@ -17,7 +17,7 @@ from hetagent.job.workers.starter import Exit, Program, Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
 from hetrdzv.protocol.directive import StartReply
-from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.states import ReportKind
 
 FAILING_S = 5.0

@@ -30,7 +30,7 @@ from hetagent.node.processes.guardian import Guardian, GuardianError
 from hetagent.protocol import reports
 from hetagent.protocol.line import LEAVE_S, UNHEARD_LEAVE_S, Line
 from hetrdzv.protocol.directive import DirectiveReply, StartReply
-from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from hetagent.job.account import Spent, account_lines
 from hetrdzv.protocol.directive import DirectiveReply, RootCauseReply
-from hetrdzv.protocol.reasons import CameLate
+from hetrdzv.protocol.facts.reasons import CameLate
 from hetrdzv.words.times import Clock, ago, clock_time
 from hetrdzv.words.why import came_late, told
 

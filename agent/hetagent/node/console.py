@@ -8,7 +8,7 @@ import threading
 from datetime import datetime
 from typing import TextIO
 
-from hetrdzv.protocol.inert import inert
+from hetrdzv.protocol.texts.inert import inert
 
 ERASE = "\r\x1b[K"
 """To the beginning of a terminal's line, and nothing is left of it."""

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetrdzv.protocol.ids import is_id
+from hetrdzv.protocol.texts.ids import is_id
 
 
 def host_name() -> str:

@@ -17,8 +17,8 @@ from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings
 from hetagent.options.values import notice_signal, port_range, told
 from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
-from hetrdzv.protocol import typed
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
+from hetrdzv.protocol.texts import typed
 
 SPEC_FLAGS: Mapping[str, Setting] = {name: one for name, one in SETTINGS.items() if one.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import source, typed
 from hetagent.options.values import UNHANDLED
-from hetrdzv.protocol.typed import nodes
+from hetrdzv.protocol.texts.typed import nodes
 
 
 def group(args: Namespace, environ: Mapping[str, str]) -> str | None:

@@ -16,8 +16,8 @@ from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
 from hetagent.options.torchrun import REFUSED, dest, typed, variable
 from hetagent.options.values import streams
 from hetrdzv.client import servers_from
-from hetrdzv.protocol.ids import checked_id
-from hetrdzv.protocol.typed import seconds
+from hetrdzv.protocol.texts.ids import checked_id
+from hetrdzv.protocol.texts.typed import seconds
 
 T = TypeVar("T")
 

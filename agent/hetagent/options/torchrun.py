@@ -11,7 +11,7 @@ from typing import Any
 
 from hetagent.options.values import filters, told
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
-from hetrdzv.protocol.typed import seconds, setting
+from hetrdzv.protocol.texts.typed import seconds, setting
 
 TORCHRUNS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default for --signals-to-handle."""

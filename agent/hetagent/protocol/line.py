@@ -19,7 +19,7 @@ from hetagent.protocol.waiting import TICK_S, Waiting, never_live
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
 from hetrdzv.protocol.errors import HetError, Unreachable
-from hetrdzv.protocol.reasons import Stalls
+from hetrdzv.protocol.facts.reasons import Stalls
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.rooms.stalls import whom
 from hetrdzv.protocol.settings import DEFAULTS

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from hetrdzv.protocol.bounds import MAX_NOT_READY, UNSET
-from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.rooms.shares import Speeds
 
 

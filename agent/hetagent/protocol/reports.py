@@ -4,10 +4,10 @@ from functools import partial
 from typing import Any
 
 from hetagent.protocol.topics import Message, Topic
-from hetrdzv.protocol import routes
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.failure import FailureFields
-from hetrdzv.protocol.reports import MOST_OF_NETWORK, ReportRequest
+from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.http import routes
+from hetrdzv.protocol.requests.reports import MOST_OF_NETWORK, ReportRequest
 from hetrdzv.protocol.states import ReportKind
 
 REPORT = Topic(route=routes.REPORT, in_order=True, dated=True)

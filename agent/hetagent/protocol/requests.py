@@ -5,9 +5,9 @@ from typing import Any, Protocol, TypedDict, TypeVar
 
 from hetagent.protocol.topics import Topic
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.joining import JoinRequest
+from hetrdzv.protocol.http.route import Route
+from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
-from hetrdzv.protocol.route import Route
 
 R = TypeVar("R")
 

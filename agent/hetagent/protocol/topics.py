@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from hetrdzv.protocol.route import Route
+from hetrdzv.protocol.http.route import Route
 
 R = TypeVar("R")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.reasons import timeless
+from hetrdzv.protocol.facts.reasons import timeless
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import told
 

@@ -17,10 +17,10 @@ from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import servers_from
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.ids import checked_id
-from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
-from hetrdzv.protocol.typed import seconds, setting, whole
+from hetrdzv.protocol.texts.ids import checked_id
+from hetrdzv.protocol.texts.typed import seconds, setting, whole
 
 TORCHS_STOP_TIMEOUT_S = 30.0
 """How long torch's agent gives workers to stop before a restart, whatever --shutdown-timeout says (seconds)."""

@@ -37,7 +37,7 @@ from hetagent.torchrun.messages import tell, with_options
 from hetagent.torchrun.store import PAUSE_S, RoundOverError, RoundStore, look_for, visit
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.facts.failure import FailureFields
 
 OUTCOME_S = 15.0
 """How long an agent that is through torch's exit barrier waits for the group's outcome (seconds)."""

@@ -1,4 +1,4 @@
-"""What answers each route: handlers bound to the rows of protocol/routes.py, for the gate and for FastAPI."""
+"""What answers each route: handlers bound to the rows of protocol/http/routes.py, for the gate and for FastAPI."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from hetrdzv.api import problems
 from hetrdzv.api.reading import PATH_KINDS, Reader
-from hetrdzv.protocol.route import Role, Route, Size
+from hetrdzv.protocol.http.route import Role, Route, Size
 
 Handler = Callable[..., Awaitable[Response | bytes | None]]
 """Takes the request and what its route takes, by name. Returns JSON, nothing, or any response."""

@@ -10,11 +10,11 @@ from hetrdzv.core.commands import Cancel, Join, Report, StartDaemon
 from hetrdzv.core.model import OFFERED
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import UNSET
-from hetrdzv.protocol.daemon import DaemonRequest, refusal
 from hetrdzv.protocol.errors import DaemonRefused
-from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.joining import JoinRequest
-from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.requests.daemon import DaemonRequest, refusal
+from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.states import ReportKind
 
 _SAME_IN_BOTH = [name for name in OFFERED if name not in ("weight", "weighed")]

@@ -24,7 +24,6 @@ from hetrdzv.api.room import Room
 from hetrdzv.auth.hosts import same_origin, trusted_host
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
-from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import (
     CertificateRequired,
     ForeignHost,
@@ -33,6 +32,7 @@ from hetrdzv.protocol.errors import (
     ServerStopping,
     Unauthorized,
 )
+from hetrdzv.protocol.http import versions
 from hetrdzv.service.quotas import Quotas
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hetrdzv.protocol.plans import LeftOutNode, Plan
+from hetrdzv.protocol.requests.plans import LeftOutNode, Plan
 from hetrdzv.words.failures import ending
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import left_out, why

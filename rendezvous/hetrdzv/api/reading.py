@@ -11,9 +11,10 @@ from starlette.requests import Request
 
 from hetrdzv.api.http.body import PARSED
 from hetrdzv.api.problems import InvalidField
-from hetrdzv.protocol import bounds, codec, versions
+from hetrdzv.protocol import bounds, codec
 from hetrdzv.protocol.codec import Malformed, Mistake
-from hetrdzv.protocol.route import Route
+from hetrdzv.protocol.http import versions
+from hetrdzv.protocol.http.route import Route
 
 logger = logging.getLogger(__name__)
 

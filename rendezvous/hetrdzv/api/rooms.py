@@ -7,7 +7,7 @@ from typing import Any
 from hetrdzv.api import shares
 from hetrdzv.api.bound import Handlers
 from hetrdzv.core.model import Round
-from hetrdzv.protocol.joining import JoinRequest
+from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.service.progress.table import Seen
 
 HANDLERS: Sequence[Handlers] = (shares.handlers,)

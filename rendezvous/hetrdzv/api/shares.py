@@ -13,7 +13,7 @@ from hetrdzv.core.model import Round
 from hetrdzv.core.rooms.shares import decisions
 from hetrdzv.core.rooms.shares.decisions import paces_of
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.joining import JoinRequest
+from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.rooms.shares import SHARES, SharesRequest, SharesShown
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.shares import decision, worked_of

@@ -22,7 +22,6 @@ from hetrdzv.core.model import OFFERED, Cancellation, Group, Member, Node, Round
 from hetrdzv.core.rooms.table import ROOMS
 from hetrdzv.core.why import why, why_ended, why_misfit
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.causes import Drained, RootCause
 from hetrdzv.protocol.directive import (
     CancelledReply,
     DirectiveReply,
@@ -35,7 +34,12 @@ from hetrdzv.protocol.directive import (
     StacksAsked,
     StartReply,
 )
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.facts.causes import Drained, RootCause
+from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.parts import NotReady, Quoted
+from hetrdzv.protocol.facts.reasons import LeftOutReason
+from hetrdzv.protocol.facts.warnings import AnyWarning, Straggler, Unwatched
+from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.pages import (
     QUARANTINED,
     CountsReply,
@@ -52,12 +56,8 @@ from hetrdzv.protocol.pages import (
     StallReply,
     UnreachableReply,
 )
-from hetrdzv.protocol.parts import NotReady, Quoted
-from hetrdzv.protocol.plans import Plan
-from hetrdzv.protocol.reasons import LeftOutReason
+from hetrdzv.protocol.requests.plans import Plan
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.protocol.warnings import AnyWarning, Straggler, Unwatched
-from hetrdzv.protocol.who import Nodes
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress.detectors import detected

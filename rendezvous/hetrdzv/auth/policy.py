@@ -1,6 +1,6 @@
 """What a request may do: the grant of its token, held against the role that its route requires.
 
-docs/security.md shows the roles; they are in the rows of routes (protocol/routes.py, dashboard/routing.py).
+docs/security.md shows the roles; they are in the rows of routes (protocol/http/routes.py, dashboard/routing.py).
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from hetrdzv.auth.tokens import Entry, Grant, Tokens
 from hetrdzv.protocol.errors import Forbidden
-from hetrdzv.protocol.route import Role, Route
+from hetrdzv.protocol.http.route import Role, Route
 
 _KEY = "hetrdzv.permit"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from hetrdzv.protocol.route import Role as Role
+from hetrdzv.protocol.http.route import Role as Role
 
 
 @dataclass(frozen=True, slots=True)

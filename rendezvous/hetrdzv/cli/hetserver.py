@@ -28,8 +28,8 @@ from hetrdzv.cli.etcd import ETCD
 from hetrdzv.cli.logs import logging_to_stderr
 from hetrdzv.cli.shared import Shared, SharedStore
 from hetrdzv.cli.sockets import CannotServe, inherited, listen, url_of
-from hetrdzv.protocol.addresses import is_loopback
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.texts.addresses import is_loopback
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.quotas import Quotas
 from hetrdzv.service.replica import Replica, SingleReplica

@@ -1,4 +1,4 @@
-"""The typed HTTP client of a hetserver: it asks the routes of protocol/routes.py.
+"""The typed HTTP client of a hetserver: it asks the routes of protocol/http/routes.py.
 
 A call tries each server once, starting with the one that answered last. To go on trying, call again (the agent's
 session does, with pauses of its own). Proxies named in the environment are not used.
@@ -19,15 +19,16 @@ from hetrdzv.client import failover, follow
 from hetrdzv.client.explain import parsed, problem_of
 from hetrdzv.client.failover import Servers
 from hetrdzv.client.urls import servers_from
-from hetrdzv.protocol import codec, routes, versions
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Unauthorized
-from hetrdzv.protocol.ids import ID_RULE, is_id
-from hetrdzv.protocol.joining import JoinRequest
-from hetrdzv.protocol.keepalive import SOCKET_HEADER, keep_alive, name_of
+from hetrdzv.protocol.http import routes, versions
+from hetrdzv.protocol.http.keepalive import SOCKET_HEADER, keep_alive, name_of
+from hetrdzv.protocol.http.route import Reply, Route
 from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.rooms.progress import PollRequest
-from hetrdzv.protocol.route import Reply, Route
+from hetrdzv.protocol.texts.ids import ID_RULE, is_id
 
 KEEP_ALIVE_S = 2.0
 """How long an idle connection is kept (seconds): less than a server keeps it (uvicorn: 5 s), so that no request

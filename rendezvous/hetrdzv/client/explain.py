@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from hetrdzv.auth.tls import ClientTls, explain_tls
-from hetrdzv.protocol import codec, versions
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import (
     HetError,
     LeaderLost,
@@ -21,6 +21,7 @@ from hetrdzv.protocol.errors import (
     Unreachable,
     VersionMismatch,
 )
+from hetrdzv.protocol.http import versions
 
 _R = TypeVar("_R")
 

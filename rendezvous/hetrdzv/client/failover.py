@@ -12,7 +12,7 @@ from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.explain import MaybeDone, transport_error, unusable, verdict
 from hetrdzv.client.urls import normal_url
 from hetrdzv.protocol.errors import HetError, Unavailable
-from hetrdzv.protocol.versions import is_newer
+from hetrdzv.protocol.http.versions import is_newer
 
 SILENCE_S = 1.0
 """With several servers: when an answer is this late, the others are asked as well (seconds)."""

@@ -4,7 +4,7 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
-from hetrdzv.protocol.addresses import DEFAULT_PORT
+from hetrdzv.protocol.texts.addresses import DEFAULT_PORT
 
 _EXAMPLE = f"http://host:{DEFAULT_PORT}"
 

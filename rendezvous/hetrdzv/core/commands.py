@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hetrdzv.core.model import Offer, Stall
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.states import ReportKind
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from hetrdzv.core.model import Cancellation, Group, Member, Node, Round
 from hetrdzv.core.rooms.table import ROOMS
 from hetrdzv.core.rounds.notice import ends_at, may_save
 from hetrdzv.core.why import why, why_ended, why_waits
-from hetrdzv.protocol import reasons
-from hetrdzv.protocol.causes import Announced, Cause, Drained, FailedWorker, RootCause
-from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.reasons import NodeReason
+from hetrdzv.protocol.facts import reasons
+from hetrdzv.protocol.facts.causes import Announced, Cause, Drained, FailedWorker, RootCause
+from hetrdzv.protocol.facts.differences import Difference
+from hetrdzv.protocol.facts.reasons import NodeReason
+from hetrdzv.protocol.facts.warnings import RoundWarning
 from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase
-from hetrdzv.protocol.warnings import RoundWarning
 
 EXIT_FAILED = 1
 EXIT_CANCELLED = 3

@@ -51,8 +51,18 @@ from hetrdzv.core.rounds.transitions import (
     withdraw,
 )
 from hetrdzv.core.why import apart
-from hetrdzv.protocol import events
-from hetrdzv.protocol.causes import (
+from hetrdzv.protocol.errors import (
+    DaemonRefused,
+    GroupFinished,
+    NodeIdInUse,
+    NotMaster,
+    Refused,
+    StaleIncarnation,
+    StaleRound,
+    UnknownNode,
+)
+from hetrdzv.protocol.facts import events
+from hetrdzv.protocol.facts.causes import (
     Announced,
     Cancelled,
     Drained,
@@ -65,23 +75,13 @@ from hetrdzv.protocol.causes import (
     Superseded,
     WorkersApart,
 )
-from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.errors import (
-    DaemonRefused,
-    GroupFinished,
-    NodeIdInUse,
-    NotMaster,
-    Refused,
-    StaleIncarnation,
-    StaleRound,
-    UnknownNode,
-)
-from hetrdzv.protocol.events import Event
-from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.parts import MOST_OF_TEXT, quoted
+from hetrdzv.protocol.facts.differences import Difference
+from hetrdzv.protocol.facts.events import Event
+from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.parts import MOST_OF_TEXT, quoted
+from hetrdzv.protocol.facts.warnings import Network
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
-from hetrdzv.protocol.warnings import Network
 
 FORMER_KEPT = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""

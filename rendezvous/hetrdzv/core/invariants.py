@@ -8,8 +8,8 @@ from hetrdzv.core.numbers import has_same_numbers, not_finite
 from hetrdzv.core.rooms.table import ROOMS
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.protocol.rank_order import OrderKind, rank_order
 from hetrdzv.protocol.states import GroupState, NodePhase
+from hetrdzv.protocol.texts.rank_order import OrderKind, rank_order
 
 MOST_SHOWN = 5
 """How many violations an error names; the others are counted."""

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from hetrdzv.core.patched import Patched
-from hetrdzv.protocol.causes import BadAddress, Cause, FailedWorker, Going, RootCause
-from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.facts.causes import BadAddress, Cause, FailedWorker, Going, RootCause
+from hetrdzv.protocol.facts.differences import Difference
+from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.warnings import Network, RoundWarning
 from hetrdzv.protocol.rooms.shares import Shares, Speeds
 from hetrdzv.protocol.rooms.stalls import StallFacts, kind_of
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
-from hetrdzv.protocol.warnings import Network, RoundWarning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

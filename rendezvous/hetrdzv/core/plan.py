@@ -17,13 +17,13 @@ from hetrdzv.core.model import OFFERED, Group, Member, Node, Round
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import begins_anew, known_node
 from hetrdzv.core.why import why, why_left_out
-from hetrdzv.protocol.causes import ShownCause
 from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge
-from hetrdzv.protocol.events import Event, RoundEnded
-from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.plans import Changes, LeftOutNode, NewNode, Plan, PlannedMember
+from hetrdzv.protocol.facts.causes import ShownCause
+from hetrdzv.protocol.facts.events import Event, RoundEnded
+from hetrdzv.protocol.requests.plans import Changes, LeftOutNode, NewNode, Plan, PlannedMember
 from hetrdzv.protocol.settings import SETTINGS
 from hetrdzv.protocol.states import DirectiveKind, NodePhase, ReportKind
+from hetrdzv.protocol.texts.ids import natural_key
 
 MOST_TURNS = 60
 """How many turns a rehearsal takes at most; the longest that anybody has seen took 20."""

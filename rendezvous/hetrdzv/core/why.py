@@ -12,13 +12,13 @@ from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_node
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall
 from hetrdzv.core.selection.units import broken_units_of
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.protocol import parts, reasons
-from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.parts import quoted
-from hetrdzv.protocol.reasons import GroupReason, SpareReason, WaitsFor, WhyLeftOut
+from hetrdzv.protocol.facts import parts, reasons
+from hetrdzv.protocol.facts.parts import quoted
+from hetrdzv.protocol.facts.reasons import GroupReason, SpareReason, WaitsFor, WhyLeftOut
+from hetrdzv.protocol.facts.who import MOST_NAMES, Nodes
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS, GroupSpec
 from hetrdzv.protocol.states import GroupState, NodePhase
-from hetrdzv.protocol.who import MOST_NAMES, Nodes
+from hetrdzv.protocol.texts.ids import natural_key
 
 
 def why(group: Group, now: float) -> GroupReason:

@@ -12,7 +12,7 @@ from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.dashboard.sessions import csrf_of
 from hetrdzv.protocol.errors import ForeignHost
-from hetrdzv.protocol.plans import Changes, Plan
+from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.words.phrasing import count, names
 from hetrdzv.words.times import Clock
 from hetrdzv.words.why import why

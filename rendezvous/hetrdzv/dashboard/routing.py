@@ -1,4 +1,4 @@
-"""The routes of the pages, each declared once, as those of the API are in protocol/routes.py."""
+"""The routes of the pages, each declared once, as those of the API are in protocol/http/routes.py."""
 
 from types import NoneType
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import MaxLen
 
 from hetrdzv.protocol import bounds
-from hetrdzv.protocol.route import Parameter, Role, Route, Size
+from hetrdzv.protocol.http.route import Parameter, Role, Route, Size
 
 _GROUP = "/groups/{group_id}"
 _NODE = f"{_GROUP}/nodes/{{node_id}}"

@@ -20,8 +20,8 @@ from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, rows, tally
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.sessions import SignedIn, csrf_of
 from hetrdzv.dashboard.timeline import Span, spans
+from hetrdzv.protocol.facts.warnings import Straggler
 from hetrdzv.protocol.pages import QUARANTINED, EventReply, GroupReply, GroupSummary, WorkerReply
-from hetrdzv.protocol.warnings import Straggler
 from hetrdzv.service.progress.detectors import detected
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service

@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from annotated_types import Ge, Le, Lt, MaxLen
 
-from hetrdzv.protocol.ids import ID_PATTERN, MAX_ID_LENGTH, MAX_PLACE_LENGTH, PLACE_PATTERN
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
+from hetrdzv.protocol.texts.ids import ID_PATTERN, MAX_ID_LENGTH, MAX_PLACE_LENGTH, PLACE_PATTERN
 
 MAX_BODY_BYTES = 1 << 20
 """The largest body of a request."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, PydanticSerializationError
 
-from hetrdzv.protocol.parts import ByKind, Other
+from hetrdzv.protocol.facts.parts import ByKind, Other
 
 T = TypeVar("T")
 

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from hetrdzv import __version__
-from hetrdzv.protocol import versions
 from hetrdzv.protocol.bounds import OrNewer
-from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.directive import (
     DirectiveReply,
     FailureReply,
@@ -16,14 +14,16 @@ from hetrdzv.protocol.directive import (
     NoticeReply,
     RootCauseReply,
 )
-from hetrdzv.protocol.events import ShownFacts
-from hetrdzv.protocol.parts import Other
-from hetrdzv.protocol.reasons import Ended, LeftOutReason, Reason
+from hetrdzv.protocol.facts.differences import Difference
+from hetrdzv.protocol.facts.events import ShownFacts
+from hetrdzv.protocol.facts.parts import Other
+from hetrdzv.protocol.facts.reasons import Ended, LeftOutReason, Reason
+from hetrdzv.protocol.facts.warnings import AnyWarning
+from hetrdzv.protocol.http import versions
 from hetrdzv.protocol.rooms.shares import SharesShown, Speeds
 from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.rooms.stalls import StallFacts
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.warnings import AnyWarning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +264,7 @@ class EventReply:
 
     Attributes:
         cause: of a round that formed: what ended the one before.
-        after_s: how long before it what led to it had happened (seconds); see protocol/events.py, Event.
+        after_s: how long before it what led to it had happened (seconds); see protocol/facts/events.py, Event.
         facts: what happened, as a value; `Other`: only a newer server knows it.
     """
 

@@ -13,7 +13,7 @@ from hetrdzv.core.invariants import InvariantError
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.timers import Leases
 from hetrdzv.protocol.errors import Refused, ServerFault, UnknownGroup
-from hetrdzv.protocol.events import Event
+from hetrdzv.protocol.facts.events import Event
 from hetrdzv.service.ledger import Ledger, Proposal, checked_changes
 from hetrdzv.service.liveness.leases import is_one_of_many
 

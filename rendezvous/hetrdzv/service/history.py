@@ -7,7 +7,7 @@ from typing import Self
 
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.ids import PLACE_PATTERN
+from hetrdzv.protocol.texts.ids import PLACE_PATTERN
 from hetrdzv.service.polls.watchers import FOLLOWERS
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent

@@ -7,7 +7,7 @@ import logging
 from itertools import groupby
 from operator import attrgetter
 
-from hetrdzv.protocol.events import Event
+from hetrdzv.protocol.facts.events import Event
 from hetrdzv.service.ledger import Change
 from hetrdzv.words.events import event_text
 

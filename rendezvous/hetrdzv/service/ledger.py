@@ -26,7 +26,7 @@ from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Group
 from hetrdzv.core.patched import differing
 from hetrdzv.protocol.errors import GroupQuarantined, StorageError
-from hetrdzv.protocol.events import Event
+from hetrdzv.protocol.facts.events import Event
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.wakes import Wakes
 from hetrdzv.service.sizes import Sizes

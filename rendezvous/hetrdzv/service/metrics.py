@@ -12,7 +12,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.events import Event
+from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.states import GroupState, NodePhase, StallKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -4,7 +4,7 @@ import asyncio
 
 from hetrdzv.core.model import Group
 from hetrdzv.core.plan import plan
-from hetrdzv.protocol.plans import Changes, Plan
+from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.service.retention import require_room_for
 from hetrdzv.settings import Limits
 

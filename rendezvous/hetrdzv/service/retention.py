@@ -6,7 +6,7 @@ from itertools import islice
 from hetrdzv.core.commands import Command, Drain, Join
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import TooManyGroups, TooManyNodes
-from hetrdzv.protocol.plans import Changes
+from hetrdzv.protocol.requests.plans import Changes
 from hetrdzv.service.ledger import Ledger
 from hetrdzv.settings import Limits
 

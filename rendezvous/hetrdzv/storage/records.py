@@ -29,7 +29,7 @@ from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.patched import differing
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
-from hetrdzv.protocol.events import Event
+from hetrdzv.protocol.facts.events import Event
 
 VERSION = 1
 

@@ -1,7 +1,7 @@
 """Clauses about who is there, who is missing, and who met nobody: parts of sentences on waits and on failures."""
 
-from hetrdzv.protocol.parts import Apart, BrokenUnits, NoMaster, NotReady, NoWorld, Ready, WorldBounds
-from hetrdzv.protocol.who import MOST_NAMES, Nodes
+from hetrdzv.protocol.facts.parts import Apart, BrokenUnits, NoMaster, NotReady, NoWorld, Ready, WorldBounds
+from hetrdzv.protocol.facts.who import MOST_NAMES, Nodes
 from hetrdzv.words.phrasing import count, names, one_or_more
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hetrdzv.protocol import events
-from hetrdzv.protocol.events import Event
-from hetrdzv.protocol.parts import Other
+from hetrdzv.protocol.facts import events
+from hetrdzv.protocol.facts.events import Event
+from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.words import failures
 from hetrdzv.words.clauses import never_met, standing

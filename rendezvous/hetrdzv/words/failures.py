@@ -1,6 +1,6 @@
 """Why a node went, a round ended and a job failed, in words."""
 
-from hetrdzv.protocol.causes import (
+from hetrdzv.protocol.facts.causes import (
     Announced,
     BadAddress,
     Cancelled,
@@ -26,7 +26,7 @@ from hetrdzv.protocol.causes import (
     WorkerFault,
     WorkersApart,
 )
-from hetrdzv.protocol.parts import Other
+from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.words.clauses import (
     also_not_ready,
     broken,

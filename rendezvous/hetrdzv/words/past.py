@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from hetrdzv.protocol.events import RestartSpent, RoundEnded, RoundFormed, RoundJudged
+from hetrdzv.protocol.facts.events import RestartSpent, RoundEnded, RoundFormed, RoundJudged
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.words.failures import ending, failed_worker

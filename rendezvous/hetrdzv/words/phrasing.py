@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from hetrdzv.protocol.who import Nodes, Place, Ranks
+from hetrdzv.protocol.facts.who import Nodes, Place, Ranks
 
 
 def count(number: int, noun: str) -> str:

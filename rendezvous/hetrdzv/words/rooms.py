@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hetrdzv.protocol.events import Event
+from hetrdzv.protocol.facts.events import Event
 from hetrdzv.words import shares
 
 EVENTS: Sequence[Mapping[type, Callable[[Any, Event], str]]] = (shares.EVENTS,)

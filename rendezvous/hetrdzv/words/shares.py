@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hetrdzv.protocol.events import Event
+from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.rooms.shares import (
     MeasuredUnlike,
     NotMeasured,

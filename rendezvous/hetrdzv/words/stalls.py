@@ -1,5 +1,6 @@
 """Who is waited for in a round, in a clause: `ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 5 of 6`."""
 
+from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.rooms.stalls import (
     Behind,
     BlamedAll,
@@ -10,7 +11,6 @@ from hetrdzv.protocol.rooms.stalls import (
     StallFacts,
     Stuck,
 )
-from hetrdzv.protocol.who import Ranks
 from hetrdzv.words.phrasing import listed, one_or_more, ranked
 
 NO_ANSWER = {"stopped": "stopped by a signal", "blocked": "stuck in the kernel (state D)"}

@@ -1,7 +1,7 @@
 """What people should know of the nodes and workers of a group, in a sentence each."""
 
-from hetrdzv.protocol import warnings
-from hetrdzv.protocol.warnings import PARTS, AnyWarning, Differs, Straggler, Unseen, Unwatched, Version
+from hetrdzv.protocol.facts import warnings
+from hetrdzv.protocol.facts.warnings import PARTS, AnyWarning, Differs, Straggler, Unseen, Unwatched, Version
 from hetrdzv.words.phrasing import have, one_or_more, ranked
 from hetrdzv.words.rooms import WARNINGS
 

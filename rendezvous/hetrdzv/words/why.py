@@ -2,10 +2,10 @@
 
 from dataclasses import fields, is_dataclass
 
-from hetrdzv.protocol import parts, reasons
-from hetrdzv.protocol.parts import WorldBounds
-from hetrdzv.protocol.reasons import GroupReason, LeftOutReason, Reason, WaitsFor
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.facts import parts, reasons
+from hetrdzv.protocol.facts.parts import WorldBounds
+from hetrdzv.protocol.facts.reasons import GroupReason, LeftOutReason, Reason, WaitsFor
+from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.words import failures
 from hetrdzv.words.clauses import (
     also_not_ready,

@@ -40,7 +40,7 @@ from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetagent.sharing.files import ShareRoom
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.requests.joining import SpecFields
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -19,8 +19,8 @@ from hetagent.job.failures import (
     write_root_cause,
 )
 from hetrdzv.protocol.directive import FailureReply, RootCauseReply
-from hetrdzv.protocol.failure import FailureFields
-from hetrdzv.protocol.parts import Other
+from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.facts.parts import Other
 
 
 def error_file(tmp_path: Path, content: object) -> str:

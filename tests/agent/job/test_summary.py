@@ -7,7 +7,7 @@ import pytest
 from hetagent.job.summary import closing_block
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply, FailureReply, RootCauseReply
-from hetrdzv.protocol.parts import Other
+from hetrdzv.protocol.facts.parts import Other
 
 
 def directive(**fields: Any) -> DirectiveReply:

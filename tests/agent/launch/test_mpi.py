@@ -23,9 +23,9 @@ from hetagent.node import network
 from hetagent.node import scratch as folders
 from hetagent.protocol.topics import Message
 from hetagent.worker import rsh
-from hetrdzv.protocol.daemon import PROGRAM, DaemonRequest, refusal
 from hetrdzv.protocol.directive import MemberReply
 from hetrdzv.protocol.errors import DaemonRefused
+from hetrdzv.protocol.requests.daemon import PROGRAM, DaemonRequest, refusal
 
 # what mpirun 4.1.4 passes to its remote shell, where the user's shell is bash and where it is sh
 GIVEN = [

@@ -13,7 +13,7 @@ from hetagent.options.model import Options, Std, TorchrunOptions, UsageError
 from hetagent.options.parse import parse
 from hetagent.options.torchrun import REFUSED, spellings
 from hetrdzv.protocol.settings import Setting
-from hetrdzv.protocol.typed import setting
+from hetrdzv.protocol.texts.typed import setting
 
 SERVER = ("--server", "http://host:29400")
 

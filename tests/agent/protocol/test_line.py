@@ -21,11 +21,11 @@ from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetagent.protocol.topics import Message
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.daemon import DaemonRequest
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable
-from hetrdzv.protocol.failure import FailureFields
-from hetrdzv.protocol.route import Route
+from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.http.route import Route
+from hetrdzv.protocol.requests.daemon import DaemonRequest
 
 TIMING = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 7.0, "max_disconnect_s": 600.0}
 

@@ -17,7 +17,7 @@ from hetagent.torchrun.connection import Connection
 from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.handler import TorchrunHandler
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.requests.reports import ReportRequest
 
 
 def params(

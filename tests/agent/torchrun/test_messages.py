@@ -17,7 +17,7 @@ from hetagent.torchrun.conf import OPTIONS
 from hetagent.torchrun.messages import exit_error, with_options
 from hetrdzv.auth.tls import TlsError
 from hetrdzv.protocol.directive import RootCauseReply
-from hetrdzv.protocol.parts import Other
+from hetrdzv.protocol.facts.parts import Other
 
 
 def test_advice_says_what_flags_are_called_here() -> None:

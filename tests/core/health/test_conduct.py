@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from hetrdzv.core.health.conduct import MOST_KEPT, with_blame, with_departure
 from hetrdzv.core.model import Conduct
-from hetrdzv.protocol import reasons
-from hetrdzv.protocol.events import NodeSetAside
+from hetrdzv.protocol.facts import reasons
+from hetrdzv.protocol.facts.events import NodeSetAside
 from tests.core.driver import Story, running
 from tests.core.explained import left_out
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.protocol import reasons
-from hetrdzv.protocol.causes import CrashLoop, FailedBecause, FailedWorker, WorkerFault
 from hetrdzv.protocol.errors import InvalidSpec
-from hetrdzv.protocol.parts import Quoted
+from hetrdzv.protocol.facts import reasons
+from hetrdzv.protocol.facts.causes import CrashLoop, FailedBecause, FailedWorker, WorkerFault
+from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.settings import GroupSpec
 from tests.core.driver import Story, running
 from tests.core.explained import ready, waits_for

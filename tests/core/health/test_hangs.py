@@ -6,12 +6,12 @@ import pytest
 
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
-from hetrdzv.protocol.causes import FailedWorker, WorkerFault
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.protocol.events import GoesOn, RestartSpent, RoundEnded, Stalled
+from hetrdzv.protocol.facts.causes import FailedWorker, WorkerFault
+from hetrdzv.protocol.facts.events import GoesOn, RestartSpent, RoundEnded, Stalled
+from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.rooms.stalls import BlamedAll, Deadlock, Hang, Knot, Mismatch, Place, StallFacts, Stuck
 from hetrdzv.protocol.states import StallKind
-from hetrdzv.protocol.who import Ranks
 from hetrdzv.storage.records import changes
 from tests.core.driver import Story
 from tests.support.restored import restore

@@ -3,8 +3,8 @@
 import pytest
 
 from hetrdzv.core.health.stragglers import Waiting, stragglers
-from hetrdzv.protocol.warnings import Straggler
-from hetrdzv.protocol.who import Ranks
+from hetrdzv.protocol.facts.warnings import Straggler
+from hetrdzv.protocol.facts.who import Ranks
 
 
 def shares(*found: float, types: str = "") -> list[Waiting]:

@@ -20,8 +20,8 @@ from hetrdzv.core.rooms.shares.decisions import (
     runs_of,
 )
 from hetrdzv.protocol.errors import StaleIncarnation, StaleRound
+from hetrdzv.protocol.facts.who import Place
 from hetrdzv.protocol.rooms.shares import Moved, NoSuchShares, Shares, SharesChanged, Source
-from hetrdzv.protocol.who import Place
 from tests.core.driver import Story, running
 
 PLENTY = 1000

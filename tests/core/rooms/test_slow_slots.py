@@ -4,8 +4,8 @@ import pytest
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.rooms.shares.slow_slots import kinds_of, slow_slots, unlike_speeds
+from hetrdzv.protocol.facts.who import Nodes, Ranks
 from hetrdzv.protocol.rooms.shares import MeasuredIn, MeasuredUnlike, NotMeasured
-from hetrdzv.protocol.who import Nodes, Ranks
 from tests.core.driver import Story
 
 L40S = "float16 on {} x NVIDIA L40S"

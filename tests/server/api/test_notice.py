@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.reasons import Ended
+from hetrdzv.protocol.facts.reasons import Ended
 from hetrdzv.storage.base import Snapshot
 from hetrdzv.words import why as words
 from tests.support.served import FaultyStore, api, serving, settled

@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.causes import Drained, MemberDrained
-from hetrdzv.protocol.plans import Plan
+from hetrdzv.protocol.facts.causes import Drained, MemberDrained
+from hetrdzv.protocol.requests.plans import Plan
 from hetrdzv.service import plans
 from hetrdzv.settings import Limits
 from tests.support.served import api, join, serving, two_nodes

@@ -11,9 +11,9 @@ import pytest
 from hetrdzv import __version__
 from hetrdzv.api.app import create_app
 from hetrdzv.core.commands import Put
-from hetrdzv.protocol import versions
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
 from hetrdzv.protocol.errors import StorageError
+from hetrdzv.protocol.http import versions
 from tests.support.served import api, serving, two_nodes
 
 JOIN = {"incarnation": "i", "slots": 1, "address": "10.0.0.1", "port": 4000}

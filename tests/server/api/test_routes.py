@@ -8,7 +8,7 @@ import httpx
 from hetrdzv.api.views import LARGE
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.reasons import Misfit
+from hetrdzv.protocol.facts.reasons import Misfit
 from hetrdzv.words import why as words
 from tests.support.served import api, join, serving, settled, two_nodes
 

@@ -15,7 +15,7 @@ from hetrdzv.core.commands import Report
 from hetrdzv.dashboard.live import Hub
 from hetrdzv.dashboard.pages import FILES
 from hetrdzv.dashboard.room import Dashboard
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
 from tests.support.served import join, serving, two_nodes

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetagent.job.network.transfer import receive, send
-from hetrdzv.protocol.ids import is_id
+from hetrdzv.protocol.texts.ids import is_id
 
 VERSION = 1
 MOST_BYTES = 1 << 14

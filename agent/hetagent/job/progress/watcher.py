@@ -16,8 +16,9 @@ from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand, python
 from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message, Topic
-from hetrdzv.protocol import codec, routes
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply, LogsAsked, StacksAsked
+from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.rooms.stacks import Stack, StacksRequest
 from hetrdzv.protocol.states import DirectiveKind, ReportKind

@@ -16,7 +16,7 @@ from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
 from hetagent.options.values import told
-from hetrdzv.protocol.typed import seconds
+from hetrdzv.protocol.texts.typed import seconds
 
 if TYPE_CHECKING:
     from hetagent.assembly import Node

@@ -17,9 +17,9 @@ from hetagent.launch.mpi.folders import Scratch, sweep
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network
 from hetagent.protocol.topics import Message, Topic
-from hetrdzv.protocol import routes
-from hetrdzv.protocol.daemon import PROGRAM, DaemonRequest, refusal
 from hetrdzv.protocol.directive import MemberReply
+from hetrdzv.protocol.http import routes
+from hetrdzv.protocol.requests.daemon import PROGRAM, DaemonRequest, refusal
 
 DAEMON = Topic(route=routes.DAEMON)
 

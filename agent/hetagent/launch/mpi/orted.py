@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Sequence
 
 from hetagent.launch.command import CommandError
-from hetrdzv.protocol.daemon import PROGRAM
 from hetrdzv.protocol.directive import MemberReply
+from hetrdzv.protocol.requests.daemon import PROGRAM
 
 MCA_FLAGS = frozenset({"-mca", "--mca", "-gmca", "--gmca"})
 

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.states import DirectiveKind
 

@@ -8,7 +8,7 @@ from math import ceil, inf
 
 from hetagent.protocol.session.refusals import conflict_of, conflict_text
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 
 FINISHING_RETRY_S = 0.3
 """Pause before another attempt to join a group whose last job is still exiting (seconds)."""

@@ -5,11 +5,11 @@ from math import ceil
 from typing import TypeVar
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.differences import Difference, as_flags
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.facts.differences import Difference, as_flags
 from hetrdzv.protocol.pages import ConflictReply
+from hetrdzv.protocol.requests.joining import SpecFields
 
 _R = TypeVar("_R")
 

@@ -19,9 +19,9 @@ from hetrdzv.api.http.corked import Corked
 from hetrdzv.api.http.limits import neighbourhood
 from hetrdzv.api.http.places import READ_BODY_BYTES, Connections, Place
 from hetrdzv.auth.tls import ServerTls
-from hetrdzv.protocol import versions
 from hetrdzv.protocol.errors import Busy, HetError, Malformed, RequestTooSlow
-from hetrdzv.protocol.keepalive import count_silence, keep_alive
+from hetrdzv.protocol.http import versions
+from hetrdzv.protocol.http.keepalive import count_silence, keep_alive
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.settings import Limits
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from functools import lru_cache
 
 from hetrdzv.protocol.errors import Busy, TooManyPolls
-from hetrdzv.protocol.route import Size
+from hetrdzv.protocol.http.route import Size
 
 READS_PER_ADDRESS = 16
 """How many other requests of one address are in progress at once; more have to wait."""

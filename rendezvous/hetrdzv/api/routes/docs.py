@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from hetrdzv.api.bound import Handlers
-from hetrdzv.protocol import routes
+from hetrdzv.protocol.http import routes
 
 handlers = Handlers()
 

@@ -13,11 +13,12 @@ from hetrdzv.api.dispatch import service_of
 from hetrdzv.api.plans import in_words
 from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.core.commands import Put, Restart
-from hetrdzv.protocol import codec, routes
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import NoRound, UnknownRank
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.pages import EventsReply, GroupsReply, LogsReply, StacksReply
-from hetrdzv.protocol.plans import Changes
+from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests.plans import Changes
 from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.service.history import Place, follow
 from hetrdzv.service.progress.questions import About

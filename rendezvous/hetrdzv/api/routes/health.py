@@ -4,8 +4,9 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from hetrdzv.api.bound import Handlers
-from hetrdzv.protocol import codec, routes
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import NoLeader, NotLeader
+from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.pages import HealthReply, ReadyReply
 from hetrdzv.service.metrics import CONTENT_TYPE, Metrics
 from hetrdzv.service.replica import Replica

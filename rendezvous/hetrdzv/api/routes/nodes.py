@@ -15,18 +15,18 @@ from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, StartDaemon
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_speaker
-from hetrdzv.protocol import routes
 from hetrdzv.protocol.bounds import UNSET
-from hetrdzv.protocol.daemon import DaemonRequest
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.protocol.joining import JoinRequest
-from hetrdzv.protocol.keepalive import SOCKET_HEADER, name_of
-from hetrdzv.protocol.reasons import NodeReason
-from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.facts.reasons import NodeReason
+from hetrdzv.protocol.http import routes
+from hetrdzv.protocol.http.keepalive import SOCKET_HEADER, name_of
+from hetrdzv.protocol.http.versions import is_newer
+from hetrdzv.protocol.requests.daemon import DaemonRequest
+from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.rooms.stacks import StacksRequest
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.versions import is_newer
 from hetrdzv.service.polls.directives import Told, tell
 
 handlers = Handlers()

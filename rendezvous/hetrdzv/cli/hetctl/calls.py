@@ -14,7 +14,7 @@ from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, Problem, UnknownGroup
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
-from hetrdzv.protocol.plans import Changes, Plan
+from hetrdzv.protocol.requests.plans import Changes, Plan
 
 TYPO = 0.8
 """How alike the name of a group and what was typed are where that is suggested (`SequenceMatcher.ratio`)."""

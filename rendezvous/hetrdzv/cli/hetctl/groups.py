@@ -18,11 +18,11 @@ from hetrdzv.cli.hetctl.options import (
     command,
     shared,
 )
-from hetrdzv.protocol import typed
-from hetrdzv.protocol.joining import SpecFields
-from hetrdzv.protocol.plans import Changes
+from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests.plans import Changes
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 from hetrdzv.protocol.states import GroupState
+from hetrdzv.protocol.texts import typed
 from hetrdzv.words.phrasing import count
 
 NNODES, WORLD_SIZE = Typed("N|MIN:MAX", typed.nodes), Typed("N|MIN:MAX", typed.world_size)

@@ -2,7 +2,7 @@
 
 from hetrdzv.cli.hetctl.calls import call, show_plan, standing, tell
 from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, NODE, command
-from hetrdzv.protocol.plans import Changes
+from hetrdzv.protocol.requests.plans import Changes
 
 
 @command("Take a node out of a group.")

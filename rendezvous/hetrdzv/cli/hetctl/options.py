@@ -14,7 +14,7 @@ from hetrdzv.cli.hetctl.shell.connect import DEFAULT_SERVER, connect
 from hetrdzv.cli.hetctl.shell.shared import Shared, shared_of
 from hetrdzv.cli.hetctl.shell.shared import shared as shared
 from hetrdzv.client import Client, servers_from
-from hetrdzv.protocol.ids import checked_id
+from hetrdzv.protocol.texts.ids import checked_id
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

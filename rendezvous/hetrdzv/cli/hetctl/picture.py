@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.tables import one_line
-from hetrdzv.protocol.plans import Changes, Plan, PlannedMember
+from hetrdzv.protocol.requests.plans import Changes, Plan, PlannedMember
 from hetrdzv.words.phrasing import count, names
 
 MANY = 40

@@ -14,12 +14,12 @@ from hetrdzv.cli.hetctl.calls import show_plan, tell_plan
 from hetrdzv.cli.hetctl.groups import settings_of_a_group, spec_of
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, Typed, command
 from hetrdzv.core.plan import first_round
-from hetrdzv.protocol import typed
 from hetrdzv.protocol.errors import InvalidSpec
-from hetrdzv.protocol.ids import checked_id
-from hetrdzv.protocol.joining import SpecFields
-from hetrdzv.protocol.plans import Changes, NewNode, Plan
+from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests.plans import Changes, NewNode, Plan
 from hetrdzv.protocol.settings import MAX_SLOTS
+from hetrdzv.protocol.texts import typed
+from hetrdzv.protocol.texts.ids import checked_id
 
 NO_GROUP = "example"
 """What a group is called that is on no server."""

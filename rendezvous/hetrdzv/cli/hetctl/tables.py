@@ -15,8 +15,8 @@ from rich.text import Text
 
 from hetrdzv.cli.hetctl.rooms import OF_ROUND, OF_WORKERS
 from hetrdzv.protocol.directive import FailureReply, RootCauseReply
-from hetrdzv.protocol.inert import inert
 from hetrdzv.protocol.pages import EventReply, GroupReply, GroupSummary, NodeReply, RoundReply
+from hetrdzv.protocol.texts.inert import inert
 from hetrdzv.words.events import spent_of
 from hetrdzv.words.phrasing import count
 from hetrdzv.words.times import Clock, lasted

@@ -11,6 +11,7 @@ from math import prod
 from typing import Literal
 
 from hetrdzv.core.health.waits import Blame, Lane, Place, Waits, who_waits
+from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.rooms import stalls
 from hetrdzv.protocol.rooms.progress import NO_ANSWER, Worker
 from hetrdzv.protocol.rooms.stalls import (
@@ -26,7 +27,6 @@ from hetrdzv.protocol.rooms.stalls import (
     Mismatch,
     Stuck,
 )
-from hetrdzv.protocol.who import Ranks
 
 NodeOf = Callable[[int], str]
 """The node of a rank."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from hetrdzv.protocol.warnings import Straggler
-from hetrdzv.protocol.who import Ranks
+from hetrdzv.protocol.facts.warnings import Straggler
+from hetrdzv.protocol.facts.who import Ranks
 
 FAR = 0.1
 """A straggler keeps the others waiting for at least this share of the time (0 to 1)."""

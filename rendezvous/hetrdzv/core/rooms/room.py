@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hetrdzv.core.model import Node, Round
-from hetrdzv.protocol.warnings import RoundWarning
+from hetrdzv.protocol.facts.warnings import RoundWarning
 
 
 class Room:

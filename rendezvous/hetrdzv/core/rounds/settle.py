@@ -35,9 +35,8 @@ from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_rea
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.units import broken_units_of
 from hetrdzv.core.why import apart, no_master, no_world, not_ready, ready_of
-from hetrdzv.protocol import events
-from hetrdzv.protocol.addresses import is_loopback
-from hetrdzv.protocol.causes import (
+from hetrdzv.protocol.facts import events
+from hetrdzv.protocol.facts.causes import (
     CrashLoop,
     FailedWorker,
     Joined,
@@ -47,11 +46,12 @@ from hetrdzv.protocol.causes import (
     Unreachable,
     WorkerFault,
 )
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.warnings import RoundWarning
+from hetrdzv.protocol.facts.who import Nodes, Place
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
-from hetrdzv.protocol.warnings import RoundWarning
-from hetrdzv.protocol.who import Nodes, Place
+from hetrdzv.protocol.texts.addresses import is_loopback
 
 MOST_PLACES = 8
 """How many members the event names that a round has formed."""

@@ -11,7 +11,7 @@ from hetrdzv.core.rounds.notice import ends_at
 from hetrdzv.core.selection.joining import Growth, growth
 from hetrdzv.core.selection.ready import next_round
 from hetrdzv.core.selection.select import Selection, Shortfall
-from hetrdzv.protocol.causes import Cut, Going, Silent
+from hetrdzv.protocol.facts.causes import Cut, Going, Silent
 
 SUSPECT_GRACE_S = 1.0
 """How long a node whose poll was cut has to send another request (seconds)."""

@@ -9,8 +9,9 @@ from hetrdzv.core.model import End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.notice import takes_notice
 from hetrdzv.core.rounds.timers import Leases, expired
 from hetrdzv.core.selection.units import place_taken
-from hetrdzv.protocol import events
-from hetrdzv.protocol.causes import (
+from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
+from hetrdzv.protocol.facts import events
+from hetrdzv.protocol.facts.causes import (
     BadAddress,
     Cause,
     Drained,
@@ -20,13 +21,12 @@ from hetrdzv.protocol.causes import (
     MemberLost,
     RootCause,
 )
-from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
-from hetrdzv.protocol.events import Event, Facts
-from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.parts import Apart, Ready
+from hetrdzv.protocol.facts.events import Event, Facts
+from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.parts import Apart, Ready
+from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
-from hetrdzv.protocol.who import Nodes
 
 GONE_NODES_KEPT = 64
 """How many lost and left nodes a group remembers, beside the members of its round."""

@@ -14,9 +14,9 @@ from hetrdzv.core.selection.ready import READ, needed, ready_nodes
 from hetrdzv.core.selection.select import Shortfall, select
 from hetrdzv.core.selection.units import broken_units, value_of, whole
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.protocol.addresses import is_loopback
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import NodePhase
+from hetrdzv.protocol.texts.addresses import is_loopback
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Member, Node, Round
-from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.rank_order import REST, OrderKind, RankOrder, master_rule, rank_order
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.texts.ids import natural_key
+from hetrdzv.protocol.texts.rank_order import REST, OrderKind, RankOrder, master_rule, rank_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from hetrdzv.core.selection.order import former_round
 from hetrdzv.core.selection.select import Selection, Shortfall, select
 from hetrdzv.core.selection.subset import MOST_WORK
 from hetrdzv.core.selection.units import in_units, whole
-from hetrdzv.protocol.addresses import is_loopback
 from hetrdzv.protocol.states import NodePhase
+from hetrdzv.protocol.texts.addresses import is_loopback
 
 READ = ("spec", "nodes", "drained", "job", "round", "seats", "unreachable", "failed_masters", "conduct")
 """The fields of a group that decide which nodes form its rounds."""

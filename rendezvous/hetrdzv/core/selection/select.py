@@ -17,8 +17,8 @@ from hetrdzv.core.selection.order import NO_ROUND, Former, by_gaps, in_order, ma
 from hetrdzv.core.selection.subset import Kind
 from hetrdzv.core.selection.units import in_units
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.texts.ids import natural_key
 
 Pairs = AbstractSet[tuple[str, str]]
 """(node, master) pairs of node ids: the first could not reach the second's port."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from hetrdzv.core.budget import Budget, Spent
 from hetrdzv.core.selection.worlds import SUMS_AT_ONCE, Worlds
-from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.texts.ids import natural_key
 
 MOST_WORK = 1 << 18
 """How much work all searches of a selection may do together (`Budget`) before a nearby set is good enough."""

@@ -11,11 +11,11 @@ from math import inf
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node
-from hetrdzv.protocol.ids import natural_key
-from hetrdzv.protocol.parts import BrokenUnits
+from hetrdzv.protocol.facts.parts import BrokenUnits
+from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.protocol.who import Nodes
+from hetrdzv.protocol.texts.ids import natural_key
 
 
 @dataclass(frozen=True, slots=True)

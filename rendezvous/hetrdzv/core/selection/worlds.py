@@ -5,7 +5,7 @@ from dataclasses import fields
 from math import gcd
 
 from hetrdzv.core.budget import Budget
-from hetrdzv.protocol.parts import WorldBounds
+from hetrdzv.protocol.facts.parts import WorldBounds
 from hetrdzv.protocol.settings import GroupSpec
 
 MOST_SEARCHED = 1 << 16

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hetrdzv.protocol.route import Role, Route
+from hetrdzv.protocol.http.route import Role, Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from hetrdzv.protocol.bounds import AtMost, Body, Id, OrNewer, Positive, Speed
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.route import NODE, Role, Route, Size
+from hetrdzv.protocol.facts.who import Nodes, Place, Ranks
+from hetrdzv.protocol.http.route import NODE, Role, Route, Size
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.who import Nodes, Place, Ranks
 
 
 class Source(StrEnum):

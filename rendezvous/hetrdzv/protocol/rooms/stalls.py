@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from hetrdzv.protocol.parts import BY_KIND
+from hetrdzv.protocol.facts.parts import BY_KIND
+from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.states import StallKind
-from hetrdzv.protocol.who import Ranks
 
 MOST_BLAMED = 3
 """Of how many nodes, process groups or operations a stall tells; the others are counted."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from hetrdzv.core.model import Group, Round
-from hetrdzv.protocol.warnings import AnyWarning
+from hetrdzv.protocol.facts.warnings import AnyWarning
 from hetrdzv.service.progress import slow, unseen
 from hetrdzv.service.progress.table import Seen
 

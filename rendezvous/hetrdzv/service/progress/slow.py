@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from hetrdzv.core.health.stragglers import Waiting, stragglers
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.protocol.warnings import Straggler
+from hetrdzv.protocol.facts.warnings import Straggler
 from hetrdzv.service.progress.table import Seen
 
 AFTER_S = 60.0

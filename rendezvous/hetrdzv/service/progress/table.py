@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-from hetrdzv.protocol.parts import Quoted
+from hetrdzv.protocol.facts.parts import Quoted
+from hetrdzv.protocol.facts.warnings import Unseen
 from hetrdzv.protocol.rooms.progress import UNKNOWN, NodeProgress, Worker
-from hetrdzv.protocol.warnings import Unseen
 
 RATE_S = 5.0
 """A rate is measured over at least this long (seconds)."""

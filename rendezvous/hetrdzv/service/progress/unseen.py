@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from hetrdzv.core.model import Group, Round
-from hetrdzv.protocol.warnings import Unseen, Unwatched
-from hetrdzv.protocol.who import Ranks
+from hetrdzv.protocol.facts.warnings import Unseen, Unwatched
+from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.service.progress.table import Seen
 
 AFTER_S = 30.0

@@ -33,9 +33,9 @@ from hetrdzv.protocol.errors import (
     UnknownNode,
     Unreachable,
 )
-from hetrdzv.protocol.failure import Failure, FailureFields
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.facts.failure import Failure, FailureFields
 from hetrdzv.protocol.pages import ConflictReply
+from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.rooms.stacks import StacksRequest
 from hetrdzv.service.liveness.leases import Pace

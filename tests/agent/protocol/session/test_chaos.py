@@ -23,7 +23,7 @@ from hetrdzv.protocol.errors import (
     HetError,
     Problem,
 )
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.requests.joining import SpecFields
 
 
 class Agent:

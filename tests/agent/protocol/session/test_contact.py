@@ -11,7 +11,7 @@ from hetagent.protocol.session.session import Session
 from hetrdzv.core import commands
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Unavailable, Unreachable
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.requests.joining import SpecFields
 
 
 def test_a_first_contact_is_tried_until_the_connect_timeout_exactly(bench: Bench) -> None:

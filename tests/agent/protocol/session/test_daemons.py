@@ -12,10 +12,10 @@ from hetagent.protocol import reports
 from hetagent.protocol.requests import Poll
 from hetagent.protocol.topics import Message
 from hetrdzv.core import commands
-from hetrdzv.protocol.daemon import DaemonRequest
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.requests.daemon import DaemonRequest
+from hetrdzv.protocol.requests.joining import SpecFields
 
 ORTED = ("orted", "-mca", "ess_base_vpid", "1")
 TWO = SpecFields(min_nodes=2, max_nodes=2, lease_s=600.0, max_disconnect_s=60.0)

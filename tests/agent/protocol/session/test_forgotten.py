@@ -9,7 +9,7 @@ from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Poll, Say
 from hetrdzv.core import commands
 from hetrdzv.core.model import Group, Node
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.states import DirectiveKind
 
 

@@ -10,8 +10,8 @@ from hetagent.protocol.requests import Join, Leave, Poll, Say
 from hetagent.protocol.requests import Server as ServerOfRequests
 from hetrdzv.client.client import Client
 from hetrdzv.core import commands
-from hetrdzv.protocol import routes
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.http import routes
+from hetrdzv.protocol.requests.joining import SpecFields
 
 
 def test_nothing_is_sent_before_ready(bench: Bench) -> None:

@@ -11,9 +11,9 @@ from tests.agent.protocol.session.driver import (
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Leave, Poll, Say
 from hetrdzv.core import commands
-from hetrdzv.protocol.causes import Announced
-from hetrdzv.protocol.joining import SpecFields
-from hetrdzv.protocol.parts import Quoted
+from hetrdzv.protocol.facts.causes import Announced
+from hetrdzv.protocol.facts.parts import Quoted
+from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.states import DirectiveKind
 
 

@@ -9,7 +9,7 @@ from hetagent.protocol import reports
 from hetagent.protocol.reports import REPORT
 from hetagent.protocol.requests import Poll
 from hetrdzv.core import commands
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.requests.joining import SpecFields
 
 SPEC = SpecFields(min_nodes=1, max_nodes=1, lease_s=600.0, max_disconnect_s=60.0, notice_s=30.0)
 

@@ -7,7 +7,7 @@ from tests.agent.protocol.session.driver import Bench, problem
 
 from hetagent.protocol.requests import Answer, Join, Request
 from hetrdzv.core import commands
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.states import GroupState, NodePhase
 
 WHY = "node check failed (exit status 1): no InfiniBand"

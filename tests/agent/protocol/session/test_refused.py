@@ -6,7 +6,7 @@ from tests.agent.protocol.session.driver import SPEC, Bench, problem
 from hetrdzv.core import commands
 from hetrdzv.protocol import states
 from hetrdzv.protocol.errors import HetError, NotHetserver, VersionMismatch
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.requests.joining import SpecFields
 
 FATAL_AT_FIRST = [
     problem(409, "spec_conflict"),

@@ -10,7 +10,7 @@ from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Poll
 from hetagent.protocol.session.session import Session
 from hetrdzv.core import commands
-from hetrdzv.protocol.joining import SpecFields
+from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.states import DirectiveKind
 
 

@@ -11,7 +11,7 @@ from hetrdzv.client import Client
 from hetrdzv.protocol.errors import Problem, UnknownGroup, Unreachable
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.typed import seconds
+from hetrdzv.protocol.texts.typed import seconds
 
 TIMED_OUT, ENDED_OTHERWISE = 3, 4
 """Exit statuses."""

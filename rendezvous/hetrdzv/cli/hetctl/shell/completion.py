@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from hetrdzv.cli.hetctl.shell.clusters import config_path, read
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.ids import is_id
+from hetrdzv.protocol.texts.ids import is_id
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -16,7 +16,7 @@ from hetrdzv.cli.hetctl.shell import clusters
 from hetrdzv.cli.hetctl.shell.clusters import Cluster
 from hetrdzv.cli.hetctl.shell.shared import Shared
 from hetrdzv.client import Client
-from hetrdzv.protocol.addresses import DEFAULT_PORT
+from hetrdzv.protocol.texts.addresses import DEFAULT_PORT
 
 DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
 

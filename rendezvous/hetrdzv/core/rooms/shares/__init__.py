@@ -16,9 +16,9 @@ from hetrdzv.core.rooms.shares.decisions import Worked, at_forming, by_pace
 from hetrdzv.core.rooms.shares.slow_slots import slow_slots, unlike_speeds
 from hetrdzv.core.rounds.transitions import Work, require_speaker
 from hetrdzv.protocol.errors import StaleRound
+from hetrdzv.protocol.facts.warnings import RoundWarning
+from hetrdzv.protocol.facts.who import Place
 from hetrdzv.protocol.rooms.shares import Moved, NoSuchShares, Shares, SharesChanged
-from hetrdzv.protocol.warnings import RoundWarning
-from hetrdzv.protocol.who import Place
 
 KEPT = 2
 """How many decisions of a round are kept beside that of its beginning: a rank may still ask for the last but one."""

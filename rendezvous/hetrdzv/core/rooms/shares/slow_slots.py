@@ -8,7 +8,7 @@ from functools import lru_cache
 from statistics import median_high
 
 from hetrdzv.core.model import Node
-from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.facts.who import Nodes, Ranks
 from hetrdzv.protocol.rooms.shares import (
     MeasuredIn,
     MeasuredUnlike,
@@ -17,7 +17,7 @@ from hetrdzv.protocol.rooms.shares import (
     SlowSlots,
     TooManySpeeds,
 )
-from hetrdzv.protocol.who import Nodes, Ranks
+from hetrdzv.protocol.texts.ids import natural_key
 
 MEASURED = "measured"
 """The fact that says what an agent measured: `float16 on 4 x NVIDIA H100; 2 x Tesla T4`."""

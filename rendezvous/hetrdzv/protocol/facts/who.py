@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from hetrdzv.protocol.ids import natural_key
+from hetrdzv.protocol.texts.ids import natural_key
 
 MOST_NAMES = 5
 """How many nodes are named; the others are counted."""

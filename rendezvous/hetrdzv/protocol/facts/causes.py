@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.parts import (
+from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.parts import (
     BY_KIND,
     MOST_OF_TEXT,
     NOTHING,
@@ -19,8 +19,8 @@ from hetrdzv.protocol.parts import (
     Ready,
     quoted,
 )
+from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.stalls import Hang
-from hetrdzv.protocol.who import Nodes
 
 # -- why a node goes -----------------------------------------------------------------------------------------
 

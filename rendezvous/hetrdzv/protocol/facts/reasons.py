@@ -7,8 +7,8 @@ whoever shows them subtracts.
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
-from hetrdzv.protocol.causes import FailedBecause, Going, KnownGoing, ShownCause
-from hetrdzv.protocol.parts import (
+from hetrdzv.protocol.facts.causes import FailedBecause, Going, KnownGoing, ShownCause
+from hetrdzv.protocol.facts.parts import (
     BY_KIND,
     SHOWN_BY_KIND,
     Apart,
@@ -20,8 +20,8 @@ from hetrdzv.protocol.parts import (
     Ready,
     WorldBounds,
 )
+from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.stalls import StallFacts
-from hetrdzv.protocol.who import Nodes
 
 MOMENTS = frozenset({"until", "since", "ends_at"})
 """The fields that are moments on the server's clock (seconds)."""

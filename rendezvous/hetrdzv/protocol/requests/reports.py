@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import MaxLen
 
 from hetrdzv.protocol.bounds import Body, Count, Duration, Id, Kind, OrNewer, Text, Workers
-from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.states import ReportKind
 
 MOST_OF_NETWORK = 8

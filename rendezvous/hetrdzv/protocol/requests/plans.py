@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from hetrdzv.protocol.bounds import MAX_PLANNED, AtMost, Body, Id, Labels, OrNewer, Slots, Weight
-from hetrdzv.protocol.causes import ShownCause
-from hetrdzv.protocol.reasons import LeftOutReason, Reason
+from hetrdzv.protocol.facts.causes import ShownCause
+from hetrdzv.protocol.facts.reasons import LeftOutReason, Reason
 from hetrdzv.protocol.states import GroupState
 
 # -- what is supposed ----------------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le, MaxLen
 
 from hetrdzv.protocol import bounds
-from hetrdzv.protocol.daemon import DaemonRequest
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.http.route import NODE, Parameter, Role, Route, Size
 from hetrdzv.protocol.pages import (
     EventsReply,
     ExportReply,
@@ -23,11 +22,12 @@ from hetrdzv.protocol.pages import (
     ReadyReply,
     StacksReply,
 )
-from hetrdzv.protocol.plans import Changes, Plan
-from hetrdzv.protocol.reports import ReportRequest
+from hetrdzv.protocol.requests.daemon import DaemonRequest
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests.plans import Changes, Plan
+from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import PollRequest
 from hetrdzv.protocol.rooms.stacks import StacksRequest
-from hetrdzv.protocol.route import NODE, Parameter, Role, Route, Size
 
 NODES = Parameter("nodes", Literal["all", "none"], "all", "Whether the reply shows the nodes of the group.")
 WAIT = Parameter("wait", Annotated[float, Ge(0), Le(3600)], 0.0, "Seconds; at most half the lease.")

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from hetrdzv.protocol.parts import BY_KIND, SHOWN_BY_KIND, Other, Quoted
+from hetrdzv.protocol.facts.parts import BY_KIND, SHOWN_BY_KIND, Other, Quoted
+from hetrdzv.protocol.facts.who import Nodes, Ranks
 from hetrdzv.protocol.rooms.shares import OfSpeeds
-from hetrdzv.protocol.who import Nodes, Ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
 
-from hetrdzv.protocol.ids import is_id
+from hetrdzv.protocol.texts.ids import is_id
 
 MOST_QUOTED = 200
 """How much of a value a message quotes (characters)."""

@@ -1,0 +1,1 @@
+"""What happened and why, as values: `words` makes sentences of them."""

@@ -1,0 +1,1 @@
+"""What agents and people send, and what is asked of agents."""

@@ -1,0 +1,1 @@
+"""Texts with a meaning: ids, addresses, values as people type them."""

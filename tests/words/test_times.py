@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from hetrdzv.words.times import Clock, ago, clock_time
+from hetrdzv.words.times import Clock, ago, clock_time, lasted
 
 HERE = datetime(2026, 11, 22, 13, 53, 12, tzinfo=UTC)
 NOW = 1000.0
@@ -36,3 +36,19 @@ def test_a_date_is_shown_for_another_day_only() -> None:
 )
 def test_ago(seconds: float, shown: str) -> None:
     assert ago(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min 0 s"),
+        (3599.6, "1 h 0 min"),
+        (12_000, "3 h 20 min"),
+        (187_200, "2 d 4 h"),
+    ],
+)
+def test_a_length_of_time(seconds: float, text: str) -> None:
+    assert lasted(seconds) == text

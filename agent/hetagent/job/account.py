@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from hetrdzv.words.times import lasted
+
 FIRST = "waiting for the first round"
 STOPPING = "stopping at the end"
 
@@ -89,7 +91,7 @@ def account_lines(spent: Spent) -> list[str]:
     if not spent.trained_s:
         return []
     share = spent.trained_s / spent.total_s
-    lines = [f"time     trained {duration(spent.trained_s)} of {duration(spent.total_s)} here ({share:.0%})"]
+    lines = [f"time     trained {lasted(spent.trained_s)} of {lasted(spent.total_s)} here ({share:.0%})"]
     shown, rest = spent.lost[:MOST_CAUSES], spent.lost[MOST_CAUSES:]
     losses = [(_clipped(cause), lost_s) for cause, lost_s in shown]
     if rest:
@@ -98,24 +100,9 @@ def account_lines(spent: Spent) -> list[str]:
         losses.append(("waiting for other nodes to finish", spent.others_s))
     label = "lost"
     for cause, lost_s in losses:
-        lines.append(f"{label:<8} {duration(lost_s)}: {cause}")
+        lines.append(f"{label:<8} {lasted(lost_s)}: {cause}")
         label = ""
     return lines
-
-
-def duration(seconds: float) -> str:
-    """A length of time, to about three digits: `0.3 s`, `42 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for size, unit, smaller, part in (
-        (86_400, "d", 3_600, "h"),
-        (3_600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // smaller} {part}"
-    return f"{whole} s"
 
 
 def _clipped(cause: str) -> str:

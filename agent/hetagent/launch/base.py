@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from hetagent.feature import Flags
 from hetagent.launch.command import CommandError, WorkerCommand, group_command
@@ -18,18 +18,19 @@ class Setup:
     """What the command line says about starting workers on this node; each launch style takes what it needs.
 
     Attributes:
-        command: what to run; None: the group's command, which comes with each round.
         slots: how many workers this node has.
         visible: CUDA_VISIBLE_DEVICES, which names the chosen GPUs; None if it is not set.
         flags: what was given of the flags that launch styles bring along, by name.
         port_range: first and last port that this node may use; None: any.
     """
 
-    command: WorkerCommand | None
-    slots: int
+    slots: int = 1
     visible: str | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
     port_range: tuple[int, int] | None = None
+
+
+PLAIN = Setup()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +79,9 @@ class Launch:
     Args:
         command: what the workers run; None: the group's command, which comes with each round.
 
+    Raises:
+        CommandError: the command, or what is installed here, cannot be started this way.
+
     Attributes:
         flags: those that go with it, for the command line.
         one_per_node: a single process stands for all slots of the node, so a failure has no rank.
@@ -100,17 +104,8 @@ class Launch:
     watches_deaths = False
     look_after_s: float | None = None
 
-    def __init__(self, command: WorkerCommand | None) -> None:
+    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
         self._command = command
-
-    @classmethod
-    def of(cls, setup: Setup) -> Self:
-        """Create this launch from what the command line says.
-
-        Raises:
-            CommandError: the command, or what is installed here, cannot be started this way.
-        """
-        return cls(setup.command)
 
     def begin(self, assignment: Assignment) -> WorkerCommand | None:
         """Prepare a round, and return what each process of this node runs.

@@ -26,15 +26,13 @@ def launch_of(
         UsageError: flags that contradict the launch.
     """
     _check_flags(options, environ)
-    return LAUNCHES[options.launch].launch.of(
-        Setup(
-            command=command,
-            slots=slots,
-            visible=environ.get(VISIBLE),
-            flags=options.launch_flags,
-            port_range=options.port_range,
-        )
+    setup = Setup(
+        slots=slots,
+        visible=environ.get(VISIBLE),
+        flags=options.launch_flags,
+        port_range=options.port_range,
     )
+    return LAUNCHES[options.launch].launch(command, setup)
 
 
 def _check_flags(options: Options, environ: Mapping[str, str]) -> None:

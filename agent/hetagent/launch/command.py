@@ -67,8 +67,8 @@ def _program(name: str) -> str:
     Raises:
         CommandError: it is not there, or cannot be executed.
     """
-    if (found := shutil.which(name)) is not None:
-        return found
+    if (program := shutil.which(name)) is not None:
+        return program
     if os.path.isdir(name):
         raise NotFound(f"program '{name}' is a folder: give the path of a program")
     if os.path.exists(name):

@@ -1,22 +1,16 @@
 """One process per GPU, as torchrun does it; each sees all of the node's GPUs, or only its own."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from hetagent.feature import Flags
-from hetagent.launch.base import Assignment, Launch, Setup
+from hetagent.launch.base import PLAIN, Assignment, Launch, Setup
 from hetagent.launch.command import CommandError, WorkerCommand
 from hetagent.node.gpu.devices import VISIBLE
 
 
 class PerGpu(Launch):
-    """One process per GPU.
-
-    Args:
-        command: see `Launch`.
-        isolated: the entry of CUDA_VISIBLE_DEVICES that each worker sees, one per slot; empty: every worker sees them
-            all.
-    """
+    """One process per GPU. With --isolate-gpus each sees only its own."""
 
     flags: ClassVar[Flags] = {
         "--isolate-gpus": {
@@ -27,16 +21,10 @@ class PerGpu(Launch):
     meets_in_store = True
     uses_process_groups = True
 
-    def __init__(self, command: WorkerCommand | None, isolated: tuple[str, ...] = ()) -> None:
-        super().__init__(command)
-        self._isolated = isolated
-
-    @classmethod
-    def of(cls, setup: Setup) -> Self:
-        """With --isolate-gpus, split the visible GPUs."""
-        return cls(
-            setup.command, entries(setup.visible, setup.slots) if setup.flags.get("isolate_gpus") else ()
-        )
+    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
+        super().__init__(command, setup)
+        isolates = setup.flags.get("isolate_gpus")
+        self._isolated = entries(setup.visible, setup.slots) if isolates else ()
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """With isolation, the one GPU. LOCAL_RANK stays, for logs and for whatever counts workers."""
@@ -62,12 +50,12 @@ def entries(visible: str | None, slots: int) -> tuple[str, ...]:
     """
     if visible is None:
         return tuple(map(str, range(slots)))
-    found = tuple(entry.strip() for entry in visible.split(",") if entry.strip())
-    if not found:  # CPU workers see none, with or without isolation
+    listed = tuple(entry.strip() for entry in visible.split(",") if entry.strip())
+    if not listed:  # CPU workers see none, with or without isolation
         return ()
-    if len(found) < slots:
+    if len(listed) < slots:
         raise CommandError(
             f"--isolate-gpus gives each of {slots} workers a GPU of its own, but {VISIBLE}={visible} "
-            f"names {len(found)}: start fewer workers, or leave --isolate-gpus out"
+            f"names {len(listed)}: start fewer workers, or leave --isolate-gpus out"
         )
-    return found[:slots]
+    return listed[:slots]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hetagent import worker
-from hetagent.launch.base import Assignment
+from hetagent.launch.base import PLAIN, Assignment, Setup
 from hetagent.launch.command import CommandError, WorkerCommand, python
 from hetagent.launch.gpu import PerGpu
 from hetagent.node import network
@@ -23,9 +23,6 @@ class Horovod(PerGpu):
 
     The server is a new process in every round, so that no old keys are found. It listens on the script's port.
 
-    Args:
-        command, isolated: see `PerGpu`.
-
     Raises:
         CommandError: the workers' Python has no Horovod.
     """
@@ -33,8 +30,8 @@ class Horovod(PerGpu):
     wants_members = True
     uses_process_groups = False
 
-    def __init__(self, command: WorkerCommand | None, isolated: tuple[str, ...] = ()) -> None:
-        super().__init__(command, isolated)
+    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
+        super().__init__(command, setup)
         self._store: subprocess.Popen[bytes] | None = None
         _check(python())
 

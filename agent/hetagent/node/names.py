@@ -135,7 +135,7 @@ def _folder() -> Path:
 
 def _is_private(folder: Path) -> bool:
     try:
-        found = os.lstat(folder)
+        stats = os.lstat(folder)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return stat.S_ISDIR(stats.st_mode) and stats.st_uid == os.getuid() and not stats.st_mode & 0o077

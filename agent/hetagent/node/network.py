@@ -125,26 +125,24 @@ def interface_of(address: str) -> str | None:
 def network_of(address: str) -> ipaddress.IPv4Network | None:
     """The network of an IPv4 address of this node; None if the address is not this node's."""
     for addresses in psutil.net_if_addrs().values():
-        for one in addresses:
-            if one.family == socket.AF_INET and one.address == address and one.netmask is not None:
-                return ipaddress.IPv4Network(f"{address}/{one.netmask}", strict=False)
+        for interface in addresses:
+            if (
+                interface.family == socket.AF_INET
+                and interface.address == address
+                and interface.netmask is not None
+            ):
+                return ipaddress.IPv4Network(f"{address}/{interface.netmask}", strict=False)
     return None
 
 
-def address_of(interface: str, family: socket.AddressFamily = socket.AF_INET) -> str:
-    """An IP address of an interface.
-
-    Args:
-        family: preferred if the interface has addresses of both; a link-local address comes last.
+def address_of(interface: str) -> str:
+    """An IP address of an interface: IPv4 if it has one, a link-local address last.
 
     Raises:
         NetworkError: there is no such interface, or it has no address; lists the ones there are.
     """
-    preferred = 6 if family == socket.AF_INET6 else 4
     there = list(_interface_addresses())
-    mine = [
-        (ip.is_link_local, ip.version != preferred, text) for name, ip, text in there if name == interface
-    ]
+    mine = [(ip.is_link_local, ip.version, text) for name, ip, text in there if name == interface]
     if mine:
         return min(mine)[2]
     known = ", ".join(f"{name} ({text})" for name, _, text in there)
@@ -207,19 +205,19 @@ def _gloos_choice() -> str | None:
 
     None where there is none, or where the look-up takes too long.
     """
-    found: list[str] = []
+    own: list[str] = []
 
     def look_up() -> None:
         with contextlib.suppress(OSError, UnicodeError):
             addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-            found.extend(
+            own.extend(
                 str(sockaddr[0]) for family, *_, sockaddr in addresses if _can_bind(family, str(sockaddr[0]))
             )
 
     thread = threading.Thread(target=look_up, name="hetagent-host-name", daemon=True)
     thread.start()
     thread.join(HOST_NAME_TIMEOUT_S)
-    return found[0] if found else None
+    return own[0] if own else None
 
 
 def host_port(address: str, port: int) -> str:
@@ -301,11 +299,11 @@ def _bindable(address: str) -> tuple[socket.AddressFamily, str]:
     # Any other name may mean a different address to the peers than to us (127.0.1.1 in Debian's /etc/hosts).
     if address == "localhost" or _ip(address) is not None:
         with contextlib.suppress(socket.gaierror):
-            found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
-            candidates = [(family, str(sockaddr[0])) for family, _, _, _, sockaddr in found]
+            places = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+            candidates = [(family, str(sockaddr[0])) for family, _, _, _, sockaddr in places]
     families = [family for family, _ in candidates] or [socket.AF_INET6]
     candidates += [(family, WILDCARDS[family]) for family in (*families, socket.AF_INET)]
-    return next((one for one in candidates if _can_bind(*one)), candidates[-1])
+    return next((place for place in candidates if _can_bind(*place)), candidates[-1])
 
 
 def _can_bind(family: socket.AddressFamily, host: str) -> bool:
@@ -320,10 +318,10 @@ def _can_bind(family: socket.AddressFamily, host: str) -> bool:
 def _interface_addresses() -> Iterator[tuple[str, IPAddress, str]]:
     """Each interface with each of its IP addresses, parsed and as the system writes it (`fe80::1%eth0`)."""
     for name, addresses in psutil.net_if_addrs().items():
-        for one in addresses:
-            ip = _ip(one.address)
-            if ip is not None and one.family in WILDCARDS:
-                yield name, ip, one.address
+        for entry in addresses:
+            ip = _ip(entry.address)
+            if ip is not None and entry.family in WILDCARDS:
+                yield name, ip, entry.address
 
 
 def _ip(text: str) -> IPAddress | None:

@@ -1,7 +1,10 @@
 """Versions of what has to fit together on all nodes of a job, as this process has it."""
 
+import contextlib
 import platform
 from typing import Any
+
+from hetagent.node.gpu.discovery import NoGpus, driver
 
 MOST_CHARACTERS = 64
 """The longest version that is sent."""
@@ -15,7 +18,7 @@ def versions() -> dict[str, str]:
     """
     import torch
 
-    found: dict[str, object] = {
+    known: dict[str, object] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -23,7 +26,7 @@ def versions() -> dict[str, str]:
         "nccl": _nccl(torch),
         "driver": _driver(),
     }
-    return {name: str(version)[:MOST_CHARACTERS] for name, version in found.items() if version}
+    return {name: str(version)[:MOST_CHARACTERS] for name, version in known.items() if version}
 
 
 def _nccl(torch: Any) -> str | None:
@@ -34,16 +37,6 @@ def _nccl(torch: Any) -> str | None:
 
 
 def _driver() -> str | None:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no NVML, no driver, or one that fails: then nothing is known
-        return None
-    try:
-        version = pynvml.nvmlSystemGetDriverVersion()
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
-    return version.decode() if isinstance(version, bytes) else version
+    with contextlib.suppress(NoGpus), driver() as pynvml:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    return None

@@ -3,6 +3,8 @@
 import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar, cast
 
 from hetagent.features import FEATURES
 from hetagent.launch.kinds import OWN_FLAGS
@@ -16,6 +18,8 @@ from hetagent.options.values import streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.ids import checked_id
 from hetrdzv.protocol.typed import seconds
+
+T = TypeVar("T")
 
 SAME: Sequence[tuple[str, str]] = (("gpus", "nproc_per_node"), ("local_addr", "interface"))
 """Flags that mean the same thing, so that at most one of them can be given."""
@@ -32,33 +36,18 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     _refuse(args)
     features = tuple(feature(args, environ) for feature in FEATURES)
     filled = [note for feature in features for note in feature.fill(args, environ)]
-    return Options(
+    return _options(
+        Options,
+        args,
         servers=_servers(args, environ),
         group=_group(args, environ),
         node_id=_node_id(args),
         node_id_given=args.node_id is not None,
-        gpus=args.gpus,
-        nproc_per_node=args.nproc_per_node,
-        device=args.device,
-        token_file=args.token_file,
-        ca_cert=args.ca_cert,
-        client_cert=args.client_cert,
-        client_key=args.client_key,
         standalone=bool(args.standalone),
-        local_addr=args.local_addr,
-        interface=args.interface,
-        port_range=args.port_range,
         labels=dict(args.label or ()),
-        weight=args.weight,
-        connect_timeout_s=args.connect_timeout_s,
         spec=_spec(args),
         signals=given.signals(args),
-        launch=args.launch,
         launch_flags={name: getattr(args, name) for name in map(dest, OWN_FLAGS)},
-        report_stderr=args.report_stderr,
-        report_stacks=args.report_stacks,
-        notice_signal=args.notice_signal,
-        require_rendezvous=args.require_rendezvous,
         shutdown_timeout_s=_shutdown_timeout_s(args, environ),
         script=args.training_script,
         script_args=tuple(args.training_script_args),
@@ -69,23 +58,27 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
 
 
 def _torchrun(args: Namespace) -> TorchrunOptions:
-    return TorchrunOptions(
+    return _options(
+        TorchrunOptions,
+        args,
         role=_id("--role", args.role),
         module=bool(args.module),
         no_python=bool(args.no_python),
         run_path=bool(args.run_path),
         virtual_local_rank=bool(args.virtual_local_rank),
-        numa_binding=args.numa_binding,
-        event_log_handler=args.event_log_handler,
-        log_dir=args.log_dir,
         log_line_prefix_template=args.log_line_prefix_template or None,
-        logs_specs=args.logs_specs,
         redirects=_streams("--redirects", args.redirects),
         tee=_streams("--tee", args.tee),
         local_ranks_filter=_ranks(args.local_ranks_filter),
         duplicate_stdout_filters=tuple(args.duplicate_stdout_filters),
         duplicate_stderr_filters=tuple(args.duplicate_stderr_filters),
     )
+
+
+def _options(kind: type[T], args: Namespace, **made: object) -> T:
+    """Options, of which those that nobody has made anything of are as they were given."""
+    names = {field.name for field in fields(cast(Any, kind))}
+    return kind(**made, **{name: getattr(args, name) for name in names - made.keys()})
 
 
 # -- what cannot be meant ------------------------------------------------------------------------------------

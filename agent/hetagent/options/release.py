@@ -33,10 +33,9 @@ def check(release: str | None) -> str | None:
     Raises:
         UsageError: it is too old.
     """
-    found = re.match(r"(\d+)\.(\d+)", release or "")
-    if found is None:
+    number = _number(release)
+    if number is None:
         return None
-    number = int(found[1]), int(found[2])
     if number < OLDEST:
         raise UsageError(
             f"torch {release} is too old: hetagent needs torch {_text(OLDEST)} or newer; "
@@ -49,8 +48,13 @@ def check(release: str | None) -> str | None:
 
 def tells_progress(release: str | None) -> bool:
     """Whether this torch tells how far its collectives are."""
-    found = re.match(r"(\d+)\.(\d+)", release or "")
-    return found is not None and (int(found[1]), int(found[2])) >= TELLS_PROGRESS
+    number = _number(release)
+    return number is not None and number >= TELLS_PROGRESS
+
+
+def _number(release: str | None) -> tuple[int, int] | None:
+    parts = re.match(r"(\d+)\.(\d+)", release or "")
+    return (int(parts[1]), int(parts[2])) if parts is not None else None
 
 
 def _text(number: tuple[int, int]) -> str:

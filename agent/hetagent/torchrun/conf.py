@@ -53,7 +53,7 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "client_key": _path,
     **{name: partial(setting, SETTINGS[name]) for name in WORLD_SIZES},
     "max_restarts": whole,
-    **{name: partial(setting, one) for name, one in SPEC_FLAGS.items()},
+    **{name: partial(setting, spec) for name, spec in SPEC_FLAGS.items()},
 }
 """Every option of --rdzv-conf, with the function that parses its value."""
 
@@ -131,14 +131,14 @@ def _options(config: Mapping[str, object]) -> dict[str, Any]:
     unknown = sorted(config.keys() - OPTIONS.keys() - TORCHS_OWN)
     if unknown:
         raise ConfError(f"--rdzv-conf has no option {', '.join(map(repr, unknown))} with hetrdzv; {known}")
-    found = {}
+    parsed = {}
     for name, value in config.items():
         if name in OPTIONS and value is not None:
             try:
-                found[name] = OPTIONS[name](str(value))
+                parsed[name] = OPTIONS[name](str(value))
             except ValueError as error:
                 raise ConfError(f"--rdzv-conf {name}={value}: {error}") from None
-    return found
+    return parsed
 
 
 def _servers(endpoint: str) -> tuple[str, ...]:

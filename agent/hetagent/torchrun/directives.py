@@ -69,8 +69,8 @@ class Directives:
     def wait(self, *others: _Readable, timeout_s: float | None = None) -> None:
         """Wait for a directive, or until one of `others` becomes readable."""
         poll = select.poll()
-        for one in (self.line, *others):
-            poll.register(one.fileno(), select.POLLIN)
+        for readable in (self.line, *others):
+            poll.register(readable.fileno(), select.POLLIN)
         poll.poll(None if timeout_s is None else 1000 * timeout_s)
         self.heed()
 

@@ -81,9 +81,9 @@ def create_app(
         tokens = Tokens({token: EVERYTHING})
     admission = Admission(limits.max_polls_per_address)
     return Gate(
-        app,
-        TABLE,
-        Dispatcher(replica),
+        app=app,
+        table=TABLE,
+        dispatcher=Dispatcher(replica),
         tokens=tokens,
         rooms=[room(app, tokens) for room in ROOMS],
         refuse=refuse,

@@ -107,7 +107,7 @@ class Table:
     """
 
     def __init__(self, modules: Iterable[Handlers]) -> None:
-        self.rows = [Bound(*one) for handlers in modules for one in handlers.of.items()]
+        self.rows = [Bound(*handled) for handlers in modules for handled in handlers.of.items()]
         self.routes = [TableRoute(row) for row in self.rows]
         self._page_folders = {row.route.path.split("/")[1] for row in self.rows if row.route.page}
         self._by_method: dict[str, list[tuple[re.Pattern[str], Bound]]] = {}
@@ -118,8 +118,8 @@ class Table:
     def find(self, method: str, path: str) -> tuple[Bound, Mapping[str, str]]:
         """The route of a request, and what its path names; `NOWHERE` or `NO_PAGE`: there is none."""
         for pattern, row in self._by_method.get(method, ()):
-            if (found := pattern.fullmatch(path)) is not None:
-                return row, found.groupdict()
+            if (match := pattern.fullmatch(path)) is not None:
+                return row, match.groupdict()
         folder = path.removeprefix("/").partition("/")[0]
         return (NO_PAGE if folder in self._page_folders else NOWHERE), {}
 
@@ -140,9 +140,9 @@ def _described(row: Bound) -> Callable[[], None]:
     takes: dict[str, tuple[Any, Any]] = {
         name: (Annotated[PATH_KINDS[name], Path()], ...) for name in row.route.names
     }
-    for one in row.route.takes:
-        about = (Header if one.header else Query)(description=one.about or None)
-        takes[one.name] = Annotated[one.kind, about], one.default
+    for parameter in row.route.takes:
+        about = (Header if parameter.header else Query)(description=parameter.about or None)
+        takes[parameter.name] = Annotated[parameter.kind, about], parameter.default
     if row.route.body is not None:
         default = ... if row.route.needs_body else row.route.body()
         takes["body"] = row.route.body, default

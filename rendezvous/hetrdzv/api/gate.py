@@ -6,6 +6,7 @@ Hot routes are answered here; all others have FastAPI around them, which reads a
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from starlette.requests import Request
@@ -45,10 +46,11 @@ CHUNK_BYTES = 1 << 16
 _VERSION = [(name.lower().encode(), value.encode()) for name, value in versions.HEADERS.items()]
 
 
+@dataclass(kw_only=True, eq=False)
 class Gate:
     """ASGI middleware that refuses what must not reach a route, and adds the API version to every reply.
 
-    Args:
+    Attributes:
         app: answers what is not hot.
         table: the routes.
         dispatcher: finds the service for requests about groups.
@@ -62,33 +64,17 @@ class Gate:
         certified: whether clients must show a certificate.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        table: Table,
-        dispatcher: Dispatcher,
-        *,
-        tokens: Tokens | None,
-        rooms: Sequence[Room],
-        refuse: Callable[[HetError, Request], Response],
-        admission: Admission,
-        refusals: RefusalLog,
-        quotas: Quotas,
-        any_host: bool,
-        certified: bool,
-    ) -> None:
-        self._app = app
-        self._table = table
-        self._dispatcher = dispatcher
-        self._tokens = tokens
-        self._rooms = rooms
-        self._answer_refused = refuse
-        self._everybody = Permit(EVERYTHING)
-        self._admission = admission
-        self._refusals = refusals
-        self._quotas = quotas
-        self._any_host = any_host
-        self._certified = certified
+    app: ASGIApp
+    table: Table
+    dispatcher: Dispatcher
+    tokens: Tokens | None
+    rooms: Sequence[Room]
+    refuse: Callable[[HetError, Request], Response]
+    admission: Admission
+    refusals: RefusalLog
+    quotas: Quotas
+    any_host: bool
+    certified: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -101,23 +87,23 @@ class Gate:
                 versions.check_request(
                     headers.get(versions.MAJOR_HEADER.lower()), headers.get(versions.MINOR_HEADER.lower())
                 )
-            row, scope["path_params"] = self._table.find(scope["method"], scope["path"])
+            row, scope["path_params"] = self.table.find(scope["method"], scope["path"])
             if not row.route.path:
                 row = self._open_at(row, scope, reply)
             if row.route.role is not None:
                 permit = self._permit(scope, headers, is_page=row.route.page)
                 permit.check(row.route, scope["path_params"].get("group_id"), scope["method"], scope["path"])
                 permit.put_into(scope)
-                account = self._quotas.asks(permit.grant.scope)
+                account = self.quotas.asks(permit.grant.scope)
             go_on = partial(self._pass_on, row, scope, headers, receive, reply)
             host = scope["client"][0] if scope.get("client") else ""
-            work = self._admission.admit(row.route.size, host, headers.get("accept", ""), go_on)
+            work = self.admission.admit(row.route.size, host, headers.get("accept", ""), go_on)
             if account is None:
                 await work
             else:
                 await account.charged(work)
         except HetError as error:
-            self._refusals.note(error, client_of(scope), scope["method"], scope["path"])
+            self.refusals.note(error, client_of(scope), scope["method"], scope["path"])
             await self._refuse(reply, error, scope)
         except asyncio.CancelledError:  # the server is stopping and no longer waits for this request
             if not reply.begun:
@@ -130,7 +116,7 @@ class Gate:
 
     def _open_at(self, nowhere: Bound, scope: Scope, reply: "_Reply") -> Bound:
         """The open route at a path, for a request with another method: HEAD becomes GET, others are told so."""
-        row, names = self._table.find("GET", scope["path"])
+        row, names = self.table.find("GET", scope["path"])
         if row.route.role is not None:
             return nowhere
         if scope["method"] == "HEAD" and not row.route.once:
@@ -141,20 +127,20 @@ class Gate:
         self, row: Bound, scope: Scope, headers: dict[str, str], receive: Receive, reply: "_Reply"
     ) -> None:
         is_open = row.route.role is None
-        with Body(headers, receive, self._admission.bodies) as body:
+        with Body(headers, receive, self.admission.bodies) as body:
             if not await body.read():
                 return
             if not is_open and (accept := scope.get("state", {}).get(ACCEPT)) is not None:
                 accept()
             if scope["path"].startswith(GROUP_PATHS) or (row.route.page and not is_open):
-                self._dispatcher.assign(scope)
-                reply.may_begin = lambda: self._dispatcher.still_answers(scope)
+                self.dispatcher.assign(scope)
+                reply.may_begin = lambda: self.dispatcher.still_answers(scope)
             scope[PARSED] = body.parsed
             if row.route.hot:
                 response = await self._answer(row, Request(scope, body.receive))
                 await response(scope, body.receive, reply)
             else:
-                await self._app(scope, body.receive, reply)
+                await self.app(scope, body.receive, reply)
         if reply.withheld:
             raise LeaderLost("this server lost the leadership while it worked on this; ask the others")
 
@@ -163,8 +149,8 @@ class Gate:
         try:
             return await row.answer(request)
         except HetError as error:
-            self._refusals.note(error, client_of(request.scope), request.method, request.scope["path"])
-            return self._answer_refused(error, request)
+            self.refusals.note(error, client_of(request.scope), request.method, request.scope["path"])
+            return self.refuse(error, request)
 
     def _permit(self, scope: Scope, headers: dict[str, str], *, is_page: bool) -> Permit:
         """What a request may do.
@@ -175,18 +161,18 @@ class Gate:
         Raises:
             CertificateRequired, Unauthorized, ForeignHost: nothing at all.
         """
-        if self._certified and not scope.get("state", {}).get(CERTIFIED):
+        if self.certified and not scope.get("state", {}).get(CERTIFIED):
             raise CertificateRequired(
                 "this server requires a client certificate: give --client-cert and --client-key"
             )
-        if self._tokens is not None:
+        if self.tokens is not None:
             if is_page and "authorization" not in headers:
-                for room in self._rooms:
+                for room in self.rooms:
                     if (permit := room.permit(headers)) is not None:
                         return permit
-            return _check_token(headers.get("authorization", ""), self._tokens)
+            return _check_token(headers.get("authorization", ""), self.tokens)
         host = headers.get("host", "")
-        if not self._any_host and not trusted_host(host):
+        if not self.any_host and not trusted_host(host):
             raise ForeignHost(
                 "this server has no token, so it only answers to addresses and localhost: "
                 "use its address, or start hetserver with --token-file"
@@ -196,12 +182,12 @@ class Gate:
                 "this server has no token, so it refuses browser requests from other sites: "
                 "start hetserver with --token-file"
             )
-        return self._everybody
+        return Permit(EVERYTHING)
 
     async def _refuse(self, reply: "_Reply", error: HetError, scope: Scope) -> None:
         """Send an error."""
         reply.withheld, reply.may_begin = False, None  # it tells nothing of any group
-        answer = self._answer_refused(error, Request(scope))
+        answer = self.refuse(error, Request(scope))
         await reply(
             {"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers}
         )

@@ -29,10 +29,12 @@ class Reader:
 
     def __init__(self, route: Route[Any]) -> None:
         self._route = route
-        self._known = {one.name: one.many for one in route.takes if not one.header}
-        self._headers = {one.name: one.name.replace("_", "-") for one in route.takes if one.header}
-        required = [(one.name, one.kind) for one in route.takes if one.default is ...]
-        optional = [(one.name, one.kind, one.default) for one in route.takes if one.default is not ...]
+        self._known = {taken.name: taken.many for taken in route.takes if not taken.header}
+        self._headers = {taken.name: taken.name.replace("_", "-") for taken in route.takes if taken.header}
+        required = [(taken.name, taken.kind) for taken in route.takes if taken.default is ...]
+        optional = [
+            (taken.name, taken.kind, taken.default) for taken in route.takes if taken.default is not ...
+        ]
         named = [(name, PATH_KINDS[name]) for name in route.names]
         self._parameters: Any = make_dataclass("Parameters", [*named, *required, *optional])
         codec.adapter(self._parameters)  # now, for it takes long enough to look like a stall of the server
@@ -50,7 +52,10 @@ class Reader:
         try:
             given = self._take(request)
         except Malformed as error:
-            wrong += [replace(one, place=tuple(map(self._as_written, one.place))) for one in error.mistakes]
+            wrong += [
+                replace(mistake, place=tuple(map(self._as_written, mistake.place)))
+                for mistake in error.mistakes
+            ]
         if self._route.body is not None:
             try:
                 given["body"] = await self._body(request)
@@ -98,7 +103,7 @@ class Reader:
         except Malformed as error:
             if not versions.is_newer(request.headers):
                 raise
-            for unknown in (one for one in error.mistakes if one.unknown):
+            for unknown in (mistake for mistake in error.mistakes if mistake.unknown):
                 ignored(f"field '{unknown.field}' of a {kind.__name__}")
             return codec.read(kind, data, unknown="ignore")
         finally:
@@ -113,12 +118,12 @@ def ignored(what: str) -> None:
 
 def _parsed(query: bytes) -> Mapping[str, list[str]]:
     """The parameters in a query; half the time of `parse_qs`."""
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for each in query.decode("latin-1").split("&"):
         if each:
             name, _, text = each.partition("=")
-            found.setdefault(unquote_plus(name), []).append(unquote_plus(text))
-    return found
+            values.setdefault(unquote_plus(name), []).append(unquote_plus(text))
+    return values
 
 
 def _is_json(request: Request) -> bool:
@@ -132,7 +137,7 @@ def _told(wrong: Sequence[Mistake]) -> InvalidField:
     """What is wrong, as one error: all of the first, and where the others are."""
     first, *others = wrong
     shown = f" (given: {first.given!r:.80})" if first.given is not None else ""
-    more = f"; also wrong: {', '.join(one.field or 'body' for one in others[:8])}" if others else ""
+    more = f"; also wrong: {', '.join(mistake.field or 'body' for mistake in others[:8])}" if others else ""
     return InvalidField(first.field or "body", f"{first.text}{shown}{more}")
 
 

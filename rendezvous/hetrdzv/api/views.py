@@ -261,14 +261,8 @@ def _failure(failure: Failure | None) -> FailureReply | None:
 def _root_cause(cause: RootCause | None) -> RootCauseReply | None:
     if cause is None:
         return None
-    return RootCauseReply(
-        kind=cause.kind,
-        message=failed_because(cause.reason),
-        round=cause.round,
-        node_id=cause.node_id,
-        failure=_failure(cause.failure),
-        reason=cause.reason,
-    )
+    message, failure = failed_because(cause.reason), _failure(cause.failure)
+    return codec.picked(RootCauseReply, cause, message=message, failure=failure)
 
 
 def group_summary(group: Group, now: float) -> GroupSummary:
@@ -482,15 +476,5 @@ def node_state(group: Group, node: Node) -> NodeState:
 
 def event_reply(stored: StoredEvent) -> EventReply:
     """An event of the history."""
-    event = stored.event
-    return EventReply(
-        number=stored.number,
-        at=stored.at,
-        kind=event.kind,
-        text=event_text(event),
-        node_id=event.node_id,
-        round=event.round,
-        cause=event.cause,
-        after_s=event.after_s,
-        facts=event.facts,
-    )
+    text = event_text(stored.event)
+    return codec.picked(EventReply, stored.event, number=stored.number, at=stored.at, text=text)

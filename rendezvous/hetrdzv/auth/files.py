@@ -1,17 +1,58 @@
 """Files that hold secrets: who can read them, and whether they have changed."""
 
-import os
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from hetrdzv.protocol.errors import HetError
+
+logger = logging.getLogger(__name__)
 
 
 class AccessError(HetError, code="access"):
     """A token, or a file with tokens, that cannot be used."""
 
 
-Stamp = tuple[int, ...]
-"""Differs if a file was written or replaced."""
+class Reloaded:
+    """Files that are read again when they have changed. If they cannot be used then, the log says so once.
+
+    Args:
+        paths: the files.
+        kept: what goes on then, for the log.
+    """
+
+    def __init__(self, paths: Sequence[Path], kept: str) -> None:
+        self._paths = paths
+        self._kept = kept
+        self._stamps = [_stamp(path) for path in paths]
+        self._complaint = ""
+
+    def reload(self, *, now: bool) -> None:
+        """Read the files; `now`: whether they have changed or not.
+
+        Raises:
+            HetError: they cannot be used.
+        """
+        raise NotImplementedError
+
+    def refresh(self, *, now: bool = False) -> None:
+        """Reload the files if they have changed.
+
+        Args:
+            now: reload them in any case.
+        """
+        stamps = [_stamp(path) for path in self._paths]
+        if stamps == self._stamps and not now:
+            return
+        self._stamps = stamps  # even if they cannot be used: they are not tried again until they change
+        try:
+            self.reload(now=now)
+        except HetError as error:
+            if str(error) != self._complaint:
+                logger.error("%s; %s", error, self._kept)
+            self._complaint = str(error)
+        else:
+            self._complaint = ""
 
 
 def is_private(path: Path) -> bool:
@@ -29,6 +70,10 @@ def exposed(path: Path) -> str | None:
     return f"token file {path} can be read by other users of this machine: chmod 600 {path}"
 
 
-def stamp_of(stat: os.stat_result) -> Stamp:
-    """The stamp of a file."""
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Differs if a file was written or replaced; None: there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns

@@ -86,9 +86,9 @@ class Permit:
 
 def permit_of(request: Request) -> Permit:
     """The permit of a request."""
-    found: Any = request.scope[_KEY]
-    assert isinstance(found, Permit)
-    return found
+    permit: Any = request.scope[_KEY]
+    assert isinstance(permit, Permit)
+    return permit
 
 
 def _forbidden(grant: Grant, asked: str, why: str) -> Forbidden:

@@ -1,13 +1,12 @@
 """TLS for clients and servers: which certificates each shows and trusts, and what a failure means."""
 
 import logging
-import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetrdzv.auth.files import Stamp, stamp_of
+from hetrdzv.auth.files import Reloaded
 from hetrdzv.protocol.errors import HetError
 
 logger = logging.getLogger(__name__)
@@ -118,7 +117,7 @@ def _advice(code: int, host: str, tls: ClientTls) -> str:
 # -- the server's side -------------------------------------------------------------------------------------
 
 
-class ServerTls:
+class ServerTls(Reloaded):
     """What a server shows, and which clients it trusts. New connections see a changed certificate.
 
     Args:
@@ -130,10 +129,9 @@ class ServerTls:
     """
 
     def __init__(self, cert: Path, key: Path | None, client_ca: Path | None) -> None:
+        super().__init__([cert, key or cert], "the previous certificate stays in use")
         self._cert, self._key = cert, key
         self.asks_clients = client_ca is not None
-        self._stamps = self._look()
-        self._complaint = ""
         self.context = _server_context()
         _load(self.context, cert, key, "--tls-cert", "--tls-key")
         if client_ca is not None:
@@ -147,36 +145,11 @@ class ServerTls:
             # a client without one is told so by gate.py; one with a wrong one gets no connection
             self.context.verify_mode = ssl.CERT_OPTIONAL
 
-    def refresh(self, *, now: bool = False) -> None:
-        """Reload the certificate if its files have changed; if the new one cannot be used, log so and keep the old one.
-
-        Args:
-            now: reload it in any case.
-        """
-        stamps = self._look()
-        if stamps == self._stamps and not now:
-            return
-        self._stamps = stamps
-        try:
-            _load(_server_context(), self._cert, self._key, "--tls-cert", "--tls-key")  # a trial
-            _load(self.context, self._cert, self._key, "--tls-cert", "--tls-key")
-        except TlsError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                logger.error("%s; the previous certificate stays in use", error)
-            return
-        self._complaint = ""
+    def reload(self, *, now: bool) -> None:
+        """Take the new certificate, if it can be used."""
+        for context in (_server_context(), self.context):  # the first is a trial
+            _load(context, self._cert, self._key, "--tls-cert", "--tls-key")
         logger.info("reloaded certificate %s; new connections see it", self._cert)
-
-    def _look(self) -> list[Stamp | None]:
-        return [_stamp(path) for path in (self._cert, self._key or self._cert)]
-
-
-def _stamp(path: Path) -> Stamp | None:
-    try:
-        return stamp_of(os.stat(path))
-    except OSError:
-        return None
 
 
 def _server_context() -> ssl.SSLContext:

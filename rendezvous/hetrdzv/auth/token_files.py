@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hetrdzv.auth.client_token import read_token
-from hetrdzv.auth.files import AccessError, Stamp, exposed, is_private, stamp_of
-from hetrdzv.auth.tokens import EVERYTHING, Entry, Grant, Role, Tokens, changed, entries, is_token
+from hetrdzv.auth.files import AccessError, Reloaded, exposed, is_private
+from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens, changed, entries, is_token
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ SHORT = 16
 """Tokens with fewer characters can be guessed; the log says so."""
 
 
-class TokenFile(Tokens):
+class TokenFile(Reloaded, Tokens):
     """The tokens in a file. If a changed file cannot be used, the log says so and the old tokens stay valid.
 
     Raises:
@@ -28,65 +28,32 @@ class TokenFile(Tokens):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__({})
+        Reloaded.__init__(self, [path], "the previous tokens stay valid")
         self._path = path
-        self._complaint = ""
-        self._stamp: Stamp | None = None
-        self._stamp, self._entries = self._load()
+        Tokens.__init__(self, self._load())
 
-    def refresh(self, *, now: bool = False) -> None:
-        """Reload the file if it has changed.
-
-        Args:
-            now: reload it in any case.
-        """
-        try:
-            if not now and stamp_of(os.stat(self._path)) == self._stamp:
-                return
-            self._stamp, loaded = self._load()
-        except AccessError as error:
-            self._complain(str(error))
-            return
-        except OSError as error:
-            self._stamp = None
-            self._complain(f"token file {self._path} cannot be read: {error.strerror}")
-            return
-        self._complaint = ""
+    def reload(self, *, now: bool) -> None:
+        """Accept the tokens that are in the file now."""
+        loaded = entries(self._load())
         added, removed = changed(self._entries, loaded)
         self._entries = loaded
         if now or added or removed:
-            what = "token" if len(loaded) == 1 else "tokens"
-            logger.info(
-                "reloaded token file %s: %d %s, %d new, %d removed or changed",
-                self._path,
-                len(loaded),
-                what,
-                added,
-                removed,
-            )
+            tokens = "1 token" if len(loaded) == 1 else f"{len(loaded)} tokens"
+            news = f"{added} new, {removed} removed or changed"
+            logger.info("reloaded token file %s: %s, %s", self._path, tokens, news)
 
-    def _load(self) -> tuple[Stamp, list[Entry]]:
+    def _load(self) -> dict[str, Grant]:
         try:
             with open(self._path, "rb") as file:
-                stamp = stamp_of(os.fstat(file.fileno()))
-                content = file.read(MAX_FILE_BYTES + 1)
+                content = file.read(MAX_FILE_BYTES + 1).decode()
         except OSError as error:
-            self._stamp = None
             raise AccessError(f"token file {self._path} cannot be read: {error.strerror}") from None
-        self._stamp = stamp  # even if it is broken: it is not tried again until it changes
-        try:
-            text = content.decode()
         except UnicodeDecodeError:
             raise AccessError(f"token file {self._path} cannot be read: it is not text") from None
-        found = parse(text, self._path)
+        granted = parse(content, self._path)
         if (warning := exposed(self._path)) is not None:
             logger.warning("%s", warning)
-        return stamp, entries(found)
-
-    def _complain(self, what: str) -> None:
-        if what != self._complaint:
-            self._complaint = what
-            logger.error("%s; the previous tokens stay valid", what)
+        return granted
 
 
 # -- what a file may hold ------------------------------------------------------------------------------------

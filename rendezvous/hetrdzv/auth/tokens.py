@@ -57,17 +57,17 @@ class Tokens:
     def scopes(self) -> frozenset[str]:
         """The patterns of the tokens; the same object until they change."""
         if self._scopes[0] is not self._entries:
-            found = frozenset(entry.grant.scope for entry in self._entries if entry.grant.scope is not None)
-            self._scopes = (self._entries, found)
+            scopes = frozenset(entry.grant.scope for entry in self._entries if entry.grant.scope is not None)
+            self._scopes = (self._entries, scopes)
         return self._scopes[1]
 
     def entry(self, given: str) -> Entry | None:
         """A token with its grant, or None. Compares with every token in constant time."""
-        digest, found = _digest(given), None
+        digest, known = _digest(given), None
         for entry in self._entries:
             if hmac.compare_digest(entry.digest, digest):
-                found = entry
-        return found
+                known = entry
+        return known
 
     def find(self, given: str) -> Grant | None:
         """The grant of a token, or None."""
@@ -77,9 +77,6 @@ class Tokens:
     def holds(self, entry: Entry) -> bool:
         """Whether a token is still accepted, with the same grant."""
         return entry in self._entries
-
-    def refresh(self, *, now: bool = False) -> None:
-        """Reload the tokens if they have changed; these never do."""
 
 
 def entries(granted: Mapping[str, Grant]) -> list[Entry]:

@@ -209,9 +209,9 @@ async def _serve(
     host, port = listener.getsockname()[:2]
 
     def reload(*, now: bool = True) -> None:
-        for one in (tokens, tls):
-            if one is not None:
-                one.refresh(now=now)
+        for files in (tokens, tls):
+            if files is not None:
+                files.refresh(now=now)
 
     server = HttpServer(app, replica, settings.limits, tls, reload)
     with server.signals():

@@ -57,7 +57,7 @@ class TextFormatter(logging.Formatter):
         line = f"{at} {record.levelname} hetserver: {message_of(record)}"
         if not record.exc_info:
             return line
-        trace = (f"    {_printable(one)}" for one in self.formatException(record.exc_info).splitlines())
+        trace = (f"    {_printable(row)}" for row in self.formatException(record.exc_info).splitlines())
         return "\n".join([line, *trace])
 
 
@@ -66,7 +66,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
-        found = {
+        fields = {
             "time": _at(record).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -74,8 +74,8 @@ class JsonFormatter(logging.Formatter):
             **getattr(record, "facts", {}),
         }
         if record.exc_info:
-            found["exception"] = self.formatException(record.exc_info)
-        return json.dumps(found, ensure_ascii=False, default=str)
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False, default=str)
 
 
 def message_of(record: logging.LogRecord) -> str:

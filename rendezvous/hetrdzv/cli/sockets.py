@@ -22,10 +22,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         if not bare:
             raise socket.gaierror
-        found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        places = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
         raise CannotServe(f"unknown host name '{host}': give --host an address of this machine") from None
-    family, kind, proto, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    family, kind, proto, _, address = min(places, key=lambda entry: entry[0] != socket.AF_INET)
     try:
         listener = socket.socket(family, kind, proto)
     except OSError as error:

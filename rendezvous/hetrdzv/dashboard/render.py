@@ -11,6 +11,7 @@ from hetrdzv import __version__
 from hetrdzv.protocol.errors import HetError, Unauthorized
 from hetrdzv.words.past import DownReply
 from hetrdzv.words.phrasing import count, percent
+from hetrdzv.words.times import lasted
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -42,16 +43,6 @@ SIGNS = {
     "left": "←",
 }
 """By the state of a group or a node: seen also where colours are not."""
-
-
-def lasted(seconds: float) -> str:
-    """A length of time in words, two units at most: `12 s`, `3 min 5 s`, `2 h 10 min`, `4 d 1 h`."""
-    whole = max(0, round(seconds))
-    if whole < 1 and seconds > 0.05:
-        return f"{seconds:.1f} s"
-    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
-    first = next((index for index, (number, _) in enumerate(parts) if number), 3)
-    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number) or "0 s"
 
 
 def roughly(seconds: float) -> str:

@@ -182,9 +182,10 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
-def picked(kind: type[T], value: object) -> T:
-    """The part of a value that another dataclass has, too."""
-    return kind(**{one.name: getattr(value, one.name) for one in fields(cast(Any, kind))})
+def picked(kind: type[T], value: object, /, **more: object) -> T:
+    """The part of a value that another dataclass has, too; `more` are its other fields."""
+    names = [one.name for one in fields(cast(Any, kind)) if one.name not in more]
+    return kind(**more, **{name: getattr(value, name) for name in names})
 
 
 def plain(value: object, *, nulls: bool = True) -> Any:

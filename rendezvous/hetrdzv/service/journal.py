@@ -37,8 +37,8 @@ def log_events(change: Change) -> None:
         return
     group = change.new or change.old
     job = group.job if group is not None else None
-    for kind, found in groupby(change.events, attrgetter("kind")):
-        alike = list(found)
+    for kind, events in groupby(change.events, attrgetter("kind")):
+        alike = list(events)
         first = alike if len(alike) <= SINGLY else alike[:1]
         for event in first:
             more = f"; and {len(alike) - 1} more ({kind})" if len(alike) > SINGLY else ""

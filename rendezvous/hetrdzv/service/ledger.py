@@ -392,16 +392,15 @@ class Ledger:
         """
         parse = partial(_restored, snapshot.records, now)
         large = len(snapshot.records) > LARGE
-        found = await asyncio.to_thread(parse) if large else parse()
+        read = await asyncio.to_thread(parse) if large else parse()
         self._clock_stored = snapshot.clock
         self.sizes.clear()
         self.sizes.changed(snapshot.records, ())
-        self.groups = {group_id: restored.group for group_id, restored in found.groups.items()}
+        self.groups = {group_id: restored.group for group_id, restored in read.groups.items()}
         self._events = {
-            group_id: deque(restored.events, maxlen=EVENTS_KEPT)
-            for group_id, restored in found.groups.items()
+            group_id: deque(restored.events, maxlen=EVENTS_KEPT) for group_id, restored in read.groups.items()
         }
-        self.quarantined = dict(found.quarantined)
+        self.quarantined = dict(read.quarantined)
         for group_id, aside in self.quarantined.items():
             logger.error("%s", quarantined(group_id, aside.why))
         self.is_loaded = True
@@ -435,15 +434,15 @@ def quarantined(group_id: str, why: str) -> GroupQuarantined:
 
 def _restored(stored: Mapping[str, bytes], now: float) -> Restored:
     """As `records.restore`; groups in an impossible state are set aside, too."""
-    found = records.restore(stored, now)
+    read = records.restore(stored, now)
     wrong: dict[str, str] = {}
-    for group_id, restored in found.groups.items():
+    for group_id, restored in read.groups.items():
         try:
             check(restored.group)
         except InvariantError as error:
             wrong[group_id] = error.wrong
-    groups = {group_id: restored for group_id, restored in found.groups.items() if group_id not in wrong}
-    return Restored(groups, {**found.quarantined, **records.set_aside(wrong, stored)})
+    groups = {group_id: restored for group_id, restored in read.groups.items() if group_id not in wrong}
+    return Restored(groups, {**read.quarantined, **records.set_aside(wrong, stored)})
 
 
 def _future() -> asyncio.Future[Group | None]:

@@ -4,7 +4,10 @@ Everything is counted from committed changes. No label holds a group or node id,
 """
 
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -23,100 +26,84 @@ COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 _AT_WORK = (GroupState.STARTING, GroupState.RUNNING, GroupState.WAITING)
 
 
+@dataclass(slots=True)
+class _Known:
+    """What is remembered of a group.
+
+    Attributes:
+        counted_at: until when its slots were counted.
+        cause: what its newest round formed after.
+        ended_at, noticed_at: since when it has no running round, and since when its workers may save.
+    """
+
+    counted_at: float | None = None
+    cause: str = "first"
+    ended_at: float | None = None
+    noticed_at: float | None = None
+
+
 class Metrics:
     """The metrics of one server process."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._groups = Gauge("hetrdzv_groups", "Groups by state.", ["state"], registry=self._registry)
-        self._quarantined = Gauge(
+        self._registry = registry = CollectorRegistry()
+        gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
+        seconds = partial(Histogram, registry=registry, buckets=SECONDS)
+        short = partial(Histogram, registry=registry, buckets=COMMIT_SECONDS)
+        self._groups = gauge("hetrdzv_groups", "Groups by state.", ["state"])
+        self._quarantined = gauge(
             "hetrdzv_quarantined_groups",
             "Groups that are set aside, since the server cannot serve what is stored of them.",
-            registry=self._registry,
         )
-        self._nodes = Gauge("hetrdzv_nodes", "Nodes by state.", ["state"], registry=self._registry)
-        self._polls = Gauge("hetrdzv_open_polls", "Long polls and event streams.", registry=self._registry)
-        self._leads = Gauge(
-            "hetrdzv_leader", "Whether this server answers requests about groups.", registry=self._registry
-        )
-        self._rounds = Counter(
+        self._nodes = gauge("hetrdzv_nodes", "Nodes by state.", ["state"])
+        self._polls = gauge("hetrdzv_open_polls", "Long polls and event streams.")
+        self._leads = gauge("hetrdzv_leader", "Whether this server answers requests about groups.")
+        self._rounds = counter(
             "hetrdzv_rounds",
             "Rounds formed, by what ended the previous one (first: there was none).",
             ["cause"],
-            registry=self._registry,
         )
-        self._restarts = Counter("hetrdzv_restarts", "Restarts used.", registry=self._registry)
-        self._finished = Counter(
-            "hetrdzv_groups_finished", "Jobs by their outcome.", ["outcome"], registry=self._registry
-        )
+        self._restarts = counter("hetrdzv_restarts", "Restarts used.")
+        self._finished = counter("hetrdzv_groups_finished", "Jobs by their outcome.", ["outcome"])
         for state in GroupState:
             if state.terminal:  # starts at 0, or the first outcome would not be an increase
                 self._finished.labels(state.value)
-        self._stalled = Gauge(
+        self._stalled = gauge(
             "hetrdzv_stalled_groups",
             "Groups whose workers have waited for others for long, by kind.",
             ["kind"],
-            registry=self._registry,
         )
-        self._stalls = Counter(
-            "hetrdzv_stalls", "How often workers began to wait for long.", registry=self._registry
+        self._stalls = counter("hetrdzv_stalls", "How often workers began to wait for long.")
+        self._rendezvous = seconds(
+            "hetrdzv_rendezvous_seconds", "Time from the first waiting node to the round."
         )
-        self._rendezvous = Histogram(
-            "hetrdzv_rendezvous_seconds",
-            "Time from the first waiting node to the round.",
-            registry=self._registry,
-            buckets=SECONDS,
-        )
-        self._recovery = Histogram(
+        self._recovery = seconds(
             "hetrdzv_recovery_seconds",
             "Time from the end of a round until all members of the next have started their workers.",
             ["cause"],
-            registry=self._registry,
-            buckets=SECONDS,
         )
-        self._notices = Histogram(
+        self._notices = seconds(
             "hetrdzv_notice_seconds",
             "How long workers had to save before a planned stop, by how that ended (ready, expired, cut_short).",
             ["end"],
-            registry=self._registry,
-            buckets=SECONDS,
         )
-        self._slots = Counter(
+        self._slots = counter(
             "hetrdzv_slot_seconds",
             "Slots of the newest round times seconds, by group state; running divided by all is the goodput.",
             ["state"],
-            registry=self._registry,
         )
-        self._commits = Histogram(
-            "hetrdzv_commit_seconds",
-            "Commits to the store.",
-            registry=self._registry,
-            buckets=COMMIT_SECONDS,
-        )
-        self._commit_failures = Counter(
-            "hetrdzv_commit_failures", "Commits that failed.", registry=self._registry
-        )
-        self._failing = Gauge(
+        self._commits = short("hetrdzv_commit_seconds", "Commits to the store.")
+        self._commit_failures = counter("hetrdzv_commit_failures", "Commits that failed.")
+        self._failing = gauge(
             "hetrdzv_commits_failing",
             "Whether the last commit failed: the committed state is served, changes are refused.",
-            registry=self._registry,
         )
-        self._lag = Gauge(
+        self._lag = gauge(
             "hetrdzv_loop_lag_seconds",
             "How late the event loop was when last measured; what waits in sockets waits this long.",
-            registry=self._registry,
         )
-        self._lags = Histogram(
-            "hetrdzv_loop_late_seconds",
-            "How late the event loop was, four times a second.",
-            registry=self._registry,
-            buckets=COMMIT_SECONDS,
-        )
-        self._counted_at: dict[str, float] = {}
-        self._ended_at: dict[str, float] = {}
-        self._cause: dict[str, str] = {}
-        self._noticed_at: dict[str, float] = {}
-        self._known = (self._counted_at, self._ended_at, self._cause, self._noticed_at)
+        self._lags = short("hetrdzv_loop_late_seconds", "How late the event loop was, four times a second.")
+        self._known: defaultdict[str, _Known] = defaultdict(_Known)
 
     def committed(self, seconds: float) -> None:
         """Note how long a commit took (seconds)."""
@@ -133,8 +120,7 @@ class Metrics:
 
     def forget(self) -> None:
         """The groups were reloaded, or belong to another server now: drop what was remembered of them."""
-        for known in self._known:
-            known.clear()
+        self._known.clear()
 
     def published(
         self, group_id: str, old: Group | None, new: Group | None, events: Sequence[Event], now: float
@@ -149,50 +135,49 @@ class Metrics:
         if old is not None:
             self._count_slots(old, now)
         if new is None:
-            for known in self._known:
-                known.pop(group_id, None)
+            self._known.pop(group_id, None)
             return
-        self._counted_at[group_id] = now
+        known = self._known[group_id]
+        known.counted_at = now
         for event in events:
-            self._happened(group_id, event, old, now)
+            self._happened(known, event, old, now)
         if new.state.terminal and not (old is not None and old.state.terminal and old.job == new.job):
             self._finished.labels(new.state.value).inc()
-            for known in self._known[1:]:
-                known.pop(group_id, None)
+            self._known[group_id] = _Known(now)
 
-    def _happened(self, group_id: str, event: Event, old: Group | None, now: float) -> None:
+    def _happened(self, known: _Known, event: Event, old: Group | None, now: float) -> None:
         match event.kind:
             case "job_began":
-                self._cause.pop(group_id, None)
+                known.cause = "first"
             case "round_formed":
-                self._cause[group_id] = event.cause or "first"
-                self._rounds.labels(self._cause[group_id]).inc()
+                known.cause = event.cause or "first"
+                self._rounds.labels(known.cause).inc()
                 self._rendezvous.observe(now - _waits_since(old, now))
             case "stop_announced":
-                self._noticed_at[group_id] = now
+                known.noticed_at = now
             case "ready_to_stop":
-                self._notice_over(group_id, "ready", now)
+                self._notice_over(known, "ready", now)
             case "notice_expired":
-                self._notice_over(group_id, "expired", now)
+                self._notice_over(known, "expired", now)
             case "round_ended":
-                self._ended_at[group_id] = now
-                self._notice_over(group_id, "cut_short", now)
+                known.ended_at = now
+                self._notice_over(known, "cut_short", now)
             case "round_running":
-                ended_at = self._ended_at.pop(group_id, None)
-                if ended_at is not None:
-                    self._recovery.labels(self._cause.get(group_id, "first")).observe(now - ended_at)
+                if known.ended_at is not None:
+                    self._recovery.labels(known.cause).observe(now - known.ended_at)
+                known.ended_at = None
             case "restart_spent":
                 self._restarts.inc()
             case "stalled":
                 self._stalls.inc()
 
-    def _notice_over(self, group_id: str, how: str, now: float) -> None:
-        noticed_at = self._noticed_at.pop(group_id, None)
-        if noticed_at is not None:
-            self._notices.labels(how).observe(now - noticed_at)
+    def _notice_over(self, known: _Known, how: str, now: float) -> None:
+        if known.noticed_at is not None:
+            self._notices.labels(how).observe(now - known.noticed_at)
+        known.noticed_at = None
 
     def _count_slots(self, group: Group, now: float) -> None:
-        since = self._counted_at.get(group.group_id)
+        since = self._known[group.group_id].counted_at
         if since is not None and group.round is not None and group.state in _AT_WORK:
             self._slots.labels(group.state.value).inc(group.round.world_size * max(0.0, now - since))
 
@@ -216,7 +201,7 @@ class Metrics:
             if (active := group.active_round) is not None and active.stall is not None and active.stall.told:
                 stalls[active.stall.kind] += 1
             self._count_slots(group, now)
-            self._counted_at[group.group_id] = now
+            self._known[group.group_id].counted_at = now
         for gauge, tally in ((self._groups, states), (self._nodes, phases), (self._stalled, stalls)):
             for label, number in tally.items():
                 gauge.labels(label).set(number)

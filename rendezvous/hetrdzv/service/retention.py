@@ -99,9 +99,9 @@ class Retention:
         """The groups to forget now; none until the next sweep is due."""
         if now < self._sweep_at:
             return []
-        found = list(islice((group for group in groups if self._is_outdated(group, now)), SWEEP_MOST))
-        self._sweep_at = now if len(found) == SWEEP_MOST else now + SWEEP_EVERY_S
-        return found
+        outdated = list(islice((group for group in groups if self._is_outdated(group, now)), SWEEP_MOST))
+        self._sweep_at = now if len(outdated) == SWEEP_MOST else now + SWEEP_EVERY_S
+        return outdated
 
     def _is_outdated(self, group: Group, now: float) -> bool:
         if group.state.terminal:

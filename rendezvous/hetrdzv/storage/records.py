@@ -186,8 +186,8 @@ def _vanished(old: Group, new: Group) -> set[str]:
     return keys
 
 
-def _without_stall(one: Round | None) -> Round | None:
-    return one if one is None or one.stall is None else replace(one, stall=None)
+def _without_stall(round_: Round | None) -> Round | None:
+    return round_ if round_ is None or round_.stall is None else replace(round_, stall=None)
 
 
 def _differs(before: Node, node: Node) -> bool:
@@ -234,11 +234,11 @@ def restore(records: Mapping[str, bytes], now: float) -> Restored:
     Raises:
         StorageError: a record belongs to no group, or was written by a newer server; says which.
     """
-    found: defaultdict[str, _Parts] = defaultdict(_Parts)
+    by_group: defaultdict[str, _Parts] = defaultdict(_Parts)
     for key, record in records.items():
         match key.split("/", 2):
             case ["groups", group, place]:
-                parts = found[unquote(group)]
+                parts = by_group[unquote(group)]
             case _:
                 raise StorageError(f"the store has a record {key}, which no hetserver wrote: {_WAY_OUT}")
         try:
@@ -249,7 +249,7 @@ def restore(records: Mapping[str, bytes], now: float) -> Restored:
             parts.wrong = parts.wrong or str(error)
     groups: dict[str, RestoredGroup] = {}
     wrong: dict[str, str] = {}
-    for group_id, parts in found.items():
+    for group_id, parts in by_group.items():
         if not (parts.wrong or parts.group is not None or parts.round is not None or parts.nodes):
             continue
         try:

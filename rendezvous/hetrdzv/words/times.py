@@ -46,3 +46,18 @@ def ago(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds // {'days': 86_400, 'h': 3_600, 'min': 60}[unit]:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
+
+
+def lasted(seconds: float) -> str:
+    """A length of time, to about three digits: `0.3 s`, `42 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, smaller, part in (
+        (86_400, "d", 3_600, "h"),
+        (3_600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // smaller} {part}"
+    return f"{whole} s"

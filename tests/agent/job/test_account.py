@@ -1,8 +1,6 @@
 """Where a node's time went."""
 
-import pytest
-
-from hetagent.job.account import FIRST, STOPPING, Account, Spent, account_lines, duration
+from hetagent.job.account import FIRST, STOPPING, Account, Spent, account_lines
 
 
 def test_each_second_goes_to_one_thing() -> None:
@@ -44,19 +42,3 @@ def test_cheap_and_long_causes_are_shortened() -> None:
     lines = account_lines(Spent(100.0, 0.0, (("x" * 200 + "\ny", 20.0), *losses)))
     assert lines[1] == f"lost     20 s: {'x' * 117}..."
     assert lines[-1] == "         18 s: 3 more"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.04, "0.0 s"),
-        (9.94, "9.9 s"),
-        (9.96, "10 s"),
-        (59.6, "1 min 0 s"),
-        (3599.6, "1 h 0 min"),
-        (12_000, "3 h 20 min"),
-        (187_200, "2 d 4 h"),
-    ],
-)
-def test_lengths_of_time(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hetagent.launch import choose, kinds
-from hetagent.launch.base import Assignment, Launch
+from hetagent.launch.base import Assignment, Launch, Setup
 from hetagent.launch.choose import launch_of, notes
 from hetagent.launch.command import CommandError, Misfit, WorkerCommand
 from hetagent.launch.gpu import PerGpu, entries
@@ -298,14 +298,14 @@ def test_a_name_must_be_a_directory_that_a_url_can_name(tmp_path: Path) -> None:
 
 def test_a_command_that_does_not_ask_for_the_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"does not have \{init_method\}"):
-        PerNode(command("--rank", "{rank_offset}"), InitFile(tmp_path))
+        PerNode(command("--rank", "{rank_offset}"), Setup(flags={"init_file": tmp_path}))
 
 
 # -- one process per GPU -------------------------------------------------------------------------------------
 
 
 def test_isolated_workers_see_their_own_gpu_and_keep_their_local_rank() -> None:
-    launch = PerGpu(command("x"), entries("4,GPU-ab, 6", 2))
+    launch = PerGpu(command("x"), Setup(slots=2, visible="4,GPU-ab, 6", flags={"isolate_gpus": True}))
     assert [launch.environ(assignment(), rank) for rank in range(2)] == [
         {"CUDA_VISIBLE_DEVICES": "4"},
         {"CUDA_VISIBLE_DEVICES": "GPU-ab"},
@@ -328,7 +328,9 @@ def test_with_isolation_fairseqs_formula_names_the_device_of_the_local_rank() ->
     def devices(isolated: bool) -> list[tuple[str, str]]:
         """What `RANK % visible` and LOCAL_RANK name for each worker of the second node, as physical GPUs."""
         node = [f"gpu{index}" for index in range(4)]
-        launch = PerGpu(command("x"), entries(",".join(node), 4) if isolated else ())
+        launch = PerGpu(
+            command("x"), Setup(slots=4, visible=",".join(node), flags={"isolate_gpus": isolated})
+        )
         found = []
         for local_rank in range(4):
             changes = launch.environ(assignment(slots=4, world_size=7), local_rank)

@@ -233,8 +233,8 @@ class FakeNvml:
             raise error
         return f"GPU-{index}"
 
-    def nvmlDeviceGetUUID(self, handle: str) -> bytes:
-        return handle.encode()
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle
 
     def nvmlDeviceGetName(self, handle: str) -> str:
         return f"name of {handle}"

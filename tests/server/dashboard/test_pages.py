@@ -9,7 +9,8 @@ import pytest
 from fastapi import FastAPI
 
 from hetrdzv.api.app import create_app
-from hetrdzv.auth.tokens import Grant, Role, Tokens
+from hetrdzv.auth.policy import Permit
+from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens
 from hetrdzv.core.commands import Report
 from hetrdzv.dashboard.live import Hub
 from hetrdzv.dashboard.pages import FILES
@@ -258,7 +259,7 @@ async def test_a_page_follows_and_is_rendered_once_for_all_and_never_for_nobody(
     async def soon(_: float) -> None:
         await asyncio.sleep(0)
 
-    permit = create_app(service)._everybody  # type: ignore[attr-defined]
+    permit = Permit(EVERYTHING)
     viewers = [hub.watch("g", permit, lambda: (render, soon)) for _ in range(3)]
     first = [await anext(viewer) for viewer in viewers]
     assert set(first) == {b"event: same\ndata: always\n\nevent: now\ndata: one\n\n"}

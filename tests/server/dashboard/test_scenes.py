@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from hetrdzv.api.app import create_app
+from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Leave, NoteStall
 from hetrdzv.core.model import Stall
@@ -103,7 +103,7 @@ async def test_who_opens_a_page_that_others_look_at_sees_what_they_see(service: 
         rendered += 1
         return dict(await scene.sections())
 
-    permit = create_app(service)._everybody  # type: ignore[attr-defined]
+    permit = Permit(EVERYTHING)
     assert await hub.sections("g") == {}
     viewer = hub.watch("g", permit, lambda: (render, asyncio.sleep))
     first, *others = await asyncio.gather(anext(viewer), hub.sections("g"), hub.sections("g"))

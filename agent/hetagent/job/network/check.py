@@ -116,8 +116,8 @@ class NetworkCheck(Room):
         if self._thread is None or self._result is None:
             return None
         self._thread.join()
-        found, self._thread, self._result = self._result, None, None
-        return found
+        result, self._thread, self._result = self._result, None, None
+        return result
 
     def end(self) -> None:
         """Stop a check that is under way: its round is over."""

@@ -64,10 +64,10 @@ class Master:
         self, hello: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """A node has come: hear it until the end."""
-        found = sender(hello, self._group, self._number)
-        if found is None or found[0] in self._members or self._ended.is_set():
+        who = sender(hello, self._group, self._number)
+        if who is None or who[0] in self._members or self._ended.is_set():
             return
-        rank, node_id, address, port, fresh = found
+        rank, node_id, address, port, fresh = who
         self._members[rank] = _Member(node_id, address, port, fresh, writer)
         with contextlib.suppress(OSError):
             await say(writer, {"do": "wait"})

@@ -204,23 +204,23 @@ async def _looked_up(host: str, port: int) -> list[Any]:
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[Any]] = loop.create_future()
 
-    def settle(found: list[Any], error: Exception | None) -> None:
+    def settle(places: list[Any], error: Exception | None) -> None:
         if answer.done():
             return
         if error is not None:
             answer.set_exception(error)
         else:
-            answer.set_result(found)
+            answer.set_result(places)
 
     def look_up() -> None:
-        found: list[Any] = []
+        places: list[Any] = []
         problem: Exception | None = None
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             problem = error
         with contextlib.suppress(RuntimeError):  # the check was over long ago
-            loop.call_soon_threadsafe(settle, found, problem)
+            loop.call_soon_threadsafe(settle, places, problem)
 
     threading.Thread(target=look_up, name="hetagent-look-up", daemon=True).start()
     return await answer
@@ -328,12 +328,12 @@ def _line(message: Message) -> bytes:
 
 def _parsed(text: bytes) -> Message:
     try:
-        found = json.loads(text)
+        message = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if not isinstance(found, dict):
+    if not isinstance(message, dict):
         raise ValueError("not an object")
-    return found
+    return message
 
 
 def sender(hello: Message, group: str, number: int) -> tuple[int, str, str, int, bool] | None:

@@ -89,7 +89,7 @@ def verdict(first: Rates, second: Rates, names: Mapping[int, str]) -> list[str]:
     slow, still = slow_pairs(first, usual), slow_pairs(second, usual)
     bad = {pair[0] for pair in still}
     others = f"; {per_s(usual)} is usual here" if usual else ""
-    found = [
+    sentences = [
         f"the network of node {names[rank]} is slow: {_with(names, rank, first, slow)}, and "
         f"{_with(names, rank, second, still)}{others}: check its cables, its switch port and its --interface"
         for rank in sorted(bad)
@@ -97,8 +97,8 @@ def verdict(first: Rates, second: Rates, names: Mapping[int, str]) -> list[str]:
     for pair in sorted(slow):
         if not bad.intersection(pair):
             how = f"{names[pair[0]]} and {names[pair[1]]} reach {_rate(first[pair])} between them"
-            found.append(f"{how}{others}: check the way between them")
-    return found
+            sentences.append(f"{how}{others}: check the way between them")
+    return sentences
 
 
 def summary(rates: Rates) -> str:

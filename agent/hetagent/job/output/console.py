@@ -57,7 +57,7 @@ def drained(stops: Sequence[Callable[[], None]], files: Collection[str], until: 
 
 def _read_up_to(files: Collection[str]) -> Mapping[str, int]:
     """How far this process has read each of some files, by name; a file that it does not read is not there."""
-    found: dict[str, int] = {}
+    read_up_to: dict[str, int] = {}
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # it has been closed meanwhile
             path = os.readlink(f"/proc/self/fd/{fd}")
@@ -66,5 +66,5 @@ def _read_up_to(files: Collection[str]) -> Mapping[str, int]:
             with open(f"/proc/self/fdinfo/{fd}") as info:
                 fields = dict(line.split(":", 1) for line in info)
             if int(fields["flags"], 8) & os.O_ACCMODE == os.O_RDONLY:
-                found[path] = min(int(fields["pos"]), found.get(path, int(fields["pos"])))
-    return found
+                read_up_to[path] = min(int(fields["pos"]), read_up_to.get(path, int(fields["pos"])))
+    return read_up_to

@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
-from hetagent.launch.base import Assignment, Launch, Setup, environ_of_node
+from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_node
 from hetagent.launch.command import RUNNER, CommandError, WorkerCommand
 from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.folders import Scratch, sweep
@@ -49,9 +49,7 @@ INSTALL = "install Open MPI 4, not 5, on every node (Debian 12: apt-get install 
 class Mpi(Launch):
     """One mpirun on the master and one orted on every other node, which start and watch the ranks.
 
-    Args:
-        command: see `Launch`; only the master's is used.
-        port_range: ports for Open MPI's own connections; None: any.
+    Only the master's command is used. Open MPI keeps to --port-range, too.
 
     Raises:
         CommandError: Open MPI is not installed, or not in a version that works this way.
@@ -61,18 +59,13 @@ class Mpi(Launch):
     wants_members = True
     wants_daemon = True
 
-    def __init__(self, command: WorkerCommand | None, port_range: tuple[int, int] | None = None) -> None:
-        super().__init__(command)
-        self._port_range = port_range
+    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
+        super().__init__(command, setup)
+        self._port_range = setup.port_range
         self._scratch: Scratch | None = None
         self._relay: Relay | None = None
         self._orted = _check()
         sweep()
-
-    @classmethod
-    def of(cls, setup: Setup) -> Self:
-        """Open MPI keeps to --port-range, too."""
-        return cls(setup.command, setup.port_range)
 
     def begin(self, assignment: Assignment) -> WorkerCommand | None:
         """mpirun on the master; orted elsewhere, as soon as mpirun has asked for it."""
@@ -174,7 +167,7 @@ def mpirun_words(
 def _is_set(name: str) -> bool:
     """Whether the user has set it, or its opposite."""
     names = (name, name.replace("_include", "_exclude"))
-    return any(os.environ.get(f"OMPI_MCA_{one}") for one in names)
+    return any(os.environ.get(f"OMPI_MCA_{setting}") for setting in names)
 
 
 def _networks(members: Sequence[MemberReply]) -> str | None:
@@ -187,7 +180,9 @@ def _networks(members: Sequence[MemberReply]) -> str | None:
     if own is not None and own.prefixlen < 32 and all(address in own for address in addresses):
         return str(own)
     # Open MPI 4 takes /32 to mean every network; /31 means two addresses.
-    return ",".join(dict.fromkeys(f"{ipaddress.ip_network((int(one) & ~1, 31))}" for one in addresses))
+    return ",".join(
+        dict.fromkeys(f"{ipaddress.ip_network((int(address) & ~1, 31))}" for address in addresses)
+    )
 
 
 def _pass_on(
@@ -195,7 +190,7 @@ def _pass_on(
 ) -> "Future[Any]":
     """Have a member run mpirun's daemon."""
     assert assignment.ask is not None
-    target = next((one.node_id for one in members[1:] if orted.host_name(one) == host), None)
+    target = next((member.node_id for member in members[1:] if orted.host_name(member) == host), None)
     try:
         if target is None:
             raise CommandError(f"there is no host '{host}' in round {assignment.round}")
@@ -225,8 +220,8 @@ def _check() -> str:
     Raises:
         CommandError: Open MPI 4 is not installed, or TMPDIR cannot be used.
     """
-    found = {name: shutil.which(name) for name in ("mpirun", PROGRAM)}
-    missing = [name for name, path in found.items() if path is None]
+    paths = {name: shutil.which(name) for name in ("mpirun", PROGRAM)}
+    missing = [name for name, path in paths.items() if path is None]
     if missing:
         raise CommandError(f"--launch mpi needs {' and '.join(missing)}, not found in PATH: {INSTALL}")
     folder = tempfile.gettempdir()
@@ -248,4 +243,4 @@ def _check() -> str:
         said = str(error)
     if "(Open MPI) 4." not in said:
         raise CommandError(f"--launch mpi works with Open MPI 4, but mpirun here says {said!r}: {INSTALL}")
-    return str(found[PROGRAM])
+    return str(paths[PROGRAM])

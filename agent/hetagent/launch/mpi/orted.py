@@ -62,10 +62,10 @@ def command_line(words: Sequence[str]) -> list[str]:
         plain = shlex.split(" ".join(words))
     except ValueError as error:
         raise CommandError(f"what mpirun would run on another host cannot be parsed ({error})") from None
-    found = [at for at, word in enumerate(plain) if word.rpartition("/")[2] == PROGRAM]
-    if not found:
+    places = [at for at, word in enumerate(plain) if word.rpartition("/")[2] == PROGRAM]
+    if not places:
         raise CommandError(f"mpirun would run {plain[:1]} on another host, not {PROGRAM}: is it Open MPI 4?")
-    return [word for word in plain[found[-1] :] if word != ")"]
+    return [word for word in plain[places[-1] :] if word != ")"]
 
 
 def arguments(words: Sequence[str]) -> list[str]:

@@ -4,10 +4,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from hetagent.feature import Flags
-from hetagent.launch.base import Assignment, Launch, Setup, environ_of_node
+from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_node
 from hetagent.launch.command import CommandError, WorkerCommand
 from hetagent.launch.node import placeholders
 from hetagent.launch.node.init_file import InitFile
@@ -23,14 +23,11 @@ TORCH_LIBRARY = "libtorch_cpu"
 class PerNode(Launch):
     """One process per node.
 
-    The script hosts its own store on the port that the master's agent holds until just before the start.
-
-    Args:
-        command: see `Launch`; may have placeholders.
-        init_file: where the processes meet, if not over TCP.
+    The script hosts its own store on the port that the master's agent holds until just before the start; with
+    --init-file the processes meet in that directory.
 
     Raises:
-        CommandError: the command has an unknown placeholder, or does not use `init_file`.
+        CommandError: the command has an unknown placeholder, or does not use --init-file.
     """
 
     flags: ClassVar[Flags] = {
@@ -45,17 +42,12 @@ class PerNode(Launch):
     watches_deaths = True
     look_after_s = LOOK_AFTER_S
 
-    def __init__(self, command: WorkerCommand | None, init_file: InitFile | None = None) -> None:
-        super().__init__(command)
-        self._init_file = init_file
+    def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
+        super().__init__(command, setup)
+        folder = setup.flags.get("init_file")
+        self._init_file = InitFile(folder) if folder is not None else None
         if command is not None:
             self._check(command)
-
-    @classmethod
-    def of(cls, setup: Setup) -> Self:
-        """With --init-file, let the processes meet in that directory."""
-        folder = setup.flags.get("init_file")
-        return cls(setup.command, InitFile(folder) if folder is not None else None)
 
     def _check(self, command: WorkerCommand) -> set[str]:
         names = placeholders.used(command.args)
@@ -82,10 +74,10 @@ class PerNode(Launch):
 
     def look(self, assignment: Assignment, pid: int) -> str | None:
         """Check that the process has started as many workers as the node has slots: the other nodes wait for all."""
-        slots, found = assignment.start.slots, processes.leaves_with(TORCH_LIBRARY, pid)
-        if found >= slots:
+        slots, running_now = assignment.start.slots, processes.leaves_with(TORCH_LIBRARY, pid)
+        if running_now >= slots:
             return self._look_where_they_meet(assignment)
-        running = f"{found} process{'es' if found != 1 else ''}"
+        running = f"{running_now} process{'es' if running_now != 1 else ''}"
         return (
             f"warning: node '{assignment.node_id}' has {slots} slots, but its program runs {running} with torch "
             f"{LOOK_AFTER_S:g} s after its start; unless it starts more, all nodes wait for the missing ranks until "

@@ -254,7 +254,7 @@ def _look(environ: Mapping[str, str], discovery: Discovery) -> tuple[list[Gpu], 
     return visible, listed_in, f"{listed_in}={listed}" if listed else f"{listed_in} is empty"
 
 
-def _visible(found: Sequence[Gpu], value: str | None) -> list[Gpu]:
+def _visible(there: Sequence[Gpu], value: str | None) -> list[Gpu]:
     """The GPUs that CUDA would show with this value of CUDA_VISIBLE_DEVICES.
 
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars: an invalid entry ends the list,
@@ -262,20 +262,20 @@ def _visible(found: Sequence[Gpu], value: str | None) -> list[Gpu]:
     Indices are in the driver's order, which is CUDA's only with `ORDER` as `narrow` sets it. Unless slices are listed,
     CUDA shows one slice, and nothing else, if any GPU that it would show has slices (see `mig_slices`).
     """
-    first = {gpu.parent: gpu for gpu in reversed(found) if gpu.parent}
-    listed = _listed(found, value)
+    first = {gpu.parent: gpu for gpu in reversed(there) if gpu.parent}
+    listed = _listed(there, value)
     return next(([first[gpu.uuid]] for gpu in listed if gpu.uuid in first), listed)
 
 
-def _listed(found: Sequence[Gpu], value: str | None) -> list[Gpu]:
+def _listed(there: Sequence[Gpu], value: str | None) -> list[Gpu]:
     """The GPUs and slices that a value of CUDA_VISIBLE_DEVICES names."""
-    whole = [gpu for gpu in found if not gpu.uuid.startswith("MIG-")]
+    whole = [gpu for gpu in there if not gpu.uuid.startswith("MIG-")]
     if value is None:
         return whole
     prefix = next((prefix for prefix in ("GPU-", "MIG-") if value.strip().startswith(prefix)), None)
     visible: list[Gpu] = []
     for entry in value.split(","):
-        gpu = _by_index(whole, entry) if prefix is None else _by_uuid(found, entry.strip(), prefix)
+        gpu = _by_index(whole, entry) if prefix is None else _by_uuid(there, entry.strip(), prefix)
         if gpu is None:
             break
         if gpu in visible:
@@ -292,8 +292,8 @@ def _by_index(whole: Sequence[Gpu], entry: str) -> Gpu | None:
     return whole[index] if 0 <= index < len(whole) else None
 
 
-def _by_uuid(found: Sequence[Gpu], entry: str, prefix: str) -> Gpu | None:
+def _by_uuid(there: Sequence[Gpu], entry: str, prefix: str) -> Gpu | None:
     if not entry.startswith(prefix):
         return None
-    matches = [gpu for gpu in found if gpu.uuid.startswith(entry)]
+    matches = [gpu for gpu in there if gpu.uuid.startswith(entry)]
     return matches[0] if len(matches) == 1 else None

@@ -6,9 +6,9 @@ with nvidia-ml-py, and AMD's in a child process.
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 ASK_TIMEOUT_S = 60.0
 """How long a child process may take to import torch and answer (seconds)."""
@@ -42,11 +42,12 @@ class Gpu(NamedTuple):
     parent: str = ""
 
 
-def discover() -> list[Gpu]:
-    """Every GPU that the NVIDIA driver lets this process use, in its order (PCI bus), then the MIG slices.
+@contextmanager
+def driver() -> Iterator[Any]:
+    """NVIDIA's driver for the length of a block: the module pynvml.
 
     Raises:
-        NoGpus: there is no driver, or no way to ask it.
+        NoGpus: there is no driver, no way to ask it, or it fails.
     """
     try:
         import pynvml
@@ -58,17 +59,27 @@ def discover() -> list[Gpu]:
         missing = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         raise NoGpus("no NVIDIA driver" if error.value in missing else f"NVIDIA driver: {error}") from None
     try:
-        handles = _permitted()
-        gpus = [_describe(handle) for handle in handles]
-        return gpus + [
-            _describe(instance)._replace(parent=gpu.uuid)
-            for gpu, handle in zip(gpus, handles, strict=True)
-            for instance in _instances(handle)
-        ]
+        yield pynvml
     except pynvml.NVMLError as error:
         raise NoGpus(f"NVIDIA driver: {error}") from None
     finally:
         pynvml.nvmlShutdown()
+
+
+def discover() -> list[Gpu]:
+    """Every GPU that the NVIDIA driver lets this process use, in its order (PCI bus), then the MIG slices.
+
+    Raises:
+        NoGpus: there is no driver, or no way to ask it.
+    """
+    with driver() as pynvml:
+        handles = _permitted(pynvml)
+        gpus = [_describe(pynvml, handle) for handle in handles]
+        return gpus + [
+            _describe(pynvml, instance)._replace(parent=gpu.uuid)
+            for gpu, handle in zip(gpus, handles, strict=True)
+            for instance in _instances(pynvml, handle)
+        ]
 
 
 def is_rocm() -> bool:
@@ -118,23 +129,19 @@ def ask_torch(program: str, args: Sequence[str] = (), environ: Mapping[str, str]
     return done.stdout
 
 
-def _describe(handle: object) -> Gpu:
-    import pynvml
-
+def _describe(pynvml: Any, handle: object) -> Gpu:
     try:
         memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     except pynvml.NVMLError:  # memory that a GPU shares with its CPU
         memory = 0
-    return Gpu(_text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle)), memory)
+    return Gpu(pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle), memory)
 
 
-def _permitted() -> list[object]:
+def _permitted(pynvml: Any) -> list[object]:
     """The GPUs that this process may use; the driver counts the others of the machine as well.
 
     https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html, nvmlDeviceGetCount_v2
     """
-    import pynvml
-
     handles: list[object] = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
@@ -145,17 +152,11 @@ def _permitted() -> list[object]:
     return handles
 
 
-def _instances(handle: object) -> list[object]:
+def _instances(pynvml: Any, handle: object) -> list[object]:
     """The MIG slices of a GPU; most GPUs have none. Those that were destroyed leave gaps in the numbers."""
-    import pynvml
-
     instances: list[object] = []
     with suppress(pynvml.NVMLError):  # it knows nothing of MIG
         for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             with suppress(pynvml.NVMLError):
                 instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
     return instances
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -5,6 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hetagent.node.gpu.discovery import NoGpus, driver
+
 SLACK_BYTES = 1 << 30
 """How much more than before may be in use without anybody known to use it: the driver's own, rounding."""
 
@@ -93,16 +95,9 @@ def look(uuids: Sequence[str]) -> list[Usage]:
     Raises:
         GpuBroken: one of them has to be reset, or is gone.
     """
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # neither without NVML nor with a driver that fails can anything be said
-        return []
-    try:
+    with suppress(NoGpus), driver() as pynvml:  # without one nothing can be said
         return [usage for uuid in uuids if (usage := _usage(pynvml, uuid)) is not None]
-    finally:
-        pynvml.nvmlShutdown()
+    return []
 
 
 def _usage(pynvml: Any, uuid: str) -> Usage | None:

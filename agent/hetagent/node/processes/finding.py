@@ -66,12 +66,12 @@ def marked(incarnation: str, *marks: str) -> list[int]:
         marks: other variables to look for instead; any of them will do.
     """
     wanted = [b"\0" + os.fsencode(f"{mark}={incarnation}") + b"\0" for mark in marks or (INCARNATION,)]
-    found = []
+    pids = []
     for pid in _others():
         environ = b"\0" + _environ(pid)
-        if any(one in environ for one in wanted):
-            found.append(pid)
-    return sorted(found)
+        if any(pair in environ for pair in wanted):
+            pids.append(pid)
+    return sorted(pids)
 
 
 def orphans(node_id: str, group: str) -> list[int]:
@@ -91,15 +91,15 @@ def orphans_of_groups(node_id: str, prefix: str) -> list[int]:
 def _orphans(node_id: str, belongs: Callable[[str], bool]) -> list[int]:
     alive = living()
     here = _pid_namespace("self")
-    found = []
+    pids = []
     for pid in _others():
         env = environment(pid)
         if env.get(NODE_ID) != node_id or not belongs(env.get(GROUP, "")):
             continue
         agent = env.get(AGENT_PID, "")
         if agent.isdecimal() and int(agent) not in alive and _pid_namespace(str(pid)) == here:
-            found.append(pid)
-    return sorted(found)
+            pids.append(pid)
+    return sorted(pids)
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -177,15 +177,15 @@ def kill_all(find: Callable[[], Collection[int]], timeout_s: float = KILL_TIMEOU
     untouchable = {1, os.getpid()}
     found_any, quiet, pause_s = False, 0, PAUSE_MIN_S
     while True:
-        found = set(find()) - untouchable
-        quiet = 0 if found else quiet + 1
+        alive = set(find()) - untouchable
+        quiet = 0 if alive else quiet + 1
         if quiet == 2 or time.monotonic() >= deadline:
-            return sorted(found)
-        found_any = found_any or bool(found)
-        _kill(found)
+            return sorted(alive)
+        found_any = found_any or bool(alive)
+        _kill(alive)
         if found_any:
             time.sleep(pause_s)
-            pause_s = min(PAUSE_MAX_S, 2 * pause_s) if found else PAUSE_MIN_S
+            pause_s = min(PAUSE_MAX_S, 2 * pause_s) if alive else PAUSE_MIN_S
 
 
 def _kill(pids: Collection[int]) -> None:
@@ -223,12 +223,12 @@ def kill_tree(
     ours = set(sessions) - {own}
 
     def scan() -> set[int]:
-        found, spared, alive = set(find()), set(kept()), living()
+        pids, spared, alive = set(find()), set(kept()), living()
         if spared:
-            found -= _closure(set(), spared, alive)
+            pids -= _closure(set(), spared, alive)
         # A session has its leader's pid as its id, and stays ours when the leader has died and others live on.
-        ours.update(found - {own})
-        return _closure(found, ours, alive)
+        ours.update(pids - {own})
+        return _closure(pids, ours, alive)
 
     return kill_all(scan, timeout_s)
 
@@ -276,10 +276,10 @@ def _waits_in(pid: int) -> str:
     """The kernel's function that a process waits in; empty where that is not known, or not for us to know."""
     try:
         with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
-            found = file.read(64).strip()
+            function = file.read(64).strip()
     except OSError:
         return ""
-    return "" if found == "0" else found
+    return "" if function == "0" else function
 
 
 def _closure(seeds: set[int], sessions: set[int], alive: dict[int, Process]) -> set[int]:

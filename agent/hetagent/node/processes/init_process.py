@@ -62,8 +62,8 @@ def _reap() -> dict[int, int]:
     """The wait statuses of all children that have ended, by pid."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0] != 0:
-            ended[found[0]] = found[1]
+        while (child := os.waitpid(-1, os.WNOHANG))[0] != 0:
+            ended[child[0]] = child[1]
     return ended
 
 

@@ -7,6 +7,7 @@ counted.
 
 from collections import deque
 from enum import Enum
+from functools import partial
 
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.joining import SpecFields
@@ -113,9 +114,7 @@ class Directives:
             self.version = self.version if self.is_late(number) else directive.version
             return Need.NOTHING
 
-        def count(*, doubtful: bool = False) -> None:
-            self._count(directive, next_number, doubtful=doubtful)
-
+        count = partial(self._count, directive, next_number)
         match directive.kind:
             case DirectiveKind.EXIT:
                 count()
@@ -124,12 +123,7 @@ class Directives:
                 pass  # it took so long that the server may have given us up: the next poll tells
             case DirectiveKind.START if directive.round > self.newest_round:
                 count()
-                if running:
-                    why = f"round {directive.round} has formed, but round {self.newest_round} is still running here"
-                    self.stop("forgotten", why)
-                elif not leaving:
-                    self.newest_round, self.stop_told = directive.round, False
-                    self._hand(directive)
+                self._start(directive, leaving=leaving)
             case DirectiveKind.STOP if running and directive.round >= self.newest_round:
                 count()
                 if not self.stop_told:
@@ -147,10 +141,8 @@ class Directives:
                 pass
             case DirectiveKind.START if running and directive.round == self.newest_round:
                 count()
-                brings = directive.notice is not None or (
-                    directive.start is not None and directive.start.daemon
-                )
-                if brings and not self.stop_told:
+                start, notice = directive.start, directive.notice
+                if (notice is not None or (start is not None and start.daemon)) and not self.stop_told:
                     self._hand(directive)  # it came after the round's first start
             case _ if running:
                 count(doubtful=True)
@@ -160,7 +152,16 @@ class Directives:
                 return Need.JOIN
         return Need.NOTHING
 
-    def _count(self, directive: DirectiveReply, next_number: int, *, doubtful: bool) -> None:
+    def _start(self, directive: DirectiveReply, *, leaving: bool) -> None:
+        """A newer round has formed."""
+        if self.workers_may_run:
+            why = f"round {directive.round} has formed, but round {self.newest_round} is still running here"
+            self.stop("forgotten", why)
+        elif not leaving:
+            self.newest_round, self.stop_told = directive.round, False
+            self._hand(directive)
+
+    def _count(self, directive: DirectiveReply, next_number: int, *, doubtful: bool = False) -> None:
         """From now on this is the server's newest word."""
         self._counts_from = next_number
         self.version = directive.version

@@ -187,8 +187,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Where the request that is being parsed may end: after its body, or an empty line."""
         if self._body_left:
             return min(len(data), begin + self._body_left)
-        found = data.find(b"\r\n\r\n", max(0, begin - 3), begin + READ_BYTES)
-        return found + 4 if found >= 0 else min(len(data), begin + READ_BYTES)
+        end = data.find(b"\r\n\r\n", max(0, begin - 3), begin + READ_BYTES)
+        return end + 4 if end >= 0 else min(len(data), begin + READ_BYTES)
 
     def _is_answering(self) -> bool:
         """Whether a request is whole and has no answer yet."""
@@ -212,7 +212,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             raise ValueError("the version is unknown, or there is not one host")
         length = sum(int(value) for name, value in self.headers if name == b"content-length")
         if self.parser.should_upgrade() and (
-            length or any(one == b"transfer-encoding" for one, _ in self.headers)
+            length or any(name == b"transfer-encoding" for name, _ in self.headers)
         ):
             raise ValueError("the parser would take the body for another protocol")
         super().on_headers_complete()

@@ -28,8 +28,8 @@ class _Few:
         self._epoll = epoll
 
     def poll(self, timeout: float, maxevents: int) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = self._epoll.poll(timeout, min(maxevents, SOCKETS_PER_TURN))
-        return found
+        events: list[tuple[int, int]] = self._epoll.poll(timeout, min(maxevents, SOCKETS_PER_TURN))
+        return events
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._epoll, name)

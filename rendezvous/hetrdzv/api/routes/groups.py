@@ -96,25 +96,25 @@ async def cancel_group(request: Request, group_id: str, nodes: str) -> Response:
 async def plan_group(request: Request, group_id: str, body: Changes) -> Response:
     """What would happen if nodes came or went: ranks, master, spares, who restarts. Changes nothing."""
     service = service_of(request)
-    found = await service.plans.plan(service.group(group_id), body, service.now())
-    nodes = len(found.members) + len(found.spares)
-    return await views.made(nodes, lambda: in_words(found))
+    plan = await service.plans.plan(service.group(group_id), body, service.now())
+    nodes = len(plan.members) + len(plan.spares)
+    return await views.made(nodes, lambda: in_words(plan))
 
 
 @handlers(routes.STACKS_OF)
 async def get_stacks(request: Request, group_id: str, rank: list[int] | None) -> Response:
     """The Python stacks of the workers of the running round, now, from their agents. Changes nothing."""
-    number, found = await _asked(service_of(request), group_id, rank, About.STACKS)
-    stacks = tuple(found)
-    return await views.made(len(found), lambda: StacksReply(round=number, stacks=stacks))
+    number, told = await _asked(service_of(request), group_id, rank, About.STACKS)
+    stacks = tuple(told)
+    return await views.made(len(told), lambda: StacksReply(round=number, stacks=stacks))
 
 
 @handlers(routes.LOGS_OF)
 async def get_logs(request: Request, group_id: str, rank: list[int] | None) -> Response:
     """The end of what the workers of the running round have written to stderr, from their agents. Changes nothing."""
-    number, found = await _asked(service_of(request), group_id, rank, About.LOGS)
-    logs = tuple(found)
-    return await views.made(len(found), lambda: LogsReply(round=number, logs=logs))
+    number, told = await _asked(service_of(request), group_id, rank, About.LOGS)
+    logs = tuple(told)
+    return await views.made(len(told), lambda: LogsReply(round=number, logs=logs))
 
 
 async def _asked(
@@ -137,7 +137,7 @@ async def _asked(
             f"round {active.number} of group '{group_id}' has {active.world_size:,} ranks, but no more than "
             f"{MOST_RANKS:,} can be asked at once: name some of them (rank=0&rank=1)"
         )
-    unknown = [one for one in ranks or () if not 0 <= one < active.world_size]
+    unknown = [rank for rank in ranks or () if not 0 <= rank < active.world_size]
     if unknown:
         last = active.world_size - 1
         raise UnknownRank(

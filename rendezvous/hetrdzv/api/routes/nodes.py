@@ -74,13 +74,12 @@ async def _answer_poll(
     asks: bool = False,
     progress: NodeProgress | None = None,
 ) -> bytes | None:
-    polls, node_id = polls_of(request), command.node_id
-    with calling(request.scope, request.receive) as caller:
-        if caller.gone:  # it has asked again meanwhile, or will
-            return None
-        told = await polls.answer(
-            caller, group_id, command, after, wait_s, direct=direct, asks=asks, progress=progress
-        )
+    polls, node_id, caller = polls_of(request), command.node_id, calling(request.scope)
+    if caller.gone:  # it has asked again meanwhile, or will
+        return None
+    told = await polls.answer(
+        caller, group_id, command, after, wait_s, direct=direct, asks=asks, progress=progress
+    )
     if told is None:  # nobody reads it
         return None
     asked = asks and polls.service.questions.next(group_id, node_id) is not None
@@ -153,9 +152,8 @@ async def _answer_member(
 ) -> bytes | None:
     """Execute what a member of a round says and reply with its directive, even if the round is over."""
     service = service_of(request)
-    with calling(request.scope, request.receive) as caller:
-        if caller.gone:
-            return None
+    if calling(request.scope).gone:
+        return None
     try:
         if command is not None:
             await service.execute(group_id, command)

@@ -42,7 +42,7 @@ def call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
 async def _meant_group(client: Client, typed: str | None) -> str:
     """`: did you mean 'bert'?` for a name that is nearly that of a group, otherwise nothing."""
     try:
-        there = [one.group_id for one in (await client.groups()).groups]
+        there = [group.group_id for group in (await client.groups()).groups]
     except HetError:
         return ""
     close = get_close_matches(typed or "", there, 1, TYPO)

@@ -63,12 +63,12 @@ class Id(Typed):
 
 
 async def _group_ids(client: Client, group: str) -> list[str]:
-    return [one.group_id for one in (await client.groups()).groups]
+    return [summary.group_id for summary in (await client.groups()).groups]
 
 
 async def _node_ids(client: Client, group: str) -> list[str]:
-    found = await client.group(group)
-    return list({*(one.node_id for one in found.nodes), *found.drained})
+    reply = await client.group(group)
+    return list({*(node.node_id for node in reply.nodes), *reply.drained})
 
 
 GROUP_ID, NODE_ID = Id(_group_ids), Id(_node_ids)
@@ -111,7 +111,7 @@ class ScriptLast(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            flag = next((one for one in given if one.partition("=")[0] == error.option_name), None)
+            flag = next((word for word in given if word.partition("=")[0] == error.option_name), None)
             before = given[: given.index(flag)] if flag is not None else []
             words = self.make_parser(ctx).parse_args(list(before))[0].get("command")
             if (

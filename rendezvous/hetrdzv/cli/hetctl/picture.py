@@ -80,21 +80,16 @@ def show(plan: Plan, request: Changes) -> None:
 
 
 def _heading(plan: Plan, request: Changes) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold", min_width=20)
-    grid.add_row("group", one_line(plan.group_id))
-    if supposed := _supposed(request):
-        grid.add_row("if", supposed)
-    if plan.was_round:
-        grid.add_row("now", one_line(plan.now))
-    grid.add_row("then", _then(plan))
-    if plan.ended is not None:
-        grid.add_row("because", one_line(plan.ended))
+    facts = [
+        ("group", one_line(plan.group_id)),
+        ("if", _supposed(request)),
+        ("now", one_line(plan.now) if plan.was_round else ""),
+        ("then", _then(plan)),
+        ("because", one_line(plan.ended or "")),
+    ]
     for name, who in (("restarts", plan.restarted), ("moves", plan.moves), ("stops", plan.stops)):
-        if who:
-            grid.add_row(name, f"{names(map(one_line, who))} ({count(len(who), 'node')})")
-    return grid
+        facts.append((name, f"{names(map(one_line, who))} ({count(len(who), 'node')})" if who else ""))
+    return tables.new_grid(fact for fact in facts if fact[1])
 
 
 def _supposed(request: Changes) -> str:
@@ -174,11 +169,9 @@ def _together(alike: Sequence[Row]) -> Row:
 
 
 def _picture(rows: Sequence[Row], shapes: Shapes, width: int) -> Table:
-    table = tables.new_table()
-    table.add_column("NODE", overflow="fold", min_width=8)
-    table.add_column("IS", no_wrap=True)
-    table.add_column("RANKS", no_wrap=True)
-    table.add_column("CHANGE", overflow="fold", min_width=10)
+    table = tables.new_table(
+        tables.folded("NODE", 8), tables.word("IS"), tables.word("RANKS"), tables.folded("CHANGE", 10)
+    )
     longest = min(24, max(len(row.node_id) for row in rows))
     room = max(20, width - longest - 30)  # three gaps, IS, and 18 columns for CHANGE
     widest = max((row.first + row.slots - 1 for row in rows if row.first is not None), default=0)
@@ -211,12 +204,12 @@ def _cells(row: Row, shapes: Shapes, digits: int, room: int) -> str:
 
 
 def _plain(rows: Iterable[Row]) -> Table:
-    table = tables.new_table()
-    for name in ("NODE", "IS"):
-        table.add_column(name, no_wrap=True)
-    for name in ("RANKS", "OFFSET", "SLOTS"):
-        table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("CHANGE", overflow="fold", min_width=10)
+    table = tables.new_table(
+        tables.word("NODE"),
+        tables.word("IS"),
+        *tables.numbers("RANKS", "OFFSET", "SLOTS"),
+        tables.folded("CHANGE", 10),
+    )
     for row in rows:
         ranks, offset = "-", "-"
         if row.first is not None:

@@ -28,7 +28,7 @@ NO_GROUP = "example"
 def _each(item: Callable[[str], Any], text: str) -> tuple[Any, ...]:
     """Items separated by commas; ValueError: one of them is wrong, or is given twice."""
     items = tuple(item(word.strip()) for word in text.split(","))
-    ids = [node_id for one in items if (node_id := getattr(one, "node_id", one)) is not None]
+    ids = [node_id for given in items if (node_id := getattr(given, "node_id", given)) is not None]
     if twice := next((node_id for node_id in ids if ids.count(node_id) > 1), None):
         raise ValueError(f"{twice!r} is named twice")
     return items

@@ -35,16 +35,16 @@ class Alike:
 
 def collapsed(stacks: Sequence[Stack]) -> list[Alike]:
     """Stacks with equal ones put together, the rarest first: people look for the worker that is elsewhere."""
-    found: dict[tuple[str, str], list[Stack]] = {}
-    for one in stacks:
-        found.setdefault((_ADDRESSES.sub("0x", one.text), one.why), []).append(one)
-    groups = sorted(found.values(), key=lambda alike: (not alike[0].text, len(alike), alike[0].rank))
+    by_text: dict[tuple[str, str], list[Stack]] = {}
+    for stack in stacks:
+        by_text.setdefault((_ADDRESSES.sub("0x", stack.text), stack.why), []).append(stack)
+    groups = sorted(by_text.values(), key=lambda alike: (not alike[0].text, len(alike), alike[0].rank))
     return [
         Alike(
             alike[0].text,
             alike[0].why,
-            [one.rank for one in alike],
-            list(dict.fromkeys(one.node_id for one in alike)),
+            [stack.rank for stack in alike],
+            list(dict.fromkeys(stack.node_id for stack in alike)),
         )
         for alike in groups
     ]
@@ -53,19 +53,21 @@ def collapsed(stacks: Sequence[Stack]) -> list[Alike]:
 def view(reply: StacksReply) -> Iterator[RenderableType]:
     """Stacks as a terminal shows them."""
     alike = collapsed(reply.stacks)
-    different = count(sum(1 for one in alike if one.text), "different stack")
+    different = count(sum(1 for shown in alike if shown.text), "different stack")
     yield Text.assemble(
         (f"round {reply.round}", "bold"), f": {count(len(reply.stacks), 'rank')}, {different}"
     )
-    for one in alike:
-        ranks = ranked(one.ranks)
-        who = f" ({names(one.nodes)})"
+    for shown in alike:
+        ranks = ranked(shown.ranks)
+        who = f" ({names(shown.nodes)})"
         yield ""
-        if one.text:
+        if shown.text:
             yield Text.assemble((ranks, "bold"), who)
-            yield Padding(Text(tables.plain(one.text).rstrip(), overflow="fold"), (0, 0, 0, 2), expand=False)
+            yield Padding(
+                Text(tables.plain(shown.text).rstrip(), overflow="fold"), (0, 0, 0, 2), expand=False
+            )
         else:
-            yield Text.assemble((ranks, "bold"), f"{who}: no stack: {tables.one_line(one.why)}")
+            yield Text.assemble((ranks, "bold"), f"{who}: no stack: {tables.one_line(shown.why)}")
 
 
 @command("Show where in the code the workers are.")

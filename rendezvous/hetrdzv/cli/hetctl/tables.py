@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl.rooms import OF_ROUND, OF_WORKERS
@@ -19,7 +19,7 @@ from hetrdzv.protocol.inert import inert
 from hetrdzv.protocol.pages import EventReply, GroupReply, GroupSummary, NodeReply, RoundReply
 from hetrdzv.words.events import spent_of
 from hetrdzv.words.phrasing import count
-from hetrdzv.words.times import Clock
+from hetrdzv.words.times import Clock, lasted
 from hetrdzv.words.why import told
 
 TRACEBACK_LINES = 20
@@ -98,14 +98,13 @@ def groups_table(groups: Iterable[GroupSummary], *, wide: bool = False) -> Table
     Args:
         wide: also how many jobs each has had, and how its nodes are spread.
     """
-    table = new_table()
-    table.add_column("GROUP", overflow="fold", min_width=8)
-    table.add_column("STATE", no_wrap=True)
-    for name in ("ROUND", "WORLD", "NODES", "RESTARTS"):
-        table.add_column(name, no_wrap=True, justify="right")
-    for name in ("JOB", "SLOTS", "MEMBERS", "SPARES", "GONE") if wide else ():
-        table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("WHY", overflow="fold", min_width=20)
+    table = new_table(
+        folded("GROUP", 8),
+        word("STATE"),
+        *numbers("ROUND", "WORLD", "NODES", "RESTARTS"),
+        *(numbers("JOB", "SLOTS", "MEMBERS", "SPARES", "GONE") if wide else ()),
+        folded("WHY", 20),
+    )
     for group in groups:
         counts = group.counts
         more = (group.job, counts.slots, counts.members, counts.spares, counts.gone) if wide else ()
@@ -161,21 +160,35 @@ def local(at: str) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A length of time: `0.4 s`, `42 s`, `3 min 10 s`, `2 h 05 min`, `4 days 3 h`; `-` if it is not known."""
-    if seconds is None:
-        return "-"
-    whole = round(seconds)
-    if whole < 60:
-        return ago(seconds)
-    if whole < 3_600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 172_800:
-        return f"{whole // 3_600} h {whole % 3_600 // 60:02} min"
-    return f"{whole // 86_400} days {whole % 86_400 // 3_600} h"
+    """A length of time; `-` if it is not known."""
+    return "-" if seconds is None else lasted(seconds)
 
 
-def new_table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def new_table(*columns: Column) -> Table:
+    return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+
+
+def word(name: str) -> Column:
+    """A column of words that stay whole."""
+    return Column(name, no_wrap=True)
+
+
+def folded(name: str, least: int) -> Column:
+    """A column of texts that are folded where there is no room, to at least that width."""
+    return Column(name, overflow="fold", min_width=least)
+
+
+def numbers(*names: str) -> list[Column]:
+    """Columns of numbers."""
+    return [Column(name, no_wrap=True, justify="right") for name in names]
+
+
+def new_grid(facts: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Facts, each with its name in front."""
+    grid = Table.grid(Column(style="bold", no_wrap=True), folded("", 20), padding=(0, 2, 0, 0))
+    for fact in facts:
+        grid.add_row(*fact)
+    return grid
 
 
 def _narrowest(table: Table) -> int:
@@ -199,36 +212,30 @@ def why(group: GroupSummary) -> str:
 
 
 def _heading(group: GroupReply) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold", min_width=20)
-    grid.add_row("group", group.group_id)
-    grid.add_row("state", state_text(group.state))
-    grid.add_row("why", one_line(why(group)))
-    grid.add_row("job", str(group.job))
-    grid.add_row("round", _round(group.current_round))
-    if group.current_round is not None and (progress := _progress(group.current_round)):
-        grid.add_row("progress", progress)
-    if group.current_round is not None:
-        for name, shown in OF_ROUND:
-            if text := shown(group.current_round):
-                grid.add_row(name, text)
-        for straggler in group.current_round.stragglers:
-            grid.add_row("slow", one_line(straggler))
-    grid.add_row("restarts", spent_of(group.restarts, group.max_restarts))
-    if group.current_round is not None and group.current_round.ended is None:
-        master = group.current_round.master
-        grid.add_row("master", f"{master.node_id} at {master.address} port {master.port}")
-    grid.add_row("nodes", f"{_counted(group)}; wanted: {_wanted(group)}")
-    if group.spec.get("command"):
-        grid.add_row("command", plain(shlex.join(group.spec["command"])))
-    if group.drained:
-        grid.add_row("drained", ", ".join(group.drained))
-    if group.unreachable:
-        grid.add_row("unreachable", _unreachable(group))
-    for warning in group.warnings:
-        grid.add_row("warning", one_line(warning))
-    return grid
+    current = group.current_round
+    facts: list[tuple[str, RenderableType]] = [
+        ("group", group.group_id),
+        ("state", state_text(group.state)),
+        ("why", one_line(why(group))),
+        ("job", str(group.job)),
+        ("round", _round(current)),
+    ]
+    if current is not None:
+        facts.append(("progress", _progress(current)))
+        facts += [(name, shown(current)) for name, shown in OF_ROUND]
+        facts += [("slow", one_line(straggler)) for straggler in current.stragglers]
+    facts.append(("restarts", spent_of(group.restarts, group.max_restarts)))
+    if current is not None and current.ended is None:
+        master = current.master
+        facts.append(("master", f"{master.node_id} at {master.address} port {master.port}"))
+    facts += [
+        ("nodes", f"{_counted(group)}; wanted: {_wanted(group)}"),
+        ("command", plain(shlex.join(group.spec.get("command") or ()))),
+        ("drained", ", ".join(group.drained)),
+        ("unreachable", _unreachable(group)),
+        *(("warning", one_line(warning)) for warning in group.warnings),
+    ]
+    return new_grid(fact for fact in facts if fact[1] or fact[0] == "why")
 
 
 def _unreachable(group: GroupReply) -> str:
@@ -276,16 +283,15 @@ def _wanted_world(spec: Mapping[str, Any]) -> str:
 
 
 def _live_table(nodes: list[NodeReply]) -> Table:
-    table = new_table()
-    table.add_column("NODE", overflow="fold", min_width=10)
-    table.add_column("STATE", no_wrap=True)
-    for name in ("RANKS", "OFFSET", "SLOTS"):
-        table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("ADDRESS", overflow="fold", min_width=_address_width(nodes))
-    table.add_column("HEARD", no_wrap=True, justify="right")
     whys = [node_why(node) for node in nodes]
-    if any(whys):
-        table.add_column("WHY", overflow="fold", min_width=10)
+    table = new_table(
+        folded("NODE", 10),
+        word("STATE"),
+        *numbers("RANKS", "OFFSET", "SLOTS"),
+        folded("ADDRESS", _address_width(nodes)),
+        *numbers("HEARD"),
+        *([folded("WHY", 10)] if any(whys) else ()),
+    )
     for node, why in zip(nodes, whys, strict=True):
         offset = "-" if node.rank_offset is None else str(node.rank_offset)
         cells: list[RenderableType] = [
@@ -302,24 +308,25 @@ def _live_table(nodes: list[NodeReply]) -> Table:
 
 
 def _workers_table(current: RoundReply) -> Table:
-    table, more = new_table(), [(name, column(current)) for name, column in OF_WORKERS]
-    table.add_column("RANK", no_wrap=True, justify="right")
-    table.add_column("NODE", overflow="fold", min_width=10)
-    table.add_column("STATE", no_wrap=True)
-    for name in ("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", *(name for name, _ in more)):
-        table.add_column(name, no_wrap=True, justify="right")
-    for one in current.workers:
+    more = [(name, column(current)) for name, column in OF_WORKERS]
+    table = new_table(
+        *numbers("RANK"),
+        folded("NODE", 10),
+        word("STATE"),
+        *numbers("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", *(name for name, _ in more)),
+    )
+    for worker in current.workers:
         table.add_row(
-            str(one.rank),
-            one.node_id,
-            one.state,
-            ago(one.idle_s) if one.idle_s else "-",
-            _number(one.collectives),
-            _number(one.per_s),
-            _number(one.step),
-            _number(one.steps_per_s),
-            "-" if one.waiting is None else f"{one.waiting:.0%}",
-            *(_number(number(one)) for _, number in more),
+            str(worker.rank),
+            worker.node_id,
+            worker.state,
+            ago(worker.idle_s) if worker.idle_s else "-",
+            _number(worker.collectives),
+            _number(worker.per_s),
+            _number(worker.step),
+            _number(worker.steps_per_s),
+            "-" if worker.waiting is None else f"{worker.waiting:.0%}",
+            *(_number(number(worker)) for _, number in more),
         )
     return table
 
@@ -333,27 +340,25 @@ def _number(value: float | None) -> str:
 def _progress(current: RoundReply) -> str:
     """How fast a round goes: the slowest worker counts, since the others wait for it."""
     workers = current.workers
-    steps = [one for one in workers if one.step is not None]
+    steps = [worker for worker in workers if worker.step is not None]
     parts = []
     if steps:
-        per_s = [one.steps_per_s for one in steps if one.steps_per_s is not None]
+        per_s = [worker.steps_per_s for worker in steps if worker.steps_per_s is not None]
         speed = f" ({_number(min(per_s))} a second)" if per_s else ""
-        parts.append(f"step {_number(min(one.step or 0 for one in steps))}{speed}")
-    known = [one.collectives for one in workers if one.collectives is not None]
+        parts.append(f"step {_number(min(worker.step or 0 for worker in steps))}{speed}")
+    known = [worker.collectives for worker in workers if worker.collectives is not None]
     if known:
-        per_s = [one.per_s for one in workers if one.per_s is not None]
+        per_s = [worker.per_s for worker in workers if worker.per_s is not None]
         speed = f" ({_number(min(per_s))} a second)" if per_s else ""
         parts.append(f"{_number(min(known))} collectives{speed}")
     return ", ".join(parts)
 
 
 def _gone_table(nodes: list[NodeReply]) -> Table:
-    table = new_table()
-    table.add_column("GONE", overflow="fold", min_width=8)
-    table.add_column("STATE", no_wrap=True)
-    table.add_column("SLOTS", no_wrap=True, justify="right")
-    table.add_column("ADDRESS", overflow="fold", min_width=_address_width(nodes))
-    table.add_column("WHY", overflow="fold", min_width=20)
+    width = _address_width(nodes)
+    table = new_table(
+        folded("GONE", 8), word("STATE"), *numbers("SLOTS"), folded("ADDRESS", width), folded("WHY", 20)
+    )
     for node in nodes:
         table.add_row(node.node_id, state_text(node.state), str(node.slots), node.address, node_why(node))
     return table

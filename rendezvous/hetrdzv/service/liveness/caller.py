@@ -1,7 +1,6 @@
 """The client at the other end of a connection, and whether it is still there."""
 
 from collections.abc import Callable
-from typing import Self
 
 
 class Caller:
@@ -17,12 +16,6 @@ class Caller:
         self.lease_s = 0.0
         self._call: Callable[[], None] | None = None
         self._on_break: Callable[[], None] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """The request is answered; the connection may bring others."""
 
     def watch(self, within_s: float) -> bool:
         """Ask the kernel to notice within so many seconds if the client's host is gone; returns whether it can."""

@@ -162,10 +162,10 @@ class Leases:
             heapq.heappush(self._heap, (until, group_id, node_id))
             if len(self._heap) > 2 * self._count + SPARE_PLACES:  # most are places that nodes have left
                 self._heap = [
-                    (one.due, group, node)
+                    (other.due, group, node)
                     for group, entries in self._groups.items()
-                    for node, one in entries.items()
-                    if one.due is not None
+                    for node, other in entries.items()
+                    if other.due is not None
                 ]
                 heapq.heapify(self._heap)
 

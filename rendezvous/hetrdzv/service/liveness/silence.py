@@ -103,9 +103,9 @@ class Silence:
         Args:
             direct: whether its connection breaks when its host does: no proxy is in between.
         """
-        found = pace(group.spec.lease_s, len(self.leases), direct=direct)
-        self.leases.grant(group.group_id, node_id, incarnation, found.lease_s)
-        return found
+        promised = pace(group.spec.lease_s, len(self.leases), direct=direct)
+        self.leases.grant(group.group_id, node_id, incarnation, promised.lease_s)
+        return promised
 
     def excuses_cut(self, group_id: str, node_id: str, incarnation: str) -> bool:
         """Whether the open poll of a node may have been cut because this server was late.

@@ -39,8 +39,8 @@ def tell(service: Service, group_id: str, node_id: str, incarnation: str, *, dir
     Args:
         direct: whether its connection breaks when its host does: no proxy is in between.
     """
-    group, found = directive_of(service, group_id, node_id, incarnation)
-    return group, found, service.silence.promise(group, node_id, incarnation, direct=direct)
+    group, told = directive_of(service, group_id, node_id, incarnation)
+    return group, told, service.silence.promise(group, node_id, incarnation, direct=direct)
 
 
 async def watch(

@@ -51,20 +51,20 @@ class Leader:
     nonce: str
 
     @classmethod
-    def read(cls, found: Any) -> "Leader | None":
+    def read(cls, pair: Any) -> "Leader | None":
         """From the leader key; None if there is none.
 
         Raises:
             StorageError: something else wrote the key.
         """
-        if found is None:
+        if pair is None:
             return None
         try:
-            content = json.loads(found.value)
+            content = json.loads(pair.value)
             return cls(str(content["url"]), str(content["nonce"]))
         except (ValueError, KeyError, TypeError):
             raise StorageError(
-                f"the key {found.key.decode(errors='replace')} on etcd does not belong to hetserver: "
+                f"the key {pair.key.decode(errors='replace')} on etcd does not belong to hetserver: "
                 f"name another prefix with --store"
             ) from None
 
@@ -132,11 +132,11 @@ async def campaign(etcd: Etcd, url: str, lease_s: int) -> Term | None:
         raise
     revision = reply.header.revision
     if not reply.succeeded:
-        (found,) = reply.responses[0].response_range.kvs
-        if Leader.read(found) != ours:
+        (pair,) = reply.responses[0].response_range.kvs
+        if Leader.read(pair) != ours:
             await etcd.revoke(lease, within_s=CALL_S)
             return None
-        revision = found.create_revision  # an earlier attempt that got no answer had made it
+        revision = pair.create_revision  # an earlier attempt that got no answer had made it
     return Term(Fence(key, revision), lease, ttl_s, began)
 
 

@@ -243,8 +243,8 @@ class EtcdStore:
             await self._finish(await self._read_log(self._head.log))
             await self._write(batch)
         except EtcdRefused as error:
-            found = await self._read(self._meta_key)
-            if (found.mod_revision if found is not None else 0) != self._head.revision:
+            pair = await self._read(self._meta_key)
+            if (pair.mod_revision if pair is not None else 0) != self._head.revision:
                 raise  # an etcd that runs out of space may refuse what it has written
             self._head = replace(self._head, held=False)
             raise NothingWritten(str(error)) from error
@@ -306,11 +306,11 @@ class EtcdStore:
         reply = await self._sent([self._unmoved()], [*operations, put], look)
         revision = reply.header.revision
         if not reply.succeeded:
-            leader, found = (_only(response) for response in reply.responses)
-            if found is None or _parse_meta(found.value)["commit"] != commit:
+            leader, pair = (_only(response) for response in reply.responses)
+            if pair is None or _parse_meta(pair.value)["commit"] != commit:
                 self._require_fence(leader)
                 raise _Overtaken("the state on etcd has changed and must be read again")
-            revision = found.mod_revision  # an earlier attempt that got no answer had done it
+            revision = pair.mod_revision  # an earlier attempt that got no answer had done it
         self._head = _Head(revision, clock, log)
 
     async def _read(self, key: bytes) -> Any:

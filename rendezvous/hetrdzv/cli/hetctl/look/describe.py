@@ -37,9 +37,9 @@ class _Described:
 
 
 async def _described(client: Client, group: str) -> _Described:
-    found = await client.group(group)
+    shown = await client.group(group)
     history: EventsReply = await client.events(group)
-    return _Described(group=found, events=history.events)
+    return _Described(group=shown, events=history.events)
 
 
 @command("Show everything about a group, or about a node of it.")
@@ -51,14 +51,14 @@ def describe(group: str, node: str | None) -> None:
         look(lambda client: _described(client, group), _group_view)
         return
     reply = call(lambda client: _described(client, group))
-    found = next((one for one in reply.group.nodes if one.node_id == node), None)
-    if found is None:
-        known = names(one.node_id for one in reply.group.nodes)
+    nodes = {shown.node_id: shown for shown in reply.group.nodes}
+    if node not in nodes:
+        known = names(nodes)
         raise click.ClickException(f"group '{group}' has no node '{node}'; its nodes: {known}")
     if shared().as_json:
-        print_json(found)
+        print_json(nodes[node])
     else:
-        tables.show(*_node_view(found, reply.events))
+        tables.show(*_node_view(nodes[node], reply.events))
 
 
 def _group_view(reply: _Described) -> Iterator[RenderableType]:
@@ -72,10 +72,10 @@ def _group_view(reply: _Described) -> Iterator[RenderableType]:
     if changed:
         yield ""
         yield _facts("settings", {name: _value(value) for name, value in changed.items()})
-    found = past(reply.events, datetime.now(UTC))
-    if found.rounds:
+    history = past(reply.events, datetime.now(UTC))
+    if history.rounds:
         yield ""
-        yield from past_view(found, most=LAST_ROUNDS)
+        yield from past_view(history, most=LAST_ROUNDS)
     if reply.events:
         yield ""
         yield Text("last events", style="bold")
@@ -96,7 +96,7 @@ def _node_view(node: NodeReply, events: tuple[EventReply, ...]) -> Iterator[Rend
         **{name: shown(node) for name, shown in OF_NODE},
         "incarnation": node.incarnation,
     }
-    yield _facts("", {name: value for name, value in facts.items() if value})
+    yield _facts("", {name: tables.one_line(value) for name, value in facts.items() if value})
     for title, more in (("labels", node.labels), ("device", node.device)):
         if more:
             yield ""
@@ -109,14 +109,9 @@ def _node_view(node: NodeReply, events: tuple[EventReply, ...]) -> Iterator[Rend
 
 
 def _facts(title: str, facts: Mapping[str, str]) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold", min_width=20)
-    if title:
-        grid.add_row(title, "")
-    for name, value in facts.items():
-        grid.add_row(f"  {tables.one_line(name)}" if title else name, tables.one_line(value))
-    return grid
+    """Facts, below their title if there is one."""
+    rows = ((f"  {tables.one_line(name)}", tables.one_line(value)) for name, value in facts.items())
+    return tables.new_grid([(title, ""), *rows] if title else facts.items())
 
 
 def _value(value: object) -> str:
@@ -136,7 +131,7 @@ def why(group: str | None, watch: bool) -> None:
     if group is None:
         look(
             lambda client: client.groups(),
-            lambda reply: (Text(f"{one.group_id}  {standing(one)}") for one in reply.groups),
+            lambda reply: (Text(f"{shown.group_id}  {standing(shown)}") for shown in reply.groups),
             watch=watch,
         )
     else:
@@ -155,7 +150,8 @@ def _reasons(reply: _Described) -> Iterator[RenderableType]:
         yield Text(f"  slow: {tables.one_line(slow)}")
     for warning in group.warnings:
         yield Text(f"  warning: {tables.one_line(warning)}")
-    ended = [one for one in past(reply.events, datetime.now(UTC)).rounds if one.down is not None]
+    rounds = past(reply.events, datetime.now(UTC)).rounds
+    ended = [past_round for past_round in rounds if past_round.down is not None]
     if ended and ended[-1].ended_at is not None and group.state != "failed":
         last = ended[-1]
         at, spent = tables.local(last.ended_at or ""), ", a restart was spent" if last.cost_restart else ""
@@ -167,4 +163,4 @@ def _reasons(reply: _Described) -> Iterator[RenderableType]:
 def _is_missed(group: GroupReply, node: NodeReply) -> bool:
     """Whether a node that is gone was in the newest round."""
     members = group.current_round.members if group.current_round is not None else ()
-    return any(one.node_id == node.node_id for one in members)
+    return any(member.node_id == node.node_id for member in members)

@@ -11,6 +11,7 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command, shared
+from hetrdzv.cli.hetctl.tables import folded, numbers
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, NodeReply
 
@@ -54,21 +55,21 @@ async def _groups(client: Client, group: str | None) -> GroupsReply:
 
 
 async def _nodes(client: Client, group: str | None) -> _NodesReply:
-    found: dict[str, tuple[NodeReply, ...]] = {}
+    nodes: dict[str, tuple[NodeReply, ...]] = {}
     names = [group] if group is not None else await _served(client)
     for name in names:
         reply: GroupReply = await client.group(name)
-        found[name] = reply.nodes
-    return _NodesReply(groups=found)
+        nodes[name] = reply.nodes
+    return _NodesReply(groups=nodes)
 
 
 async def _served(client: Client) -> list[str]:
-    return [one.group_id for one in (await client.groups()).groups if one.state != QUARANTINED]
+    return [group.group_id for group in (await client.groups()).groups if group.state != QUARANTINED]
 
 
 def _groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
     if shared().output == "name":
-        yield from (Text(one.group_id) for one in reply.groups)
+        yield from (Text(group.group_id) for group in reply.groups)
     elif reply.groups:
         yield tables.groups_table(reply.groups, wide=shared().output == "wide")
     else:
@@ -88,19 +89,15 @@ def _nodes_view(reply: _NodesReply, group: str | None) -> Iterator[RenderableTyp
 
 
 def _nodes_table(nodes: Iterable[tuple[str, NodeReply]], *, with_group: bool, wide: bool) -> Table:
-    table = tables.new_table()
-    if with_group:
-        table.add_column("GROUP", overflow="fold", min_width=8)
-    table.add_column("NODE", overflow="fold", min_width=10)
-    table.add_column("STATE", no_wrap=True)
-    for name in ("RANKS", "SLOTS"):
-        table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("ADDRESS", overflow="fold", min_width=15)
-    if wide:
-        table.add_column("HEARD", no_wrap=True, justify="right")
-        for name in ("ROLE", "LABELS", "DEVICE"):
-            table.add_column(name, overflow="fold", min_width=8)
-    table.add_column("WHY", overflow="fold", min_width=20)
+    table = tables.new_table(
+        *([folded("GROUP", 8)] if with_group else ()),
+        folded("NODE", 10),
+        tables.word("STATE"),
+        *numbers("RANKS", "SLOTS"),
+        folded("ADDRESS", 15),
+        *([*numbers("HEARD"), *(folded(name, 8) for name in ("ROLE", "LABELS", "DEVICE"))] if wide else ()),
+        folded("WHY", 20),
+    )
     for group, node in nodes:
         cells: list[RenderableType] = [group] if with_group else []
         cells += [

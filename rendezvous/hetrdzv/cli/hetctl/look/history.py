@@ -39,13 +39,13 @@ def past_view(reply: PastReply, most: int | None = None) -> Iterator[RenderableT
     if not reply.rounds:
         yield Text("no round has formed yet")
         return
-    table = tables.new_table()
-    table.add_column("ROUND", no_wrap=True)
-    table.add_column("BEGAN", no_wrap=True)
-    for name in ("WORLD", "TRAINED", "DOWN", "NOTICED", "STOPPED", "FORMED", "STARTED"):
-        table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("ENDED BY", no_wrap=True)
-    table.add_column("WHY", overflow="fold", min_width=20)
+    table = tables.new_table(
+        tables.word("ROUND"),
+        tables.word("BEGAN"),
+        *tables.numbers("WORLD", "TRAINED", "DOWN", "NOTICED", "STOPPED", "FORMED", "STARTED"),
+        tables.word("ENDED BY"),
+        tables.folded("WHY", 20),
+    )
     for past_round in reply.rounds[-most:] if most is not None else reply.rounds:
         down = past_round.down
         parts: list[float | None] = [None] * 5

@@ -51,7 +51,7 @@ def logs(group: str, rank: tuple[int, ...], tail: int | None, follow: bool) -> N
     if shared().as_json:
         print_json(reply)
     else:
-        _show(reply, [_last(one, most) for one in reply.logs], set(), alone=len(rank) == 1)
+        _show(reply, [_last(log, most) for log in reply.logs], set(), alone=len(rank) == 1)
 
 
 async def _follow(client: Client, group: str, ranks: Sequence[int], most: int | None) -> None:
@@ -71,9 +71,9 @@ async def _follow(client: Client, group: str, ranks: Sequence[int], most: int | 
         except Problem as problem:
             if problem.code != NoRound.code or number is None:
                 raise
-            found = await client.group(group)
-            if found.state in OUTCOMES:
-                complain(f"group '{group}' is {found.state}: its logs end here")
+            shown_group = await client.group(group)
+            if shown_group.state in OUTCOMES:
+                complain(f"group '{group}' is {shown_group.state}: its logs end here")
                 return
         else:
             away = False
@@ -82,10 +82,10 @@ async def _follow(client: Client, group: str, ranks: Sequence[int], most: int | 
                 known.clear()
             number = reply.round
             shown = [
-                news(known[one.rank], _lines(one)) if one.rank in known else _last(one, most)
-                for one in reply.logs
+                news(known[log.rank], _lines(log)) if log.rank in known else _last(log, most)
+                for log in reply.logs
             ]
-            known = {one.rank: _lines(one) for one in reply.logs}
+            known = {log.rank: _lines(log) for log in reply.logs}
             if shared().as_json:
                 tables.write(codec.write(reply, nulls=True).decode())
             else:
@@ -108,12 +108,12 @@ def news(before: Sequence[str], now: Sequence[str]) -> list[str]:
     return list(now) if len(before) == 1 else [GAP, *now]
 
 
-def _lines(one: Stack) -> list[str]:
-    return [tables.plain(line) for line in one.text.splitlines()]
+def _lines(log: Stack) -> list[str]:
+    return [tables.plain(line) for line in log.text.splitlines()]
 
 
-def _last(one: Stack, most: int | None) -> list[str]:
-    lines = _lines(one)
+def _last(log: Stack, most: int | None) -> list[str]:
+    lines = _lines(log)
     return lines if most is None else lines[-most:]
 
 
@@ -123,11 +123,11 @@ def _show(reply: LogsReply, shown: Sequence[Sequence[str]], told: set[str], *, a
     Args:
         told: complaints that were made before; each is made once.
     """
-    for one, lines in zip(reply.logs, shown, strict=True):
-        who = "" if alone else f"{one.node_id}:{one.rank}  "
+    for log, lines in zip(reply.logs, shown, strict=True):
+        who = "" if alone else f"{log.node_id}:{log.rank}  "
         for line in lines:
             tables.write(f"{who}{line}")
-        complaint = f"rank {one.rank} ({one.node_id}): {one.why}"
-        if one.why and complaint not in told:
+        complaint = f"rank {log.rank} ({log.node_id}): {log.why}"
+        if log.why and complaint not in told:
             told.add(complaint)
             complain(complaint)

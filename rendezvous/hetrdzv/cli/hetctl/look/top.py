@@ -32,12 +32,12 @@ def top(group: str | None) -> None:
 
 
 def _groups(reply: GroupsReply) -> Iterator[RenderableType]:
-    slots = count(sum(one.counts.slots for one in reply.groups), "slot")
-    nodes = count(sum(one.counts.nodes for one in reply.groups), "node")
-    running = sum(1 for one in reply.groups if one.state == "running")
+    slots = count(sum(group.counts.slots for group in reply.groups), "slot")
+    nodes = count(sum(group.counts.nodes for group in reply.groups), "node")
+    running = sum(1 for group in reply.groups if group.state == "running")
     yield Text(f"{count(len(reply.groups), 'group')}, {running} running; {nodes}, {slots}", style="bold")
     yield ""
-    unwell = sorted(reply.groups, key=lambda one: (one.state == "running", one.group_id))
+    unwell = sorted(reply.groups, key=lambda group: (group.state == "running", group.group_id))
     yield tables.groups_table(unwell) if unwell else Text(tables.NO_GROUPS)
 
 

@@ -87,19 +87,21 @@ def read(path: Path, home: str) -> Config:
         AccessError: it cannot be read, or does not make sense; names the key.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Config(path)
     except OSError as error:
         raise AccessError(f"config file {path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # of TOML, or of UTF-8: neither text shows what the file holds
         raise AccessError(f"config file {path} is not TOML: {error}") from None
-    clusters = found.pop("clusters", {})
-    default = found.pop("default", None)
-    _refuse(path, found, ("default", "clusters"), "")
-    if not isinstance(clusters, dict) or not all(isinstance(one, dict) for one in clusters.values()):
+    clusters = content.pop("clusters", {})
+    default = content.pop("default", None)
+    _refuse(path, content, ("default", "clusters"), "")
+    if not isinstance(clusters, dict) or not all(isinstance(given, dict) for given in clusters.values()):
         raise AccessError(f"config file {path}: clusters must be tables, such as [clusters.lab]")
-    config = Config(path, {name: _cluster(path, name, one, home) for name, one in clusters.items()}, default)
+    config = Config(
+        path, {name: _cluster(path, name, given, home) for name, given in clusters.items()}, default
+    )
     if default is not None:
         config.cluster(_text(path, "default", default))
     return config
@@ -115,7 +117,7 @@ def _cluster(path: Path, name: str, given: Mapping[str, Any], home: str) -> Clus
         )
     listed = server if isinstance(server, list) else [server]
     try:
-        servers = servers_from(",".join(_text(path, f"{where}.server", one) for one in listed))
+        servers = servers_from(",".join(_text(path, f"{where}.server", url) for url in listed))
     except ValueError as error:
         raise AccessError(f"config file {path}: {where}.server: {error}") from None
     token = given.get("token")

@@ -73,7 +73,7 @@ class Account:
     def spent(self, now: float) -> Spent:
         """Everything up to now."""
         self._close(now)
-        lost = sorted(self._lost.items(), key=lambda one: -one[1])
+        lost = sorted(self._lost.items(), key=lambda item: -item[1])
         return Spent(self._trained_s, self._others_s, tuple(lost))
 
     def _close(self, now: float) -> None:

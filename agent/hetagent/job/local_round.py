@@ -224,7 +224,7 @@ class LocalRound:
             return None
         ended = self._workers.collect()
         if self.phase is Phase.RUNNING:
-            self._note_end(self._workers, [one for one in ended if not one.succeeded])
+            self._note_end(self._workers, [end for end in ended if not end.succeeded])
         if self.phase is not Phase.ENDING or self._end is None or time.monotonic() < self._end.due_at:
             return None
         self._move(Phase.ENDED)
@@ -335,7 +335,7 @@ class LocalRound:
         cleared = self._workers.clear(spare_detached=spare_detached, until=until)
         self._end_rooms()
         if self._end is not None and self._end.failure is not None:
-            self.failed = [one for one in self._workers.exits if not one.succeeded]
+            self.failed = [end for end in self._workers.exits if not end.succeeded]
         self._workers = None
         self._move(Phase.GONE)
         return cleared

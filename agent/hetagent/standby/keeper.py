@@ -161,7 +161,9 @@ class Standbys(Room):
         now = time.monotonic()
         missing = [rank for rank in sorted(self._programs) if rank not in self._standbys]
         outdated = [
-            rank for rank, one in sorted(self._standbys.items()) if one.ready and one.seen != self._seen(rank)
+            rank
+            for rank, standby in sorted(self._standbys.items())
+            if standby.ready and standby.seen != self._seen(rank)
         ]
         if not self._preload or not (missing or outdated):
             self._at_once = False

@@ -156,9 +156,9 @@ def _code(script: str, path: "list[str]") -> "dict[str, object]":
     for place in path:
         if place.endswith(SITES):
             with contextlib.suppress(OSError), os.scandir(place) as entries:
-                found = [entry for entry in entries if entry.name.endswith(INSTALLED)]
+                installed = [entry for entry in entries if entry.name.endswith(INSTALLED)]
                 code[f"what is installed in {place}"] = sorted(
-                    (one.name, one.stat().st_mtime_ns) for one in found
+                    (entry.name, entry.stat().st_mtime_ns) for entry in installed
                 )
     return code
 
@@ -187,11 +187,11 @@ def _versions(paths: "Iterable[str]") -> "dict[str, object]":
 def _version(path: str) -> "tuple[int, ...] | None":
     """Which file or folder it is, and of a file, of when and how large; None: there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    which = (found.st_dev, found.st_ino)
-    return which if stat.S_ISDIR(found.st_mode) else (*which, found.st_mtime_ns, found.st_size)
+    which = (status.st_dev, status.st_ino)
+    return which if stat.S_ISDIR(status.st_mode) else (*which, status.st_mtime_ns, status.st_size)
 
 
 def _changed(before: "dict[str, object]", now: "dict[str, object]") -> str:

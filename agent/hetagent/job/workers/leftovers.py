@@ -39,9 +39,9 @@ class Leftovers:
         alive = processes.living()
         # Another process may have the pid of one that has died after all; a living one may have lost its parent.
         same = {
-            one.pid: since
-            for one, since in self._stuck.items()
-            if one.pid in alive and alive[one.pid].started == one.started
+            process.pid: since
+            for process, since in self._stuck.items()
+            if process.pid in alive and alive[process.pid].started == process.started
         }
         return f"{processes.describe_stuck(same)} since {min(same.values())}" if same else ""
 

@@ -114,9 +114,9 @@ class Workers:
         exceptions in the order in which these were raised, and unwound only after that.
         """
 
-        def recorded_at(one: Exit) -> float:
+        def recorded_at(failure: Exit) -> float:
             try:
-                return os.stat(self.started.error_files.get(one.local_rank, "")).st_mtime
+                return os.stat(self.started.error_files.get(failure.local_rank, "")).st_mtime
             except OSError:
                 return 0.0
 

@@ -17,7 +17,7 @@ from hetrdzv.core.commands import (
     Tick,
     Undrain,
 )
-from hetrdzv.core.directive import Directive, directive
+from hetrdzv.core.directive import Directive, directive, heading
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Conduct, Group, Node
@@ -126,7 +126,8 @@ class Story:
 
     def renew(self, *node_ids: str) -> None:
         for node_id in node_ids:
-            self.do(Renew(node_id, self.group.nodes[node_id].incarnation))
+            node = self.group.nodes[node_id]
+            self.do(Renew(node_id, node.incarnation, heading(self.group, node).version))
 
     def cut(self, node_id: str) -> None:
         self.do(Disconnect(node_id, self.group.nodes[node_id].incarnation))

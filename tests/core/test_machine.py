@@ -93,6 +93,7 @@ class Agent:
     at_work: bool = False
     exited: bool = False
     leaving: bool = False
+    holds: str | None = None
     sent: list[Command] = field(default_factory=list)
 
     def join(self) -> Join:
@@ -259,8 +260,9 @@ class GroupMachine(*RULES, RuleBasedStateMachine):
 
     def told(self, agent: Agent) -> Directive | None:
         """What an agent hears when it polls: None where the server does not accept it."""
+        polled = Renew(agent.node_id, agent.incarnation, agent.holds)
         try:
-            allowed = step(self.group, Renew(agent.node_id, agent.incarnation), self.now)
+            allowed = step(self.group, polled, self.now)
         except StaleIncarnation:
             agent.exited, agent.at_work = True, False
             return None
@@ -268,8 +270,10 @@ class GroupMachine(*RULES, RuleBasedStateMachine):
             agent.at_work, agent.acked = False, agent.round
             return None
         del allowed
-        self.apply(Renew(agent.node_id, agent.incarnation))
-        return directive(self.group, self.group.nodes[agent.node_id], self.now)
+        self.apply(polled)
+        heard = directive(self.group, self.group.nodes[agent.node_id], self.now)
+        agent.holds = heard.version
+        return heard
 
     def send(self, agent: Agent, command: Command) -> bool:
         agent.sent.append(command)

@@ -314,6 +314,17 @@ def test_who_was_told_of_one_end_was_not_told_of_the_next() -> None:
     assert story.node("b").stop_told_at is None
 
 
+def test_who_was_sent_the_end_of_its_round_may_not_have_got_it() -> None:
+    story = running("a", "b", min_nodes=1, stop_timeout_s=2, lease_s=40)
+    story.failed("a")
+    story.do(Renew("b", "b-1"))  # the answer is lost, and so is all that follows
+    story.join("a")
+    story.wait(39, silent=("b",))
+    assert story.group.state == "waiting"
+    story.wait(2, silent=("b",))
+    assert story.order == ["a"]
+
+
 def test_leaving_member_that_has_stopped_is_not_waited_for() -> None:
     story = running("a", "b", min_nodes=1)
     story.leaving("b")

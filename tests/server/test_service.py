@@ -666,7 +666,7 @@ async def test_after_a_stall_nobody_counts_as_told_to_stop() -> None:
         await two_nodes(service)
         await service.execute("g", Restart())
         clock.at += 60.0
-        await service.execute("g", Renew("a", "1"))
+        await service.execute("g", Renew("a", "1", directive_of(service, "g", "a", "1")[1].version))
         nodes = service.group("g").nodes
         assert nodes["a"].stop_told_at is not None
         assert nodes["b"].stop_told_at is None
@@ -679,7 +679,7 @@ async def test_who_is_told_to_stop_without_a_command_is_overdue_in_time() -> Non
         await service.execute("g", Restart())
         commits = len(store.commits)
         assert "g" not in service._timers
-        await service.execute("g", Renew("a", "1"))
+        await service.execute("g", Renew("a", "1", directive_of(service, "g", "a", "1")[1].version))
         assert "g" in service._timers
         assert len(store.commits) == commits
 

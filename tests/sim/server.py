@@ -66,7 +66,7 @@ class Connection:
         self, group: str, node: str, incarnation: str, after: str | None, wait_s: float
     ) -> DirectiveReply:
         """As `GET .../directive`."""
-        renew = Renew(node, incarnation)
+        renew = Renew(node, incarnation, after)
         found = await self._polls.answer(self._caller, group, renew, after, wait_s)
         if found is None:
             raise _HungUp
@@ -74,7 +74,7 @@ class Connection:
 
     async def poll(self, group: str, node: str, request: PollRequest) -> DirectiveReply:
         """As `POST .../directive`."""
-        renew = Renew(node, request.incarnation)
+        renew = Renew(node, request.incarnation, request.after)
         found = await self._polls.answer(
             self._caller, group, renew, request.after, request.wait_s, asks=True, progress=request.progress
         )

@@ -27,6 +27,7 @@ FAILED_ONCE = {
     8_108_865: "a node of a unit came back under another name before its lease had ended",
     90_003_305: "the same while another node of the unit is lost, which then comes back",
     70_010_666: "a lost agent says that it leaves, and a join that it sent before brings its node back",
+    97_011_838: "the answer that tells a node to stop is lost, since the node is cut off",
     97_011_357: "a server is killed while it stands still in the middle of a commit",
 }
 """Seeds that have found a fault of the rules, or of the simulation, and what happens in them."""

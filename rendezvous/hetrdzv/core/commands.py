@@ -29,10 +29,15 @@ class Join(Offer):
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """The agent was heard from: it asked for its directive."""
+    """The agent was heard from: it asked for its directive.
+
+    Attributes:
+        holds: the version of the one that it has got; None: it has none, or does not say.
+    """
 
     node_id: str
     incarnation: str
+    holds: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

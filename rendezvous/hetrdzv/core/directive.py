@@ -163,6 +163,11 @@ def heading(group: Group, node: Node) -> Heading:
     return tell(DirectiveKind.WAIT, "not_ready" if node.not_ready else "waiting")
 
 
+def has_got_stop(group: Group, node: Node, holds: str | None) -> bool:
+    """Whether an agent, which holds this version of its directive, shows only now that it knows of its round's end."""
+    return group.to_be_stopped(node) and holds == heading(group, node).version
+
+
 def directive(group: Group, node: Node, now: float) -> Directive:
     """What a node of a group has to do now.
 

@@ -24,6 +24,7 @@ from hetrdzv.core.commands import (
     Tick,
     Undrain,
 )
+from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.health.hangs import note_stall
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Node, Round
@@ -295,8 +296,11 @@ def _note_readiness(work: Work, node: Node, why: str) -> None:
 def _renew(work: Work, command: Renew) -> bool:
     """Renew the lease; returns whether anything else can have changed."""
     node = require_speaker(work.group, command.node_id, command.incarnation)
-    news = node.cut_at is not None or node.in_doubt or work.group.hears_stop(node)
-    heard(work, node)
+    knows = has_got_stop(work.group, node, command.holds)
+    news = node.cut_at is not None or node.in_doubt or knows
+    node = heard(work, node)
+    if knows:
+        work.change_node(node, stop_told_at=work.now)
     return news
 
 

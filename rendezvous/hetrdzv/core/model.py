@@ -105,8 +105,8 @@ class Node(Offer):
         gone_at, gone_why: when and why the node became lost or left.
         heard_at: when the last command of the agent came; renewals are in a table of their own (memory only).
         cut_at: when an open poll of the agent was cut; None once it is heard from again (memory only).
-        stop_told_at: when the agent was first heard from after its newest round had ended, and so was told to
-            stop; None before (memory only).
+        stop_told_at: when the agent first said that it has got what tells it to stop, its newest round having ended:
+            an answer may be lost on its way; None before (memory only).
         heir: the node that takes its place in its unit, unless it is heard again (units.py); None: nobody does.
     """
 
@@ -428,8 +428,8 @@ class Group:
             return False
         return current.master.node_id != node.node_id or self.all_succeeded(current, ignoring=node.node_id)
 
-    def hears_stop(self, node: Node) -> bool:
-        """Whether the node's next request would be the first to tell it that its round has ended."""
+    def to_be_stopped(self, node: Node) -> bool:
+        """Whether the node's round has ended, and it is not known that it has got that."""
         ended = self.round
         return (
             ended is not None and ended.end is not None and self.in_round(node) and node.stop_told_at is None

@@ -50,14 +50,14 @@ async def get_directive(
     request: Request, group_id: str, node_id: str, incarnation: str, after: str | None, wait: float
 ) -> bytes | None:
     """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease."""
-    command = Renew(node_id, incarnation)
+    command = Renew(node_id, incarnation, after)
     return await _answer_poll(request, group_id, command, after, wait, direct=_is_direct(request))
 
 
 @handlers(routes.POLL)
 async def poll(request: Request, group_id: str, node_id: str, body: PollRequest) -> bytes | None:
     """The same poll, which also says how far the node's workers have come. May be answered with a question."""
-    command, direct = Renew(node_id, body.incarnation), _is_direct(request)
+    command, direct = Renew(node_id, body.incarnation, body.after), _is_direct(request)
     return await _answer_poll(
         request, group_id, command, body.after, body.wait_s, direct=direct, asks=True, progress=body.progress
     )

@@ -104,10 +104,9 @@ def known_node(group: Group, node_id: str) -> Node:
 
 def heard(work: Work, node: Node) -> Node:
     """Record that a node's agent was heard from."""
-    told_at = work.now if work.group.hears_stop(node) else node.stop_told_at
     heir = node.heir if node.gone else None  # one that is gone has its place back once it joins
     other = node.heir if node.in_doubt else None  # which is at the same address, and yet another node
-    node = work.change_node(node, heard_at=work.now, cut_at=None, stop_told_at=told_at, heir=heir)
+    node = work.change_node(node, heard_at=work.now, cut_at=None, heir=heir)
     if other is not None and other in work.group.nodes:
         take_place_in_unit(work, other, beside=node.node_id)
     return node

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from hetrdzv.core.commands import Command, Join, Leave, Renew, Report, StartDaemon
+from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.protocol.states import ReportKind
@@ -282,13 +283,15 @@ def speaker_of(command: Command) -> tuple[str, str] | None:
 def is_heartbeat(group: Group, command: Command) -> bool:
     """Whether a command renews a lease and changes nothing else.
 
-    It does change something if the node was suspect, if another seemed to take its place, or if it hears only now that
-    its round has ended.
+    It does change something if the node was suspect, if another seemed to take its place, or if it shows only now that
+    it knows of the end of its round.
     """
     if not isinstance(command, Renew):
         return False
     node = group.nodes.get(command.node_id)
-    return node is None or (node.cut_at is None and not node.in_doubt and not group.hears_stop(node))
+    return node is None or (
+        node.cut_at is None and not node.in_doubt and not has_got_stop(group, node, command.holds)
+    )
 
 
 def is_one_of_many(command: Command) -> bool:

@@ -106,7 +106,7 @@ class Server:
                 case Join(body=body):
                     self.do(join_command(node_id, body), now, group_id)
                 case Poll(incarnation=incarnation):
-                    self.do(commands.Renew(node_id, incarnation), now, group_id)
+                    self.do(commands.Renew(node_id, incarnation, request.after), now, group_id)
                     if request.posts:
                         return self._polled(request.progress, node_id, now, group_id)
                 case Say(topic=reports.REPORT, body=report):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +133,8 @@ def test_mig_slices_that_cannot_be_shared_out(
 
 
 def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
-    found = options("--role", "x" * 300)
-    with pytest.raises(UsageError, match=r"no server accepts --role 'x+': String should have at most 128"):
+    found = replace(options(), labels={"rack": "x" * 300})
+    with pytest.raises(UsageError, match=r"no server accepts --label 'x+': String should have at most 256"):
         assembly._offer(found, 1, "127.0.0.1", None, Launch(None), wants_command=False, device={})
 
 

@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrdzv.core.patched import PATCHES, Patched
+from tests.fuzz.settings import examples
 
 KEYS = [f"n{number}" for number in range(3 * PATCHES)]
 
 
+@examples(100)
 @given(
     st.lists(st.sampled_from(KEYS), unique=True),
     st.lists(st.tuples(st.sampled_from(KEYS), st.booleans()), max_size=3 * PATCHES),

@@ -142,7 +142,7 @@ def check_valid(case: Case, response: httpx.Response) -> None:
 
 @pytest.mark.parametrize("label", OPERATIONS)
 @given(data=st.data())
-@examples(20)
+@examples(10)
 def test_a_valid_request_is_answered_as_documented(
     server: VirtualServer, label: str, data: st.DataObject
 ) -> None:
@@ -153,7 +153,7 @@ def test_a_valid_request_is_answered_as_documented(
 
 @pytest.mark.parametrize("label", WITH_INPUT)
 @given(data=st.data())
-@examples(20)
+@examples(10)
 def test_an_invalid_request_is_refused_as_documented(
     server: VirtualServer, label: str, data: st.DataObject
 ) -> None:

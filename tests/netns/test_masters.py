@@ -21,6 +21,7 @@ def test_a_master_that_some_cannot_reach_is_replaced_and_the_state_says_who(
     _, a, _, c = hosts
     a.firewall(closed=PORTS, closed_to=c.address)
     with HostCluster(tmp_path, hosts, "--nnodes", "3", "--port-range", PORTS) as job:
+        job.light = True
         for name in "abc":
             job.agent(name, 1)
         assert job.world(3) == 2

@@ -56,11 +56,11 @@ from hetrdzv.protocol.parts import NotReady, Quoted
 from hetrdzv.protocol.plans import Plan
 from hetrdzv.protocol.reasons import LeftOutReason
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.protocol.warnings import AnyWarning
+from hetrdzv.protocol.warnings import AnyWarning, Straggler, Unwatched
 from hetrdzv.protocol.who import Nodes
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
-from hetrdzv.service.progress import slow, unseen
+from hetrdzv.service.progress.detectors import detected
 from hetrdzv.service.progress.questions import About
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
@@ -152,16 +152,13 @@ LARGE = 300
 
 async def group_response(service: Service, group: Group, page: Page = ALL) -> Response:
     """Everything about a group, or a page of it, as a response."""
-    return await made(
-        len(group.nodes),
-        lambda: group_reply(
-            group,
-            service.now(),
-            partial(service.silence.heard_at, group),
-            page,
-            dict(service.progress.workers(group)),
-        ),
-    )
+
+    def reply() -> GroupReply:
+        now, seen = service.now(), dict(service.progress.workers(group))
+        heard_at = partial(service.silence.heard_at, group)
+        return group_reply(group, now, heard_at, page, seen, detected(group, seen, now))
+
+    return await made(len(group.nodes), reply)
 
 
 async def changed(service: Service, group_id: str, command: Command, nodes: str) -> Response:
@@ -302,11 +299,13 @@ def group_reply(
     heard_at: Callable[[Node], float],
     page: Page = ALL,
     seen: Mapping[int, Seen] = MappingProxyType({}),
+    found: Sequence[AnyWarning] = (),
 ) -> GroupReply:
     """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone.
 
     Args:
         seen: how far the workers of its newest round have come, by global rank.
+        found: what that says of the round.
     """
     current = group.round
     members = {
@@ -327,11 +326,7 @@ def group_reply(
     everybody = current.members if current is not None else ()
     on_page = everybody if page == ALL else _only(everybody, {node.node_id for node in nodes})
     spec = codec.fields_of(group.spec)
-    slow_ones = slow.shown(group, current, seen, now) if current is not None else []
-    unwatched = unseen.shown(group, current, seen, now) if current is not None else []
-    newest = None
-    if current is not None:
-        newest = _round(group, current, on_page, seen, now, _sentences(slow_ones), _sentences(unwatched))
+    newest = _round(group, current, on_page, seen, now, found) if current is not None else None
     summary = codec.fields_of(group_summary(group, now))
     if newest is not None:
         summary["why"] = "; ".join([summary["why"], *newest.unwatched])
@@ -345,8 +340,10 @@ def group_reply(
             UnreachableReply(node_id=node_id, master=master)
             for master, node_id in sorted((master, node_id) for node_id, master in group.unreachable)
         ),
-        warnings=_sentences(_warnings(group)),
-        facts=(*_warnings(group), *slow_ones, *unwatched),
+        warnings=_sentences(
+            (*_warnings(group), *(one for one in found if not isinstance(one, Straggler | Unwatched)))
+        ),
+        facts=(*_warnings(group), *found),
         root_cause=_root_cause(group.root_cause),
     )
 
@@ -374,8 +371,7 @@ def _round(
     shown: Sequence[Member],
     seen: Mapping[int, Seen],
     now: float,
-    stragglers: tuple[str, ...],
-    unwatched: tuple[str, ...],
+    found: Sequence[AnyWarning],
 ) -> RoundReply:
     on_page = {member.node_id for member in shown}
     ended = why_ended(current.number, current.end) if current.end is not None else None
@@ -393,8 +389,8 @@ def _round(
         else None,
         notice=_notice(warned(group, now)),
         workers=tuple(worker_replies(seen, on_page, now)) if on_page else (),
-        stragglers=stragglers,
-        unwatched=unwatched,
+        stragglers=_sentences(one for one in found if isinstance(one, Straggler)),
+        unwatched=_sentences(one for one in found if isinstance(one, Unwatched)),
         **{name: value for of_round in OF_ROUND for name, value in of_round(current, seen, on_page).items()},
     )
 

@@ -21,9 +21,9 @@ from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.sessions import SignedIn, csrf_of
 from hetrdzv.dashboard.timeline import Span, spans
 from hetrdzv.protocol.pages import QUARANTINED, EventReply, GroupReply, GroupSummary, WorkerReply
-from hetrdzv.service.progress.slow import shown as stragglers
+from hetrdzv.protocol.warnings import Straggler
+from hetrdzv.service.progress.detectors import detected
 from hetrdzv.service.progress.table import Seen
-from hetrdzv.service.progress.unseen import shown as unwatched
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 from hetrdzv.words.past import KINDS, PastReply, past
@@ -191,12 +191,6 @@ class GroupScene:
         step = int(now / PACE_S) if seen else 0
         running = group.active_round
 
-        def slow() -> list[str]:
-            return list(map(warning, stragglers(group, running, seen, now))) if running is not None else []
-
-        def unseen() -> list[str]:
-            return list(map(warning, unwatched(group, running, seen, now))) if running is not None else []
-
         def rounds() -> str:
             return section(
                 "rounds.html",
@@ -217,6 +211,7 @@ class GroupScene:
             return section("history.html", events=[views.event_reply(one) for one in reversed(known)])
 
         at_pace = (brief.round, brief.state, step)
+        of_workers = self._keep("detected", at_pace, lambda: detected(group, seen, now))
         return {
             "actions": section("actions.html", group=brief, acts=self._acts),
             "now": section(
@@ -224,8 +219,8 @@ class GroupScene:
                 group=brief,
                 state=state_shown(group),
                 restarted_by=running.restarted_by if running is not None else "",
-                slow=self._keep("slow", at_pace, slow),
-                unwatched=self._keep("unwatched", at_pace, unseen),
+                slow=[warning(one) for one in of_workers if isinstance(one, Straggler)],
+                notes=[warning(one) for one in of_workers if not isinstance(one, Straggler)],
             ),
             "facts": section("facts.html", group=brief, past=found),
             "cause": self._keep("cause", group.root_cause, lambda: section("cause.html", group=brief)),

@@ -14,9 +14,10 @@ from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interv
 from hetrdzv.dashboard.scenes import MAPS, GroupScene, GroupsScene, told_until
 from hetrdzv.protocol.events import RoundFormed
 from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
 from hetrdzv.service.service import Service
 from tests.server.told import BEGAN
-from tests.support.served import HandClock, join, serving, started
+from tests.support.served import HandClock, join, serving, started, two_nodes
 from tests.support.stalls import behind
 
 NODES = 120
@@ -55,6 +56,20 @@ async def test_nodes_that_need_attention_have_rows_and_all_have_them_for_who_ask
     sections = await GroupScene(service, "g", acts=True, rows=1000).sections()
     assert sections["nodes"].count('<tr class="state-') == NODES + 1
     assert sections["map-0"].strip() == ""
+
+
+async def test_workers_that_are_watched_are_not_said_to_be_unseen() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _):
+        await two_nodes(service)
+        clock.pass_by(service, 60)
+        scene = GroupScene(service, "g", acts=True)
+        assert (await scene.sections())["now"].count("has not reported on it") == 1
+        for rank, name in enumerate("ab"):
+            told = NodeProgress(round=1, workers=(Worker(rank=rank, step=3),))
+            service.progress.note("g", name, told, 60.0)
+        clock.pass_by(service, 10)
+        assert "has not reported on it" not in (await scene.sections())["now"]
 
 
 async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:

@@ -15,14 +15,14 @@ MOST = 3
 """How many are shown."""
 
 
-def shown(group: Group, current: Round, seen: Mapping[int, Seen], now: float) -> list[Straggler]:
+def shown(group: Group, active: Round, seen: Mapping[int, Seen], now: float) -> list[Straggler]:
     """Who slows the running round down, once it has run for long enough to tell.
 
     Args:
         seen: how far its workers have come, by global rank.
         now: the server's clock (seconds).
     """
-    if group.active_round is not current or now < current.formed_at + AFTER_S:
+    if now < active.formed_at + AFTER_S:
         return []
     waiting = [
         Waiting(one.sample.rank, one.node_id, one.sample.waiting, _gpu_type(group.nodes.get(one.node_id)))

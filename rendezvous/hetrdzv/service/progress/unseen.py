@@ -14,7 +14,7 @@ MOST = 3
 """How many reasons are shown."""
 
 
-def shown(group: Group, current: Round, seen: Mapping[int, Seen], now: float) -> list[Unwatched]:
+def shown(group: Group, active: Round, seen: Mapping[int, Seen], now: float) -> list[Unwatched]:
     """The workers of the running round that cannot be watched, by reason.
 
     A worker that says its steps can be. One without others has nobody to wait for.
@@ -23,10 +23,10 @@ def shown(group: Group, current: Round, seen: Mapping[int, Seen], now: float) ->
         seen: how far its workers have come, by global rank.
         now: the server's clock (seconds).
     """
-    if group.active_round is not current or now < current.formed_at + AFTER_S or current.world_size == 1:
+    if now < active.formed_at + AFTER_S or active.world_size == 1:
         return []
     by_reason: dict[Unseen, list[int]] = {}
-    for rank in range(current.world_size):
+    for rank in range(active.world_size):
         if why := _unseen(seen.get(rank), now):
             by_reason.setdefault(why, []).append(rank)
     most = sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[1]))[:MOST]

@@ -7,6 +7,7 @@ from hetagent.check.findings import Finding, Grade
 from hetagent.node import network
 from hetagent.node.console import counted
 from hetagent.node.gpu import devices, memory
+from hetagent.node.gpu.discovery import memory_of
 from hetagent.options import release
 from hetagent.options.model import Options, UsageError
 from hetagent.slots import narrow, slots_of
@@ -49,7 +50,7 @@ def workers(options: Options) -> list[Finding]:
     narrow(chosen)
     found = [Finding("devices", Grade.OK, chosen.facts.get("name") or counted(slots, "GPU"))]
     try:
-        return [*found, *map(gpu_memory, memory.look([gpu.uuid for gpu in devices.visible_gpus(os.environ)]))]
+        return [*found, *map(gpu_memory, memory_of([gpu.uuid for gpu in devices.visible_gpus(os.environ)]))]
     except memory.GpuBroken as error:
         return [
             *found,

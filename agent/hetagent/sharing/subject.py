@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetagent.node.gpu import devices
+from hetagent.node.gpu.discovery import driver_of
 from hetagent.sharing.judged import described
 
 BENCHMARK = 1
@@ -104,7 +105,7 @@ def subject(
     entries = [str(index) for index in range(slots)] if listed is None else listed.split(",")
     ids = [gpu.uuid for gpu in gpus[:slots]]
     key |= {"kinds": names[:slots], "ids": ids or [socket.gethostname(), *entries[:slots]]}
-    key["driver"] = versions.get("driver") or versions.get("rocm", "")
+    key["driver"] = driver_of(versions)
     return Subject(dtype, tuple(names[:slots]), tuple(one.strip() for one in entries[:slots]), key)
 
 

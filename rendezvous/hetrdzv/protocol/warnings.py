@@ -1,11 +1,36 @@
 """What people should know of the nodes and workers of a group, though it runs: values for `hetrdzv.words.warnings`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from hetrdzv.protocol.parts import BY_KIND, SHOWN_BY_KIND, Other, Quoted
 from hetrdzv.protocol.rooms.shares import OfSpeeds
 from hetrdzv.protocol.who import Nodes, Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something whose version should be the same on all nodes.
+
+    Attributes:
+        title: what people call it.
+        counts: how much of the version counts: 1 is the major number, 2 the minor one as well, 3 the patch level too.
+    """
+
+    title: str
+    counts: int
+
+
+PARTS: Mapping[str, Part] = {
+    "torch": Part("torch", 3),
+    "cuda": Part("CUDA", 3),
+    "rocm": Part("ROCm", 3),
+    "nccl": Part("NCCL", 3),
+    "python": Part("Python", 2),
+    "driver": Part("GPU driver", 1),
+}
+"""By the fact of a node that has it (a key of `Offer.device`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +46,7 @@ class Differs:
     """Nodes have different versions of something that should be the same.
 
     Attributes:
-        part: of what: `torch`, `cuda`, `rocm`, `nccl`, `python`, `driver`.
+        part: of what, one of `PARTS`.
         odd: the first few versions that few have.
         more: how many versions there are besides.
         usual: the version that most have.

@@ -1,19 +1,9 @@
 """What people should know of the nodes and workers of a group, in a sentence each."""
 
 from hetrdzv.protocol import warnings
-from hetrdzv.protocol.warnings import AnyWarning, Differs, Straggler, Unseen, Unwatched, Version
+from hetrdzv.protocol.warnings import PARTS, AnyWarning, Differs, Straggler, Unseen, Unwatched, Version
 from hetrdzv.words.phrasing import have, one_or_more, ranked
 from hetrdzv.words.rooms import WARNINGS
-
-PARTS = {
-    "torch": "torch",
-    "cuda": "CUDA",
-    "rocm": "ROCm",
-    "nccl": "NCCL",
-    "python": "Python",
-    "driver": "GPU driver",
-}
-"""What is compared between nodes."""
 
 MOST_CHARACTERS = 400
 """The longest sentence about versions, which agents send."""
@@ -74,7 +64,7 @@ def unseen(value: Unseen | None) -> str:
 
 def _differs(value: Differs) -> str:
     """Which nodes have another version than most; where no version has a majority, all are named."""
-    (first, *others), what = value.odd, PARTS.get(value.part, value.part)
+    (first, *others), what = value.odd, PARTS[value.part].title if value.part in PARTS else value.part
     shown = [f"{have(first.nodes)} {what} {first.version}", *map(_has_version, others)]
     if value.more:
         shown.append(f"{value.more} more versions on other nodes")

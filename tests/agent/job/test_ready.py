@@ -20,6 +20,7 @@ from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.node_check import MOST_CHARACTERS, NodeCheck
 from hetagent.job.ready.readiness import Readiness
 from hetagent.node.gpu import memory
+from hetagent.node.gpu.discovery import memory_of
 from hetagent.node.gpu.memory import GpuBroken, Holder, Left, Usage, left_over
 from hetagent.node.processes import finding as processes
 
@@ -115,12 +116,12 @@ def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     uuids = ["GPU-a", "MIG-1234-5678-90ab", "GPU-shared", "GPU-gone"]
     there = [usage(5, (7, 1), (7, 0), gpu="GPU 4"), usage(5, gpu="MIG slice 1234-5678-90ab")]
-    assert memory.look(uuids) == [replace(one, total_bytes=80 * GIB) for one in there]
+    assert memory_of(uuids) == [replace(one, total_bytes=80 * GIB) for one in there]
     nvml.broken = 15
     with pytest.raises(GpuBroken, match="GPU gone: error 15"):
-        memory.look(uuids)
+        memory_of(uuids)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert memory.look(uuids) == []
+    assert memory_of(uuids) == []
 
 
 class Looks:

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from hetrdzv.core.health.drift import PARTS, drift
+from hetrdzv.core.health.drift import drift
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.codec import write
+from hetrdzv.protocol.warnings import PARTS
 from hetrdzv.protocol.who import Nodes
 from hetrdzv.words.warnings import MOST_CHARACTERS, warning
 from tests.core.driver import Story

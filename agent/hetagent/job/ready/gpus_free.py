@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.node.gpu import memory
+from hetagent.node.gpu.discovery import memory_of
 from hetagent.node.processes import finding as processes
 
 WAIT_S = 60.0
@@ -40,7 +41,7 @@ class GpusFree(Check):
         wait_s: float = WAIT_S,
     ) -> None:
         self._kept = kept
-        self._look = look or (lambda: memory.look(uuids))
+        self._look = look or (lambda: memory_of(uuids))
         self._incarnation = incarnation
         self._wait_s = wait_s
         self._before: Sequence[memory.Usage] | None = None

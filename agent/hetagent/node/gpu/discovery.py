@@ -1,4 +1,6 @@
-"""Finds this node's GPUs without initialising any of them in this process.
+"""What the makers of GPUs tell of this node: which GPUs there are, what of their memory is in use, which versions.
+
+None of them is initialised in this process.
 
 A process that has initialised CUDA occupies a GPU, and no fork of it can use one. So NVIDIA's GPUs are looked up
 with nvidia-ml-py, and AMD's in a child process.
@@ -9,6 +11,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
+
+from hetagent.node.gpu.memory import GpuBroken, Holder, Usage
 
 ASK_TIMEOUT_S = 60.0
 """How long a child process may take to import torch and answer (seconds)."""
@@ -82,6 +86,31 @@ def discover() -> list[Gpu]:
         ]
 
 
+def memory_of(uuids: Sequence[str]) -> list[Usage]:
+    """What is in use of these GPUs (or MIG slices); one that the driver cannot tell about is left out.
+
+    Raises:
+        GpuBroken: one of them has to be reset, or is gone.
+    """
+    with suppress(NoGpus), driver() as pynvml:  # without one nothing can be said
+        return [usage for uuid in uuids if (usage := _usage(pynvml, uuid)) is not None]
+    return []
+
+
+def versions(torch: Any) -> dict[str, object]:
+    """CUDA or ROCm, NCCL and the driver, by name; None: it is not here, or not known.
+
+    Args:
+        torch: the module. CUDA is not initialised: NCCL's number is compiled in, and the driver's comes from NVML.
+    """
+    return {"cuda": torch.version.cuda, "rocm": torch.version.hip, "nccl": _nccl(torch), "driver": _driver()}
+
+
+def driver_of(versions: Mapping[str, str]) -> str:
+    """Which of the versions is that of what drives the GPUs."""
+    return versions.get("driver") or versions.get("rocm", "")
+
+
 def is_rocm() -> bool:
     """Whether torch was built for AMD's GPUs."""
     import torch
@@ -127,6 +156,44 @@ def ask_torch(program: str, args: Sequence[str] = (), environ: Mapping[str, str]
     if done.returncode != 0:
         raise NoAnswer((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
     return done.stdout
+
+
+def _nccl(torch: Any) -> str | None:
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    except (AttributeError, TypeError):  # a build for CPUs, or for other GPUs
+        return None
+
+
+def _driver() -> str | None:
+    with suppress(NoGpus), driver() as pynvml:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    return None
+
+
+def _usage(pynvml: Any, uuid: str) -> Usage | None:
+    is_slice = uuid.startswith("MIG-")
+    gpu = f"MIG slice {uuid[4:]}" if is_slice else f"GPU {uuid.removeprefix('GPU-')[:12]}"
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        if not is_slice:  # whose index is its number within its GPU
+            with suppress(pynvml.NVMLError):
+                gpu = f"GPU {pynvml.nvmlDeviceGetIndex(handle)}"
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        used, total = int(info.used), int(info.total)
+    except pynvml.NVMLError as error:
+        if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
+            raise GpuBroken(f"{gpu}: {error}") from None
+        return None
+    processes: list[Any] = []
+    with suppress(pynvml.NVMLError):
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return Usage(
+        gpu,
+        used,
+        tuple(Holder(int(process.pid), int(process.usedGpuMemory or 0)) for process in processes),
+        total,
+    )
 
 
 def _describe(pynvml: Any, handle: object) -> Gpu:

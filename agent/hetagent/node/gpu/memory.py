@@ -1,11 +1,8 @@
-"""Whether the memory of this node's GPUs is free again: what NVML says, and what follows from it."""
+"""Whether the memory of this node's GPUs is free again, by what the driver says (discovery.py). Pure."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-from hetagent.node.gpu.discovery import NoGpus, driver
+from typing import NamedTuple
 
 SLACK_BYTES = 1 << 30
 """How much more than before may be in use without anybody known to use it: the driver's own, rounding."""
@@ -87,39 +84,3 @@ def describe(left: Left) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB"
-
-
-def look(uuids: Sequence[str]) -> list[Usage]:
-    """What is in use of these GPUs (or MIG slices); one that the driver cannot tell about is left out.
-
-    Raises:
-        GpuBroken: one of them has to be reset, or is gone.
-    """
-    with suppress(NoGpus), driver() as pynvml:  # without one nothing can be said
-        return [usage for uuid in uuids if (usage := _usage(pynvml, uuid)) is not None]
-    return []
-
-
-def _usage(pynvml: Any, uuid: str) -> Usage | None:
-    is_slice = uuid.startswith("MIG-")
-    gpu = f"MIG slice {uuid[4:]}" if is_slice else f"GPU {uuid.removeprefix('GPU-')[:12]}"
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        if not is_slice:  # whose index is its number within its GPU
-            with suppress(pynvml.NVMLError):
-                gpu = f"GPU {pynvml.nvmlDeviceGetIndex(handle)}"
-        info = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        used, total = int(info.used), int(info.total)
-    except pynvml.NVMLError as error:
-        if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
-            raise GpuBroken(f"{gpu}: {error}") from None
-        return None
-    processes: list[Any] = []
-    with suppress(pynvml.NVMLError):
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    return Usage(
-        gpu,
-        used,
-        tuple(Holder(int(process.pid), int(process.usedGpuMemory or 0)) for process in processes),
-        total,
-    )

@@ -11,12 +11,8 @@ from hetrdzv.core.model import Node
 from hetrdzv.protocol.ids import natural_key
 from hetrdzv.protocol.rank_order import OrderKind, rank_order
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.warnings import Differs, NoLabel, NoWeights, Version
+from hetrdzv.protocol.warnings import PARTS, Differs, NoLabel, NoWeights, Version
 from hetrdzv.protocol.who import Nodes
-
-PARTS: Mapping[str, int] = {"torch": 3, "cuda": 3, "rocm": 3, "nccl": 3, "python": 2, "driver": 1}
-"""The facts (keys of `Offer.device`) that should be the same, each with how much of a version counts: 1 is the major
-number, 2 the minor one as well, 3 the patch level too."""
 
 MOST_VALUES = 3
 """How many versions beside the usual one are told; the others are counted."""
@@ -29,13 +25,13 @@ def drift(nodes: Iterable[Node]) -> tuple[Differs, ...]:
         device = node.device
         alike.setdefault(tuple([device.get(name, "") for name in PARTS]), []).append(node.node_id)
     found = []
-    for place, (part, counts) in enumerate(PARTS.items()):
+    for place, (name, part) in enumerate(PARTS.items()):
         having: dict[str, list[str]] = {}
         for facts, node_ids in alike.items():
-            if version := _version(facts[place], counts):
+            if version := _version(facts[place], part.counts):
                 having.setdefault(version, []).extend(node_ids)
         if len(having) > 1:
-            found.append(_differs(part, having))
+            found.append(_differs(name, having))
     return tuple(found)
 
 

@@ -22,12 +22,11 @@ LISTS = {"warnings", "stragglers", "unwatched", "notices", "_notices"}
 """The fields that hold several."""
 
 QUOTES = {
-    "cli/hetctl/look/logs.py": "one.text",
-    "cli/hetctl/stacks.py": "one.text",
+    "cli/hetctl/look/logs.py": "log.text",
+    "cli/hetctl/stacks.py": "stack.text",
     "cli/hetctl/tables.py": "segment.text",
 }
-"""Where a field of such a name holds something else: a stack, what a worker has written, a piece of a table.
-"""
+"""Where a field of such a name holds something else: a stack, what a worker has written, a piece of a table."""
 
 METHODS = {
     "startswith",

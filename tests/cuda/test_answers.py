@@ -248,7 +248,7 @@ def test_an_agent_sees_a_worker_as_far_as_its_torch_tells(start: Start, release:
     elif release == (2, 10):
         assert why == "gloo records nothing: is TORCH_FR_BUFFER_SIZE 0?"
     else:
-        assert why == "its torch does not tell of gloo"
+        assert why == "its torch does not report on gloo"
 
 
 def test_it_shows_stacks(start: Start) -> None:

@@ -268,7 +268,7 @@ async def test_a_failure_counts_as_far_as_any_node_came_unless_its_agent_cannot_
         ({}, (None, None)),
         ({"step": 9}, (None, 9)),
         ({"collectives": 3, "alone": True}, (3, None)),
-        ({"collectives": 3, "unseen": "nccl does not answer any more"}, (None, None)),
+        ({"collectives": 3, "unseen": "nccl no longer answers"}, (None, None)),
     ):
         more = {name: told.pop(name) for name in ("alone", "unseen") if name in told}
         async with serving(clock=HandClock()) as (service, _), api(service) as client:

@@ -47,7 +47,7 @@ SIGNS = {
 
 def roughly(seconds: float) -> str:
     """A length of time in words, one unit: `3 min`."""
-    return " ".join(lasted(seconds).split()[:2])
+    return lasted(seconds, roughly=True)
 
 
 def split(down: DownReply) -> str:

@@ -48,8 +48,12 @@ def ago(seconds: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
-def lasted(seconds: float) -> str:
-    """A length of time, to about three digits: `0.3 s`, `42 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
+def lasted(seconds: float, *, roughly: bool = False) -> str:
+    """A length of time, to about three digits: `0.3 s`, `42 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`.
+
+    Args:
+        roughly: in the largest unit alone: `12 min`.
+    """
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -59,5 +63,6 @@ def lasted(seconds: float) -> str:
         (60, "min", 1, "s"),
     ):
         if whole >= size:
-            return f"{whole // size} {unit} {whole % size // smaller} {part}"
+            largest = f"{whole // size} {unit}"
+            return largest if roughly else f"{largest} {whole % size // smaller} {part}"
     return f"{whole} s"

@@ -9,6 +9,7 @@ from hetrdzv.core.model import Stall
 from hetrdzv.protocol.causes import FailedWorker, WorkerFault
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.events import GoesOn, RestartSpent, RoundEnded, Stalled
+from hetrdzv.protocol.reasons import Runs, Stalls
 from hetrdzv.protocol.rooms.stalls import BlamedAll, Deadlock, Hang, Knot, Mismatch, Place, StallFacts, Stuck
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.who import Ranks
@@ -16,8 +17,6 @@ from hetrdzv.storage.records import changes
 from tests.core.driver import Story
 from tests.support.restored import restore
 from tests.support.stalls import behind
-
-TEXT = "ranks 0 and 1 wait for rank 2 (b), which is at collective 17,203 of 17,204"
 
 OF_A = Stall(ranks=(0,), facts=behind(0, "a", waiting=(1,)), since=0.0)
 
@@ -43,19 +42,19 @@ def job(**spec: object) -> Story:
 def test_a_stall_is_told_once_it_has_lasted() -> None:
     story = job()
     stalled(story)
-    assert story.why == "round 1 runs on 2 nodes, world size 4"
+    assert isinstance(story.reason, Runs)
     story.wait(14)
     assert story.facts("stalled") == []
     story.wait(1)
-    told = "ranks 0 and 1 have waited 15 s for rank 2 (b), which is at collective 17,203 of 17,204"
     assert story.facts("stalled") == [Stalled(stall=behind(2, "b"), for_s=15.0)]
-    assert story.why == f"round 1 runs, but {told}"
+    waits = Stalls(round=1, facts=behind(2, "b"), since=story.now - 15)
+    assert story.reason == waits
     story.wait(25)
-    assert "have waited 40 s for rank 2" in story.why
+    assert story.reason == waits
     assert len(story.facts("stalled")) == 1
     story.do(NoteStall(1, None))
     assert story.facts("goes_on") == [GoesOn(stall=behind(2, "b"), for_s=40.0)]
-    assert story.why == "round 1 runs on 2 nodes, world size 4"
+    assert isinstance(story.reason, Runs)
 
 
 def test_a_short_stall_is_not_told() -> None:
@@ -80,7 +79,7 @@ def test_seconds_commit_nothing() -> None:
     story.now += 7
     story.tick()
     assert story.group is before
-    assert "have waited 67 s" in story.why
+    assert story.reason.since == story.now - 67
     stalled(story, for_s=66.5)  # seen again, a little later
     assert story.group is before
 
@@ -104,7 +103,7 @@ def test_more_who_are_behind_are_no_news_but_another_is() -> None:
         facts=replace(behind(2, "b"), blamed=BlamedAll.of([("b", 2), ("b", 3)])),
     )
     assert len(story.facts("stalled")) == 1
-    assert "ranks 2 and 3 (b)" in story.why
+    assert story.reason.facts.blamed.ranks == Ranks.of([2, 3])
     stalled(story, for_s=60, ranks=(0,), facts=behind(0, "a", waiting=[1]))
     assert story.facts("stalled")[1:] == [Stalled(stall=behind(0, "a", waiting=[1]), for_s=60.0)]
 
@@ -121,8 +120,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     story = job(hang_timeout_s=30, max_restarts=1)
     stalled(story, stack="File train.py, line 7, in <module>")
     story.wait(20)
-    assert "have waited 20 s" in story.why
-    assert story.why.endswith("; the round ends for it in 10 s")
+    assert (story.reason.since, story.reason.ends_at) == (story.now - 20, story.now + 10)
     story.wait(9)
     assert story.group.state == "running"
     story.wait(1)

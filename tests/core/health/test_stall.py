@@ -2,7 +2,7 @@
 
 import itertools
 import random
-import re
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,20 @@ from hypothesis import strategies as st
 
 from hetrdzv.core.health.stall import judge
 from hetrdzv.protocol.rooms.progress import Collectives, Worker
-from hetrdzv.words.stalls import lasting, stall
+from hetrdzv.protocol.rooms.stalls import (
+    Asked,
+    Behind,
+    BlamedAll,
+    Deadlock,
+    FirstUse,
+    How,
+    Knot,
+    Mismatch,
+    Place,
+    Stuck,
+)
+from hetrdzv.protocol.who import Ranks
+from hetrdzv.words.stalls import stall
 
 
 def at(
@@ -44,6 +57,34 @@ def done(enqueued: int, **more):
     return at(enqueued, enqueued, **more)
 
 
+def place(number: int, of: int | None = None, **more) -> Place:
+    return Place(number=number, of=of, **more)
+
+
+def blamed(ranks: Iterable[int]) -> BlamedAll:
+    return BlamedAll.of((node_of(rank), rank) for rank in ranks)
+
+
+def behind(waiting: Iterable[int], ranks: Iterable[int], how: How, at: Place | None = None, **more) -> Behind:
+    """These wait for those."""
+    return Behind(waiting=Ranks.of(waiting), blamed=blamed(ranks), how=how, place=at, **more)
+
+
+def deadlock(waiting: Iterable[int], *knots: tuple[Iterable[int], Place]) -> Deadlock:
+    """These wait for each other, some of them at each of these places."""
+    known = tuple(Knot(ranks=Ranks.of(ranks), place=at) for ranks, at in knots)
+    return Deadlock(waiting=Ranks.of(waiting), knots=known)
+
+
+def mismatch(
+    waiting: Iterable[int], at: Place, *sides: tuple[Iterable[int], str], wrong: Iterable[int] | None = None
+) -> Mismatch:
+    """These wait for each other, or for those that are wrong, since some have asked for one thing, some for another."""
+    asked = tuple(Asked(ranks=Ranks.of(ranks), op=op) for ranks, op in sides)
+    others = None if wrong is None else blamed(wrong)
+    return Mismatch(waiting=Ranks.of(waiting), place=at, sides=asked, wrong=others)
+
+
 SLEEPER = [
     worker(0, at(17_204)),
     worker(1, at(17_204)),
@@ -62,14 +103,14 @@ STALLS = {
         "deadlock",
         (0, 1, 2, 3),
         40,
-        "ranks 0 to 3 wait for each other: rank 0 at collective 1 of process group 1, ranks 1 to 3 at collective 101",
+        deadlock(range(4), ((0,), place(1, lane="1")), (range(1, 4), place(101))),
     ),
     "one has not come to the first collective of a group of which the size is not known": (
         [worker(rank, done(9), at(1, name="1", size=0)) for rank in (0, 2, 3)] + [worker(1, done(9))],
         "behind",
         (1,),
         40,
-        "ranks 0, 2 and 3 wait for rank 1 (gpu1), which has asked for no collective of process group 1 yet",
+        behind((0, 2, 3), (1,), "none_yet", lane="1"),
     ),
     "a group of which the size is not known, once it has been used": (
         [worker(rank, at(9, name="1", size=0)) for rank in (0, 1)]
@@ -77,63 +118,63 @@ STALLS = {
         "nothing_completes",
         (),
         40,
-        "ranks 0 and 1 wait for collective 9 of process group 1, which does not complete although nobody is behind",
+        Stuck(waiting=Ranks.of(range(2)), place=place(9, lane="1")),
     ),
     "one is behind": (
         SLEEPER,
         "behind",
         (3,),
         40,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 17,203 of 17,204",
+        behind(range(3), (3,), "at", place(17_203, 17_204)),
     ),
     "the wait lasts as long as the culprit has not moved": (
         [*SLEEPER[:3], worker(3, done(17_203), idle=7)],
         "behind",
         (3,),
         7,
-        "rank 3",
+        behind(range(3), (3,), "at", place(17_203, 17_204)),
     ),
     "the wait lasts as long as the last one waits": (
         [*SLEEPER[:2], worker(2, at(17_204), idle=9), SLEEPER[3]],
         "behind",
         (3,),
         9,
-        "ranks 0 to 2 wait",
+        behind(range(3), (3,), "at", place(17_203, 17_204)),
     ),
     "a group of its own": (
         [worker(2, at(9, name="7", size=2)), worker(3, done(8, name="7", size=2))],
         "behind",
         (3,),
         40,
-        "rank 2 waits for rank 3 (gpu2), which is at collective 8 of 9 in process group 7",
+        behind((2,), (3,), "at", place(8, 9, lane="7"), lane="7"),
     ),
     "two are behind": (
         [worker(0, at(9)), worker(1, done(8)), worker(2, done(8)), worker(3, done(8))],
         "behind",
         (1, 2, 3),
         40,
-        "rank 0 waits for rank 1 (gpu1) and ranks 2 and 3 (gpu2), which are at collective 8 of 9",
+        behind((0,), range(1, 4), "at", place(8, 9)),
     ),
     "only the one that does not move is to blame": (
         [worker(0, at(9)), worker(1, at(9)), worker(2, done(8), idle=0.1), worker(3, done(8))],
         "behind",
         (3,),
         40,
-        "ranks 0 and 1 wait for rank 3 (gpu2), which",
+        behind(range(2), (3,), "at", place(8, 9)),
     ),
     "no collective yet": (
         [worker(0, at(1)), worker(1, at(1)), worker(2, at(1)), worker(3)],
         "behind",
         (3,),
         40,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which has asked for no collective yet",
+        behind(range(3), (3,), "none_yet"),
     ),
     "in NCCL's part of the default group": (
         [*(worker(rank, at(9, name="0/nccl")) for rank in (0, 1, 2)), worker(3, done(8, name="0/nccl"))],
         "behind",
         (3,),
         40,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 8 of 9",
+        behind(range(3), (3,), "at", place(8, 9)),
     ),
     "no collective of a small group yet, and nobody else is free": (
         [
@@ -145,7 +186,7 @@ STALLS = {
         "behind",
         (1,),
         40,
-        "ranks 0, 2 and 3 wait for rank 1 (gpu1), which has asked for no collective of process group 7 yet",
+        behind((0, 2, 3), (1,), "none_yet", lane="7"),
     ),
     "no collective of a small group yet, and it could be anybody": (
         [
@@ -155,7 +196,7 @@ STALLS = {
         "behind",
         (),
         40,
-        "rank 0 waits for another member of process group 7, which has asked for none of its collectives yet",
+        FirstUse(waiting=Ranks.of((0,)), missing=1, lane="7"),
     ),
     "over a chain of groups": (
         [
@@ -167,49 +208,49 @@ STALLS = {
         "behind",
         (3,),
         40,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 2 of 3 in process group c",
+        behind(range(3), (3,), "at", place(2, 3, lane="c"), lane="c"),
     ),
     "by what has begun": (
         [*(worker(rank, at(9, started=9)) for rank in range(3)), worker(3, at(9, started=8))],
         "behind",
         (3,),
         40,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which has not begun collective 9",
+        behind(range(3), (3,), "not_begun", place(9)),
     ),
     "stopped": (
         [*SLEEPER[:3], worker(3, done(17_203), state="stopped")],
         "no_answer",
         (3,),
         40,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which is stopped by a signal, at collective 17,203 of 17,204",
+        behind(range(3), (3,), "stopped", place(17_203, 17_204)),
     ),
     "stopped in the collective itself": (
         [*(worker(rank, at(9)) for rank in range(3)), worker(3, at(9), state="stopped")],
         "no_answer",
         (3,),
         40,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which is stopped by a signal, at collective 9",
+        behind(range(3), (3,), "stopped", place(9)),
     ),
     "stuck in the kernel": (
         [*SLEEPER[:3], worker(3, done(17_203), state="blocked")],
         "no_answer",
         (3,),
         40,
-        "which is stuck in the kernel (state D), at collective 17,203 of 17,204",
+        behind(range(3), (3,), "blocked", place(17_203, 17_204)),
     ),
     "stopped before its first collective": (
         [*SLEEPER[:3], worker(3, state="stopped")],
         "no_answer",
         (3,),
         40,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which is stopped by a signal",
+        behind(range(3), (3,), "stopped"),
     ),
     "ended": (  # it may have gone on until it ended, 12 seconds ago, though nobody saw it do so
         [*SLEEPER[:3], worker(3, done(17_203), state="ended", idle=12)],
         "behind",
         (3,),
         12,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which has ended after collective 17,203 of 17,204",
+        behind(range(3), (3,), "ended", place(17_203, 17_204)),
     ),
     "deadlock of two groups": (
         [
@@ -219,10 +260,7 @@ STALLS = {
         "deadlock",
         (0, 1),
         40,
-        (
-            "ranks 0 and 1 wait for each other: rank 0 at collective 5 of process group 1, "
-            "rank 1 at collective 8 of process group 2"
-        ),
+        deadlock(range(2), ((0,), place(5, lane="1")), ((1,), place(8, lane="2"))),
     ),
     "deadlock in the first collectives, and two who wait for it": (
         [
@@ -234,10 +272,7 @@ STALLS = {
         "deadlock",
         (0, 1, 2, 3),
         40,
-        (
-            "ranks 0 to 3 wait for each other: ranks 0 and 2 at collective 1 of process group 1, "
-            "ranks 1 and 3 at collective 1 of process group 2"
-        ),
+        deadlock(range(4), ((0, 2), place(1, lane="1")), ((1, 3), place(1, lane="2"))),
     ),
     "unlike operations": (
         [
@@ -247,20 +282,14 @@ STALLS = {
         "mismatch",
         (3,),
         40,
-        (
-            "ranks 0 to 2 wait for rank 3: as collective 9, ranks 0 to 2 asked for all_reduce [[10]], "
-            "rank 3 (gpu2) for all_gather"
-        ),
+        mismatch(range(3), place(9), (range(3), "all_reduce [[10]]"), ((3,), "all_gather"), wrong=(3,)),
     ),
     "unlike sizes": (
         [worker(0, at(9, size=2, op="all_reduce [[10]]")), worker(1, at(9, size=2, op="all_reduce [[11]]"))],
         "mismatch",
         (),
         40,
-        (
-            "ranks 0 and 1 wait for each other: as collective 9, rank 0 asked for all_reduce [[10]], "
-            "rank 1 for all_reduce [[11]]"
-        ),
+        mismatch(range(2), place(9), ((0,), "all_reduce [[10]]"), ((1,), "all_reduce [[11]]")),
     ),
     "behind, and unlike shapes of one size among those who wait": (
         [
@@ -272,51 +301,47 @@ STALLS = {
         "behind",
         (3,),
         40,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 8 of 9",
+        behind(range(3), (3,), "at", place(8, 9)),
     ),
     "nothing completes": (
         world(4),
         "nothing_completes",
         (),
         40,
-        "ranks 0 to 3 wait for collective 5, which does not complete although nobody is behind",
+        Stuck(waiting=Ranks.of(range(4)), place=place(5)),
     ),
     "behind by steps": (
         [worker(rank, step=119 if rank == 3 else 120, idle=80) for rank in range(4)],
         "behind",
         (3,),
         80,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which is at step 119 of 120",
+        behind(range(3), (3,), "at", place(119, 120, step=True)),
     ),
     "stopped, by steps": (
         [worker(rank, step=120, idle=80, state="stopped" if rank == 3 else "runs") for rank in range(4)],
         "no_answer",
         (3,),
         80,
-        "ranks 0 to 2 wait for rank 3 (gpu2), which is stopped by a signal, at step 120",
+        behind(range(3), (3,), "stopped", place(120, step=True)),
     ),
     "all at the same step": (
         [worker(rank, step=120, idle=80) for rank in range(4)],
         "nothing_completes",
         (),
         80,
-        "ranks 0 to 3 wait for the end of step 120, and none is behind",
+        Stuck(waiting=Ranks.of(range(4)), place=place(120, step=True)),
     ),
 }
 
 
 @pytest.mark.parametrize("case", STALLS)
 def test_who_is_blamed(case: str) -> None:
-    workers, kind, ranks, for_s, text = STALLS[case]
+    workers, kind, ranks, for_s, facts = STALLS[case]
     for order in (workers, workers[::-1]):
         verdict = judge(order, 2 if len(workers) == 2 and case != "a group of its own" else 4, node_of)
         assert verdict is not None
         assert (verdict.kind, verdict.ranks, verdict.for_s) == (kind, ranks, for_s)
-        assert text in stall(verdict.facts)
-        assert re.search(
-            rf"rank \d has waited {for_s} s for |ranks .* have waited {for_s} s for ",
-            lasting(verdict.facts, for_s),
-        )
+        assert verdict.facts == facts
 
 
 NO_STALLS = {
@@ -377,23 +402,24 @@ def test_nobody_is_blamed(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shares", "said"),
+    ("shares", "cpu"),
     [
-        ((0.9,), "rank 3 (gpu2), which is at collective 8 of 9, and burns CPU"),
-        ((0.01,), "rank 3 (gpu2), which is at collective 8 of 9, and sleeps"),
-        ((0.07,), "rank 3 (gpu2), which is at collective 8 of 9"),
-        ((None,), "rank 3 (gpu2), which is at collective 8 of 9"),
-        ((1.0, 0.5), "ranks 2 and 3 (gpu2), which are at collective 8 of 9, and burn CPU"),
-        ((0.0, 0.0), "ranks 2 and 3 (gpu2), which are at collective 8 of 9, and sleep"),
-        ((0.0, 1.0), "ranks 2 and 3 (gpu2), which are at collective 8 of 9"),
-        ((0.0, None), "ranks 2 and 3 (gpu2), which are at collective 8 of 9"),
+        ((0.9,), "burns"),
+        ((0.01,), "sleeps"),
+        ((0.07,), None),
+        ((None,), None),
+        ((1.0, 0.5), "burns"),
+        ((0.0, 0.0), "sleeps"),
+        ((0.0, 1.0), None),
+        ((0.0, None), None),
     ],
 )
-def test_whether_those_behind_burn_cpu_or_sleep_is_said_where_it_is_known(shares, said: str) -> None:
-    behind = [worker(4 - len(shares) + number, done(8), cpu=cpu) for number, cpu in enumerate(shares)]
-    verdict = judge([worker(rank, at(9), cpu=0.0) for rank in range(4 - len(shares))] + behind, 4, node_of)
+def test_whether_those_behind_burn_cpu_or_sleep_is_said_where_it_is_known(shares, cpu: str | None) -> None:
+    first = 4 - len(shares)
+    late = [worker(first + number, done(8), cpu=share) for number, share in enumerate(shares)]
+    verdict = judge([worker(rank, at(9), cpu=0.0) for rank in range(first)] + late, 4, node_of)
     assert verdict is not None
-    assert stall(verdict.facts).partition(" for ")[2] == said
+    assert verdict.facts == behind(range(first), range(first, 4), "at", place(8, 9), cpu=cpu)
 
 
 def test_a_worker_that_never_asked_for_a_collective_or_is_behind_by_steps_burns_cpu_or_sleeps() -> None:
@@ -401,25 +427,23 @@ def test_a_worker_that_never_asked_for_a_collective_or_is_behind_by_steps_burns_
     steps = judge([worker(rank, step=9 - (rank == 3), idle=80, cpu=0.7) for rank in range(4)], 4, node_of)
     assert first is not None
     assert steps is not None
-    assert stall(first.facts).endswith("which has asked for no collective yet, and sleeps")
-    assert stall(steps.facts).endswith("which is at step 8 of 9, and burns CPU")
+    assert first.facts == behind(range(3), (3,), "none_yet", cpu="sleeps")
+    assert steps.facts == behind(range(3), (3,), "at", place(8, 9, step=True), cpu="burns")
 
 
 def test_of_a_worker_that_does_not_answer_only_that_is_said() -> None:
     verdict = judge([*SLEEPER[:3], worker(3, done(17_203), state="stopped", cpu=0.0)], 4, node_of)
     assert verdict is not None
-    assert stall(verdict.facts).endswith("which is stopped by a signal, at collective 17,203 of 17,204")
+    assert verdict.facts == behind(range(3), (3,), "stopped", place(17_203, 17_204))
 
 
-def test_a_text_stays_short_with_thousands_of_ranks() -> None:
+def test_a_verdict_stays_short_with_thousands_of_ranks() -> None:
     odd = [worker(rank, done(8, size=8000) if rank % 2 else at(9, size=8000)) for rank in range(8000)]
     verdict = judge(odd, 8000, node_of)
     assert verdict is not None
     assert len(verdict.ranks) == 8
-    assert stall(verdict.facts) == (
-        "ranks 0, 2, 4, 6, 8 and 3995 more wait for rank 1 (gpu1), rank 3 (gpu2), rank 5 (gpu3) and 3997 more, "
-        "which are at collective 8 of 9"
-    )
+    assert verdict.facts == behind(range(0, 8000, 2), range(1, 8000, 2), "at", place(8, 9))
+    assert len(stall(verdict.facts)) < 200
 
 
 # -- a job in lock-step ------------------------------------------------------------------------------------
@@ -545,7 +569,7 @@ def test_who_is_known_to_be_behind_is_blamed_whatever_is_unknown_of_others() -> 
     verdict = judge([worker(0, at(9)), worker(1, at(9)), UNKNOWN, worker(3, done(8))], 4, node_of)
     assert verdict is not None
     assert verdict.ranks == (3,)
-    assert stall(verdict.facts).startswith("ranks 0 and 1 wait for rank 3 (gpu2)")
+    assert verdict.facts == behind((0, 1), (3,), "at", place(8, 9))
 
 
 def test_no_side_of_a_mismatch_is_blamed_if_one_is_unknown_that_may_be_on_either() -> None:

@@ -103,7 +103,7 @@ class Trace:
                 self._read_names(names, sizes)
             counts = {str(number): _counts(one) for number, one in found.get("pg_status", {}).items()}
         except (AttributeError, LookupError, TypeError) as error:
-            raise ValueError(f"not an answer of torch's flight recorder: {error}") from error
+            raise ValueError(f"not an answer from torch's flight recorder: {error}") from error
         named = {number: one for number, one in counts.items() if number in self._groups}
         unclear = {} if self.counts_operations else self._unclear(named, paired)
         return Seen(

@@ -36,8 +36,8 @@ PAUSE_S = 0.1
 CLOSE_S = 0.5
 """How long to wait for whoever takes stacks at the end of a round (seconds)."""
 
-NO_FOLDER = "there is no folder for the socket of torch's server in it"
-NOT_OURS = "it is no Python script that hetagent starts itself"
+NO_FOLDER = "there is no folder for its torch server's socket"
+NOT_OURS = "it is not a Python script that hetagent starts itself"
 """Why the collectives of a worker cannot be known."""
 
 SUSPENDED_S = 2.0
@@ -265,7 +265,7 @@ class RoundWatch:
         if not self._told_trouble:
             self._told_trouble = True
             whom = "its workers" if rank is None else f"rank {rank}"
-            self._say(f"warning: cannot watch {whom}, so that no hang is noticed: {error}; trying again")
+            self._say(f"warning: cannot watch {whom}, so no hang would be noticed: {error}; trying again")
 
     def _listen(self, until: float) -> bool:
         """Tell what is new, and take in what workers answer, until it is time to look again; False when it is over."""

@@ -76,7 +76,7 @@ class Health:
     def blind(self, now: float) -> str:
         """Why nothing is known from it now; empty: something is."""
         if self.answered_at is not None and not self.why and now > self.next_at + LATE_S:
-            return "does not answer any more"
+            return "no longer answers"
         return self.why
 
 

@@ -26,7 +26,7 @@ MAX_WHY = 250
 
 QUESTION = "dump_traceback"
 
-INSTALL = "pip install py-spy on its node shows it"
+INSTALL = "pip install py-spy on its node to see it"
 
 KERNEL_S = 1.0
 """How long a process has to be in state D at every look to count as one that hangs in the kernel (seconds; less where
@@ -89,7 +89,7 @@ def take(targets: Sequence[Target], timeout_s: float, python: str, hurried: thre
         found |= _spied(rest, spy, until)
     for target in rest:
         if target.rank not in found:
-            why = "holds the GIL" if target.asked is not None else "has no server of torch in it"
+            why = "holds the GIL" if target.asked is not None else "does not run torch's server"
             late = hurried.is_set() and target.asked is not None
             found[target.rank] = _none(target, "it has not answered yet" if late else f"it {why}: {INSTALL}")
     return [found[target.rank] for target in targets]

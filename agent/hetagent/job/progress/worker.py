@@ -54,7 +54,7 @@ class Looker:
     asked: Asked | None = None
     sources: dict[str, Source] | None = None
     groups: Groups = field(init=False)
-    _server: Health = field(default_factory=lambda: Health("its torch server does not listen yet"))
+    _server: Health = field(default_factory=lambda: Health("its torch server is not listening yet"))
     _handlers: frozenset[str] = frozenset()
     _asks: Source | None = None  # which source `asked` is about; None: which handlers there are
 
@@ -97,17 +97,17 @@ class Looker:
     def blind(self, now: float) -> str:
         """Why it cannot be known now what collectives this worker has asked for; empty: it is known."""
         if self.socket is None:
-            return "torch's server is not opened in it"
+            return "it does not run torch's server"
         if self.sources is None:
             return self._server.blind(now)
         if not self.groups.known:
-            return "which backends its process groups have is not known"
+            return "the backends of its process groups are not known"
         return "; ".join(why for name in self.groups.backends if (why := self._blind(name, now)))
 
     def _blind(self, backend: str, now: float) -> str:
         assert self.sources is not None
         if backend not in self.sources:
-            return f"its torch does not tell of {backend}"
+            return f"its torch does not report on {backend}"
         return self.sources[backend].blind(now)
 
     def _find(self) -> None:
@@ -162,7 +162,7 @@ class Looker:
         except NoAnswer as error:
             health.failed(f"cannot be asked: {error}", time.monotonic())
         except (TypeError, ValueError, RecursionError) as error:
-            health.failed(f"answers something else than expected: {error}", time.monotonic())
+            health.failed(f"gives an unexpected answer: {error}", time.monotonic())
         self.close()
         if not health.why:
             self._ask(time.monotonic())

@@ -98,7 +98,7 @@ def test_what_its_cpu_does_is_told_while_it_stands_whether_or_not_its_collective
         watched.asked_for(at)
         watched.track.cpu.read(7.0 + 0.456 * second, watched.now, watched.track.changed_at)
     shares = [watched.tracks.fields(watched.now).workers[0].cpu]
-    watched.track.unseen = "gloo does not answer any more"
+    watched.track.unseen = "gloo no longer answers"
     shares.append(watched.tracks.fields(watched.now).workers[0].cpu)
     assert shares == [0.46, 0.46]
 
@@ -164,7 +164,7 @@ def test_of_a_worker_that_is_unseen_its_side_groups_say_nothing() -> None:
     """Its checkpoint thread waits in a gloo side group while all train over NCCL, for instance."""
     watched = Watched(hang_timeout_s=6.0)
     at = watched.works(5)
-    watched.track.unseen = "nccl does not answer any more"
+    watched.track.unseen = "nccl no longer answers"
     watched.judge()
     for _ in range(20):
         watched.track.stands(watched.now)
@@ -172,7 +172,7 @@ def test_of_a_worker_that_is_unseen_its_side_groups_say_nothing() -> None:
         watched.judge()
     assert watched.told == [(5.0, "unknown", False)], "that it is unseen is told at once, and nothing else"
     (worker,) = watched.tracks.fields(watched.now).workers
-    assert (worker.unseen, worker.collectives, worker.waiting) == ("nccl does not answer any more", (), None)
+    assert (worker.unseen, worker.collectives, worker.waiting) == ("nccl no longer answers", (), None)
     watched.asked_for(at)
     assert [state for _, state, _ in watched.told[1:]] == ["runs"]
 
@@ -180,7 +180,7 @@ def test_of_a_worker_that_is_unseen_its_side_groups_say_nothing() -> None:
 def test_what_the_process_does_is_known_of_an_unseen_worker_too() -> None:
     watched = Watched()
     watched.works(3)
-    watched.track.unseen = "gloo does not answer any more"
+    watched.track.unseen = "gloo no longer answers"
     watched.track.process(State.STOPPED, 3.5)
     watched.now += 1.0
     watched.judge()

@@ -167,7 +167,7 @@ def test_a_worker_that_trains_over_what_nobody_sees_is_not_idle_in_its_gloo_grou
     now = time.monotonic()
     worker.look(now)
     worker.look(now + 1)
-    assert worker.looker.blind(now + 1) == f"its torch does not tell of {backend}"
+    assert worker.looker.blind(now + 1) == f"its torch does not report on {backend}"
     assert worker.looker.collectives(torch_tells=True) is None
 
 
@@ -177,12 +177,12 @@ def test_a_worker_without_groups_has_asked_for_nothing_and_one_that_cannot_note_
     worker = make(OF_213)
     worker.server.answers[GLOO] = ("200 OK", EMPTY)
     now = time.monotonic()
-    assert worker.looker.blind(now) == "its torch server does not listen yet"
+    assert worker.looker.blind(now) == "its torch server is not listening yet"
     worker.look(now)
     assert (worker.looker.blind(now), worker.looker.collectives(torch_tells=True)) == ("", 0)
     Path(f"{worker.path}.groups").unlink()
     worker.look(now)
-    assert worker.looker.blind(now) == "which backends its process groups have is not known"
+    assert worker.looker.blind(now) == "the backends of its process groups are not known"
     assert worker.looker.collectives(torch_tells=True) is None
 
 
@@ -203,9 +203,9 @@ def test_a_recorder_that_is_off_says_nothing(make: Callable[[list[str]], Worker]
         ("500 Internal Server Error", "", None, "gloo cannot be asked: HTTP/1.1 500 Internal Server Error"),
         ("200 OK", GLOO_ANSWER, 10_000, "gloo cannot be asked: its answer is cut short"),
         ("200 OK", "x" * 160_000, None, "gloo cannot be asked: its answer is too long"),
-        ("200 OK", "<html>", None, "gloo answers something else than expected: "),
-        ("200 OK", "[" * 100_000, None, "gloo answers something else than expected: "),
-        ("200 OK", '{"pg_status": {"0": {}}}', None, "gloo answers something else than expected: "),
+        ("200 OK", "<html>", None, "gloo gives an unexpected answer: "),
+        ("200 OK", "[" * 100_000, None, "gloo gives an unexpected answer: "),
+        ("200 OK", '{"pg_status": {"0": {}}}', None, "gloo gives an unexpected answer: "),
     ],
     ids=["refused", "fails", "truncated", "oversized", "no JSON", "nested", "not ours"],
 )
@@ -245,7 +245,7 @@ def test_a_source_that_does_not_answer_is_asked_again_after_ever_longer_pauses()
     assert pauses == [1, 2, 4, 8, 16, 32, AGAIN_MAX_S, AGAIN_MAX_S]
     health.answered(at, 3.0)
     assert (health.blind(at + 3.0 + LATE_S), health.answered_at) == ("", at)
-    assert health.blind(at + 3.1 + LATE_S) == "does not answer any more"
+    assert health.blind(at + 3.1 + LATE_S) == "no longer answers"
     health.failed("is away", at)
     assert health.next_at == at + 1
 
@@ -305,7 +305,7 @@ dist.Backend.register_backend("mine", lambda store, rank, size, timeout: Mine(ra
         ("", "gloo", {}, ["gloo", "gloo"], ""),
         ("", "gloo", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, ["gloo", "gloo"], ""),
         ("", "gloo", {"TORCH_FR_BUFFER_SIZE": "0"}, ["gloo", "gloo"], "gloo records nothing"),
-        (CUSTOM, "mine", {}, ["cpu:mine", "gloo"], "its torch does not tell of cpu:mine"),
+        (CUSTOM, "mine", {}, ["cpu:mine", "gloo"], "its torch does not report on cpu:mine"),
     ],
     ids=["gloo", "wrapped", "recorder off", "custom"],
 )

@@ -65,11 +65,9 @@ from hetagent.launch.base import Launch
 class Loud(Launch):
     flags: ClassVar[Flags] = {"--volume": {"type": int, "metavar": "N", "help": "How loud."}}
 
-    @classmethod
-    def of(cls, setup):
-        made = cls(setup.command)
-        made.volume = setup.flags["volume"]
-        return made
+    def __init__(self, command, setup):
+        super().__init__(command, setup)
+        self.volume = setup.flags["volume"]
 """
         },
         changes={

@@ -317,7 +317,7 @@ def test_every_metric_is_told() -> None:
 @cache
 def application() -> Any:
     """The application without the gate, which is asked for its routes only."""
-    return create_app(Service(MemoryStore()))._app  # type: ignore[attr-defined]
+    return create_app(Service(MemoryStore())).app
 
 
 @cache

@@ -130,11 +130,11 @@ Run = Callable[..., Said]
         ),
         (
             ["--server", "gpu1", "--nnodes", "two", "train.py"],
-            "hetagent: --nnodes two must be N or MIN:MAX, for example 2 or 2:4",
+            "hetagent: --nnodes: 'two' must be N or MIN:MAX, for example 2 or 2:4",
         ),
         (
             ["--server", "gpu1", "--nnodes", "4:2", "train.py"],
-            "hetagent: --nnodes 4:2: MIN must be at least 1, and MAX not below MIN",
+            "hetagent: --nnodes: 4:2: MIN must be at least 1, and MAX not below MIN",
         ),
         (
             ["--server", "gpu1", "--group", "my job", "train.py"],

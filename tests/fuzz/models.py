@@ -37,7 +37,7 @@ def values(kind: Any, *, optional: bool = True) -> Strategy:
 def _fitting(kind: type, values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a value; of a join with as many speeds as slots."""
     if kind is JoinRequest and values.get("speeds") is not None:
-        values = {**values, "speeds": (values["speeds"] * values["slots"])[: values["slots"]] or None}
+        values = {**values, "speeds": (values["speeds"] * values["slots"])[: values["slots"]]}
     return values
 
 

@@ -218,7 +218,12 @@ def mistakes(error: ValidationError) -> Iterator[Mistake]:
     if (wrong := error.error_count()) > MAX_MISTAKES:
         yield Mistake((), f"{wrong} of its fields are unknown, malformed or out of range")
         return
-    for details in error.errors(include_url=False):
+    found = error.errors(include_url=False)
+    for details in found:
+        place = details["loc"]
+        # whatever comes after the first wrong item was not read, so that there seem to be too few
+        if details["type"] == "too_short" and any(other["loc"][:-1] == place for other in found):
+            continue
         yield _mistake(details)
 
 

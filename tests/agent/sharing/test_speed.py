@@ -372,4 +372,4 @@ def test_what_the_server_gets() -> None:
 
     offer = Offer(slots=2, address="10.0.0.1", speeds=(1.0, 2.0))
     assert offer.request("one", (1, 2), 0).speeds == (1.0, 2.0)
-    assert dataclasses.replace(offer, speeds=()).request("one", (1, 2), 0).speeds is None
+    assert dataclasses.replace(offer, speeds=()).request("one", (1, 2), 0).speeds == ()

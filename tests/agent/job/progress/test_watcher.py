@@ -50,7 +50,7 @@ def shown_of(made: Rig, what: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(("shows", "why"), [(True, "no server of torch"), (False, OFF)])
+@pytest.mark.parametrize(("shows", "why"), [(True, "does not run torch's server"), (False, OFF)])
 def test_a_program_says_its_step_in_a_file_and_stacks_and_logs_are_shown_or_not(
     rig: Make, tmp_path: Path, shows: bool, why: str
 ) -> None:

@@ -9,20 +9,21 @@ from hetagent.node.gpu import devices
 from hetagent.sharing import cache, policy
 from hetagent.sharing.check import SpeedCheck
 from hetagent.sharing.subject import NotMeasurable, subject
+from hetrdzv.protocol.rooms.shares import Measured
 
 if TYPE_CHECKING:
     from hetagent.assembly import Node
 
 
 def speed_check(
-    node: "Node", mode: str, dtype: str, measured: Callable[[Sequence[float]], None]
+    node: "Node", mode: str, dtype: str, found: Callable[[Sequence[float], Measured], None]
 ) -> SpeedCheck | None:
     """What measures this node's slots before the first round; None: they are not to be measured, or cannot be.
 
     Args:
         mode: when they are to be (`--measure`).
         dtype: in what (`--measure-dtype`).
-        measured: gets the speed of each slot.
+        found: gets the speed of each slot, and in what that was measured.
     """
     options = node.options
     script = policy.script_of(node.command, options.script, module=options.torchrun.module)
@@ -39,4 +40,8 @@ def speed_check(
     except RuntimeError:  # this user has no home
         place = None
     incarnation, again = node.identity.incarnation, mode == "again"
-    return SpeedCheck(what, incarnation, measured, node.tell, place=place, again=again)
+
+    def take(speeds: Sequence[float]) -> None:
+        found(speeds, what.measured)
+
+    return SpeedCheck(what, incarnation, take, node.tell, place=place, again=again)

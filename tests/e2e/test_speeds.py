@@ -49,8 +49,7 @@ def test_nodes_measure_themselves_before_they_join(pair: Cluster, monkeypatch: p
         assert f" on {slots} x " in line
         assert "TFLOP/s (measured now" in line
     nodes = pair.group()["nodes"]
-    assert [node["device"]["measured"].partition(" x ")[0] for node in nodes] == [
-        "float32 on 2",
-        "float32 on 1",
-    ]
+    assert [
+        (node["measured"]["dtype"], [alike["slots"] for alike in node["measured"]["on"]]) for node in nodes
+    ] == [("float32", [2]), ("float32", [1])]
     pair.end_well("a", "b")

@@ -46,7 +46,7 @@ from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.warnings import Differs, Network, NoWeights, Version
 from hetrdzv.protocol.facts.who import Nodes, Ranks
-from hetrdzv.protocol.rooms.shares import Shares, SlowNode, SlowSlots, Source
+from hetrdzv.protocol.rooms.shares import Alike, Measured, Shares, SlowNode, SlowSlots, Source
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind
@@ -268,6 +268,7 @@ def full() -> Group:
         weight=0.5,
         weighed=True,
         speeds=(1.0, 0.5, 0.5, 1.0),
+        measured=Measured(dtype="float16", on=(Alike(slots=4, device="NVIDIA H100"),)),
         device={"gpu": "H200"},
         wants_command=True,
         wants_members=True,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 
 from hetrdzv.protocol.bounds import MAX_NOT_READY, UNSET
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
-from hetrdzv.protocol.rooms.shares import Speeds
+from hetrdzv.protocol.rooms.shares import Measured, Speeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,7 @@ class Offer:
     labels: Mapping[str, str] = field(default_factory=dict)
     weight: float | None = None
     speeds: Speeds = ()
+    measured: Measured | None = None
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False
     wants_members: bool = False

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hetagent.job.ready.fitness import Check
     from hetagent.job.room import Room
     from hetagent.protocol.line import Line
+    from hetrdzv.protocol.rooms.shares import Measured
 
 MODES = ("auto", "on", "off", "again")
 """When slots are measured (policy.py)."""
@@ -58,4 +59,7 @@ class ShareWork(Feature):
         """What measures this node's slots."""
         from hetagent.speeds import speed_check
 
-        return speed_check(node, self.mode, self.dtype, lambda speeds: offers(speeds=tuple(speeds)))
+        def found(speeds: "Sequence[float]", measured: "Measured") -> None:
+            offers(speeds=tuple(speeds), measured=measured)
+
+        return speed_check(node, self.mode, self.dtype, found)

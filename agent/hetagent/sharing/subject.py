@@ -5,17 +5,19 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import driver_of
 from hetagent.sharing.judged import described
+from hetrdzv.protocol.rooms.shares import MAX_DEVICE, Alike, Measured
 
 BENCHMARK = 1
 """Changes with what is measured: older results count no longer."""
 
 MEASURED, MOST_CHARACTERS = "measured", 256
-"""The fact of a node that says what was measured (`Subject.text`), and its longest value."""
+"""The fact of a node that shows people what was measured (`Subject.text`), and its longest value."""
 
 AUTO_DTYPE = {"cuda": "float16", "cpu": "float32"}
 """GPUs that compute in bfloat16 are as fast in float16, and those before them (V100, T4) have only float16."""
@@ -52,8 +54,14 @@ class Subject:
         return f"{self.dtype} on {described(self.kinds)}"
 
     @property
+    def measured(self) -> Measured:
+        """What the server goes by when it compares nodes."""
+        on = (Alike(slots=len(list(alike)), device=kind[:MAX_DEVICE]) for kind, alike in groupby(self.kinds))
+        return Measured(dtype=self.dtype, on=tuple(on))
+
+    @property
     def facts(self) -> Mapping[str, str]:
-        """What the server shows, and goes by when it compares nodes."""
+        """What the server shows."""
         return {MEASURED: self.text[:MOST_CHARACTERS]}
 
     @property

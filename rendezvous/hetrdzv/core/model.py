@@ -13,7 +13,7 @@ from hetrdzv.protocol.facts.causes import BadAddress, Cause, FailedWorker, Going
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.warnings import Network, RoundWarning
-from hetrdzv.protocol.rooms.shares import Shares, Speeds
+from hetrdzv.protocol.rooms.shares import Measured, Shares, Speeds
 from hetrdzv.protocol.rooms.stalls import StallFacts, kind_of
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
@@ -72,6 +72,7 @@ class Offer:
     weight: float = 1.0
     weighed: bool = False
     speeds: Speeds = ()
+    measured: Measured | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False

@@ -20,7 +20,7 @@ from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.facts.reasons import Ended, LeftOutReason, Reason
 from hetrdzv.protocol.facts.warnings import AnyWarning
 from hetrdzv.protocol.http import versions
-from hetrdzv.protocol.rooms.shares import SharesShown, Speeds
+from hetrdzv.protocol.rooms.shares import Measured, SharesShown, Speeds
 from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.rooms.stalls import StallFacts
 from hetrdzv.protocol.states import GroupState
@@ -162,6 +162,7 @@ class NodeReply:
     weight: float = 1.0
     weighed: bool = False
     speeds: Speeds = ()
+    measured: Measured | None = None
     labels: Mapping[str, str]
     device: Mapping[str, str]
     reason: LeftOutReason | None = None

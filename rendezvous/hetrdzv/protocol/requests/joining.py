@@ -25,7 +25,7 @@ from hetrdzv.protocol.bounds import (
     Weight,
     Whole,
 )
-from hetrdzv.protocol.rooms.shares import Speeds
+from hetrdzv.protocol.rooms.shares import Measured, Speeds
 from hetrdzv.protocol.settings import DAY_S, SETTINGS, Setting
 
 MAX_COMMAND = 131_072
@@ -93,6 +93,7 @@ class JoinRequest(Body):
     role: Id = "default"
     weight: Given[Weight] = UNSET
     speeds: Speeds = ()
+    measured: Measured | None = None
     labels: Labels = field(default_factory=dict)
     device: Labels = field(default_factory=dict)
     wants_command: bool = False

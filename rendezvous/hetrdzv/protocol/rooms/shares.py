@@ -5,11 +5,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
+from annotated_types import Ge, Le, MaxLen
+
 from hetrdzv.protocol.bounds import AtMost, Body, Id, OrNewer, Positive, Speed
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.facts.who import Nodes, Place, Ranks
 from hetrdzv.protocol.http.route import NODE, Role, Route, Size
 from hetrdzv.protocol.settings import MAX_SLOTS
+
+MAX_DEVICE = 64
+"""The longest name of a device (characters)."""
 
 
 class Source(StrEnum):
@@ -67,6 +72,23 @@ class SharesShown(Shares):
 
 
 SHARES = Route("POST", f"{NODE}/shares", Role.AGENT, Shares, size=Size.SMALL, body=SharesRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alike(Body):
+    """Slots, side by side in the order of local ranks, on devices of one name."""
+
+    slots: Annotated[int, Ge(1), Le(MAX_SLOTS)]
+    device: Annotated[str, MaxLen(MAX_DEVICE)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured(Body):
+    """In what the speeds of a node's slots were measured, and on which devices."""
+
+    dtype: Annotated[str, MaxLen(16)]
+    on: Annotated[tuple[Alike, ...], AtMost(MAX_SLOTS)]
+
 
 Speeds = Annotated[tuple[Speed, ...], AtMost(MAX_SLOTS)]
 """How fast each slot of a node was measured to be, in the order of local ranks; only their ratios matter. Empty: they

@@ -33,7 +33,7 @@ MOST_SHOWN = 5
 class SharesRoom(Room):
     """Shares in a round: `Round.shares`, and `shares` of a start where they are not equal."""
 
-    said_anew = ("speeds",)
+    said_anew = ("speeds", "measured")
 
     def forming(self, number: int, nodes: Sequence[Node]) -> Mapping[str, Any]:
         return {"shares": (at_forming(number, nodes),)}

@@ -4,7 +4,6 @@ Slots are of one kind if they are on devices of the same name and were measured 
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from statistics import median_high
 
 from hetrdzv.core.model import Node
@@ -18,9 +17,6 @@ from hetrdzv.protocol.rooms.shares import (
     TooManySpeeds,
 )
 from hetrdzv.protocol.texts.ids import natural_key
-
-MEASURED = "measured"
-"""The fact that says what an agent measured: `float16 on 4 x NVIDIA H100; 2 x Tesla T4`."""
 
 SLOW = 0.75
 """A slot below this share of the usual speed of its kind is far too slow."""
@@ -52,7 +48,7 @@ def slow_slots(nodes: Sequence[Node]) -> tuple[SlowSlots, ...]:
     for node in nodes:
         if node.speeds:
             slots_of[node.node_id] = node.slots
-            kinds = kinds_of(node.device.get(MEASURED, ""), node.slots)
+            kinds = _kinds_of(node)
             for local_rank, (kind, speed) in enumerate(zip(kinds, node.speeds, strict=False)):
                 having.setdefault(kind, {}).setdefault(node.node_id, {})[local_rank] = speed
     found = []
@@ -69,8 +65,8 @@ def slow_slots(nodes: Sequence[Node]) -> tuple[SlowSlots, ...]:
             first = sorted(bad, key=natural_key)[:MOST_NODES]
             found.append(
                 SlowSlots(
-                    device=device[:64],
-                    dtype=dtype[:16],
+                    device=device,
+                    dtype=dtype,
                     nodes=tuple(_slow(node_id, bad[node_id], slots_of[node_id], usual) for node_id in first),
                     more=len(bad) - len(first),
                 )
@@ -90,29 +86,20 @@ def unlike_speeds(nodes: Sequence[Node]) -> tuple[NotMeasured | TooManySpeeds | 
         found.append(TooManySpeeds(slots=sum(len(node.speeds) for node in nodes), nodes=len(nodes)))
     dtypes: dict[str, list[str]] = {}
     for node in measured:
-        if dtype := node.device.get(MEASURED, "").partition(" on ")[0][:16]:
-            dtypes.setdefault(dtype, []).append(node.node_id)
+        if node.measured is not None:
+            dtypes.setdefault(node.measured.dtype, []).append(node.node_id)
     if len(dtypes) > 1:
         each = (MeasuredIn(dtype=dtype, nodes=Nodes.of(ids)) for dtype, ids in sorted(dtypes.items()))
         found.append(MeasuredUnlike(dtypes=tuple(each)))
     return tuple(found)
 
 
-@lru_cache(maxsize=1024)
-def kinds_of(measured: str, slots: int) -> tuple[tuple[str, str], ...]:
-    """The kind (dtype and device) of each slot; none if the text does not tell.
-
-    Args:
-        measured: see `MEASURED`.
-    """
-    dtype, _, devices = measured.partition(" on ")
-    kinds: list[tuple[str, str]] = []
-    for part in devices.split("; "):
-        number, _, device = part.partition(" x ")
-        if not (number.isascii() and number.isdecimal() and len(number) < 6 and device):
-            return ()
-        kinds += [(dtype, device)] * min(int(number), slots + 1)
-    return tuple(kinds) if len(kinds) == slots else ()
+def _kinds_of(node: Node) -> list[tuple[str, str]]:
+    """The kind (dtype and device) of each slot; none where that is not told of all."""
+    measured = node.measured
+    if measured is None or sum(alike.slots for alike in measured.on) != node.slots:
+        return []
+    return [(measured.dtype, alike.device) for alike in measured.on for _ in range(alike.slots)]
 
 
 def _slow(node_id: str, below: dict[int, float], of: int, usual: float) -> SlowNode:

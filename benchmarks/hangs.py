@@ -75,7 +75,7 @@ class Job:
 
 def _is_named(cause: Mapping[str, Any], rank: int) -> bool:
     """Whether a rank is blamed, or stands alone at its place where some wait for each other."""
-    facts = cause["hang"]["facts"]
+    facts = cause["hang"]["facts"] if cause.get("hang") else {}
     sides = [*facts.get("knots", ()), *facts.get("sides", ())]
     return cause.get("rank") == rank or any(side["ranks"]["ranges"] == [[rank, rank]] for side in sides)
 

@@ -195,7 +195,7 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
         tell,
         lambda text: console.show_live(text and f"hetagent[{options.node_id}]: {text}"),
     )
-    rooms += _rooms(node, line)
+    _furnish(rooms, node, line)
     if server is not None:
         server.watch(line.give_up)
     worker_env = node.place.socket_env(os.environ)
@@ -290,8 +290,8 @@ def _starter(node: Node, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -
     )
 
 
-def _rooms(node: Node, line: Line) -> list[Room]:
-    """The optional features with work of their own in each round; none needs to know of the others."""
+def _furnish(rooms: list[Room], node: Node, line: Line) -> None:
+    """Make the optional features with work of their own in each round; none needs to know of the others."""
     options, launch, tell = node.options, node.launch, node.tell
     watching = Watcher(
         line,
@@ -303,7 +303,6 @@ def _rooms(node: Node, line: Line) -> list[Room]:
         secrets=node.access.secrets,
         say=tell,
     )
-    rooms: list[Room] = []
     made: list[Room | None] = [
         watching,
         Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
@@ -312,7 +311,6 @@ def _rooms(node: Node, line: Line) -> list[Room]:
         *(feature.room(node, line, rooms) for feature in options.features),
     ]
     rooms += [room for room in made if room is not None]
-    return rooms
 
 
 def _status(agent: Agent) -> int:

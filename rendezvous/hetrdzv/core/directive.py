@@ -164,7 +164,7 @@ def heading(group: Group, node: Node) -> Heading:
 
 
 def has_got_stop(group: Group, node: Node, holds: str | None) -> bool:
-    """Whether an agent, which holds this version of its directive, shows only now that it knows of its round's end."""
+    """Whether a poll, which names the version that its agent holds, is the first to show that it knows of the end."""
     return group.to_be_stopped(node) and holds == heading(group, node).version
 
 

@@ -14,12 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.tables import Table
 from hetagent.job.progress import progress_files
-from hetagent.job.progress.round_watch import SOCKET
+from hetagent.job.progress.round_watch import opening
 from hetagent.job.progress.standstill import Track
 from hetagent.job.progress.worker import TICK_S, Looker
 from hetagent.node.network import hold_port
@@ -66,7 +66,7 @@ def main() -> None:
         try:
             _measure(table, workers, asked.windows, asked.seconds)
         finally:
-            for process, _ in workers:
+            for process, *_ in workers:
                 process.kill()
                 process.wait()
     setup = "from hetagent import progress"
@@ -80,32 +80,39 @@ def main() -> None:
     table.show()
 
 
-def _start(folder: Path) -> Sequence[tuple["subprocess.Popen[bytes]", Mapping[str, str]]]:
-    """The workers, and what the agent gave them."""
+def _start(folder: Path) -> Sequence[tuple["subprocess.Popen[bytes]", str, str]]:
+    """The workers, with the file and the socket of each."""
     (folder / "script.py").write_text(SCRIPT)
     with hold_port("127.0.0.1", None) as held:
         port = held.getsockname()[1]
     started = []
     for rank in range(2):
-        names = {FILE: str(folder / str(rank)), SOCKET: str(folder / f"{rank}.sock")}
+        file, socket = str(folder / str(rank)), str(folder / f"{rank}.sock")
         job = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        environ = {**os.environ, **job, **names, "TORCH_FR_BUFFER_SIZE": "20", "OMP_NUM_THREADS": "1"}
+        environ = {
+            **os.environ,
+            **job,
+            FILE: file,
+            **opening(socket),
+            "TORCH_FR_BUFFER_SIZE": "20",
+            "OMP_NUM_THREADS": "1",
+        }
         command = [sys.executable, "-u", runner.__file__, str(folder / "script.py")]
-        started.append((subprocess.Popen(command, env=environ), names))
+        started.append((subprocess.Popen(command, env=environ), file, socket))
     return started
 
 
 def _measure(
     table: Table,
-    workers: Sequence[tuple["subprocess.Popen[bytes]", Mapping[str, str]]],
+    workers: Sequence[tuple["subprocess.Popen[bytes]", str, str]],
     windows: int,
     seconds: float,
 ) -> None:
     lookers = [
-        Looker(process.pid, Track(time.monotonic()), 2, names[FILE], names[SOCKET], cpu=True)
-        for process, names in workers
+        Looker(process.pid, Track(time.monotonic()), 2, file, socket, cpu=True)
+        for process, file, socket in workers
     ]
-    first = workers[0][1][FILE]
+    first = workers[0][1]
     while progress_files.read(first).step is None:
         time.sleep(0.1)
     _window(lookers, SETTLE_S)

@@ -22,7 +22,6 @@ from hetagent.job.notice import Notices
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.output.stderr import Copier
 from hetagent.job.ports import Ports
-from hetagent.job.progress.watcher import Watcher
 from hetagent.job.ready.fitness import Check
 from hetagent.job.ready.gpus_free import GpusFree
 from hetagent.job.ready.readiness import Readiness
@@ -285,7 +284,7 @@ def _starter(node: Node, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -
         torchs.worker_spec(options.torchrun, node.slots, handler, entrypoint, args),
         logs_specs,
         Template(prefix).safe_substitute(node_id=options.node_id),
-        Copier() if _reports(options.report_stderr, "HET_REPORT_STDERR") else None,
+        Copier() if options.report_stderr else None,
         merged=next((made for each in options.features if (made := each.merged) is not None), None),
     )
 
@@ -293,18 +292,7 @@ def _starter(node: Node, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -
 def _furnish(rooms: list[Room], node: Node, line: Line) -> None:
     """Make the optional features with work of their own in each round; none needs to know of the others."""
     options, launch, tell = node.options, node.launch, node.tell
-    watching = Watcher(
-        line,
-        launch,
-        cpu=devices.is_cpu_job(node.devices),
-        reports_stacks=_reports(options.report_stacks, "HET_REPORT_STACKS"),
-        keeps_stacks=options.torchrun.log_dir is not None,
-        reports_logs=_reports(options.report_stderr, "HET_REPORT_STDERR"),
-        secrets=node.access.secrets,
-        say=tell,
-    )
     made: list[Room | None] = [
-        watching,
         Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
         Meeting(line, launch, tell, must_meet=options.require_rendezvous),
         LaunchLook(launch, tell),
@@ -387,22 +375,6 @@ def _command(options: Options) -> WorkerCommand | None:
         no_python=flags.no_python,
         run_path=flags.run_path,
     )
-
-
-def _reports(given: str | None, variable: str) -> bool:
-    """Whether something of the workers is reported to the server.
-
-    Args:
-        given: the flag's value.
-        variable: what to look at without the flag.
-
-    Raises:
-        UsageError: the variable is neither on nor off.
-    """
-    value = given or os.environ.get(variable) or "on"
-    if value not in ("on", "off"):
-        raise UsageError(f"{variable}={value} in the environment: give on or off")
-    return value == "on"
 
 
 def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:

@@ -6,6 +6,7 @@ from hetagent.check import CheckOnly
 from hetagent.feature import Feature
 from hetagent.job.network import CheckNetwork
 from hetagent.job.output.collapse import Collapse
+from hetagent.job.progress import Watch
 from hetagent.job.ready.node_check import SiteCheck
 from hetagent.options.slurm import Slurm
 from hetagent.sharing import ShareWork
@@ -15,6 +16,7 @@ FEATURES: Sequence[type[Feature]] = (
     CheckOnly,
     Slurm,
     Collapse,
+    Watch,
     CheckNetwork,
     ShareWork,
     SiteCheck,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hetagent.job.progress.round_watch import opening
 from hetagent.job.progress.torch_client import Asked, NoAnswer
 from hetagent.worker import runner
 from tests.support.needs import ALL
@@ -89,7 +90,7 @@ def start(release: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) ->
             own = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_")}
             worker = subprocess.Popen(
                 [sys.executable, runner.__file__, str(script)],
-                env={**own, **environ, "HET_PROGRESS_SOCKET": str(path)},
+                env={**own, **environ, **opening(str(path))},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

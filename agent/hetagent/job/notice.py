@@ -12,11 +12,15 @@ from pathlib import Path
 from hetagent.job.room import Environ, Room
 from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment
+from hetagent.launch.command import WorkerCommand
+from hetagent.node import scratch
 from hetagent.progress import NOTICE_FILE, READY
 from hetagent.protocol import reports
 from hetagent.protocol.line import Line
 from hetrdzv.protocol.directive import DirectiveReply, NoticeReply
 from hetrdzv.protocol.states import DirectiveKind
+
+PREFIX = "hetn_"
 
 LOOK_S = 0.05
 """How often to look who is ready (seconds)."""
@@ -52,7 +56,7 @@ class Notices(Room):
         self._one_per_node = one_per_node
         self._round, self._sharing = 0, 1
         self._workers: Workers | None = None
-        self._files: Mapping[int, str] = {}  # by local rank
+        self._folder: scratch.Folder | None = None
         self._notice: NoticeFiles | None = None
         self._all_ready = False
 
@@ -60,13 +64,18 @@ class Notices(Room):
         self._round = assignment.round
         self._sharing = assignment.start.slots if self._one_per_node else 1
 
+    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
+        """Make a place for the files; without one, these workers will be stopped without a notice."""
+        self.end()
+        with contextlib.suppress(OSError):
+            scratch.sweep(PREFIX)
+            self._folder = scratch.Folder(PREFIX)
+
+    def environ(self, local_rank: int) -> Environ:
+        return {} if self._folder is None else {NOTICE_FILE: str(self._folder.path / str(local_rank))}
+
     def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
         self._workers = workers
-        self._files = {
-            local_rank: path
-            for local_rank, environ in enumerate(environs)
-            if (path := environ.get(NOTICE_FILE))
-        }
 
     def heard(self, directive: DirectiveReply) -> None:
         """Pass a notice on, once."""
@@ -77,7 +86,12 @@ class Notices(Room):
             f"round {self._round} is about to end ({told.why}): the workers have {told.left_s:.0f} s to save"
         )
         if self._notice is None:
-            self._notice = NoticeFiles(told, self._files, self._sharing)
+            files = {
+                local_rank: path
+                for local_rank in self._workers.pids
+                if (path := self.environ(local_rank).get(NOTICE_FILE))
+            }
+            self._notice = NoticeFiles(told, files, self._sharing)
             if self._signum is not None:
                 self._send(self._signum, self._workers.alive)
 
@@ -127,6 +141,9 @@ class Notices(Room):
     def end(self) -> None:
         self._workers = self._notice = None
         self._all_ready = False
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close()
 
 
 class NoticeFiles:

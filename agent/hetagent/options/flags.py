@@ -14,7 +14,7 @@ from hetagent.features import FEATURES
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES, OWN_FLAGS
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
-from hetagent.options.values import notice_signal, port_range, told
+from hetagent.options.values import ON_OFF, notice_signal, port_range, told
 from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
@@ -34,13 +34,8 @@ OUR_FLAGS: Flags = {
         "help": "auto, cuda: GPUs (default); cpu: start N CPU workers.",
     },
     "--report-stderr": {
-        "choices": ("on", "off"),
+        "choices": ON_OFF,
         "help": "Report the end of a failed worker's stderr to the server (or HET_REPORT_STDERR; default on).",
-    },
-    "--report-stacks": {
-        "choices": ("on", "off"),
-        "help": "Show the workers' Python stacks to the server if asked, or if they hang (or HET_REPORT_STACKS; "
-        "default on).",
     },
     "--notice-signal": {
         "type": told(notice_signal),

@@ -68,8 +68,7 @@ class Options:
         launch_flags: what was given of the flags that are only for some launch styles, by name.
         notice_signal: what workers get when their round is about to end; None: only the file.
         require_rendezvous: whether it is a failure if workers end well but have not met.
-        report_stderr: whether failures are reported with the end of stderr: on or off.
-        report_stacks: whether the server is shown the Python stacks of workers: on or off.
+        report_stderr: whether failures are reported with the end of stderr.
         gpus, nproc_per_node: as given; at most one of them.
         weight: how fast each worker of this node is, compared with those of others; None: nobody said.
         spec: the given settings of the group, by name.
@@ -103,8 +102,7 @@ class Options:
     signals: tuple[signal.Signals, ...]
     launch: str
     launch_flags: Mapping[str, Any]
-    report_stderr: str | None
-    report_stacks: str | None
+    report_stderr: bool
     notice_signal: signal.Signals | None
     require_rendezvous: bool
     shutdown_timeout_s: float | None

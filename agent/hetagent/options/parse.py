@@ -14,7 +14,7 @@ from hetagent.options import given
 from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
 from hetagent.options.torchrun import REFUSED, dest, typed, variable
-from hetagent.options.values import streams
+from hetagent.options.values import is_on, streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.texts.ids import checked_id
 from hetrdzv.protocol.texts.typed import seconds
@@ -47,6 +47,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         labels=dict(args.label or ()),
         spec=_spec(args),
         signals=given.signals(args),
+        report_stderr=is_on(args.report_stderr, "HET_REPORT_STDERR", environ),
         launch_flags={name: getattr(args, name) for name in map(dest, OWN_FLAGS)},
         shutdown_timeout_s=_shutdown_timeout_s(args, environ),
         script=args.training_script,

@@ -3,13 +3,15 @@
 import re
 import signal
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from hetagent.node.network import parse_port_range
-from hetagent.options.model import Std, Streams
+from hetagent.options.model import Std, Streams, UsageError
 
 T = TypeVar("T")
+
+ON_OFF = (ON, OFF) = ("on", "off")
 
 UNHANDLED = (signal.SIGKILL, signal.SIGSTOP)
 """Signals that no program can handle."""
@@ -25,6 +27,23 @@ def told(reads: Callable[[str], T]) -> Callable[[str], T]:
             raise ArgumentTypeError(str(error)) from None
 
     return read
+
+
+def is_on(given: str | None, variable: str, environ: Mapping[str, str]) -> bool:
+    """Whether something is on, which it is unless somebody says otherwise.
+
+    Args:
+        given: the flag's value, if it was given.
+        variable: what counts without the flag.
+        environ: where that is looked up.
+
+    Raises:
+        UsageError: the variable is neither on nor off.
+    """
+    value = given or environ.get(variable) or ON
+    if value not in ON_OFF:
+        raise UsageError(f"{variable}={value} in the environment: give {ON} or {OFF}")
+    return value == ON
 
 
 def port_range(text: str) -> tuple[int, int]:

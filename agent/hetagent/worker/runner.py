@@ -7,8 +7,9 @@ The script sees what it would see if started by `python -u [-m] SCRIPT_OR_MODULE
 crash prints a traceback (faulthandler), and an exception that ends the script is recorded in the file that
 TORCHELASTIC_ERROR_FILE names, in the format of torch's ErrorHandler, so that every node can show it.
 
-Two variables name files with more to do before the script's first line: in that of HET_STARTED_AHEAD, `wait` returns
-once the round of a process is known that was started ahead of it; in that of HET_BEFORE_SCRIPT, `begin` is called.
+Three variables name files with more to do. In that of HET_STARTED_AHEAD, `wait` returns once the round of a process is
+known that was started ahead of it; in that of HET_BEFORE_SCRIPT, `begin` is called before the script's first line. That
+of HET_AFTER_TORCH, FILE:ARGUMENT, has a `begin` that gets this argument once the script has imported torch.distributed.
 
 This file is started by its path, and imports nothing that a bare interpreter has not already imported.
 """
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any, NoReturn
 
-AHEAD, BEFORE = "HET_STARTED_AHEAD", "HET_BEFORE_SCRIPT"
+AHEAD, BEFORE, AFTER = "HET_STARTED_AHEAD", "HET_BEFORE_SCRIPT", "HET_AFTER_TORCH"
 """The variables that name files, see above."""
 
 CANNOT_OPEN = 2
@@ -47,8 +48,8 @@ def main() -> None:
         anew = _loaded(os.environ.pop(AHEAD)).wait(started_as)
     if BEFORE in os.environ:
         _loaded(os.environ.pop(BEFORE)).begin()
-    if "HET_PROGRESS_SOCKET" in os.environ:
-        _listen(os.environ.pop("HET_PROGRESS_SOCKET"))
+    if AFTER in os.environ:
+        _after_torch(*os.environ.pop(AFTER).split(os.pathsep, 1))
     _recorded(run, anew)
 
 
@@ -79,22 +80,19 @@ def _loaded(path: str) -> "Any":
     return module
 
 
-def _listen(path: str) -> None:
-    """Have the agent see this process at `path`, now or once the script has imported torch: see torch_server.py.
+def _after_torch(path: str, argument: str) -> None:
+    """Have the file at `path` begin, now or once the script has imported torch; whatever fails, fails silently."""
 
-    Whatever fails, fails silently: the agent then sees no progress.
-    """
-
-    def serve() -> None:
+    def begin() -> None:
         try:  # noqa: SIM105 - contextlib would be one module more for the script to see
-            _loaded(os.path.join(os.path.dirname(__file__), "torch_server.py")).serve(path)
+            _loaded(path).begin(argument)
         except Exception:
             pass
 
     if "torch.distributed" in sys.modules:
-        serve()
+        begin()
     else:
-        sys.meta_path.insert(0, _Awaiting("torch.distributed", serve))
+        sys.meta_path.insert(0, _Awaiting("torch.distributed", begin))
 
 
 class _Awaiting:
@@ -121,7 +119,7 @@ class _Awaiting:
             try:  # noqa: SIM105 - as above
                 spec.loader = _Loading(spec, loader, self._then)
             except Exception:
-                pass  # a spec of the script's own make: the agent sees no progress
+                pass  # a spec of the script's own make
         return spec
 
 

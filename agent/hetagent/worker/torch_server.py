@@ -59,7 +59,7 @@ _FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL
 """Signals that a thread gets for what it did itself: where they are blocked, the kernel kills without a traceback."""
 
 
-def serve(path: str) -> None:
+def begin(path: str) -> None:
     """Have torch's server listen at `path`; returns once it does, or has failed to.
 
     Raises:

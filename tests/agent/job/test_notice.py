@@ -102,7 +102,7 @@ def test_a_worker_that_the_agent_may_not_signal_has_the_file_all_the_same(
 
     monkeypatch.setattr(notice.os, "kill", refused)
     script = f"trap : USR1; touch up.$HET_ROUND; test $HET_ROUND = 2 || {{ {WAIT} {SAY} sleep 60; }}"
-    made = rig(script, report_stacks=True, notice_s=60.0, notice_signal=signal.SIGUSR1)
+    made = rig(script, notice_s=60.0, notice_signal=signal.SIGUSR1)
     made.offers(takes_notice=True)
     assert made.run(made.appears("up.1"), running(made), made.asks("restart")) == 0
     assert "round 1: the workers are ready to stop" in made.said
@@ -131,7 +131,7 @@ def running(made: Rig) -> Any:
 
 
 def test_what_becomes_of_workers_that_got_a_notice(rig: Make) -> None:
-    made = rig(STORY, slots=2, report_stacks=True, notice_s=60.0, notice_signal=signal.SIGUSR1)
+    made = rig(STORY, slots=2, notice_s=60.0, notice_signal=signal.SIGUSR1)
     made.offers(takes_notice=True)
     before = time.monotonic()
     acts: list[Any] = [made.appears("set.0", "set.1")]
@@ -153,7 +153,7 @@ def test_what_becomes_of_workers_that_got_a_notice(rig: Make) -> None:
 
 def test_no_step_is_lost_where_all_ranks_agree_and_save(rig: Make) -> None:
     words = f"exec {sys.executable} {WORKLOAD} --into . --light --notice"
-    made = rig(words, slots=2, report_stacks=True, notice_s=60.0)
+    made = rig(words, slots=2, notice_s=60.0)
     made.offers(takes_notice=True)
     log = WorkLog(made.folder)
 
@@ -175,7 +175,7 @@ def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_rou
     """A server that was restored, or an older one that has taken over, knows of no notice."""
     monkeypatch.setattr(notice, "PATIENCE_S", -60.0)
     script = f'test "$HET_ROUND" = 1 || exit 0; touch up; {WAIT} {SAY} exit 0'
-    made = rig(script, report_stacks=True, notice_s=60.0, min_nodes=2, max_nodes=2)
+    made = rig(script, notice_s=60.0, min_nodes=2, max_nodes=2)
     made.offers(takes_notice=True)
     other = OtherNode(made, "b", min_nodes=2, max_nodes=2)
 
@@ -197,7 +197,7 @@ def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_rou
 
 def test_workers_that_save_while_they_are_stopped_are_not_said_to_wait_for_that(rig: Make) -> None:
     script = f"trap '{SAY} sleep 0.3; exit 0' TERM; touch up; {WAIT} touch told; while :; do sleep 0.05; done"
-    made = rig(script, report_stacks=True, notice_s=60.0)
+    made = rig(script, notice_s=60.0)
     made.offers(takes_notice=True)
     acts = (running(made), made.asks("restart"), made.appears("told"), made.gets(signal.SIGTERM))
     made.run(made.appears("up"), *acts)

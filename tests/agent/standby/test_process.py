@@ -14,6 +14,7 @@ from tests.agent.worker.test_imports import foreign
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
+from hetagent.job.progress.round_watch import opening
 from hetagent.job.workers.starter import Program
 from hetagent.node.processes import finding as processes
 from hetagent.standby import process
@@ -197,11 +198,11 @@ def test_one_that_begins_anew_is_a_worker_like_any_other(program: Program, tmp_p
     """Its end is recorded, and the agent can see it: runner.py has taken what is meant for itself."""
     (tmp_path / "fails.py").write_text("1 / 0")
     (tmp_path / "s.py").write_text(
-        "import os, sys\nprint(sys.orig_argv[-1], 'HET_PROGRESS_SOCKET' in os.environ)\nraise ValueError('its own')"
+        "import os, sys\nprint(sys.orig_argv[-1], 'HET_AFTER_TORCH' in os.environ)\nraise ValueError('its own')"
     )
     standby = Standby(program, ["slow", "fails"], paced=True)
     order = standbys.in_round(
-        program, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error"), HET_PROGRESS_SOCKET=str(tmp_path / "socket")
+        program, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error"), **opening(str(tmp_path / "socket"))
     )
     with standbys.outputs(tmp_path) as streams:
         worker = standby.take(order, *streams)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hetagent.job.progress.round_watch import opening
 from hetagent.job.progress.torch_client import Asked
 from hetagent.worker import runner
 
@@ -33,7 +34,7 @@ def start(script: Path, socket: Path | None, *arguments: str) -> "subprocess.Pop
     """Start a script as a worker, watched or not."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HET_"))}
     if socket is not None:
-        environ["HET_PROGRESS_SOCKET"] = str(socket)
+        environ |= opening(str(socket))
     command = [sys.executable, "-u", RUNNER, str(script), *arguments]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

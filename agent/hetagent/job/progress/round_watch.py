@@ -18,12 +18,13 @@ from hetagent.job.progress.standstill import Track, Tracks
 from hetagent.job.progress.worker import TICK_S, Looker
 from hetagent.node import scratch
 from hetagent.options import release
-from hetagent.progress import FILE, NOTICE_FILE
+from hetagent.progress import FILE
+from hetagent.worker import runner
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.rooms.stacks import Stack
 
-SOCKET = "HET_PROGRESS_SOCKET"
-"""Where a worker is to open torch's server; see worker/torch_server.py."""
+SERVER = str(Path(runner.__file__).with_name("torch_server.py"))
+"""Opens torch's server in a worker."""
 
 PREFIX = "hetp_"
 
@@ -98,15 +99,17 @@ class RoundWatch:
         """
         if not torch:
             self._unseen = NOT_OURS
-        names = self._names(local_rank)
-        return names if torch else {name: path for name, path in names.items() if name != SOCKET}
-
-    def _names(self, local_rank: int) -> dict[str, str]:
-        """A worker's files and socket, by the variable that names each; empty if there is no folder for them."""
-        if self._folder is None:
+        file, socket = self._names(local_rank)
+        if file is None or socket is None:
             return {}
+        return {FILE: file, **(opening(socket) if torch else {})}
+
+    def _names(self, local_rank: int) -> tuple[str, str] | tuple[None, None]:
+        """The file and the socket of a worker; None if there is no folder for them."""
+        if self._folder is None:
+            return None, None
         file = str(self._folder.path / str(local_rank))
-        return {FILE: file, SOCKET: f"{file}.sock", NOTICE_FILE: f"{file}.notice"}
+        return file, f"{file}.sock"
 
     def begin(self, pids: Mapping[int, int], rank_offset: int) -> None:
         """The workers were started.
@@ -117,17 +120,17 @@ class RoundWatch:
         """
         now = time.monotonic()
         for local_rank, pid in pids.items():
-            names = self._names(local_rank)
+            file, socket = self._names(local_rank)
             self._lookers[rank_offset + local_rank] = Looker(
                 pid=pid,
                 track=Track(now),
                 world_size=self._world_size,
-                file=names.get(FILE),
-                socket=names.get(SOCKET),
+                file=file,
+                socket=socket,
                 cpu=self._cpu,
             )
             rank = rank_offset + local_rank
-            self._targets[rank] = stacks.Target(rank, pid, names.get(SOCKET))
+            self._targets[rank] = stacks.Target(rank, pid, socket)
         tracks = {rank: looker.track for rank, looker in self._lookers.items()}
         self._tracks = Tracks(self._number, tracks, watched_at=now)
         self._thread.start()
@@ -307,6 +310,11 @@ class RoundWatch:
                 return
             self._tracks.told()
         self._tell()
+
+
+def opening(socket: str) -> dict[str, str]:
+    """What a worker gets in order to open torch's server at this path."""
+    return {runner.AFTER: f"{SERVER}{os.pathsep}{socket}"}
 
 
 def _step(looker: Looker) -> int | None:

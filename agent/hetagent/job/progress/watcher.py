@@ -7,8 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from hetagent.job.output import shown
-from hetagent.job.progress import stacks
+from hetagent.job.progress import shown, stacks
 from hetagent.job.progress.round_watch import RoundWatch
 from hetagent.job.room import Environ, Room
 from hetagent.job.workers.processes import Workers

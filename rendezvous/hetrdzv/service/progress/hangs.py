@@ -18,8 +18,8 @@ from hetrdzv.core.health.stall import judge
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.rooms.progress import UNKNOWN, Worker
-from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.rooms.stalls import Hang
+from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.table import Seen
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Hangs:
         now: the server's clock (seconds).
         execute: applies a command to a group.
         spawn: runs a task for as long as the server does.
-        ask: fetches the stacks of some workers.
+        questions: fetches the stacks of some workers.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Hangs:
         now: Callable[[], float],
         execute: Callable[[str, Command], Coroutine[Any, Any, Group]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
-        ask: Callable[[Group, Round, Sequence[int]], Coroutine[Any, Any, list[Stack]]],
+        questions: Questions,
     ) -> None:
         self._groups = groups
         self._seen = seen
         self._now = now
         self._execute = execute
         self._spawn = spawn
-        self._ask = ask
+        self._ask = questions.of_workers
         self._turn = asyncio.Lock()
         self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
         self._pause_s: dict[str, float] = {}  # how long each is left alone at least

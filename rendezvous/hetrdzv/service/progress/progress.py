@@ -7,7 +7,7 @@ from typing import Any
 from hetrdzv.core.commands import Command, Report
 from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.rooms.progress import NodeProgress
-from hetrdzv.service.progress.hangs import Hangs
+from hetrdzv.service.progress.detectors import JUDGES
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.table import LATE_S, Furthest, Seen, Table
 from hetrdzv.service.quotas import Quotas
@@ -21,7 +21,7 @@ class Progress:
         now: the server's clock (seconds).
         execute: applies a command to a group.
         spawn: runs a task for as long as the server does.
-        questions: asks for the stack of whoever is waited for.
+        questions: what agents can be asked about their workers.
         quotas: how much memory the groups of each token may take: samples beyond that are not kept.
     """
 
@@ -38,7 +38,9 @@ class Progress:
         self._groups = groups
         self._now = now
         self._table = Table()
-        self._hangs = Hangs(groups, self._table.workers, now, execute, spawn, questions.of_workers)
+        self._judges = [
+            judge(groups, self._table.workers, now, execute, spawn, questions) for judge in JUDGES
+        ]
 
     # -- what agents say -------------------------------------------------------------------------------------
 
@@ -61,7 +63,8 @@ class Progress:
         self._table.note(group_id, node_id, told, seen_at, known_until)
         self._quotas.holds(group_id, "samples", self._table.size(group_id))
         if active.stall is not None or any(one.still for one in told.workers):
-            self._hangs.look_soon(group_id)
+            for judge in self._judges:
+                judge.look_soon(group_id)
 
     # -- what people and the core see ------------------------------------------------------------------------
 
@@ -96,13 +99,15 @@ class Progress:
         if new is None or new.state.terminal:
             self._table.forget(group_id)
             self._quotas.holds(group_id, "samples", 0)
-            self._hangs.forget(group_id)
+            for judge in self._judges:
+                judge.forget(group_id)
 
     def clear(self) -> None:
         """The groups were loaded again."""
         for group_id in self._table.clear():
             self._quotas.holds(group_id, "samples", 0)
-        self._hangs.clear()
+        for judge in self._judges:
+            judge.clear()
 
     def _active(self, group_id: str) -> Round | None:
         group = self._groups().get(group_id)

@@ -9,8 +9,8 @@ import pytest
 from tests.agent.job.rig import Make, Rig, soon
 from tests.support.servers import Hetserver
 
-from hetagent.job.output.shown import OFF as LOGS_OFF
 from hetagent.job.progress.round_watch import PREFIX
+from hetagent.job.progress.shown import OFF as LOGS_OFF
 from hetagent.job.progress.watcher import OFF
 from hetagent.node.scratch import marked_prefix
 

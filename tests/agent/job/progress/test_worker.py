@@ -20,6 +20,7 @@ from tests.support.cluster import wait_for
 from hetagent.job.progress import groups as groups_file
 from hetagent.job.progress import torch_client
 from hetagent.job.progress.groups import Groups
+from hetagent.job.progress.round_watch import opening
 from hetagent.job.progress.sources import AGAIN_MAX_S, LATE_S, Health
 from hetagent.job.progress.standstill import Track
 from hetagent.job.progress.worker import Looker
@@ -316,7 +317,7 @@ def test_a_real_worker_notes_the_backends_of_its_groups(
     path = tmp_path / "s"
     worker = subprocess.Popen(
         [sys.executable, runner.__file__, str(tmp_path / "script.py")],
-        env={**os.environ, **environ, "HET_PROGRESS_SOCKET": str(path)},
+        env={**os.environ, **environ, **opening(str(path))},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -380,7 +381,7 @@ def test_a_real_worker_notes_in_which_of_nccls_groups_it_sends_and_receives(tmp_
     """torch's answer about NCCL does not tell these from collectives; other scripts have nothing replaced."""
     script = tmp_path / "script.py"
     script.write_text(SENDS)
-    environ = {**os.environ, "HET_PROGRESS_SOCKET": str(tmp_path / "s")}
+    environ = {**os.environ, **opening(str(tmp_path / "s"))}
     done = subprocess.run(
         [sys.executable, runner.__file__, str(script)],
         env=environ,

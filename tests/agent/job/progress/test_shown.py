@@ -1,6 +1,6 @@
 """What the server is shown of a worker's stderr."""
 
-from hetagent.job.output.shown import MOST, MOST_OF_ALL, NOTHING, logs
+from hetagent.job.progress.shown import MOST, MOST_OF_ALL, NOTHING, logs
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.rooms.stacks import StacksRequest
 

@@ -19,7 +19,19 @@ class Room:
 
 ROOMS: Mapping[str, Room] = {
     "network-check": Room(
-        ("agent/hetagent/job/network",), ("tests/agent/job/network", "tests/e2e/test_network_check.py")
+        (
+            "agent/hetagent/job/network",
+            "rendezvous/hetrdzv/core/rooms/network.py",
+            "rendezvous/hetrdzv/protocol/rooms/network.py",
+            "rendezvous/hetrdzv/words/network.py",
+        ),
+        (
+            "tests/agent/job/network",
+            "tests/core/rooms/test_network.py",
+            "tests/e2e/test_network_check.py",
+            "tests/netns/test_slow_links.py",
+            "tests/words/test_network.py",
+        ),
     ),
     "node-check": Room(("agent/hetagent/job/ready/node_check.py",), ("tests/agent/job/test_ready.py",)),
     "torchrun": Room(("agent/hetagent/torchrun",), ("tests/agent/torchrun", "tests/e2e/test_torchrun.py")),

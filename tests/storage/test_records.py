@@ -43,9 +43,9 @@ from hetrdzv.protocol.facts.causes import (
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.events import Event, NodeJoined
 from hetrdzv.protocol.facts.failure import Failure
-from hetrdzv.protocol.facts.parts import Quoted
-from hetrdzv.protocol.facts.warnings import Differs, Network, NoWeights, Version
+from hetrdzv.protocol.facts.warnings import Differs, NoWeights, Version
 from hetrdzv.protocol.facts.who import Nodes, Ranks
+from hetrdzv.protocol.rooms.network import NetworkFound, Reached, SlowWay
 from hetrdzv.protocol.rooms.shares import Alike, Measured, Shares, SlowNode, SlowSlots, Source
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
@@ -343,7 +343,7 @@ def full() -> Group:
             first=True,
             met=3,
             restarted_by=FailedWorker(node_id="gpu1", rank=5, local_rank=1, signal="SIGSEGV"),
-            network=(Network(text=Quoted("the network of node b is slow")),),
+            network=NetworkFound(ways=(SlowWay(node_id="gpu0", reached=Reached(node_id="gpu1", rate=1.5)),)),
             warnings=WARNINGS,
             shares=(
                 Shares(round=8, weights=((4, 1.0), (4, 0.5)), source=Source.BY_HAND),

@@ -48,10 +48,12 @@ from hetrdzv.protocol.facts.parts import (
 )
 from hetrdzv.protocol.facts.who import Nodes, Place
 from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.rooms.network import SlowNetwork
 from hetrdzv.protocol.rooms.shares import Moved, SharesChanged
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.words.events import LONGEST, event_text
 from tests.support.stalls import behind
+from tests.words.test_network import SENTENCES as NETWORK
 
 FAILED = FailedWorker(node_id="gpu2", rank=2, local_rank=0, exit_code=1, said=Quoted("ValueError: x"))
 KILLED = FailedWorker(node_id="gpu2", rank=2, local_rank=0, signal="SIGKILL")
@@ -176,7 +178,7 @@ SHOWN: list[tuple[Facts, str]] = [
             "init_process_group with env://"
         ),
     ),
-    (events.SlowNetwork(what=Quoted("the network of gpu2 is slow")), "the network of gpu2 is slow"),
+    *((SlowNetwork(what=value), sentence) for value, sentence in NETWORK),
     (
         events.Stalled(stall=WAIT, for_s=15.0),
         "round 3 stalls: rank 1 has waited 15 s for rank 0 (gpu2), which is at collective 4 of 5",

@@ -7,7 +7,6 @@ from hetrdzv.protocol.facts.parts import Other, Quoted
 from hetrdzv.protocol.facts.warnings import (
     AnyWarning,
     Differs,
-    Network,
     NoLabel,
     NoWeights,
     Straggler,
@@ -25,6 +24,7 @@ from hetrdzv.protocol.rooms.shares import (
     TooManySpeeds,
 )
 from hetrdzv.words.warnings import unseen, warning
+from tests.words.test_network import SENTENCES as NETWORK
 from tests.words.unions import classes
 
 
@@ -91,7 +91,7 @@ SENTENCES: list[tuple[AnyWarning, str]] = [
         ),
         "speeds were measured differently (a, c in float16, b in float32): give every agent the same --measure-dtype",
     ),
-    (Network(text=Quoted("the network of node b is slow")), "the network of node b is slow"),
+    *NETWORK,
     (
         Straggler(ranks=Ranks.of([3]), node_id="gpu2", share=0.46),
         "rank 3 (gpu2) is the slowest: the others wait for it 46% of the time",

@@ -7,7 +7,7 @@ from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.http import routes
-from hetrdzv.protocol.requests.reports import MOST_OF_NETWORK, ReportRequest
+from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.states import ReportKind
 
 REPORT = Topic(route=routes.REPORT, in_order=True, dated=True)
@@ -15,14 +15,14 @@ REPORT = Topic(route=routes.REPORT, in_order=True, dated=True)
 Report = Message[DirectiveReply]
 
 
-def started(round_number: int, met: int | None = None, network: tuple[str, ...] = ()) -> Report:
+def started(round_number: int, met: int | None = None, **more: Any) -> Report:
     """All local workers of the round were started.
 
     Args:
         met: on its master, how many workers have come to its store; None: unknown.
-        network: on its master, what is slow in the network between its nodes; the first few are told.
+        more: fields of optional features.
     """
-    return _report(ReportKind.STARTED, round_number, met=met, network=network[:MOST_OF_NETWORK])
+    return _report(ReportKind.STARTED, round_number, met=met, **more)
 
 
 def succeeded(round_number: int, met: int | None = None, *, must_meet: bool = False) -> Report:

@@ -43,18 +43,8 @@ def report_command(node_id: str, body: ReportRequest) -> Report | None:
     """A report; None if this version does not know its kind."""
     if not isinstance(body.kind, ReportKind):
         return None
-    return Report(
-        node_id=node_id,
-        incarnation=body.incarnation,
-        round=body.round,
-        kind=body.kind,
-        age_s=body.age_s,
-        failure=Failure(**codec.fields_of(body.failure)) if body.failure is not None else None,
-        met=body.met,
-        must_meet=body.must_meet,
-        message=body.message,
-        network=body.network,
-    )
+    failure = Failure(**codec.fields_of(body.failure)) if body.failure is not None else None
+    return codec.picked(Report, body, node_id=node_id, failure=failure)
 
 
 def cancellation(request: Request) -> Cancel:

@@ -350,10 +350,11 @@ def group_reply(
 
 @kept
 def _warnings(group: Group) -> tuple[AnyWarning, ...]:
-    """What differs between the nodes that are here and matters, and what is slow between them."""
+    """What differs between the nodes that are here and matters, and what was found in their round."""
     nodes = [node for node in group.live if node.job == group.job]
-    network = group.active_round.network if group.active_round is not None else ()
-    return (*drift(nodes), *(one for room in ROOMS for one in room.warnings(nodes)), *network)
+    current = group.active_round
+    found = (one for room in ROOMS for one in room.found(current)) if current is not None else ()
+    return (*drift(nodes), *(one for room in ROOMS for one in room.warnings(nodes)), *found)
 
 
 def _sentences(values: Iterable[AnyWarning]) -> tuple[str, ...]:

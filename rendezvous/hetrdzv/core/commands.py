@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hetrdzv.core.model import Offer, Stall
 from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.rooms.network import NetworkFound
 from hetrdzv.protocol.states import ReportKind
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Report:
             now, which is where they find each other; None: nobody can tell.
         must_meet: whether workers that have not met count as failed.
         message: with `master_unreachable`, why; with `leaving`, on whose account (`SIGTERM`).
-        network: from the round's master, with `started`: what is slow in the network between its nodes, in sentences.
+        network: from the round's master, with `started`: what is wrong with the network between its nodes.
     """
 
     node_id: str
@@ -71,7 +72,7 @@ class Report:
     met: int | None = None
     must_meet: bool = False
     message: str = ""
-    network: tuple[str, ...] = ()
+    network: NetworkFound | None = None
 
 
 @dataclass(frozen=True, slots=True)

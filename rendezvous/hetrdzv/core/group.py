@@ -3,7 +3,6 @@
 A step applies its command and then *settles* the group (settle.py). `deadline` says when a `Tick` is due.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetrdzv.core.agreement import agree
@@ -79,7 +78,6 @@ from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.parts import MOST_OF_TEXT, quoted
-from hetrdzv.protocol.facts.warnings import Network
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 
@@ -339,7 +337,8 @@ def _report(work: Work, command: Report) -> None:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
                 work.change_node(node, phase=NodePhase.RUNNING)
-            _note_network(work, node, command.network)
+            for room in ROOMS:
+                room.started(work, node, command)
             if node.node_id != current.master.node_id:
                 work.change(failed_masters=0)
         case ReportKind.SUCCEEDED:
@@ -382,17 +381,6 @@ def _count_met(work: Work, node: Node, current: Round, met: int) -> None:
     work.change(round=current)
     if (strangers := apart(current)) is not None:
         work.say(events.NeverMet(apart=strangers), node.node_id)
-
-
-def _note_network(work: Work, node: Node, slow: Sequence[str]) -> None:
-    """Note what the nodes of a round found slow between them; its master says so once."""
-    current = work.group.round
-    if not slow or current is None or node.node_id != current.master.node_id or current.network:
-        return
-    network = tuple(Network(text=quoted(text)) for text in slow)
-    work.change(round=replace(current, network=network))
-    for line in network:
-        work.say(events.SlowNetwork(what=line.text), node.node_id)
 
 
 def _is_reached(group: Group, current: Round) -> bool:

@@ -12,7 +12,8 @@ from hetrdzv.core.patched import Patched
 from hetrdzv.protocol.facts.causes import BadAddress, Cause, FailedWorker, Going, RootCause
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.failure import Failure
-from hetrdzv.protocol.facts.warnings import Network, RoundWarning
+from hetrdzv.protocol.facts.warnings import RoundWarning
+from hetrdzv.protocol.rooms.network import NetworkFound
 from hetrdzv.protocol.rooms.shares import Measured, Shares, Speeds
 from hetrdzv.protocol.rooms.stalls import StallFacts, kind_of
 from hetrdzv.protocol.settings import GroupSpec
@@ -262,7 +263,7 @@ class Round:
         met: how many workers have found each other in the round's store, as its master last said; None: unknown.
         restarted_by: the failure that a restart was spent on to form this round; None: none was.
         warnings: what differs between its nodes and matters (health/drift.py).
-        network: what its nodes found slow in the network between them before their workers started, as its master said.
+        network: what its nodes found wrong with the network between them (rooms/network.py); None: nothing.
         shares: the decisions on them that are kept (rooms/shares).
         stall: who is waited for, as the service last saw it; None: nobody (memory only).
         notice: why it is about to end; None: it is not, or has ended.
@@ -278,7 +279,7 @@ class Round:
     met: int | None = None
     restarted_by: FailedWorker | None = None
     warnings: tuple[RoundWarning, ...] = ()
-    network: tuple[Network, ...] = ()
+    network: NetworkFound | None = None
     shares: tuple[Shares, ...] = ()
     stall: Stall | None = None
     notice: Notice | None = None

@@ -163,10 +163,6 @@ def _never_met(facts: events.NeverMet, event: Event) -> str:
     return never_met(facts.apart)
 
 
-def _slow_network(facts: events.SlowNetwork, event: Event) -> str:
-    return facts.what
-
-
 def _stalled(facts: events.Stalled, event: Event) -> str:
     return f"round {event.round} stalls: {lasting(facts.stall, facts.for_s)}"
 
@@ -228,7 +224,6 @@ _TEXTS: Mapping[type, Callable[[Any, Event], str]] = {
     events.NodeSucceeded: _node_succeeded,
     events.WorkerFailed: _worker_failed,
     events.NeverMet: _never_met,
-    events.SlowNetwork: _slow_network,
     events.Stalled: _stalled,
     events.GoesOn: _goes_on,
     events.DaemonStarted: _daemon_started,

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hetrdzv.protocol.facts.events import Event
-from hetrdzv.words import shares
+from hetrdzv.words import network, shares
 
-EVENTS: Sequence[Mapping[type, Callable[[Any, Event], str]]] = (shares.EVENTS,)
+EVENTS: Sequence[Mapping[type, Callable[[Any, Event], str]]] = (shares.EVENTS, network.EVENTS)
 
-WARNINGS: Sequence[Mapping[type, Callable[[Any], str]]] = (shares.WARNINGS,)
+WARNINGS: Sequence[Mapping[type, Callable[[Any], str]]] = (shares.WARNINGS, network.WARNINGS)

@@ -31,8 +31,6 @@ def warning(value: AnyWarning) -> str:
             return f"{have(nodes)} no label {label}, by which ranks are ordered: {come} last"
         case warnings.NoWeights():
             return "rank_order is speed, but no node has a --weight: ranks are sticky"
-        case warnings.Network(text=text):
-            return text
         case warnings.Straggler():
             return straggler(value)
         case warnings.Unwatched():

@@ -13,7 +13,10 @@ from hetagent.job.room import Room
 from hetagent.launch.base import Assignment
 from hetagent.node.network import WILDCARDS
 from hetrdzv.protocol.directive import StartReply
+from hetrdzv.protocol.facts.parts import quoted
+from hetrdzv.protocol.rooms.network import NetworkFound, NotChecked
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.words.network import problem, spread
 
 PATIENCE_S = 25.0
 """How long a node waits for anything from the master (seconds): for the other members, then for the measurements."""
@@ -55,7 +58,7 @@ class NetworkCheck(Room):
         self._tell = tell
         self._warn = warn
         self._assignment: Assignment | None = None
-        self._slow: tuple[str, ...] = ()  # what was found in this round
+        self._found: NetworkFound | None = None  # in this round, for its master's report
         self.wanted = True
         self._fresh = True
         self._result: Result | None = None
@@ -84,14 +87,15 @@ class NetworkCheck(Room):
         """Show what the check has found, if it is over."""
         if (result := self.take()) is None or self._assignment is None:
             return
-        if result.line:
-            self._tell(f"round {self._assignment.round}: {result.line}")
-        self._warn(result.warnings)
-        self._slow = result.warnings if self._assignment.is_master else ()
+        if result.spread is not None:
+            self._tell(f"round {self._assignment.round}: network: {spread(result.spread)}")
+        warnings = result.found.warnings()
+        self._warn(map(problem, warnings))
+        self._found = result.found if warnings and self._assignment.is_master else None
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
         """What is slow, with the master's report of the start."""
-        return {"network": self._slow} if kind is ReportKind.STARTED else {}
+        return {"network": self._found} if kind is ReportKind.STARTED else {}
 
     def check(self, number: int, start: StartReply, listener: socket.socket) -> None:
         """Check the network of a round, before its workers start.
@@ -121,7 +125,7 @@ class NetworkCheck(Room):
 
     def end(self) -> None:
         """Stop a check that is under way: its round is over."""
-        self._slow = ()
+        self._found = None
         if self._thread is None:
             return
         if self._loop is not None and self._task is not None:
@@ -160,12 +164,8 @@ class NetworkCheck(Room):
                 "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
             )
             self.wanted = False
-            who = f"node {start.master.node_id}, the master"
-            self._result = Result(
-                warnings=(
-                    f"the network was not checked with {who}: {what[:200]}; give --check-network on every node",
-                )
-            )
+            failed = NotChecked(master=start.master.node_id, why=quoted(what))
+            self._result = Result(found=NetworkFound(failed=failed))
         finally:
             ready.set()
             with contextlib.suppress(OSError):

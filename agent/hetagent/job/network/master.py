@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetagent.job.network import pairing
-from hetagent.job.network.member import MOST_WARNINGS, Message, Result, hear, say, sender
+from hetagent.job.network.member import Message, Result, hear, say, sender
 from hetagent.job.network.pairing import Pair
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.rooms.network import MAX_RATE, NetworkFound, NotAllChecked
 
 GATHER_S = 10.0
 """How long the master waits for all members (seconds): they get their `start` at about the same time."""
@@ -82,7 +84,9 @@ class Master:
         running = self._running.get(str(key))
         if running is None or running.ends.get(str(end)) != rank:
             return
-        running.rates[str(end)] = float(rate) if isinstance(rate, int | float) and rate > 0 else None
+        running.rates[str(end)] = (
+            float(rate) if isinstance(rate, int | float) and 0 < rate <= MAX_RATE else None
+        )
         if rate is None or len(running.rates) == len(running.ends):
             running.done.set()
 
@@ -95,30 +99,21 @@ class Master:
         self._ended.set()
         for member in self._members.values():
             with contextlib.suppress(OSError):
-                end = {"do": "end", "line": result.line, "warnings": list(result.warnings)}
-                await say(member.writer, {**end, "again": result.again})
+                await say(member.writer, {"do": "end", "result": codec.plain(result)})
 
     async def _check(self) -> Result:
         here = sorted(self._members)
         missing = self._nnodes - len(here)
         if not missing and not any(member.fresh for member in self._members.values()):
             return Result()
-        warnings = []
-        if missing:
-            have = "has" if missing == 1 else "have"
-            warnings.append(
-                f"{missing} of {self._nnodes} nodes {have} not taken part in the check of the network: give "
-                "--check-network on every node"
-            )
+        absent = NotAllChecked(missing=missing, nodes=self._nnodes) if missing else None
         if len(here) < 2:
-            return Result("", tuple(warnings), again=False)
+            return Result(found=NetworkFound(absent=absent), again=False)
         first = await self._measure(pairing.neighbours(here))
         second = await self._measure(pairing.again(first))
         names = {rank: member.node_id for rank, member in self._members.items()}
-        warnings += pairing.verdict(first, second, names)
-        return Result(
-            f"network: {pairing.summary(first)}", tuple(warnings[:MOST_WARNINGS]), again=not missing
-        )
+        found = replace(pairing.verdict(first, second, names), absent=absent)
+        return Result(spread=pairing.spread(first), found=found, again=not missing)
 
     async def _measure(self, steps: list[list[Pair]]) -> dict[Pair, float | None]:
         rates: dict[Pair, float | None] = {}

@@ -10,18 +10,17 @@ import json
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetagent.job.network.transfer import receive, send
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.rooms.network import NetworkFound, Spread
 from hetrdzv.protocol.texts.ids import is_id
 
 VERSION = 1
 MOST_BYTES = 1 << 14
 """The longest line."""
-
-MOST_WARNINGS, MOST_CHARACTERS = 8, 500
-"""How many warnings a check may have, and how long each may be."""
 
 ANSWER_S = 12.0
 """How long the master may take to say that it takes part (seconds): it may get its `start` a little later."""
@@ -50,18 +49,18 @@ class Me:
     fresh: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """What a check has found.
 
     Attributes:
-        line: in a line; empty: nothing was measured.
-        warnings: which nodes or ways are slow, or why nobody knows.
+        spread: how fast neighbours are; None: nothing was measured.
+        found: which nodes or ways are slow, or why nobody knows.
         again: whether a later round, with nodes that are new to it, is to be checked: all nodes take part.
     """
 
-    line: str = ""
-    warnings: tuple[str, ...] = ()
+    spread: Spread | None = None
+    found: NetworkFound = field(default_factory=NetworkFound)
     again: bool = True
 
 
@@ -135,17 +134,11 @@ async def converse(
 
 
 def _result(order: Message) -> Result:
-    """What the master says was found; it is shown to people, so nothing but plain text is taken."""
-    warnings = order.get("warnings")
-    return Result(
-        _plain(order.get("line")),
-        tuple(map(_plain, warnings[:MOST_WARNINGS])) if isinstance(warnings, list) else (),
-        again=order.get("again") is True,
-    )
-
-
-def _plain(text: object) -> str:
-    return "".join(filter(str.isprintable, text))[:MOST_CHARACTERS] if isinstance(text, str) else ""
+    """What the master says was found."""
+    try:
+        return codec.checked(Result, order.get("result"), unknown="ignore")
+    except codec.Malformed:  # whose text may have what was said in it, and that may be anything
+        raise ValueError("its result makes no sense") from None
 
 
 async def _dial(order: Message) -> Message:

@@ -7,6 +7,8 @@ again is to blame itself, otherwise the way between the two is.
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_high
 
+from hetrdzv.protocol.rooms.network import MOST_SLOW, NetworkFound, Reached, SlowLink, SlowWay, Spread
+
 Pair = tuple[int, int]
 """Two nodes, by group rank."""
 
@@ -77,53 +79,42 @@ def usual_rate(rates: Rates) -> float:
     return median_high(once) if len(once) > 1 else max((rate or 0.0 for rate in rates.values()), default=0.0)
 
 
-def verdict(first: Rates, second: Rates, names: Mapping[int, str]) -> list[str]:
-    """A sentence for each node that was slow twice, and for each slow pair of which neither was.
+def verdict(first: Rates, second: Rates, names: Mapping[int, str]) -> NetworkFound:
+    """Each node that was slow twice, and each slow pair of which neither was; the first few of them.
 
     Args:
         first: of neighbours.
         second: of those who were measured again, each before the other in its pair.
         names: node ids by group rank.
     """
-    usual = usual_rate(first)
-    slow, still = slow_pairs(first, usual), slow_pairs(second, usual)
-    bad = {pair[0] for pair in still}
-    others = f"; {per_s(usual)} is usual here" if usual else ""
-    sentences = [
-        f"the network of node {names[rank]} is slow: {_with(names, rank, first, slow)}, and "
-        f"{_with(names, rank, second, still)}{others}: check its cables, its switch port and its --interface"
-        for rank in sorted(bad)
+    rate = usual_rate(first)
+    slow, still = slow_pairs(first, rate), slow_pairs(second, rate)
+    usual, bad = rate or None, {pair[0] for pair in still}
+    links = [
+        SlowLink(
+            node_id=names[rank],
+            first=_reached(names, rank, first, slow),
+            again=_reached(names, rank, second, still),
+            usual=usual,
+        )
+        for rank in sorted(bad)[:MOST_SLOW]
     ]
-    for pair in sorted(slow):
-        if not bad.intersection(pair):
-            how = f"{names[pair[0]]} and {names[pair[1]]} reach {_rate(first[pair])} between them"
-            sentences.append(f"{how}{others}: check the way between them")
-    return sentences
+    ways = [
+        SlowWay(
+            node_id=names[one], reached=Reached(node_id=names[other], rate=first[one, other]), usual=usual
+        )
+        for one, other in sorted(slow)
+        if not bad.intersection((one, other))
+    ]
+    return NetworkFound(links=tuple(links), ways=tuple(ways[: MOST_SLOW - len(links)]))
 
 
-def summary(rates: Rates) -> str:
-    """How fast neighbours are, in a line."""
+def spread(rates: Rates) -> Spread:
+    """How fast neighbours are."""
     known = [rate for rate in rates.values() if rate is not None]
-    if not known:
-        return "no two neighbours reached each other"
-    low, high = per_s(min(known)), per_s(max(known))
-    span = low if low == high else f"{low} to {high}"
-    return f"{span} between {'the two nodes' if len(rates) == 1 else 'neighbours'}"
+    return Spread(pairs=len(rates), slowest=min(known, default=None), fastest=max(known, default=None))
 
 
-def per_s(rate: float) -> str:
-    """A rate (bytes/s) as people know it: `9.4 Gbit/s`."""
-    bits = 8 * rate
-    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if bits >= size:
-            return f"{bits / size:.3g} {unit}"
-    return f"{bits / 1e3:.3g} kbit/s"
-
-
-def _with(names: Mapping[int, str], rank: int, rates: Rates, among: Iterable[Pair]) -> str:
+def _reached(names: Mapping[int, str], rank: int, rates: Rates, among: Iterable[Pair]) -> Reached:
     one, other = next(pair for pair in sorted(among) if rank in pair)
-    return f"{_rate(rates[one, other])} with {names[other if one == rank else one]}"
-
-
-def _rate(rate: float | None) -> str:
-    return "nothing" if rate is None else per_s(rate)
+    return Reached(node_id=names[other if one == rank else one], rate=rates[one, other])

@@ -1,10 +1,14 @@
 """What an optional feature adds to rounds: all that the rest of the core knows of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hetrdzv.core.commands import Report
 from hetrdzv.core.model import Node, Round
-from hetrdzv.protocol.facts.warnings import RoundWarning
+from hetrdzv.protocol.facts.warnings import AnyWarning, RoundWarning
+
+if TYPE_CHECKING:
+    from hetrdzv.core.rounds.transitions import Work
 
 
 class Room:
@@ -30,8 +34,15 @@ class Room:
         """Fields of the start that members of a round are told."""
         return {}
 
+    def started(self, work: "Work", node: Node, report: Report) -> None:
+        """A member of the round that runs has reported that it started its workers."""
+
     def warnings(self, nodes: Sequence[Node]) -> Sequence[RoundWarning]:
         """What to know of the nodes of a round, or of those that are here."""
+        return ()
+
+    def found(self, current: Round) -> Sequence[AnyWarning]:
+        """What else to know of a round that runs."""
         return ()
 
     def violations(self, current: Round) -> Iterator[str]:

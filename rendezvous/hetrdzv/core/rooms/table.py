@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
+from hetrdzv.core.rooms.network import NetworkRoom
 from hetrdzv.core.rooms.room import Room
 from hetrdzv.core.rooms.shares import SharesRoom
 
-ROOMS: Sequence[Room] = (SharesRoom(),)
+ROOMS: Sequence[Room] = (SharesRoom(), NetworkRoom())

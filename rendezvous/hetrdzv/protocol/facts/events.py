@@ -10,6 +10,7 @@ from hetrdzv.protocol.facts.causes import FailedBecause, FailedWorker, Going, Sh
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.parts import BY_KIND, NOTHING, SHOWN_BY_KIND, Apart, Other, Quoted, Ready
 from hetrdzv.protocol.facts.who import Nodes, Place
+from hetrdzv.protocol.rooms.network import SlowNetwork
 from hetrdzv.protocol.rooms.shares import SharesChanged
 from hetrdzv.protocol.rooms.stalls import StallFacts
 
@@ -262,14 +263,6 @@ class NeverMet:
 
     kind: Literal["never_met"] = "never_met"
     apart: Apart
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowNetwork:
-    """The nodes of a round measured the network between them, and one node or way is slow."""
-
-    kind: Literal["slow_network"] = "slow_network"
-    what: Quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from hetrdzv.protocol.facts.parts import BY_KIND, SHOWN_BY_KIND, Other, Quoted
 from hetrdzv.protocol.facts.who import Nodes, Ranks
+from hetrdzv.protocol.rooms.network import OfNetwork
 from hetrdzv.protocol.rooms.shares import OfSpeeds
 
 
@@ -79,14 +80,6 @@ class NoWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """What the nodes of a round found slow in the network between them, in their agents' words."""
-
-    kind: Literal["network"] = "network"
-    text: Quoted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
     """Workers for which the others wait.
 
@@ -131,4 +124,6 @@ RoundWarnings = Differs | NoLabel | NoWeights | OfSpeeds
 RoundWarning: TypeAlias = Annotated[RoundWarnings, BY_KIND]
 """What is known of the nodes of a round as it forms."""
 
-AnyWarning: TypeAlias = Annotated[RoundWarnings | Network | Straggler | Unwatched | Other, SHOWN_BY_KIND]
+_Known = RoundWarnings | OfNetwork | Straggler | Unwatched
+
+AnyWarning: TypeAlias = Annotated[_Known | Other, SHOWN_BY_KIND]

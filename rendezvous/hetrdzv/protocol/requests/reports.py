@@ -3,14 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import MaxLen
-
 from hetrdzv.protocol.bounds import Body, Count, Duration, Id, Kind, OrNewer, Text, Workers
 from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.rooms.network import NetworkFound
 from hetrdzv.protocol.states import ReportKind
-
-MOST_OF_NETWORK = 8
-"""How many sentences on the network of a round a report may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,4 +21,4 @@ class ReportRequest(Body):
     met: Workers | None = None
     must_meet: bool = False
     message: Text = ""
-    network: Annotated[tuple[Text, ...], MaxLen(MOST_OF_NETWORK)] = ()
+    network: NetworkFound | None = None

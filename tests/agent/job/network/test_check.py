@@ -8,8 +8,10 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +19,19 @@ from hetagent.job.network import master, member, transfer
 from hetagent.job.network.check import NetworkCheck
 from hetagent.job.network.member import Message, Result
 from hetagent.node.network import hold_port
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import MasterReply, StartReply
+from hetrdzv.protocol.facts.parts import Quoted
+from hetrdzv.protocol.rooms.network import (
+    NetworkFound,
+    NotAllChecked,
+    NotChecked,
+    Reached,
+    SlowLink,
+    SlowWay,
+    Spread,
+)
+from hetrdzv.protocol.states import ReportKind
 
 WAIT_S = 60.0
 
@@ -70,8 +84,8 @@ def test_all_hear_the_same_and_later_rounds_measure_nothing(nodes: list[Node]) -
     for rank, node in enumerate(nodes):
         node.begin(rank, nodes)
     found = [node.result() for node in nodes]
-    assert found[0].line.startswith("network: ")
-    assert "between neighbours" in found[0].line
+    assert found[0].spread is not None
+    assert found[0].spread.pairs == 3
     assert found[1:] == found[:-1]
     for node in nodes:
         assert node.listener.getblocking(), "as it was"
@@ -93,7 +107,7 @@ def test_the_master_goes_on_once_all_have_heard(nodes: list[Node], monkeypatch: 
     for rank, node in enumerate(nodes):
         node.begin(rank, nodes)
     found = [node.result() for node in nodes]
-    assert found[0].line.startswith("network: ")
+    assert found[0].spread is not None
     assert found[1:] == found[:-1]
 
 
@@ -105,24 +119,23 @@ def test_a_node_that_does_not_take_part_is_counted(
         node.begin(rank, nodes)
     for node in nodes[:2]:
         found = node.result()
-        assert "between the two nodes" in found.line
-        assert found.warnings == (
-            "1 of 3 nodes has not taken part in the check of the network: give --check-network on every node",
-        )
+        assert found.spread is not None
+        assert found.spread.pairs == 1
+        assert found.found == NetworkFound(absent=NotAllChecked(missing=1, nodes=3))
         assert not node.check.wanted, "nobody is waited for in every round"
 
 
 def test_a_master_that_does_not_take_part(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "ANSWER_S", 0.3)
     nodes[1].begin(1, nodes)
-    assert nodes[1].result().warnings == (
-        "the network was not checked with node a, the master: no answer in time; give --check-network on every node",
-    )
+    failed = NotChecked(master="a", why=Quoted("no answer in time"))
+    assert nodes[1].result().found == NetworkFound(failed=failed)
     assert not nodes[1].check.wanted
     nodes[0].listener.close()
     nodes[1].begin(1, nodes)
-    [warning] = nodes[1].result().warnings
-    assert warning.startswith("the network was not checked with node a, the master: [Errno 111]")
+    again = nodes[1].result().found.failed
+    assert again is not None
+    assert again.why.startswith("[Errno 111]")
 
 
 def test_a_round_that_is_over_ends_its_check(nodes: list[Node]) -> None:
@@ -135,7 +148,7 @@ def test_a_round_that_is_over_ends_its_check(nodes: list[Node]) -> None:
         assert node.listener.getblocking()
     for rank, node in enumerate(nodes[:2]):
         node.begin(rank, nodes[:2], number=2)
-    assert "between the two nodes" in nodes[0].result().line
+    assert nodes[0].result().spread is not None
 
 
 LOOKS_UP = """
@@ -157,7 +170,7 @@ resolver.recv(512)
 node.check.end()
 print("rested", node.check.holds_start(), node.listener.getblocking(), looking())
 node.begin(1, [master, node], number=2, address="master.test")
-print(node.result().warnings[0].partition(": ")[2].partition(";")[0])
+print(node.result().found.failed.why)
 node.begin(1, [master, node], number=3, address="master.test")
 node.close()
 print("closed", looking())
@@ -207,8 +220,9 @@ def test_strangers_change_nothing(nodes: list[Node], said: bytes) -> None:
             stranger.sendall(said)
         two[1].begin(1, two)
         found = two[0].result()
-    assert "between the two nodes" in found.line
-    assert found.warnings == ()
+    assert found.spread is not None
+    assert found.spread.pairs == 1
+    assert found.found == NetworkFound()
 
 
 def test_a_peer_that_vanishes_while_it_is_measured_is_named(
@@ -224,15 +238,67 @@ def test_a_peer_that_vanishes_while_it_is_measured_is_named(
         lines = peer.makefile("rb")
         assert [json.loads(lines.readline())["do"] for _ in range(2)] == ["wait", "dial"]
         found = two[0].result()
-    assert found == Result(
-        "network: no two neighbours reached each other",
-        ("a and b reach nothing between them: check the way between them",),
-    )
+    cut = SlowWay(node_id="a", reached=Reached(node_id="b"))
+    assert found == Result(spread=Spread(pairs=1), found=NetworkFound(ways=(cut,)))
 
 
-def test_what_a_master_says_is_shown_as_plain_text() -> None:
-    said = {"line": "\x1b[2Jgone", "warnings": ["a\nb", 3, *["x" * 9_000] * 100], "again": 1}
-    found = member._result(said)
-    assert (found.line, found.warnings[:2], found.again) == ("[2Jgone", ("ab", ""), False)
-    assert (len(found.warnings), max(map(len, found.warnings))) == (8, 500)
-    assert member._result({"warnings": "text"}) == Result(again=False)
+WAY = SlowWay(node_id="a", reached=Reached(node_id="b", rate=1e9))
+
+
+def test_what_a_master_says_comes_back() -> None:
+    link = SlowLink(node_id="a", first=Reached(node_id="b"), again=Reached(node_id="c", rate=2.0), usual=1e9)
+    for result in (
+        Result(),
+        Result(
+            spread=Spread(pairs=2, slowest=2.0, fastest=3.0),
+            found=NetworkFound(absent=NotAllChecked(missing=1, nodes=3), links=(link,), ways=(WAY,)),
+            again=False,
+        ),
+    ):
+        said = json.loads(json.dumps({"result": codec.plain(result)}))
+        assert member._result(said) == result
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        None,
+        "text",
+        {"again": "no"},
+        {"spread": {"pairs": 0}},
+        {"found": {"ways": [codec.plain(WAY)] * 9}},
+        {"found": {"ways": [{**codec.plain(WAY), "node_id": "\x1b[2Jgone"}]}},
+        {"found": {"links": [{**codec.plain(WAY), "kind": "\x1b[2Jgone"}]}},
+        {"found": {"absent": {"missing": -1, "nodes": 2}}},
+    ],
+)
+def test_nonsense_of_a_master_is_no_result(result: object) -> None:
+    with pytest.raises(ValueError, match="its result makes no sense"):
+        member._result({"result": result})
+
+
+@pytest.mark.parametrize("rate", [0, -1, 1e300, 10**400, float("inf"), float("nan"), "1", None])
+def test_a_rate_that_is_none_counts_as_nothing(rate: object) -> None:
+    leader = master.Master("job", 1, 2)
+    running = leader._running["0-1"] = master._Measured({"serve": 0, "dial": 1})
+    leader._measured(0, {"key": "0-1", "end": "serve", "rate": rate})
+    leader._measured(1, {"key": "0-1", "end": "dial", "rate": 5})
+    assert running.rates == {"serve": None, "dial": 5.0}
+    assert running.rate is None
+
+
+def test_the_agent_shows_all_and_reports_what_is_wrong(nodes: list[Node]) -> None:
+    told, warned = list[str](), list[str]()
+    check = NetworkCheck("job", "a", lambda: "127.0.0.1", told.append, warned.extend)
+    with contextlib.closing(check):
+        for is_master in (True, False):
+            check._assignment = SimpleNamespace(round=3, is_master=is_master)  # type: ignore[assignment]
+            check._thread = threading.Thread()
+            check._thread.start()
+            found = NetworkFound(ways=(WAY,))
+            check._result = Result(spread=Spread(pairs=1, slowest=1e9, fastest=1e9), found=found)
+            check.look()
+            assert check.report(ReportKind.STARTED) == {"network": found if is_master else None}
+            assert check.report(ReportKind.SUCCEEDED) == {}
+    assert told == ["round 3: network: 8 Gbit/s between the two nodes"] * 2
+    assert warned == ["a and b reach 8 Gbit/s between them: check the way between them"] * 2

@@ -5,10 +5,17 @@ import random
 
 import pytest
 
-from hetagent.job.network.pairing import Pair, again, neighbours, per_s, slow_pairs, summary, verdict
+from hetagent.job.network.pairing import Pair, again, neighbours, slow_pairs, spread, verdict
+from hetrdzv.protocol.rooms.network import MOST_SLOW, NetworkFound, Reached, SlowLink, SlowWay, Spread
 
 GBIT = 1e9 / 8
 NAMES = {rank: f"gpu{rank}" for rank in range(64)}
+
+
+def link(rank: int, rate: float | None) -> SlowLink:
+    """Of gpu3, whose neighbour is gpu2, as it is with gpu1, too."""
+    first, again = (Reached(node_id=name, rate=rate) for name in ("gpu2", "gpu1"))
+    return SlowLink(node_id=NAMES[rank], first=first, again=again, usual=10 * GBIT)
 
 
 def world(
@@ -28,7 +35,7 @@ class World:
         both = self.bad.get(one, 10 * GBIT), self.bad.get(other, 10 * GBIT)
         return min(*both, self.ways.get((one, other), 10 * GBIT)) or None
 
-    def blamed(self) -> list[str]:
+    def blamed(self) -> NetworkFound:
         first = self.measure(neighbours(range(self.count)))
         second = self.measure(again(first))
         return verdict(first, second, NAMES)
@@ -68,29 +75,18 @@ def test_slow_ones_are_measured_with_fast_ones() -> None:
 
 
 def test_who_is_slow_twice_is_named() -> None:
-    assert world(4).blamed() == []
-    [text] = world(8, bad={3: GBIT}).blamed()
-    assert text == (
-        "the network of node gpu3 is slow: 1 Gbit/s with gpu2, and 1 Gbit/s with gpu1; 10 Gbit/s is usual here: "
-        "check its cables, its switch port and its --interface"
-    )
-    assert (
-        world(4, bad={3: 0.0})
-        .blamed()[0]
-        .startswith(
-            "the network of node gpu3 is slow: nothing with gpu2, and nothing with gpu1; 10 Gbit/s is usual here"
-        )
-    )
+    assert world(4).blamed() == NetworkFound()
+    assert world(8, bad={3: GBIT}).blamed() == NetworkFound(links=(link(3, GBIT),))
+    assert world(4, bad={3: 0.0}).blamed() == NetworkFound(links=(link(3, None),))
 
 
 def test_a_way_between_two_is_named_where_neither_is_to_blame() -> None:
-    assert world(6, ways={(2, 3): GBIT / 10}).blamed() == [
-        "gpu2 and gpu3 reach 100 Mbit/s between them; 10 Gbit/s is usual here: check the way between them"
-    ]
-    assert world(2, ways={(0, 1): 0.0}).blamed() == [
-        "gpu0 and gpu1 reach nothing between them: check the way between them"
-    ]
-    assert world(2, ways={(0, 1): 1.0}).blamed() == [], "with one pair nobody knows what is usual"
+    slow = Reached(node_id="gpu3", rate=GBIT / 10)
+    way = SlowWay(node_id="gpu2", reached=slow, usual=10 * GBIT)
+    assert world(6, ways={(2, 3): GBIT / 10}).blamed() == NetworkFound(ways=(way,))
+    cut = SlowWay(node_id="gpu0", reached=Reached(node_id="gpu1"))
+    assert world(2, ways={(0, 1): 0.0}).blamed() == NetworkFound(ways=(cut,))
+    assert world(2, ways={(0, 1): 1.0}).blamed() == NetworkFound(), "with one pair nobody knows what is usual"
 
 
 def test_every_slow_node_is_found_and_no_other_as_long_as_most_are_fast() -> None:
@@ -100,14 +96,19 @@ def test_every_slow_node_is_found_and_no_other_as_long_as_most_are_fast() -> Non
         bad = {
             rank: rng.choice([0.0, GBIT, 2 * GBIT]) for rank in rng.sample(range(count), max(1, count // 4))
         }
-        named = {
-            text.split()[4] for text in world(count, bad=bad).blamed() if text.startswith("the network of")
-        }
-        assert named == {NAMES[rank] for rank in bad}, (count, bad)
+        named = [one.node_id for one in world(count, bad=bad).blamed().links]
+        assert named == [NAMES[rank] for rank in sorted(bad)[:MOST_SLOW]], (count, bad)
 
 
-def test_rates_as_people_know_them() -> None:
-    assert [per_s(rate) for rate in (1.175e9, 1.25e7, 100)] == ["9.4 Gbit/s", "100 Mbit/s", "0.8 kbit/s"]
-    assert summary({(0, 1): 1.25e9}) == "10 Gbit/s between the two nodes"
-    assert summary({(0, 1): 1.25e9, (2, 3): 1.25e8}) == "1 Gbit/s to 10 Gbit/s between neighbours"
-    assert summary({(0, 1): None}) == "no two neighbours reached each other"
+def test_the_first_few_are_named() -> None:
+    bad = dict.fromkeys(range(6, 12), GBIT)
+    ways = {(one, one + 1): GBIT for one in range(12, 24, 2)}
+    found = world(60, bad=bad, ways=ways).blamed()
+    assert [one.node_id for one in found.links] == [NAMES[rank] for rank in range(6, 12)]
+    assert [one.node_id for one in found.ways] == ["gpu12", "gpu14"]
+
+
+def test_the_slowest_and_the_fastest_pair() -> None:
+    assert spread({(0, 1): 3.0}) == Spread(pairs=1, slowest=3.0, fastest=3.0)
+    assert spread({(0, 1): 3.0, (2, 3): 2.0, (4, 0): None}) == Spread(pairs=3, slowest=2.0, fastest=3.0)
+    assert spread({(0, 1): None}) == Spread(pairs=1)

@@ -28,7 +28,7 @@ from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.reasons import NodeReason
 from hetrdzv.protocol.requests.plans import LeftOutNode
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.words import why as words
+from hetrdzv.words import reasons as words
 from hetrdzv.words.times import Clock
 
 LEASE_S = 5.0

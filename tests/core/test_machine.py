@@ -38,7 +38,7 @@ from hetrdzv.core.why import why
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.states import DirectiveKind, EndKind, ReportKind, StallKind
-from hetrdzv.words import why as words
+from hetrdzv.words import reasons as words
 from hetrdzv.words.times import Clock
 from tests.core.drawn import is_drawn
 from tests.core.rooms.table import RULES

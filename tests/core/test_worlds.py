@@ -22,7 +22,7 @@ from hetrdzv.protocol.facts.parts import NoWorld, Ready
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.words.failures import failed_because
+from hetrdzv.words.causes import failed_because
 from tests.core.driver import Story, running
 from tests.core.explained import left_out, ready, waits_for
 from tests.core.worlds import PAGE, Cluster, page

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hetrdzv.core.model import Node, Round
-from hetrdzv.words import why as words
+from hetrdzv.words import reasons as words
 from hetrdzv.words.phrasing import count, names
 from hetrdzv.words.times import Clock
 from tests.core.driver import Story

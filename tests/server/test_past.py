@@ -9,8 +9,8 @@ import pytest
 from hetrdzv.protocol.facts.causes import Cut, MemberLost, Silent
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.pages import EventReply
+from hetrdzv.words.causes import ending, failed_worker
 from hetrdzv.words.events import event_text
-from hetrdzv.words.failures import ending, failed_worker
 from hetrdzv.words.past import DownReply, PastReply, past
 from tests.server.told import BEGAN, at, restarted, running
 

@@ -25,7 +25,7 @@ from hetrdzv.protocol.facts.causes import Silent
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module
-from hetrdzv.words import why as words
+from hetrdzv.words import reasons as words
 from hetrdzv.words.events import event_text
 from hetrdzv.words.times import Clock
 from tests.sim.rooms import IN_CHECKS, WORDS

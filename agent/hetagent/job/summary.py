@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 from hetagent.job.account import Spent, account_lines
 from hetrdzv.protocol.directive import DirectiveReply, RootCauseReply
 from hetrdzv.protocol.facts.reasons import CameLate
+from hetrdzv.words.reasons import came_late, told
 from hetrdzv.words.times import Clock, ago, clock_time
-from hetrdzv.words.why import came_late, told
 
 RULE = "=" * 72
 

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.facts.reasons import timeless
+from hetrdzv.words.reasons import told
 from hetrdzv.words.times import Clock
-from hetrdzv.words.why import told
 
 TICK_S = 1.0
 """How often the live line counts down (seconds)."""

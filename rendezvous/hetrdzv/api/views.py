@@ -65,9 +65,9 @@ from hetrdzv.service.progress.questions import About
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
-from hetrdzv.words import why as words
+from hetrdzv.words import reasons as words
+from hetrdzv.words.causes import ending, failed_because, failed_worker
 from hetrdzv.words.events import event_text
-from hetrdzv.words.failures import ending, failed_because, failed_worker
 from hetrdzv.words.stalls import stall as stall_text
 from hetrdzv.words.times import Clock
 from hetrdzv.words.warnings import warning

@@ -14,8 +14,8 @@ from hetrdzv.dashboard.sessions import csrf_of
 from hetrdzv.protocol.errors import ForeignHost
 from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.words.phrasing import count, names
+from hetrdzv.words.reasons import why
 from hetrdzv.words.times import Clock
-from hetrdzv.words.why import why
 
 CSRF_HEADER = "x-csrf-token"
 

@@ -7,7 +7,7 @@ from hetrdzv.protocol.facts import events
 from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
-from hetrdzv.words import failures
+from hetrdzv.words import causes
 from hetrdzv.words.clauses import never_met, standing
 from hetrdzv.words.phrasing import count, names, one_or_more, placed
 from hetrdzv.words.rooms import EVENTS
@@ -61,15 +61,15 @@ def _round_running(facts: events.RoundRunning, event: Event) -> str:
 
 
 def _round_ended(facts: events.RoundEnded, event: Event) -> str:
-    return f"round {event.round} ended: {failures.ending(facts.cause)}"
+    return f"round {event.round} ended: {causes.ending(facts.cause)}"
 
 
 def _round_judged(facts: events.RoundJudged, event: Event) -> str:
-    return f"round {event.round} ended because {failures.ending(facts.cause, consequences=True)}"
+    return f"round {event.round} ended because {causes.ending(facts.cause, consequences=True)}"
 
 
 def _restart_spent(facts: events.RestartSpent, event: Event) -> str:
-    return f"restart {spent_of(facts.restarts, facts.budget)}: {failures.failed_worker(facts.worker)}"
+    return f"restart {spent_of(facts.restarts, facts.budget)}: {causes.failed_worker(facts.worker)}"
 
 
 def _group_succeeded(facts: events.GroupSucceeded, event: Event) -> str:
@@ -78,7 +78,7 @@ def _group_succeeded(facts: events.GroupSucceeded, event: Event) -> str:
 
 
 def _group_failed(facts: events.GroupFailed, event: Event) -> str:
-    text = f"the job failed: {failures.failed_because(facts.reason)}"
+    text = f"the job failed: {causes.failed_because(facts.reason)}"
     if facts.budget is not None:
         text += f"; all {count(facts.budget, 'restart')} used up" if facts.budget else "; max_restarts is 0"
     if facts.gave_up is not None and facts.left is not None:
@@ -88,7 +88,7 @@ def _group_failed(facts: events.GroupFailed, event: Event) -> str:
 
 
 def _group_cancelled(facts: events.GroupCancelled, event: Event) -> str:
-    return failures.cancelled(facts.by)
+    return causes.cancelled(facts.by)
 
 
 # -- nodes ---------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def _node_ready(facts: events.NodeReady, event: Event) -> str:
 
 
 def _node_rejected(facts: events.NodeRejected, event: Event) -> str:
-    return failures.going(facts.why)
+    return causes.going(facts.why)
 
 
 def _node_left_out(facts: events.NodeLeftOut, event: Event) -> str:
@@ -120,15 +120,15 @@ def _node_left_out(facts: events.NodeLeftOut, event: Event) -> str:
 
 
 def _node_leaving(facts: events.NodeLeaving, event: Event) -> str:
-    return f"{event.node_id} is leaving: {failures.going(facts.why, left=False)}"
+    return f"{event.node_id} is leaving: {causes.going(facts.why, left=False)}"
 
 
 def _node_left(facts: events.NodeLeft, event: Event) -> str:
-    return f"{event.node_id} left: {failures.going(facts.why)}"
+    return f"{event.node_id} left: {causes.going(facts.why)}"
 
 
 def _node_lost(facts: events.NodeLost, event: Event) -> str:
-    return f"{event.node_id} lost: {failures.going(facts.why)}"
+    return f"{event.node_id} lost: {causes.going(facts.why)}"
 
 
 def _node_drained(facts: events.NodeDrained, event: Event) -> str:
@@ -156,7 +156,7 @@ def _node_succeeded(facts: events.NodeSucceeded, event: Event) -> str:
 
 
 def _worker_failed(facts: events.WorkerFailed, event: Event) -> str:
-    return failures.failed_worker(facts.worker)
+    return causes.failed_worker(facts.worker)
 
 
 def _never_met(facts: events.NeverMet, event: Event) -> str:
@@ -180,7 +180,7 @@ def _daemon_started(facts: events.DaemonStarted, event: Event) -> str:
 
 def _stop_announced(facts: events.StopAnnounced, event: Event) -> str:
     left = f"its workers have {facts.notice_s:g} s to save"
-    return f"round {event.round} is about to end ({failures.ending(facts.cause)}): {left}"
+    return f"round {event.round} is about to end ({causes.ending(facts.cause)}): {left}"
 
 
 def _ready_to_stop(facts: events.ReadyToStop, event: Event) -> str:
@@ -193,7 +193,7 @@ def _notice_expired(facts: events.NoticeExpired, event: Event) -> str:
 
 
 def _other(facts: Other, event: Event) -> str:
-    return failures.unknown(facts)
+    return causes.unknown(facts)
 
 
 _TEXTS: Mapping[type, Callable[[Any, Event], str]] = {

@@ -11,7 +11,7 @@ from datetime import datetime
 from hetrdzv.protocol.facts.events import RestartSpent, RoundEnded, RoundFormed, RoundJudged
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.words.failures import ending, failed_worker
+from hetrdzv.words.causes import ending, failed_worker
 
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}
 """What an event says about the outcome of a job, by its kind."""

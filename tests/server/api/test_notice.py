@@ -8,7 +8,7 @@ import httpx
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.facts.reasons import Ended
 from hetrdzv.storage.base import Snapshot
-from hetrdzv.words import why as words
+from hetrdzv.words import reasons as words
 from tests.support.served import FaultyStore, api, serving, settled
 
 NODES = "/v1/groups/g/nodes"

@@ -9,7 +9,7 @@ from hetrdzv.api.views import LARGE
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.facts.reasons import Misfit
-from hetrdzv.words import why as words
+from hetrdzv.words import reasons as words
 from tests.support.served import api, join, serving, settled, two_nodes
 
 NODES = "/v1/groups/g/nodes"

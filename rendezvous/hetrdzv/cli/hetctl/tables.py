@@ -19,8 +19,8 @@ from hetrdzv.protocol.pages import EventReply, GroupReply, GroupSummary, NodeRep
 from hetrdzv.protocol.texts.inert import inert
 from hetrdzv.words.events import spent_of
 from hetrdzv.words.phrasing import count
+from hetrdzv.words.reasons import told
 from hetrdzv.words.times import Clock, lasted
-from hetrdzv.words.why import told
 
 TRACEBACK_LINES = 20
 """How many lines of a root cause's traceback are shown: the last ones."""

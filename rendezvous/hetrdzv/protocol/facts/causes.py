@@ -1,4 +1,4 @@
-"""Why a node goes, a round ends and a job fails, as values; `hetrdzv.words.failures` makes the sentences."""
+"""Why a node goes, a round ends and a job fails, as values; `hetrdzv.words.causes` makes the sentences."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias

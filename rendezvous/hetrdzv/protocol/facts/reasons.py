@@ -1,4 +1,4 @@
-"""Why a group or a node stands where it stands: values, of which `hetrdzv.words.why` makes sentences.
+"""Why a group or a node stands where it stands: values, of which `hetrdzv.words.reasons` makes sentences.
 
 Moments (`MOMENTS`) are seconds on the server's clock. A reply that has any says what that clock reads (`clock`), and
 whoever shows them subtracts.

@@ -17,8 +17,8 @@ from hetrdzv.protocol.facts.causes import (
 from hetrdzv.protocol.facts.parts import Quoted, Ready
 from hetrdzv.protocol.facts.reasons import Reason, WhyLeftOut, timeless
 from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.words.reasons import left_out, told, why
 from hetrdzv.words.times import Clock
-from hetrdzv.words.why import left_out, told, why
 from tests.support.stalls import behind
 from tests.words.unions import classes
 

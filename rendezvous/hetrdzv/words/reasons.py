@@ -6,7 +6,7 @@ from hetrdzv.protocol.facts import parts, reasons
 from hetrdzv.protocol.facts.parts import WorldBounds
 from hetrdzv.protocol.facts.reasons import GroupReason, LeftOutReason, Reason, WaitsFor
 from hetrdzv.protocol.facts.who import Nodes
-from hetrdzv.words import failures
+from hetrdzv.words import causes
 from hetrdzv.words.clauses import (
     also_not_ready,
     broken,
@@ -30,7 +30,7 @@ def why(reason: Reason, clock: Clock) -> str:
             who = names(nodes)
             return f"{who} was started without a script, and group '{group}' has no command yet: {_create(group)}"
         case reasons.Rejected(why=going):
-            return failures.going(going)
+            return causes.going(going)
         case reasons.Ended():
             return ended_by(reason)
         case reasons.EarlierJob(outcome=outcome):
@@ -38,9 +38,9 @@ def why(reason: Reason, clock: Clock) -> str:
         case reasons.CameLate():
             return came_late(reason, reason.at)
         case reasons.Gone(kind="left", node_id=node, why=going):
-            return f"{node} has left: {failures.going(going)}"
+            return f"{node} has left: {causes.going(going)}"
         case reasons.Gone(node_id=node, why=going):
-            return f"the server considers {node} lost: {failures.going(going)}"
+            return f"the server considers {node} lost: {causes.going(going)}"
         case reasons.Drained(group_id=group, node_id=node):
             return f"{node} was drained; to readmit it: {_undrain(group, node)}"
         case reasons.Formed(kind=kind, round=number):
@@ -97,16 +97,14 @@ def _of_group(reason: GroupReason, clock: Clock) -> str:
         case reasons.Succeeded(apart=apart):
             return "the job succeeded" + (f", but {never_met(apart)}" if apart is not None else "")
         case reasons.Cancelled(by=by):
-            return failures.cancelled(by)
+            return causes.cancelled(by)
         case reasons.Failed(cause=cause):
-            return (
-                f"the job failed: {failures.failed_because(cause) if cause is not None else 'unknown cause'}"
-            )
+            return f"the job failed: {causes.failed_because(cause) if cause is not None else 'unknown cause'}"
         case reasons.Starting(round=number, nodes=nodes):
             return f"round {number} is starting: waiting for {names(nodes)} to start {_its(nodes)} workers"
         case reasons.AboutToEnd(round=number, cause=cause, nodes=nodes, until=until):
             save = f"waiting for {names(nodes)} to save and be ready to stop ({clock.at_most(until)})"
-            return f"round {number} is about to end ({failures.ending(cause)}); {save}"
+            return f"round {number} is about to end ({causes.ending(cause)}); {save}"
         case reasons.Runs(round=number, nodes=nodes, world_size=world, apart=apart):
             so_far = f"; so far {never_met(apart)}" if apart is not None else ""
             return f"round {number} runs on {count(nodes, 'node')}, world size {world}{so_far}"
@@ -119,7 +117,7 @@ def _of_group(reason: GroupReason, clock: Clock) -> str:
 
 def ended_by(last: reasons.Ended) -> str:
     """What ended a round, in one sentence."""
-    return failures.ending(last.cause, last_line=last.judged, consequences=last.consequences)
+    return causes.ending(last.cause, last_line=last.judged, consequences=last.consequences)
 
 
 def _stalls(reason: reasons.Stalls, clock: Clock) -> str:
@@ -263,7 +261,7 @@ def left_out(reason: LeftOutReason, clock: Clock, *, gone: bool = True) -> str:
                 f"to change that: {lift}"
             )
         case _:
-            return failures.going(reason, left=gone)
+            return causes.going(reason, left=gone)
 
 
 _SPARE = {

@@ -30,6 +30,7 @@ ROOMS: Mapping[str, Room] = {
             "tests/core/rooms/test_network.py",
             "tests/e2e/test_network_check.py",
             "tests/netns/test_slow_links.py",
+            "tests/server/api/test_network.py",
             "tests/words/test_network.py",
         ),
     ),

@@ -6,6 +6,12 @@ from typing import Any
 from hetrdzv.protocol.facts.events import Event
 from hetrdzv.words import network, shares
 
-EVENTS: Sequence[Mapping[type, Callable[[Any, Event], str]]] = (shares.EVENTS, network.EVENTS)
+EVENTS: Sequence[Mapping[type, Callable[[Any, Event], str]]] = (
+    shares.EVENTS,
+    network.EVENTS,
+)
 
-WARNINGS: Sequence[Mapping[type, Callable[[Any], str]]] = (shares.WARNINGS, network.WARNINGS)
+WARNINGS: Sequence[Mapping[type, Callable[[Any], str]]] = (
+    shares.WARNINGS,
+    network.WARNINGS,
+)

@@ -21,6 +21,7 @@ from tests.support.served import api, serving
 
 def unbounded(kind: Any, about: list[Any], path: str) -> Iterator[str]:
     """What has no bounds in a type with annotations, with the place where it is."""
+    kind = getattr(kind, "__supertype__", kind)
     origin, limits = get_origin(kind), limits_of(about)
     if origin is Annotated:
         inner, *more = get_args(kind)

@@ -6,4 +6,7 @@ from hetrdzv.core.rooms.network import NetworkRoom
 from hetrdzv.core.rooms.room import Room
 from hetrdzv.core.rooms.shares import SharesRoom
 
-ROOMS: Sequence[Room] = (SharesRoom(), NetworkRoom())
+ROOMS: Sequence[Room] = (
+    SharesRoom(),
+    NetworkRoom(),
+)

@@ -151,8 +151,8 @@ def refresh(
                     "(hetrdzv 0.2) and reach each other: see the agent's output"
                 )
             time.sleep(LOOK_S)
-    _answers[path] = found = _read(answer, rank, world_size, number)
-    return found
+    _answers[path] = decided = _read(answer, rank, world_size, number)
+    return decided
 
 
 def batch_sizes(
@@ -265,8 +265,8 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if (rank is None) != (world_size is None):
         raise ValueError("give both rank and world_size, or neither")
     if rank is None or world_size is None:
-        found = next((pair for pair in RANKS if all(name in os.environ for name in pair)), None)
-        if found is None:
+        names = next((pair for pair in RANKS if all(name in os.environ for name in pair)), None)
+        if names is None:
             if os.environ.get(FILE):
                 raise SharesError(
                     "nothing says which rank this process is (RANK and WORLD_SIZE are not set): "
@@ -274,9 +274,9 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
                 )
             return 0, 1
         try:
-            rank, world_size = (int(os.environ[name]) for name in found)
+            rank, world_size = (int(os.environ[name]) for name in names)
         except ValueError:
-            told = ", ".join(f"{name}={os.environ[name]}" for name in found)
+            told = ", ".join(f"{name}={os.environ[name]}" for name in names)
             raise ValueError(f"{told}: these have to be whole numbers") from None
     if not 0 <= rank < world_size:
         raise ValueError(f"there is no rank {rank} in a world of {world_size}")

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def speed_check(
-    node: "Node", mode: str, dtype: str, found: Callable[[Sequence[float], Measured], None]
+    node: "Node", mode: str, dtype: str, on_measured: Callable[[Sequence[float], Measured], None]
 ) -> SpeedCheck | None:
     """What measures this node's slots before the first round; None: they are not to be measured, or cannot be.
 
     Args:
         mode: when they are to be (`--measure`).
         dtype: in what (`--measure-dtype`).
-        found: gets the speed of each slot, and in what that was measured.
+        on_measured: gets the speed of each slot, and in what that was measured.
     """
     options = node.options
     script = policy.script_of(node.command, options.script, module=options.torchrun.module)
@@ -42,6 +42,6 @@ def speed_check(
     incarnation, again = node.identity.incarnation, mode == "again"
 
     def take(speeds: Sequence[float]) -> None:
-        found(speeds, what.measured)
+        on_measured(speeds, what.measured)
 
     return SpeedCheck(what, incarnation, take, node.tell, place=place, again=again)

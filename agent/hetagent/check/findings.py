@@ -43,7 +43,7 @@ class Finding:
 
 def exit_status(findings: Iterable[Finding]) -> int:
     """0 if nothing is wrong, else 1; warnings do not count."""
-    return int(any(one.grade is Grade.WRONG for one in findings))
+    return int(any(finding.grade is Grade.WRONG for finding in findings))
 
 
 def show(findings: Sequence[Finding], console: Console | None = None) -> None:
@@ -54,9 +54,9 @@ def show(findings: Sequence[Finding], console: Console | None = None) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("CHECK", "IS", "FOUND", "ADVICE"):
         table.add_column(heading, overflow="fold")
-    for one in findings:
-        is_ = Text(one.grade, style=_STYLES[one.grade])
-        table.add_row(inert(one.what), is_, inert(one.found), inert(one.advice))
+    for finding in findings:
+        is_ = Text(finding.grade, style=_STYLES[finding.grade])
+        table.add_row(inert(finding.what), is_, inert(finding.found), inert(finding.advice))
     with console.capture() as captured:
         console.print(table)
     console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))

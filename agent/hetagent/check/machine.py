@@ -48,12 +48,15 @@ def workers(options: Options) -> list[Finding]:
     if chosen.kind == "cpu":
         return [Finding("devices", Grade.OK, counted(slots, "CPU worker"))]
     narrow(chosen)
-    found = [Finding("devices", Grade.OK, chosen.facts.get("name") or counted(slots, "GPU"))]
+    findings = [Finding("devices", Grade.OK, chosen.facts.get("name") or counted(slots, "GPU"))]
     try:
-        return [*found, *map(gpu_memory, memory_of([gpu.uuid for gpu in devices.visible_gpus(os.environ)]))]
+        return [
+            *findings,
+            *map(gpu_memory, memory_of([gpu.uuid for gpu in devices.visible_gpus(os.environ)])),
+        ]
     except memory.GpuBroken as error:
         return [
-            *found,
+            *findings,
             Finding("GPU memory", Grade.WRONG, str(error), "reset the GPU, or leave it out: --gpus"),
         ]
 
@@ -85,7 +88,9 @@ def address(
         why = "--interface"
     where = interface or "no interface here has it"
     others = ", ".join(
-        f"{one.name} {one.address}" for one in interfaces if not one.is_loopback and one.name != interface
+        f"{other.name} {other.address}"
+        for other in interfaces
+        if not other.is_loopback and other.name != interface
     )
     text = f"{offered} ({where}; {why})" + (f"; others: {others}" if others else "")
     if is_loopback(offered) and any(not is_loopback(_host(url)) for url in options.servers):

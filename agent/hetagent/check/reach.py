@@ -33,24 +33,24 @@ async def look(peers: Sequence[Peer], interfaces: Sequence[Interface], offered: 
         offered: the interface of the address that this node offers.
     """
     tried = peers[:MOST_NODES]
-    found = list(await asyncio.gather(*(_look(peer, interfaces, offered) for peer in tried)))
+    findings = list(await asyncio.gather(*(_look(peer, interfaces, offered) for peer in tried)))
     if len(peers) > MOST_NODES:
         text = f"{len(peers) - MOST_NODES} more nodes were not tried"
-        found.append(Finding("other nodes", Grade.WARNING, text))
-    return found
+        findings.append(Finding("other nodes", Grade.WARNING, text))
+    return findings
 
 
 async def _look(peer: Peer, interfaces: Sequence[Interface], offered: str | None) -> Finding:
     if not peer.port:
         return judged(peer, {}, offered)
-    ways = [one for one in interfaces if leads_to(one, peer.address)]
+    ways = [interface for interface in interfaces if leads_to(interface, peer.address)]
     why = await asyncio.gather(
         *(
-            reachable(peer.address, peer.port, TIMEOUT_S, interface=one.name, source=one.address)
-            for one in ways
+            reachable(peer.address, peer.port, TIMEOUT_S, interface=way.name, source=way.address)
+            for way in ways
         )
     )
-    return judged(peer, dict(zip((one.name for one in ways), why, strict=True)), offered)
+    return judged(peer, dict(zip((way.name for way in ways), why, strict=True)), offered)
 
 
 def leads_to(interface: Interface, address: str) -> bool:
@@ -83,18 +83,18 @@ def judged(peer: Peer, why: Mapping[str, str | None], offered: str | None) -> Fi
             f"no interface here leads to {place}",
             "start its agent with --local-addr or --interface",
         )
-    found = f"{place}: " + "; ".join(f"{name} {reason or 'reaches it'}" for name, reason in why.items())
+    text = f"{place}: " + "; ".join(f"{name} {reason or 'reaches it'}" for name, reason in why.items())
     good = [name for name, reason in why.items() if reason is None]
     if offered in good:
-        return Finding(what, Grade.OK, found)
+        return Finding(what, Grade.OK, text)
     if good and offered not in why:  # no interface here has the offered address (NAT, a name)
-        return Finding(what, Grade.OK, found)
+        return Finding(what, Grade.OK, text)
     if good:
-        return Finding(what, Grade.WARNING, found, f"offer the address of {good[0]}: --interface {good[0]}")
+        return Finding(what, Grade.WARNING, text, f"offer the address of {good[0]}: --interface {good[0]}")
     refused = any(reason == "connection refused" for reason in why.values())
     advice = (
         "its host answers, but not on this port: is its agent still there?"
         if refused
         else "a firewall or another network: open a range and give it as --port-range, or choose --interface"
     )
-    return Finding(what, Grade.WRONG, found, advice)
+    return Finding(what, Grade.WRONG, text, advice)

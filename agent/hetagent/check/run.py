@@ -42,8 +42,8 @@ async def _network(options: Options, token: str | None, tls: ClientTls) -> list[
     else:
         findings.append(machine.address(options, address, interface, interfaces))
         findings.append(machine.ports(address, options.port_range))
-    found, peers = await group(options, token, tls)
-    return [*findings, found, *await reach.look(peers, interfaces, interface)]
+    membership, peers = await group(options, token, tls)
+    return [*findings, membership, *await reach.look(peers, interfaces, interface)]
 
 
 async def server(url: str, tls: ClientTls) -> Finding:

@@ -117,11 +117,11 @@ def _read(path: str, most: int, *, from_end: bool = False) -> bytes | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
         with open(fd, "rb") as file:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
                 return None
             if from_end:
-                file.seek(max(0, found.st_size - most))
+                file.seek(max(0, status.st_size - most))
             return file.read(most)
     except OSError:
         return None

@@ -62,7 +62,7 @@ def is_remote(folder: Path) -> bool:
 
     mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
     place = folder.resolve()
-    mount = next((one for one in (place, *place.parents) if one in mounts), None)
+    mount = next((path for path in (place, *place.parents) if path in mounts), None)
     return mount is not None and mounts[mount].startswith(REMOTE) and mounts[mount] != LOCAL
 
 

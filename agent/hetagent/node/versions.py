@@ -15,9 +15,9 @@ def versions() -> dict[str, str]:
     """
     import torch
 
-    found: dict[str, object] = {
+    known: dict[str, object] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         **discovery.versions(torch),
     }
-    return {name: str(version)[:MOST_CHARACTERS] for name, version in found.items() if version}
+    return {name: str(version)[:MOST_CHARACTERS] for name, version in known.items() if version}

@@ -20,7 +20,7 @@ from hetrdzv import __version__
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 from hetrdzv.protocol.texts import typed
 
-SPEC_FLAGS: Mapping[str, Setting] = {name: one for name, one in SETTINGS.items() if one.has_flag}
+SPEC_FLAGS: Mapping[str, Setting] = {name: setting for name, setting in SETTINGS.items() if setting.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
 
 OUR_FLAGS: Flags = {
@@ -128,11 +128,11 @@ class Parser(ArgumentParser):
         Raises:
             UsageError: the command line makes no sense.
         """
-        found, unknown = self.parse_known_args(args, namespace)
+        parsed, unknown = self.parse_known_args(args, namespace)
         flags = [word for word in unknown if word.startswith("-")]
         if unknown:
             raise UsageError("; ".join(map(self._unknown, flags or unknown)) + SEE_HELP)
-        return found
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong, without the usage line above it.

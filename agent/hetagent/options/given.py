@@ -37,13 +37,13 @@ def signals(args: Namespace) -> tuple[signal.Signals, ...]:
         UsageError: --signals-to-handle names one that does not exist, or that no program can handle.
     """
     names: str = args.signals_to_handle
-    found = []
+    handled = []
     said = typed("--signals-to-handle", names)
     for name in filter(None, (part.strip() for part in names.split(","))):
         try:
-            found.append(signal.Signals[name])
+            handled.append(signal.Signals[name])
         except KeyError:
             raise UsageError(f"{said}: there is no signal {name!r}") from None
-        if found[-1] in UNHANDLED:
+        if handled[-1] in UNHANDLED:
             raise UsageError(f"{said}: no program can handle {name}")
-    return tuple(found)
+    return tuple(handled)

@@ -109,7 +109,7 @@ class Slurm(Feature):
             UsageError: what the flags ask for cannot work in this step.
         """
         signals = given.signals(args)
-        found = defaults(
+        from_slurm = defaults(
             environ,
             Given(
                 group=given.group(args, environ),
@@ -124,11 +124,13 @@ class Slurm(Feature):
             ),
         )
         for name in ("group", "node_id", "gpus", "nnodes"):
-            if (value := getattr(found, name)) is not None:
+            if (value := getattr(from_slurm, name)) is not None:
                 setattr(args, name, str(value))
-        if found.signals:
-            args.signals_to_handle = ",".join(dict.fromkeys(each.name for each in (*signals, *found.signals)))
-        return found.notes
+        if from_slurm.signals:
+            args.signals_to_handle = ",".join(
+                dict.fromkeys(each.name for each in (*signals, *from_slurm.signals))
+            )
+        return from_slurm.notes
 
 
 def defaults(environ: Mapping[str, str], given: Given) -> Defaults:
@@ -222,8 +224,8 @@ def _preempt_signal(environ: Mapping[str, str]) -> signal.Signals | None:
     for name in ("SLURM_SIGNAL", "SBATCH_SIGNAL"):
         if not (text := environ.get(name)):
             continue
-        found = re.fullmatch(r"(?:[BR]+:)?(\w+)(?:@\d+)?", text)
-        signum = _signal(found[1]) if found is not None else None
+        match = re.fullmatch(r"(?:[BR]+:)?(\w+)(?:@\d+)?", text)
+        signum = _signal(match[1]) if match is not None else None
         if signum is None:
             raise UsageError(
                 f"{name}={text} does not name a signal: write it as for srun --signal, such as USR1@120"

@@ -145,7 +145,7 @@ def spellings(flag: str) -> tuple[str, ...]:
     """A flag of torchrun as it may be typed: with dashes, with underscores, and the short form if there is one."""
     short = ACCEPTED[flag].short if flag in ACCEPTED else None
     known = (short, flag, f"--{dest(flag)}")
-    return tuple(dict.fromkeys(one for one in known if one is not None))
+    return tuple(dict.fromkeys(spelling for spelling in known if spelling is not None))
 
 
 def variable(flag: str) -> str:

@@ -321,14 +321,14 @@ class Line:
             self._delivery.add(directive)
         for question in self._session.questions():
             self._on_question(question)
-        for message, found in self._session.answers():
+        for message, outcome in self._session.answers():
             answer = self._asked.pop(message)
-            if found is None:
+            if outcome is None:
                 answer.cancel()
-            elif isinstance(found, HetError):
-                answer.set_exception(found)
+            elif isinstance(outcome, HetError):
+                answer.set_exception(outcome)
             else:
-                answer.set_result(found)
+                answer.set_result(outcome)
             self._mailbox.wake()
 
     def _tell_wait(self, answer: DirectiveReply) -> None:

@@ -53,4 +53,4 @@ class Offer:
         )
 
 
-_SAME_IN_BOTH = [one.name for one in fields(Offer) if one.name != "weight"]
+_SAME_IN_BOTH = [attribute.name for attribute in fields(Offer) if attribute.name != "weight"]

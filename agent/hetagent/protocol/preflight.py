@@ -38,8 +38,8 @@ async def reachable(
             while True:
                 tries.add(asyncio.create_task(_connect(address, port, interface, source)))
                 done, tries = await asyncio.wait(tries, timeout=AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
-                for one in done:
-                    error = one.exception()
+                for attempt in done:
+                    error = attempt.exception()
                     if error is None:
                         return None
                     if not isinstance(error, OSError) or isinstance(error, socket.gaierror):
@@ -52,8 +52,8 @@ async def reachable(
     except (socket.gaierror, UnicodeError):
         return f"cannot resolve '{address}'"
     finally:
-        for one in tries:
-            one.cancel()
+        for attempt in tries:
+            attempt.cancel()
         await asyncio.gather(*tries, return_exceptions=True)
 
 

@@ -59,7 +59,7 @@ class ShareWork(Feature):
         """What measures this node's slots."""
         from hetagent.speeds import speed_check
 
-        def found(speeds: "Sequence[float]", measured: "Measured") -> None:
+        def on_measured(speeds: "Sequence[float]", measured: "Measured") -> None:
             offers(speeds=tuple(speeds), measured=measured)
 
-        return speed_check(node, self.mode, self.dtype, found)
+        return speed_check(node, self.mode, self.dtype, on_measured)

@@ -214,9 +214,9 @@ def _sized(
 
 def _multiplied(torch: Any, side: int, device: str, kind: Any) -> Callable[[], object]:
     """What multiplies two square matrices."""
-    one, other = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
-    result = torch.empty_like(one)
-    return lambda: torch.mm(one, other, out=result)
+    left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
+    result = torch.empty_like(left)
+    return lambda: torch.mm(left, right, out=result)
 
 
 if __name__ == "__main__":

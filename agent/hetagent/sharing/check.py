@@ -45,7 +45,7 @@ class SpeedCheck(Check):
     Args:
         subject: what to measure.
         incarnation: marks its processes, so that none outlives the agent.
-        found: gets the speeds, before there is a verdict; called from the thread that asks.
+        on_measured: gets the speeds, before there is a verdict; called from the thread that asks.
         tell: shows one line to the person at the terminal.
         place: the cache's folder; None: there is none.
         again: measure, whatever is in the cache.
@@ -60,7 +60,7 @@ class SpeedCheck(Check):
         self,
         subject: Subject,
         incarnation: str,
-        found: Callable[[Sequence[float]], None],
+        on_measured: Callable[[Sequence[float]], None],
         tell: Callable[[str], None],
         *,
         place: Path | None,
@@ -71,7 +71,7 @@ class SpeedCheck(Check):
     ) -> None:
         self._subject = subject
         self._incarnation = incarnation
-        self._found = found
+        self._on_measured = on_measured
         self._tell = tell
         self._place = place
         self._again = again
@@ -112,7 +112,7 @@ class SpeedCheck(Check):
                 self._keep(speeds)
         shown = ", ".join(f"{speed:g}" for speed in speeds)
         self._tell(f"speed of {self._subject.text}: {shown} TFLOP/s ({how})")
-        self._found(speeds)
+        self._on_measured(speeds)
         return Fitness(warnings=tuple(warnings))
 
     def _measure(self, cancelled: threading.Event) -> list[float] | None:
@@ -180,7 +180,7 @@ def _parsed(said: bytes, complained: bytes, status: int) -> Sequence[Mapping[str
         raise NotMeasured(f"the benchmark failed: {lines[-1][:500] if lines else f'exit status {status}'}")
     try:
         results = json.loads(said.splitlines()[-1])
-        if all(isinstance(one, dict) for one in results):
+        if all(isinstance(result, dict) for result in results):
             return list(results)
     except (ValueError, IndexError, TypeError):
         pass

@@ -142,7 +142,7 @@ class ShareFiles:
         first = self._start.rank_offset
         own = self._weights[first : first + self._start.slots]
         weight = own[0 if one_per_node else local_rank]
-        is_clear = not one_per_node or all(one == weight for one in own)
+        is_clear = not one_per_node or all(other == weight for other in own)
         return {
             FILE: self._path,
             WEIGHT: f"{weight:.12g}" if is_clear else None,
@@ -168,7 +168,7 @@ class ShareFiles:
         with suppress(OSError):
             names = os.listdir(self._folder.path)
         numbers = {
-            int(found[1]) for name in names if (found := re.fullmatch(r"weights\.ask\.(\d{1,15})", name))
+            int(match[1]) for name in names if (match := re.fullmatch(r"weights\.ask\.(\d{1,15})", name))
         }
         for number in sorted(numbers - self._asked):
             self._asked.add(number)

@@ -28,32 +28,32 @@ def speeds(results: Sequence[Mapping[str, object]]) -> list[float] | str:
     Args:
         results: by local rank, as benchmark.py prints them.
     """
-    found: list[float] = []
+    measured: list[float] = []
     for local_rank, result in enumerate(results):
         if (why := result.get("error")) is not None:
             return f"local rank {local_rank}: {why}"
         matmul, bandwidth = result.get("matmul"), result.get("bandwidth")
         if not (isinstance(matmul, float) and isinstance(bandwidth, float) and min(matmul, bandwidth) >= 1):
             return f"local rank {local_rank}: these values make no sense: {dict(result)}"
-        found.append(speed(matmul, bandwidth))
-    return found
+        measured.append(speed(matmul, bandwidth))
+    return measured
 
 
-def of_cpus(found: Sequence[float]) -> list[float]:
+def of_cpus(measured: Sequence[float]) -> list[float]:
     """The speed of each CPU slot of a node: the mean, since all have the same CPUs and what differs is chance."""
-    return [float(f"{fmean(found):.4g}")] * len(found)
+    return [float(f"{fmean(measured):.4g}")] * len(measured)
 
 
-def slow(found: Sequence[float], kinds: Sequence[str]) -> list[str]:
+def slow(measured: Sequence[float], kinds: Sequence[str]) -> list[str]:
     """A sentence for each slot that is far slower than the others of its kind on this node.
 
     Args:
-        found: the speed of each slot.
+        measured: the speed of each slot.
         kinds: on which device each slot is.
     """
     sentences = []
-    for local_rank, (own, kind) in enumerate(zip(found, kinds, strict=True)):
-        usual = median_high(one for one, other in zip(found, kinds, strict=True) if other == kind)
+    for local_rank, (own, kind) in enumerate(zip(measured, kinds, strict=True)):
+        usual = median_high(value for value, other in zip(measured, kinds, strict=True) if other == kind)
         if own < SLOW * usual:
             sentences.append(
                 f"local rank {local_rank} ({kind}) is {1 - own / usual:.0%} slower than the others of its kind "

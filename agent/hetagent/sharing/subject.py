@@ -114,7 +114,7 @@ def subject(
     ids = [gpu.uuid for gpu in gpus[:slots]]
     key |= {"kinds": names[:slots], "ids": ids or [socket.gethostname(), *entries[:slots]]}
     key["driver"] = driver_of(versions)
-    return Subject(dtype, tuple(names[:slots]), tuple(one.strip() for one in entries[:slots]), key)
+    return Subject(dtype, tuple(names[:slots]), tuple(entry.strip() for entry in entries[:slots]), key)
 
 
 def cpu_kind(environ: Mapping[str, str]) -> str:

@@ -66,7 +66,10 @@ class Processes:
         """Close the files of the output."""
         filtered = (getattr(self._context, name, None) for name in ("filtered_stdout", "filtered_stderr"))
         handlers = self._context.subprocess_handlers.values()
-        for file in (*filtered, *(file for one in handlers for file in (one._stdout, one._stderr))):
+        for file in (
+            *filtered,
+            *(file for handler in handlers for file in (handler._stdout, handler._stderr)),
+        ):
             if file is not None:
                 file.close()
 

@@ -142,7 +142,7 @@ def _after(note: "Any", method: "Any") -> "Any":
 
 
 def _append(path: str, fields: "list[str]") -> None:
-    line = "\t".join("".join(c if c.isprintable() else "?" for c in one) for one in fields)
+    line = "\t".join("".join(c if c.isprintable() else "?" for c in text) for text in fields)
     file = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(file, f"{line}\n".encode(errors="replace"))

@@ -112,8 +112,8 @@ class Master:
         first = await self._measure(pairing.neighbours(here))
         second = await self._measure(pairing.again(first))
         names = {rank: member.node_id for rank, member in self._members.items()}
-        found = replace(pairing.verdict(first, second, names), absent=absent)
-        return Result(spread=pairing.spread(first), found=found, again=not missing)
+        verdict = replace(pairing.verdict(first, second, names), absent=absent)
+        return Result(spread=pairing.spread(first), found=verdict, again=not missing)
 
     async def _measure(self, steps: list[list[Pair]]) -> dict[Pair, float | None]:
         rates: dict[Pair, float | None] = {}
@@ -121,11 +121,11 @@ class Master:
             rates |= dict(zip(step, await asyncio.gather(*(self._pair(*pair) for pair in step)), strict=True))
         return rates
 
-    async def _pair(self, one: int, other: int) -> float | None:
+    async def _pair(self, server_rank: int, dialer_rank: int) -> float | None:
         """How fast two nodes reach each other (bytes/s); None: not at all."""
-        dialer, server = self._members[other], self._members[one]
-        key = f"{one}-{other}"
-        running = self._running[key] = _Measured({"serve": one, "dial": other})
+        dialer, server = self._members[dialer_rank], self._members[server_rank]
+        key = f"{server_rank}-{dialer_rank}"
+        running = self._running[key] = _Measured({"serve": server_rank, "dial": dialer_rank})
         try:
             await say(
                 dialer.writer, {"do": "dial", "key": key, "address": server.address, "port": server.port}

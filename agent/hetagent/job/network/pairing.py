@@ -49,7 +49,9 @@ def again(rates: Rates) -> list[list[Pair]]:
     while waiting and fast:
         step, free = [], list(fast)
         for rank in waiting[: len(fast)]:
-            fresh = (one for one in free if (rank, one) not in rates and (one, rank) not in rates)
+            fresh = (
+                partner for partner in free if (rank, partner) not in rates and (partner, rank) not in rates
+            )
             other = next(fresh, free[0])
             free.remove(other)
             step.append((rank, other))

@@ -96,21 +96,21 @@ class Trace:
             ValueError: it is none.
         """
         try:
-            found = json.loads(answer)
-            newest_ns = self._read_entries(found.get("entries", ()))
-            sizes = {str(one["name"]): _members(one) for one in found.get("pg_config", {}).values()}
+            dump = json.loads(answer)
+            newest_ns = self._read_entries(dump.get("entries", ()))
+            sizes = {str(config["name"]): _members(config) for config in dump.get("pg_config", {}).values()}
             if not self.counts_operations:
                 self._read_names(names, sizes)
-            counts = {str(number): _counts(one) for number, one in found.get("pg_status", {}).items()}
+            counts = {str(number): _counts(status) for number, status in dump.get("pg_status", {}).items()}
         except (AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"not an answer from torch's flight recorder: {error}") from error
-        named = {number: one for number, one in counts.items() if number in self._groups}
+        named = {number: count for number, count in counts.items() if number in self._groups}
         unclear = {} if self.counts_operations else self._unclear(named, paired)
         return Seen(
             counts=counts,
             groups=[
-                self._collectives(self._groups[number], sizes, *one)
-                for number, one in named.items()
+                self._collectives(self._groups[number], sizes, *count)
+                for number, count in named.items()
                 if number not in unclear
             ],
             newest_at=newest_ns / 1e9 if newest_ns else None,
@@ -123,13 +123,13 @@ class Trace:
         self, counts: Mapping[str, tuple[int, int, int]], paired: AbstractSet[str]
     ) -> dict[str, str]:
         """The groups whose numbers say nothing, and why the worker may wait there; empty: it does not."""
-        found = {}
+        unclear = {}
         for number, (enqueued, _, completed) in counts.items():
             if enqueued < 0:  # torch has recorded an operation, so it does not count
-                found[number] = UNCOUNTED
+                unclear[number] = UNCOUNTED
             elif self._groups[number].name in paired:
-                found[number] = PAIRED if enqueued != completed else ""
-        return found
+                unclear[number] = PAIRED if enqueued != completed else ""
+        return unclear
 
     def _read_names(self, names: Sequence[str], sizes: Mapping[str, int]) -> None:
         """Give groups their names; none, if there are groups of which the worker has not noted that it made them."""
@@ -170,7 +170,7 @@ class Trace:
         self, group: _Group, sizes: Mapping[str, int], enqueued: int, started: int, completed: int
     ) -> Collectives:
         size = self.world_size if group.name == "0" else sizes.get(group.name, 0)
-        found = Collectives(
+        collectives = Collectives(
             name=group.name[:NAME_LENGTH] + self.suffix,
             size=size,
             enqueued=group.collectives(enqueued),
@@ -178,7 +178,7 @@ class Trace:
             completed=group.collectives(max(completed, min(enqueued, group.done))),
             op=group.op,
         )
-        return codec.checked(Collectives, found)
+        return codec.checked(Collectives, collectives)
 
 
 def _counts(status: Mapping[str, Any]) -> tuple[int, int, int]:

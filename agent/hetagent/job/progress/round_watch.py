@@ -150,8 +150,8 @@ class RoundWatch:
         """How many collectives the most advanced worker has asked for, and the highest step; None: nobody can tell."""
         with self._lock:
             lookers = list(self._lookers.values())
-            steps = [step for one in lookers if (step := _step(one)) is not None]
-            counts = [self._collectives(one) for one in lookers]
+            steps = [step for looker in lookers if (step := _step(looker)) is not None]
+            counts = [self._collectives(looker) for looker in lookers]
         known = [count for count in counts if count is not None]
         collectives = max(known) if known and len(known) == len(counts) else None
         return collectives, max(steps, default=None)
@@ -169,7 +169,7 @@ class RoundWatch:
         """Whether torch's server was opened in a worker, or may have been: its folder is gone."""
         folder, name = os.path.split(looker.socket or "")
         try:
-            return any(one.startswith(name) for one in os.listdir(folder))
+            return any(entry.startswith(name) for entry in os.listdir(folder))
         except OSError:
             return True
 
@@ -249,7 +249,7 @@ class RoundWatch:
         """Settle what is known of a worker's collectives."""
         track, why = looker.track, self._unseen or looker.blind(now)
         track.unseen = None if why and not self._unseen and not self._has_torch(looker) else why
-        answering = [one.name for one in (looker.sources or {}).values() if not one.blind(now)]
+        answering = [source.name for source in (looker.sources or {}).values() if not source.blind(now)]
         track.sources = ", ".join(answering)
         if why:  # what it says itself is all that there is to see
             track.stands(now)
@@ -260,9 +260,9 @@ class RoundWatch:
     def _fails(self, rank: int | None, error: Exception, now: float) -> None:
         """Nothing is known of a worker, or of all, until it goes well again."""
         why = f"its agent cannot look at it: {type(error).__name__}: {error}"
-        for one, looker in self._lookers.items():
-            if rank in (one, None):
-                self._health.setdefault(one, Health()).failed(why, now)
+        for looker_rank, looker in self._lookers.items():
+            if rank in (looker_rank, None):
+                self._health.setdefault(looker_rank, Health()).failed(why, now)
                 looker.close()
                 looker.track.lost = why
         if not self._told_trouble:

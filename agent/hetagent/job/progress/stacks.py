@@ -80,19 +80,19 @@ def take(targets: Sequence[Target], timeout_s: float, python: str, hurried: thre
         hurried: once it is set, what has not come is not waited for.
     """
     until = time.monotonic() + timeout_s
-    found = _frozen(targets, min(KERNEL_S, timeout_s / 4), hurried)
-    rest = [target for target in targets if target.rank not in found]
+    stacks = _frozen(targets, min(KERNEL_S, timeout_s / 4), hurried)
+    rest = [target for target in targets if target.rank not in stacks]
     spy = _py_spy(python)
-    found |= _answers(rest, until - timeout_s / 2 if spy else until, hurried)
-    rest = [target for target in rest if target.rank not in found]
+    stacks |= _answers(rest, until - timeout_s / 2 if spy else until, hurried)
+    rest = [target for target in rest if target.rank not in stacks]
     if spy is not None and not hurried.is_set():
-        found |= _spied(rest, spy, until)
+        stacks |= _spied(rest, spy, until)
     for target in rest:
-        if target.rank not in found:
+        if target.rank not in stacks:
             why = "holds the GIL" if target.asked is not None else "does not run torch's server"
             late = hurried.is_set() and target.asked is not None
-            found[target.rank] = _none(target, "it has not answered yet" if late else f"it {why}: {INSTALL}")
-    return [found[target.rank] for target in targets]
+            stacks[target.rank] = _none(target, "it has not answered yet" if late else f"it {why}: {INSTALL}")
+    return [stacks[target.rank] for target in targets]
 
 
 def _none(target: Target, why: str) -> Stack:
@@ -122,7 +122,7 @@ def _frozen(targets: Sequence[Target], timeout_s: float, hurried: threading.Even
 
 def _answers(targets: Sequence[Target], until: float, hurried: threading.Event) -> dict[int, Stack]:
     """What the workers' own servers answer in time."""
-    found: dict[int, Stack] = {}
+    stacks: dict[int, Stack] = {}
     with selectors.DefaultSelector() as selector:
         for target in targets:
             if target.asked is None and target.socket is not None:
@@ -137,12 +137,12 @@ def _answers(targets: Sequence[Target], until: float, hurried: threading.Event) 
                     answer = target.asked.read()
                     if answer is None:
                         continue
-                    found[target.rank] = _shown(target, answer)
+                    stacks[target.rank] = _shown(target, answer)
                 except NoAnswer:
                     pass
                 selector.unregister(target.asked)
                 target.close()
-    return found
+    return stacks
 
 
 def _py_spy(python: str) -> str | None:
@@ -164,22 +164,22 @@ def _spied(targets: Sequence[Target], spy: str, until: float) -> dict[int, Stack
         )
         for target in targets
     }
-    found = {}
+    stacks = {}
     for rank, (target, process) in running.items():
         try:
             text, error = process.communicate(timeout=max(0.1, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            found[rank] = _none(target, "py-spy did not answer in time")
+            stacks[rank] = _none(target, "py-spy did not answer in time")
             continue
         said = error.decode(errors="replace").strip().replace("\n", " ")
-        found[rank] = (
+        stacks[rank] = (
             _shown(target, text)
             if process.returncode == 0
             else _none(target, f"py-spy could not see it: {said}")
         )
-    return found
+    return stacks
 
 
 def tidy(dump: str) -> str:
@@ -198,7 +198,7 @@ def tidy(dump: str) -> str:
 def fitting(stacks: Sequence[Stack]) -> list[Stack]:
     """As much of each as the server takes of all of them together."""
     most = MAX_SHOWN // max(1, len(stacks))
-    return [replace(one, text=one.text[:most]) for one in stacks]
+    return [replace(stack, text=stack.text[:most]) for stack in stacks]
 
 
 def write(stacks: Sequence[Stack], folders: Mapping[int, str]) -> None:

@@ -282,7 +282,7 @@ class Track:
             long_s=self._long_s(at),
             step=self.claim.step,
             # first those in which it waits
-            collectives=tuple(sorted(self.groups, key=lambda one: not _waits(one))[:most]),
+            collectives=tuple(sorted(self.groups, key=lambda group: not _waits(group))[:most]),
         )
 
     @property
@@ -293,9 +293,9 @@ class Track:
         return round(min(max(0.0, self.claim.until - at), MAX_SECONDS), 3)
 
 
-def _waits(one: Collectives) -> bool:
+def _waits(group: Collectives) -> bool:
     """Whether the worker has asked for a collective that is not done."""
-    return one.enqueued > one.completed
+    return group.enqueued > group.completed
 
 
 @dataclass(slots=True)

@@ -61,8 +61,8 @@ class Asked:
             return None
         except OSError as error:
             raise NoAnswer(str(error)) from None
-        head, found, body = bytes(self._received).partition(b"\r\n\r\n")
-        if not found or not re.match(rb"HTTP/1\.\d 200 ", head):
+        head, blank_line, body = bytes(self._received).partition(b"\r\n\r\n")
+        if not blank_line or not re.match(rb"HTTP/1\.\d 200 ", head):
             raise NoAnswer(head.partition(b"\r\n")[0].decode(errors="replace") or "it hung up")
         length = re.search(rb"\r\nContent-Length: *(\d+)", head, re.IGNORECASE)
         if length and len(body) < int(length[1]):

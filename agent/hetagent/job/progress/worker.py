@@ -80,7 +80,9 @@ class Looker:
         """Ask what is due, if anything is."""
         if self.socket is None or self.sources == {}:
             return
-        self._asks = min(self.sources.values(), key=lambda one: one.health.next_at) if self.sources else None
+        self._asks = (
+            min(self.sources.values(), key=lambda recorder: recorder.health.next_at) if self.sources else None
+        )
         health = self._server if self._asks is None else self._asks.health
         if now < health.next_at - TICK_S / 2:
             return
@@ -127,12 +129,16 @@ class Looker:
             return None
         if self.sources is not None and not self._tells_all():
             return None
-        return sum(one.enqueued for one in self.track.groups)
+        return sum(group.enqueued for group in self.track.groups)
 
     def _tells_all(self) -> bool:
         """Whether its server has told of all backends that its groups have."""
         assert self.sources is not None
-        told = [one.name for one in self.sources.values() if one.seen is not None and one.seen.records]
+        told = [
+            recorder.name
+            for recorder in self.sources.values()
+            if recorder.seen is not None and recorder.seen.records
+        ]
         return self.groups.known and set(told).issuperset(self.groups.backends)
 
     def answers_soon(self, now: float) -> bool:
@@ -170,14 +176,14 @@ class Looker:
     def _take(self, source: Source, seen: Seen, now: float) -> None:
         assert self.sources is not None
         source.seen = seen
-        known = [one.seen for one in self.sources.values() if one.seen is not None]
+        known = [recorder.seen for recorder in self.sources.values() if recorder.seen is not None]
         counts = {
-            f"{one.trace.suffix}{number}": count
-            for one in self.sources.values()
-            if one.seen is not None
-            for number, count in one.seen.counts.items()
+            f"{recorder.trace.suffix}{number}": count
+            for recorder in self.sources.values()
+            if recorder.seen is not None
+            for number, count in recorder.seen.counts.items()
         }
-        groups = [group for one in known for group in one.groups]
+        groups = [group for answer in known for group in answer.groups]
         newest_at = None if seen.newest_at is None else now - (time.time() - seen.newest_at)
         asked = any(group.enqueued > group.completed for group in groups)
         waits = asked and (not self.cpu or processes.state(self.pid) == ASLEEP)

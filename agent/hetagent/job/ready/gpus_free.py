@@ -80,24 +80,24 @@ class GpusFree(Check):
 
     def _looked(self, deadline: float, cancelled: threading.Event) -> Sequence[memory.Usage] | None:
         """What is in use; None if the driver does not answer in time: a wedged one never does."""
-        found: list[Sequence[memory.Usage] | memory.GpuBroken] = []
+        answers: list[Sequence[memory.Usage] | memory.GpuBroken] = []
 
         def look() -> None:
             try:
-                found.append(self._look())
+                answers.append(self._look())
             except memory.GpuBroken as error:
-                found.append(error)
+                answers.append(error)
 
         thread = threading.Thread(target=look, name="hetagent-nvml", daemon=True)
         thread.start()
         while thread.is_alive() and time.monotonic() < deadline and not cancelled.is_set():
             thread.join(0.1)
         thread.join(0.01)
-        if not found:
+        if not answers:
             return None
-        if isinstance(found[0], memory.GpuBroken):
-            raise found[0]
-        return found[0]
+        if isinstance(answers[0], memory.GpuBroken):
+            raise answers[0]
+        return answers[0]
 
     def _is_ours(self, pid: int, workers: Collection[int]) -> bool:
         if pid in workers:
@@ -111,8 +111,8 @@ class GpusFree(Check):
         return False
 
     def _not_free(self, left: Sequence[memory.Left]) -> Fitness:
-        ours = [one for one in left if one.ours]
-        text = "; ".join(memory.describe(one) for one in ours or left)
+        ours = [leftover for leftover in left if leftover.ours]
+        text = "; ".join(memory.describe(leftover) for leftover in ours or left)
         if ours:
             return Fitness(f"{self._wait_s:g} s after its workers were ended, {text}", fatal=True)
         return Fitness(warnings=(f"{text}; going on, since none of it is known to be this job's",))

@@ -106,7 +106,7 @@ class NodeCheck(Check):
             self._last.poll()  # it may have died after all
         alive = processes.living()
         self._stuck = [
-            one for one in self._stuck if one.pid in alive and alive[one.pid].started == one.started
+            stuck for stuck in self._stuck if stuck.pid in alive and alive[stuck.pid].started == stuck.started
         ]
         if self._stuck:
             return Fitness(f"node check: the last one cannot be killed: {self._describe_stuck()}")
@@ -173,7 +173,7 @@ class NodeCheck(Check):
             process.wait(0.0 if self._stuck else 1.0)
 
     def _describe_stuck(self) -> str:
-        return processes.describe_stuck([one.pid for one in self._stuck])
+        return processes.describe_stuck([stuck.pid for stuck in self._stuck])
 
     def _end(self, said: bytes) -> str:
         lines = concealed(plain_text(said), self._secrets()).splitlines()

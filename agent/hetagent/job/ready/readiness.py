@@ -130,16 +130,18 @@ class Readiness:
 
     def _ask(self, asked: _Asked) -> None:
         repeated = [check for check in self._checks if check.repeats]
-        found = self._first(asked, [check for check in self._checks if not check.repeats and not check.done])
-        if found.why or not repeated:
-            self._say(asked, found)
+        initial = self._first(
+            asked, [check for check in self._checks if not check.repeats and not check.done]
+        )
+        if initial.why or not repeated:
+            self._say(asked, initial)
             return
         last: Fitness | None = None
         retry_s = self._retry_s
         while not asked.cancelled.is_set():
             fitness = self._first(asked, repeated)
             if last is None:
-                self._say(asked, replace(fitness, warnings=found.warnings + fitness.warnings))
+                self._say(asked, replace(fitness, warnings=initial.warnings + fitness.warnings))
             elif fitness != last:
                 self._say(asked, fitness)
             last = fitness

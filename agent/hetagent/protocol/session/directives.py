@@ -83,7 +83,7 @@ class Directives:
         self.over_round = self.newest_round = max(after_round, self.newest_round)
         self.stop_told = False
         self._doubted_since = None
-        self._out = deque(one for one in self._out if one.kind is DirectiveKind.EXIT)
+        self._out = deque(directive for directive in self._out if directive.kind is DirectiveKind.EXIT)
 
     def left(self) -> None:
         """All workers are gone, and none will be started any more."""

@@ -87,13 +87,13 @@ class Joining:
 
     def _conflict(self, error: HetError, given: SpecFields, now: float) -> str | None:
         """The group has other settings; it may take ours once the nodes that hold it to them have gone."""
-        found = conflict_of(error)
-        if found is None:
+        conflict = conflict_of(error)
+        if conflict is None:
             return str(error)
-        text, patience_s = conflict_text(self._group, found, given), found.retry_for_s
+        text, patience_s = conflict_text(self._group, conflict, given), conflict.retry_for_s
         if patience_s is not None and self._conflict_until is None:
             self._conflict_until = now + patience_s + IN_USE_MARGIN_S
-            going = "it goes" if len(found.nodes) == 1 else "they go"
+            going = "it goes" if len(conflict.nodes) == 1 else "they go"
             self._notices.append(f"{text}; trying again until {going} (at most {ceil(patience_s)} s more)")
         if patience_s is None or self._conflict_until is None or now >= self._conflict_until:
             return text

@@ -82,8 +82,8 @@ def replaced_text(group: str, replaced: Sequence[Difference], spec: SpecFields) 
     return f"no node was left in group '{group}': its job goes on with {now}"
 
 
-def _flags(found: Sequence[Difference], spec: SpecFields) -> list[tuple[str, str, str]]:
-    return as_flags(found, spec.given())
+def _flags(differences: Sequence[Difference], spec: SpecFields) -> list[tuple[str, str, str]]:
+    return as_flags(differences, spec.given())
 
 
 def directive_of(error: HetError) -> DirectiveReply | None:

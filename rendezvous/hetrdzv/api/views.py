@@ -147,7 +147,7 @@ def _record_reply(key: str, value: bytes) -> RecordReply:
 codec.prepare(DirectiveReply, ProblemReply, GroupReply, GroupsReply, Plan)
 
 LARGE = 300
-"""Replies about more nodes than this are made in a thread, so that polls are answered meanwhile."""
+"""Replies about more nodes or events than this are made in a thread, so that polls are answered meanwhile."""
 
 
 async def group_response(service: Service, group: Group, page: Page = ALL) -> Response:
@@ -166,9 +166,9 @@ async def changed(service: Service, group_id: str, command: Command, nodes: str)
     return await group_response(service, await service.execute(group_id, command), PAGES[nodes])
 
 
-async def made(nodes: int, make: Callable[[], object]) -> Response:
-    """A reply about so many nodes as a response."""
-    return await asyncio.to_thread(lambda: json_response(make())) if nodes > LARGE else json_response(make())
+async def made(items: int, make: Callable[[], object]) -> Response:
+    """A reply about so many nodes or events as a response."""
+    return await asyncio.to_thread(lambda: json_response(make())) if items > LARGE else json_response(make())
 
 
 def directive_reply(group: Group, directive: Directive, pace: Pace) -> DirectiveReply:

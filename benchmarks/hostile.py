@@ -22,7 +22,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -365,15 +365,20 @@ class Hostile:
     async def _filled(self, makes: Requests, group: str, number: int, spec: dict[str, Any]) -> list[Node]:
         """The nodes of a group, which have joined; and those that are told to start have started."""
         nodes = makes.nodes(group, number, SOON | {"lease_s": 3600, "min_nodes": number} | spec)
-        caller = await self._open()
+        callers = [await self._open() for _ in range(AT_ONCE)]
         for node in nodes:
             node.slots = self._rng.choice((1, 2, 3, 5, 8))
             node.manner.does = DOES
-        for _ in range(3):
-            for node in nodes:
+
+        async def go_on(caller: Caller, some: Sequence[Node]) -> None:
+            for node in some:
                 made = makes.honest(node)
                 makes.learn(made, *await caller.call(self._bytes(made)))
-        caller.close()
+
+        for _ in range(3):
+            await asyncio.gather(*(go_on(caller, nodes[at::AT_ONCE]) for at, caller in enumerate(callers)))
+        for caller in callers:
+            caller.close()
         return nodes
 
     async def _taken(self, caller: Caller, data: bytes, look: bytes) -> tuple[float, int, int, bytes]:
@@ -390,6 +395,9 @@ class Hostile:
         taken = (_loop_ns(process) - cpu) / 1e9
         return taken, max(0, _memory(process)["VmHWM"] - memory), status, body
 
+
+AT_ONCE = 16
+"""How many nodes of a large group speak at once: what they say is settled together, as in a real job."""
 
 _BIG: dict[str, dict[str, Any]] = {
     "runs": {"hang_timeout_s": 600},

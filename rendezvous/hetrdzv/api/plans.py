@@ -16,8 +16,8 @@ def in_words(plan: Plan) -> Plan:
         now=why(plan.reason_now, Clock(plan.clock - plan.in_s)),
         why=why(plan.reason, then),
         ended=ending(plan.cause) if plan.cause is not None else None,
-        spares=tuple(_in_words(one, then) for one in plan.spares),
-        gone=tuple(_in_words(one, then) for one in plan.gone),
+        spares=tuple(_in_words(node, then) for node in plan.spares),
+        gone=tuple(_in_words(node, then) for node in plan.gone),
     )
 
 

@@ -25,8 +25,8 @@ handlers = Handlers()
 async def refresh_shares(request: Request, group_id: str, node_id: str, body: SharesRequest) -> bytes:
     """A decision on the shares of the running round, the same for all its nodes; the first who asks brings it about."""
     service = service_of(request)
-    found = await decision(service, group_id, node_id, body.incarnation, body.round, body.number)
-    return codec.write(found)
+    shares = await decision(service, group_id, node_id, body.incarnation, body.round, body.number)
+    return codec.write(shares)
 
 
 def check_speeds(body: JoinRequest) -> None:

@@ -147,7 +147,7 @@ def _record_reply(key: str, value: bytes) -> RecordReply:
 codec.prepare(DirectiveReply, ProblemReply, GroupReply, GroupsReply, Plan)
 
 LARGE = 300
-"""Replies about more nodes than this are made in a thread, so that polls are answered meanwhile."""
+"""Replies about more nodes or events than this are made in a thread, so that polls are answered meanwhile."""
 
 
 async def group_response(service: Service, group: Group, page: Page = ALL) -> Response:
@@ -166,9 +166,9 @@ async def changed(service: Service, group_id: str, command: Command, nodes: str)
     return await group_response(service, await service.execute(group_id, command), PAGES[nodes])
 
 
-async def made(nodes: int, make: Callable[[], object]) -> Response:
-    """A reply about so many nodes as a response."""
-    return await asyncio.to_thread(lambda: json_response(make())) if nodes > LARGE else json_response(make())
+async def made(items: int, make: Callable[[], object]) -> Response:
+    """A reply about so many nodes or events as a response."""
+    return await asyncio.to_thread(lambda: json_response(make())) if items > LARGE else json_response(make())
 
 
 def directive_reply(group: Group, directive: Directive, pace: Pace) -> DirectiveReply:
@@ -299,13 +299,13 @@ def group_reply(
     heard_at: Callable[[Node], float],
     page: Page = ALL,
     seen: Mapping[int, Seen] = MappingProxyType({}),
-    found: Sequence[AnyWarning] = (),
+    worker_warnings: Sequence[AnyWarning] = (),
 ) -> GroupReply:
     """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone.
 
     Args:
         seen: how far the workers of its newest round have come, by global rank.
-        found: what that says of the round.
+        worker_warnings: what that says of the round.
     """
     current = group.round
     members = {
@@ -326,7 +326,7 @@ def group_reply(
     everybody = current.members if current is not None else ()
     on_page = everybody if page == ALL else _only(everybody, {node.node_id for node in nodes})
     spec = codec.fields_of(group.spec)
-    newest = _round(group, current, on_page, seen, now, found) if current is not None else None
+    newest = _round(group, current, on_page, seen, now, worker_warnings) if current is not None else None
     summary = codec.fields_of(group_summary(group, now))
     if newest is not None:
         summary["why"] = "; ".join([summary["why"], *newest.unwatched])
@@ -341,9 +341,12 @@ def group_reply(
             for master, node_id in sorted((master, node_id) for node_id, master in group.unreachable)
         ),
         warnings=_sentences(
-            (*_warnings(group), *(one for one in found if not isinstance(one, Straggler | Unwatched)))
+            (
+                *_warnings(group),
+                *(fact for fact in worker_warnings if not isinstance(fact, Straggler | Unwatched)),
+            )
         ),
-        facts=(*_warnings(group), *found),
+        facts=(*_warnings(group), *worker_warnings),
         root_cause=_root_cause(group.root_cause),
     )
 
@@ -353,8 +356,8 @@ def _warnings(group: Group) -> tuple[AnyWarning, ...]:
     """What differs between the nodes that are here and matters, and what was found in their round."""
     nodes = [node for node in group.live if node.job == group.job]
     current = group.active_round
-    found = (one for room in ROOMS for one in room.found(current)) if current is not None else ()
-    return (*drift(nodes), *(one for room in ROOMS for one in room.warnings(nodes)), *found)
+    of_round = (fact for room in ROOMS for fact in room.found(current)) if current is not None else ()
+    return (*drift(nodes), *(fact for room in ROOMS for fact in room.warnings(nodes)), *of_round)
 
 
 def _sentences(values: Iterable[AnyWarning]) -> tuple[str, ...]:
@@ -372,7 +375,7 @@ def _round(
     shown: Sequence[Member],
     seen: Mapping[int, Seen],
     now: float,
-    found: Sequence[AnyWarning],
+    worker_warnings: Sequence[AnyWarning],
 ) -> RoundReply:
     on_page = {member.node_id for member in shown}
     ended = why_ended(current.number, current.end) if current.end is not None else None
@@ -390,8 +393,8 @@ def _round(
         else None,
         notice=_notice(warned(group, now)),
         workers=tuple(worker_replies(seen, on_page, now)) if on_page else (),
-        stragglers=_sentences(one for one in found if isinstance(one, Straggler)),
-        unwatched=_sentences(one for one in found if isinstance(one, Unwatched)),
+        stragglers=_sentences(fact for fact in worker_warnings if isinstance(fact, Straggler)),
+        unwatched=_sentences(fact for fact in worker_warnings if isinstance(fact, Unwatched)),
         **{name: value for of_round in OF_ROUND for name, value in of_round(current, seen, on_page).items()},
     )
 
@@ -432,7 +435,7 @@ def node_reply(group: Group, node: Node, silent_s: float) -> NodeReply:
     )
 
 
-_OFFER_SHOWN = [one.name for one in fields(NodeReply) if one.name in OFFERED]
+_OFFER_SHOWN = [field.name for field in fields(NodeReply) if field.name in OFFERED]
 """What is shown of a node's offer."""
 
 

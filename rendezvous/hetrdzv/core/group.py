@@ -430,7 +430,7 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
         raise DaemonRefused(
             f"node '{node.node_id}' already runs another daemon in round {number}: a node runs one per round"
         )
-    first = not any(one.daemon for one in group.nodes.values())
+    first = not any(other.daemon for other in group.nodes.values())
     work.change_node(node, daemon=command.words)
     if first:  # else the history of a large group would contain little else
         work.say(events.DaemonStarted(program=command.words[0].rpartition("/")[2]), master.node_id)
@@ -457,7 +457,7 @@ def _undrain(work: Work, command: Undrain) -> None:
         if command.node_id not in group.nodes:
             raise UnknownNode(f"group '{group.group_id}' has no node '{command.node_id}', drained or not")
         return
-    conduct = {name: one for name, one in group.conduct.items() if name != command.node_id}
+    conduct = {name: record for name, record in group.conduct.items() if name != command.node_id}
     work.change(drained=group.drained - {command.node_id}, conduct=conduct)
     node = group.nodes.get(command.node_id)
     if node is not None and isinstance(node.leaving, Drained) and may_save(group, node):

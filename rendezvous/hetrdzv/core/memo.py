@@ -21,8 +21,8 @@ def kept(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
         known: dict[str, Any] = value.__dict__
         if name not in known:
             known[name] = function(value)
-        found: _R = known[name]
-        return found
+        result: _R = known[name]
+        return result
 
     return answer
 
@@ -45,12 +45,12 @@ def kept_for(*fields: str) -> Callable[[Callable[[_V], _R]], Callable[[_V], _R]]
         def answer(value: _V) -> _R:
             nonlocal recent
             read: list[object] = [getattr(value, name) for name in fields]
-            for known, found in recent:  # a tuple, replaced as a whole: plans are made in a thread
+            for known, result in recent:  # a tuple, replaced as a whole: plans are made in a thread
                 if all(map(is_, known, read)):
-                    return found
-            found = function(value)
-            recent = ((read, found), *recent[: MOST_RECENT - 1])
-            return found
+                    return result
+            result = function(value)
+            recent = ((read, result), *recent[: MOST_RECENT - 1])
+            return result
 
         return answer
 

@@ -84,7 +84,7 @@ class Offer:
     not_ready: str = ""
 
 
-OFFERED: tuple[str, ...] = tuple(one.name for one in fields(Offer))
+OFFERED: tuple[str, ...] = tuple(attribute.name for attribute in fields(Offer))
 """The fields of an offer."""
 
 
@@ -308,7 +308,9 @@ class Round:
     def holder(self, ranks: Sequence[int]) -> Member | None:
         """The member that has the first of some ranks; None if there are none."""
         first = ranks[0] if ranks else -1
-        return next((one for one in self.members if 0 <= first - one.rank_offset < one.slots), None)
+        return next(
+            (member for member in self.members if 0 <= first - member.rank_offset < member.slots), None
+        )
 
     @cached_property
     def _places(self) -> Mapping[str, Member]:

@@ -181,9 +181,9 @@ def _commands(group: Group, changes: Changes) -> list[Command]:
     return [
         *(Drain(node_id) for node_id in changes.drain),
         *(
-            Leave(node_id=one.node_id, incarnation=one.incarnation, why="as supposed")
-            for one in removed
-            if not one.gone
+            Leave(node_id=node.node_id, incarnation=node.incarnation, why="as supposed")
+            for node in removed
+            if not node.gone
         ),
         *([Restart()] if changes.restart else []),
         *_joins(group, changes),
@@ -193,10 +193,12 @@ def _commands(group: Group, changes: Changes) -> list[Command]:
 def _joins(group: Group, changes: Changes) -> Iterator[Join]:
     """Joins of the added nodes: in what a plan does not ask for each is as it was, or like one that is here."""
     taken = {node.node_id for node in group.live}.difference(changes.remove)
-    made_up = _names_after({*group.nodes, *(one.node_id for one in changes.add if one.node_id is not None)})
+    made_up = _names_after(
+        {*group.nodes, *(added.node_id for added in changes.add if added.node_id is not None)}
+    )
     spec = {name: getattr(group.spec, name) for name in SETTINGS} if begins_anew(group) else {}
-    for one in changes.add:
-        node_id = one.node_id or next(made_up)
+    for added in changes.add:
+        node_id = added.node_id or next(made_up)
         if node_id in taken:
             raise NodeIdInUse(
                 f"the plan adds node '{node_id}', but group '{group.group_id}' has it, or the plan adds it twice: "
@@ -208,13 +210,13 @@ def _joins(group: Group, changes: Changes) -> Iterator[Join]:
         yield Join(
             node_id=node_id,
             incarnation=f"planned-{known.incarnation if known is not None else node_id}",
-            slots=one.slots,
+            slots=added.slots,
             address=alike.address if alike is not None else ANY_ADDRESS,
             port=alike.port if alike is not None else 1,
             role=alike.role if alike is not None else "default",
-            labels=one.labels or (known.labels if known is not None else {}),
-            weight=one.weight or (known.weight if known is not None else 1.0),
-            weighed=one.weight is not None or (known is not None and known.weighed),
+            labels=added.labels or (known.labels if known is not None else {}),
+            weight=added.weight or (known.weight if known is not None else 1.0),
+            weighed=added.weight is not None or (known is not None and known.weighed),
             wants_command=alike is not None and alike.wants_command,
             spec=spec,
         )
@@ -284,7 +286,9 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
         stops=tuple(node_id for node_id in at_work if node_id not in in_round),
         restarted=() if goes_on else tuple(node_id for node_id in at_work if node_id in in_round),
         moves=tuple(
-            one.node_id for one in members if one.was_offset is not None and one.was_offset != one.rank_offset
+            member.node_id
+            for member in members
+            if member.was_offset is not None and member.was_offset != member.rank_offset
         ),
     )
 
@@ -310,4 +314,4 @@ def _why_ended(before: Group, events: Sequence[Event]) -> ShownCause | None:
     """What would end the round that runs now."""
     if before.active_round is None:
         return None
-    return next((one.facts.cause for one in events if isinstance(one.facts, RoundEnded)), None)
+    return next((event.facts.cause for event in events if isinstance(event.facts, RoundEnded)), None)

@@ -63,7 +63,7 @@ def _why(group: Group, now: float) -> GroupReason:
 
 
 def _why_starting(group: Group, current: Round) -> GroupReason:
-    late = [one.node_id for one in current.members if group.phase_of(one) is NodePhase.STARTING]
+    late = [member.node_id for member in current.members if group.phase_of(member) is NodePhase.STARTING]
     return reasons.Starting(round=current.number, nodes=Nodes.of(late))
 
 
@@ -131,11 +131,11 @@ def why_ended(number: int, end: End) -> reasons.Ended:
 
 def not_ready(group: Group) -> parts.NotReady | None:
     """Which nodes are here but not ready, and why the first of them is not."""
-    found = not_ready_nodes(group)
-    if not found:
+    unready = not_ready_nodes(group)
+    if not unready:
         return None
-    first = min(found, key=lambda node: natural_key(node.node_id))
-    return parts.NotReady(nodes=nodes(found), why=quoted(first.not_ready))
+    first = min(unready, key=lambda node: natural_key(node.node_id))
+    return parts.NotReady(nodes=nodes(unready), why=quoted(first.not_ready))
 
 
 def _waits_for(group: Group, now: float) -> WaitsFor:
@@ -158,7 +158,7 @@ def _waits_for(group: Group, now: float) -> WaitsFor:
 
 
 def _too_few(group: Group, there: Sequence[Node], answer: Shortfall) -> WaitsFor:
-    wanting = [one for one in group.live if one.wants_command and group.spec.command is None]
+    wanting = [node for node in group.live if node.wants_command and group.spec.command is None]
     if wanting:
         return reasons.NoCommand(group_id=group.group_id, nodes=nodes(wanting))
     return reasons.TooFew(
@@ -225,7 +225,9 @@ def cut_off(
         if among >= {node_id, master}:
             by_master.setdefault(master, []).append(node_id)
     masters = sorted(by_master, key=natural_key)
-    shown = (parts.CutOff(master=one, nodes=Nodes.of(by_master[one])) for one in masters[:MOST_NAMES])
+    shown = (
+        parts.CutOff(master=master, nodes=Nodes.of(by_master[master])) for master in masters[:MOST_NAMES]
+    )
     more = max(0, len(masters) - MOST_NAMES)
     return parts.NoMaster(masters=tuple(shown), more=more, rule=rule)
 
@@ -234,7 +236,7 @@ def _gone(group: Group) -> Nodes | None:
     """The members of the last round that are gone; None: there are none."""
     members = group.round.members if group.round is not None else ()
     known = group.nodes
-    gone = [one.node_id for one in members if (node := known.get(one.node_id)) is None or node.gone]
+    gone = [member.node_id for member in members if (node := known.get(member.node_id)) is None or node.gone]
     return Nodes.of(gone) if gone else None
 
 

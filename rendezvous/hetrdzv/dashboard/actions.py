@@ -46,8 +46,8 @@ handlers = Handlers()
 @handlers(routing.ASK_RESTART)
 async def ask_restart(request: Request, group_id: str) -> Response:
     """What a restart would do."""
-    found = await _plan(request, group_id, Changes(restart=True))
-    return _question(group_id, "Restart", f"/groups/{group_id}/restart", f"Restart {group_id}?", told(found))
+    plan = await _plan(request, group_id, Changes(restart=True))
+    return _question(group_id, "Restart", f"/groups/{group_id}/restart", f"Restart {group_id}?", told(plan))
 
 
 @handlers(routing.RESTART)
@@ -78,9 +78,9 @@ async def cancel(request: Request, group_id: str) -> Response:
 @handlers(routing.ASK_DRAIN)
 async def ask_drain(request: Request, group_id: str, node_id: str) -> Response:
     """What draining a node would do."""
-    found = await _plan(request, group_id, Changes(drain=(node_id,)))
+    plan = await _plan(request, group_id, Changes(drain=(node_id,)))
     path = f"/groups/{group_id}/nodes/{node_id}/drain"
-    return _question(group_id, "Drain", path, f"Drain {node_id}?", told(found))
+    return _question(group_id, "Drain", path, f"Drain {node_id}?", told(plan))
 
 
 @handlers(routing.DRAIN)

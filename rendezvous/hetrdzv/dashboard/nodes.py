@@ -102,16 +102,16 @@ def dots(group: Group) -> list[Dot]:
     current, active = group.round, group.active_round
     members = {member.node_id: member for member in current.members} if current is not None else {}
     master = active.master.node_id if active is not None else None
-    found = []
+    shown = []
     for node_id, member in members.items():
         node = group.nodes.get(node_id)
         if node is not None:
             ranked = active is not None and group.in_round(node)
             ranks = _ranks(member.rank_offset, member.slots) if ranked else ""
-            found.append(Dot(node_id, node_state(group, node), ranks, node_id == master))
+            shown.append(Dot(node_id, node_state(group, node), ranks, node_id == master))
     others = sorted(node_id for node_id in group.nodes if node_id not in members)
-    found += [Dot(node_id, node_state(group, group.nodes[node_id]), "", False) for node_id in others]
-    return found
+    shown += [Dot(node_id, node_state(group, group.nodes[node_id]), "", False) for node_id in others]
+    return shown
 
 
 def blocks(shown: Sequence[Dot]) -> Iterator[Sequence[Dot]]:

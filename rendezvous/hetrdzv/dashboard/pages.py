@@ -32,11 +32,11 @@ FILES = {
 @handlers(routing.STATIC)
 async def static(request: Request, name: str) -> Response:
     """A script, a style sheet, a picture: the same for everybody."""
-    found = FILES.get(name)
-    if found is None:
+    file = FILES.get(name)
+    if file is None:
         raise HTTPException(404)
     headers = {**HEADERS, "Cache-Control": "no-cache"}  # of another version, an upgrade would be half seen
-    return Response(found[0], media_type=found[1], headers=headers)
+    return Response(file[0], media_type=file[1], headers=headers)
 
 
 @handlers(routing.GROUPS)

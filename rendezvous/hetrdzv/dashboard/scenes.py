@@ -89,16 +89,16 @@ def state_shown(group: Group) -> str:
     )
 
 
-def bars(found: PastReply, now: datetime) -> list[Bar]:
+def bars(reply: PastReply, now: datetime) -> list[Bar]:
     """A group's past to be drawn; what is too short to be seen is made wide enough.
 
     Args:
         now: as given to `past`.
     """
-    if found.whole_s <= 0:
+    if reply.whole_s <= 0:
         return []
-    scale = 1000 / found.whole_s
-    return [Bar(span.start * scale, max(2.0, span.length * scale), span) for span in spans(found, now)]
+    scale = 1000 / reply.whole_s
+    return [Bar(span.start * scale, max(2.0, span.length * scale), span) for span in spans(reply, now)]
 
 
 def told_until(told: Sequence[EventReply], now: datetime) -> datetime:
@@ -119,20 +119,21 @@ def told_until(told: Sequence[EventReply], now: datetime) -> datetime:
 
 def paces(seen: Collection[Seen], now: float) -> list[Pace]:
     """The workers with their pace, in the order of ranks; of many, those that others wait for most."""
-    best = max((speed for one in seen if (speed := _speed(one)) is not None), default=0.0)
+    best = max((speed for worker in seen if (speed := _speed(worker)) is not None), default=0.0)
     chosen = nsmallest(MOST_WORKERS, seen, key=_waiting)
-    chosen.sort(key=lambda one: one.sample.rank)
+    chosen.sort(key=lambda worker: worker.sample.rank)
     return [
-        Pace(worker_reply(one, now), None if best <= 0 else (_speed(one) or 0.0) / best) for one in chosen
+        Pace(worker_reply(worker, now), None if best <= 0 else (_speed(worker) or 0.0) / best)
+        for worker in chosen
     ]
 
 
-def _speed(one: Seen) -> float | None:
-    return one.steps.per_s if one.steps.per_s is not None else one.collectives.per_s
+def _speed(worker: Seen) -> float | None:
+    return worker.steps.per_s if worker.steps.per_s is not None else worker.collectives.per_s
 
 
-def _waiting(one: Seen) -> tuple[float, int]:
-    return one.sample.waiting if one.sample.waiting is not None else 1.0, one.sample.rank
+def _waiting(worker: Seen) -> tuple[float, int]:
+    return worker.sample.waiting if worker.sample.waiting is not None else 1.0, worker.sample.rank
 
 
 class GroupScene:
@@ -187,16 +188,16 @@ class GroupScene:
             "told", last, lambda: [views.event_reply(e) for e in events if e.event.kind in KINDS]
         )
         wall = told_until(told, self._wall())
-        found = self._keep("past", (last, wall), lambda: past(told, wall))
+        past_reply = self._keep("past", (last, wall), lambda: past(told, wall))
         step = int(now / PACE_S) if seen else 0
         running = group.active_round
 
         def rounds() -> str:
             return section(
                 "rounds.html",
-                past=found,
-                bars=bars(found, wall),
-                newest=found.rounds[: -MOST_ROUNDS - 1 : -1],
+                past=past_reply,
+                bars=bars(past_reply, wall),
+                newest=past_reply.rounds[: -MOST_ROUNDS - 1 : -1],
                 complete=not events or events[0].number == 1,
             )
 
@@ -207,8 +208,10 @@ class GroupScene:
         older = last - last % EVENTS_BLOCK  # what comes after these is sent again with every event
 
         def history(since: int, until: int) -> str:
-            known = [one for one in events[-MOST_EVENTS - EVENTS_BLOCK :] if since < one.number <= until]
-            return section("history.html", events=[views.event_reply(one) for one in reversed(known)])
+            known = [
+                event for event in events[-MOST_EVENTS - EVENTS_BLOCK :] if since < event.number <= until
+            ]
+            return section("history.html", events=[views.event_reply(event) for event in reversed(known)])
 
         at_pace = (brief.round, brief.state, step)
         of_workers = self._keep("detected", at_pace, lambda: detected(group, seen, now))
@@ -219,10 +222,10 @@ class GroupScene:
                 group=brief,
                 state=state_shown(group),
                 restarted_by=running.restarted_by if running is not None else "",
-                slow=[warning(one) for one in of_workers if isinstance(one, Straggler)],
-                notes=[warning(one) for one in of_workers if not isinstance(one, Straggler)],
+                slow=[warning(fact) for fact in of_workers if isinstance(fact, Straggler)],
+                notes=[warning(fact) for fact in of_workers if not isinstance(fact, Straggler)],
             ),
-            "facts": section("facts.html", group=brief, past=found),
+            "facts": section("facts.html", group=brief, past=past_reply),
             "cause": self._keep("cause", group.root_cause, lambda: section("cause.html", group=brief)),
             **self._keep("nodes", _Same(group), lambda: self._nodes(group, brief, now)),
             "rounds": self._keep("rounds", (last, wall), rounds),
@@ -239,7 +242,7 @@ class GroupScene:
             reply = views.group_reply(group, now, heard_at)
         else:
             unusual = [group.nodes[dot.node_id] for dot in every if dot.state not in ORDINARY][:ROWS]
-            nodes = tuple(views.node_reply(group, one, now - heard_at(one)) for one in unusual)
+            nodes = tuple(views.node_reply(group, node, now - heard_at(node)) for node in unusual)
             reply = replace(brief, nodes=nodes)
         shown = rows(reply)
         head = section("nodes.html", rows=shown, tally=tally(every), acts=self._acts, group=brief)

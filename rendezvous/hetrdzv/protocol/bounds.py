@@ -145,7 +145,9 @@ class _OrUnset:
     """JSON has no word for what was not given."""
 
     def __get_pydantic_core_schema__(self, kind: Any, schema_of: Any) -> Any:
-        return schema_of.generate_schema(reduce(or_, (one for one in get_args(kind) if one is not Unset)))
+        return schema_of.generate_schema(
+            reduce(or_, (option for option in get_args(kind) if option is not Unset))
+        )
 
 
 _T = TypeVar("_T")

@@ -68,7 +68,9 @@ class Malformed(ValueError):
     """
 
     def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
-        shown = (f"{one.field}: {one.text}" if one.place else one.text for one in mistakes)
+        shown = (
+            f"{mistake.field}: {mistake.text}" if mistake.place else mistake.text for mistake in mistakes
+        )
         super().__init__("; ".join(shown))
         self.mistakes = mistakes
 
@@ -156,9 +158,9 @@ def pieces(value: object, kind: Any = None) -> Iterator[bytes]:
             yield from pieces(getattr(value, name), inner)
         yield b"}"
     elif isinstance(value, tuple) and value and is_dataclass(get_args(kind)[0]):
-        for index, one in enumerate(value):
+        for index, item in enumerate(value):
             yield b"," if index else b"["
-            yield write(one, get_args(kind)[0], nulls=True)
+            yield write(item, get_args(kind)[0], nulls=True)
         yield b"]"
     else:
         yield write(value, kind, nulls=True)
@@ -168,23 +170,23 @@ def pieces(value: object, kind: Any = None) -> Iterator[bytes]:
 def _parts(kind: Any) -> list[tuple[str, Any]]:
     """The fields of a dataclass with their types; of one that may be missing, with what it is if it is there."""
     hints = get_type_hints(kind, include_extras=True)
-    return [(one.name, _if_there(hints[one.name])) for one in fields(kind)]
+    return [(field.name, _if_there(hints[field.name])) for field in fields(kind)]
 
 
 def _if_there(hint: Any) -> Any:
-    options = [one for one in get_args(hint) if one is not NoneType]
+    options = [option for option in get_args(hint) if option is not NoneType]
     is_optional = get_origin(hint) in (Union, UnionType) and len(options) == 1
     return options[0] if is_optional and is_dataclass(options[0]) else hint
 
 
 def fields_of(value: Any) -> dict[str, Any]:
     """The fields of a dataclass by name, those inside as they are."""
-    return {one.name: getattr(value, one.name) for one in fields(value)}
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def picked(kind: type[T], value: object, /, **more: object) -> T:
     """The part of a value that another dataclass has, too; `more` are its other fields."""
-    names = [one.name for one in fields(cast(Any, kind)) if one.name not in more]
+    names = [field.name for field in fields(cast(Any, kind)) if field.name not in more]
     return kind(**more, **{name: getattr(value, name) for name in names})
 
 
@@ -218,11 +220,11 @@ def mistakes(error: ValidationError) -> Iterator[Mistake]:
     if (wrong := error.error_count()) > MAX_MISTAKES:
         yield Mistake((), f"{wrong} of its fields are unknown, malformed or out of range")
         return
-    found = error.errors(include_url=False)
-    for details in found:
+    errors = error.errors(include_url=False)
+    for details in errors:
         place = details["loc"]
         # whatever comes after the first wrong item was not read, so that there seem to be too few
-        if details["type"] == "too_short" and any(other["loc"][:-1] == place for other in found):
+        if details["type"] == "too_short" and any(other["loc"][:-1] == place for other in errors):
             continue
         yield _mistake(details)
 
@@ -248,24 +250,24 @@ def _mistake(details: ErrorDetails) -> Mistake:
 def _by_kind(mark: ByKind, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
     """What reads and writes a union that is marked with `BY_KIND`."""
     classes = get_args(source)
-    known = {kind: one for one in classes for kind in _kinds(one)}
+    known = {kind: member for member in classes for kind in _kinds(member)}
 
     def tag(value: Any) -> str | None:
         kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
         return kind if kind in known or Other not in classes else ""
 
-    tagged = reduce(or_, (Annotated[one, Tag(kind)] for kind, one in known.items()))
+    tagged = reduce(or_, (Annotated[member, Tag(kind)] for kind, member in known.items()))
     union: Any = Annotated[tagged, Discriminator(tag)]
     if mark.lenient:
         union = Annotated[union | Other, Field(union_mode="left_to_right")]
     return handler.generate_schema(union)
 
 
-def _kinds(one: Any) -> tuple[str, ...]:
+def _kinds(member: Any) -> tuple[str, ...]:
     """The kinds of a class of a union; of `Other` the empty one."""
-    if one is Other:
+    if member is Other:
         return ("",)
-    return next(get_args(known.type) for known in fields(one) if known.name == "kind")
+    return next(get_args(known.type) for known in fields(member) if known.name == "kind")
 
 
 ByKind.__get_pydantic_core_schema__ = _by_kind

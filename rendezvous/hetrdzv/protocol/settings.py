@@ -299,7 +299,8 @@ def _contradiction(spec: GroupSpec) -> tuple[str, str] | None:
 
 
 SETTINGS: Mapping[str, Setting] = {
-    one.name: Setting(name=one.name, default=one.default, **one.metadata) for one in fields(GroupSpec)
+    setting.name: Setting(name=setting.name, default=setting.default, **setting.metadata)
+    for setting in fields(GroupSpec)
 }
 """Every setting of a group, by name."""
 

@@ -34,18 +34,18 @@ async def decision(
         number=number,
         worked=_counted(service, group, number),
     )
-    found = _known(await service.execute(group_id, command), round_number, number)
-    if found is None:  # it has ended in the same turn
+    shares = _known(await service.execute(group_id, command), round_number, number)
+    if shares is None:  # it has ended in the same turn
         raise StaleRound(f"round {round_number} of group '{group_id}' has ended")
-    return found
+    return shares
 
 
 def worked_of(seen: Mapping[int, Seen], decision_number: int) -> dict[int, Worked]:
     """How much of the time workers have worked since they got the shares of a decision, by global rank."""
     return {
-        rank: Worked(one.sample.busy, one.sample.looks)
-        for rank, one in seen.items()
-        if one.sample.busy is not None and one.decision == decision_number
+        rank: Worked(entry.sample.busy, entry.sample.looks)
+        for rank, entry in seen.items()
+        if entry.sample.busy is not None and entry.decision == decision_number
     }
 
 

@@ -48,7 +48,7 @@ def broken(units: BrokenUnits) -> str:
 
 def no_master(reason: NoMaster) -> str:
     """Which master cannot be reached from which nodes."""
-    parts = [f"{one.master} cannot be reached from {names(one.nodes)}" for one in reason.masters]
+    parts = [f"{cut_off.master} cannot be reached from {names(cut_off.nodes)}" for cut_off in reason.masters]
     if reason.more:
         parts.append(f"and {count(reason.more, 'more master')}")
     if reason.rule is not None:

@@ -40,7 +40,7 @@ def _job_began(facts: events.JobBegan, event: Event) -> str:
 
 
 def _settings_changed(facts: events.SettingsChanged, event: Event) -> str:
-    changes = ", ".join(f"{one.name} {one.group} -> {one.given}" for one in facts.changes)
+    changes = ", ".join(f"{change.name} {change.group} -> {change.given}" for change in facts.changes)
     return f"{event.node_id or 'a person'} changed the settings, since no other node was left: {changes}"
 
 

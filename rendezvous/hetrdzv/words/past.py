@@ -205,10 +205,10 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
                 current.formed_s = event.after_s
                 current.cause, current.why, current.job_ended = OUTCOMES[kind], event.text, at
                 spans[-1] = (spans[-1][0], at)
-    replies = tuple(one.reply(now) for one in rounds)
+    replies = tuple(past_round.reply(now) for past_round in rounds)
     return PastReply(
         rounds=replies,
-        trained_s=round(sum(one.trained_s for one in replies), 3),
+        trained_s=round(sum(reply.trained_s for reply in replies), 3),
         whole_s=round(sum(_seconds(began, end or now) for began, end in spans), 3),
     )
 

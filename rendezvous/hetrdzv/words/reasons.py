@@ -65,7 +65,7 @@ def _is_known(value: object) -> bool:
     if not is_dataclass(value) or isinstance(value, type):
         return True
     return not isinstance(value, parts.Other) and all(
-        _is_known(getattr(value, one.name)) for one in fields(value)
+        _is_known(getattr(value, field.name)) for field in fields(value)
     )
 
 

@@ -17,8 +17,8 @@ from hetrdzv.words.phrasing import count, have, names, placed, ranked
 
 def _shares_changed(facts: SharesChanged, event: Event) -> str:
     shown = ", ".join(
-        f"{one.place.node_id} ({placed(one.place)}) gets {one.after:.1%} instead of {one.before:.1%}"
-        for one in facts.moved
+        f"{move.place.node_id} ({placed(move.place)}) gets {move.after:.1%} instead of {move.before:.1%}"
+        for move in facts.moved
     )
     more = f" and {facts.more} more nodes" if facts.more else ""
     text = f"round {event.round} has new shares, by the pace of its workers"
@@ -26,7 +26,7 @@ def _shares_changed(facts: SharesChanged, event: Event) -> str:
 
 
 def _slow_slots(value: SlowSlots) -> str:
-    shown = [_slow(one) for one in value.nodes] + ([count(value.more, "more node")] if value.more else [])
+    shown = [_slow(node) for node in value.nodes] + ([count(value.more, "more node")] if value.more else [])
     advice = "check clocks, temperature and power limit, and what else runs there"
     return f"{', '.join(shown)} than usual for {value.device} ({value.dtype}): {advice}"
 
@@ -48,7 +48,7 @@ def _too_many(value: TooManySpeeds) -> str:
 
 
 def _unlike(value: MeasuredUnlike) -> str:
-    parts = ", ".join(f"{names(one.nodes)} in {one.dtype}" for one in value.dtypes)
+    parts = ", ".join(f"{names(measured.nodes)} in {measured.dtype}" for measured in value.dtypes)
     return f"speeds were measured differently ({parts}): give every agent the same --measure-dtype"
 
 

@@ -35,7 +35,7 @@ def _said(facts: StallFacts, for_s: float | None) -> str:
         case Behind():
             whom = f"{blamed(facts.blamed)}, {_which(facts)} {_where_behind(facts)}"
         case Deadlock(knots=knots, more=more):
-            parts = [f"{ranked(one.ranks)} at {place(one.place)}" for one in knots]
+            parts = [f"{ranked(knot.ranks)} at {place(knot.place)}" for knot in knots]
             parts += [f"others in {more} more process groups"] if more else []
             whom = f"each other: {', '.join(parts)}"
         case Mismatch():
@@ -58,7 +58,7 @@ def _wait(waiting: Ranks, for_s: float | None) -> str:
 
 def blamed(workers: BlamedAll) -> str:
     """Ranks with their nodes: `rank 3 (gpu2)`, `ranks 8 to 15 (gpu2)`, `rank 3 (gpu2) and rank 5 (gpu3)`."""
-    shown = [f"{ranked(one.ranks)} ({one.node_id})" for one in workers.nodes]
+    shown = [f"{ranked(node.ranks)} ({node.node_id})" for node in workers.nodes]
     return listed(shown + ([f"{workers.more} more"] if workers.more else []))
 
 
@@ -101,5 +101,5 @@ def _mismatch(facts: Mismatch) -> str:
     first, *others = facts.sides
     asked = f"as {place(facts.place)}, {ranked(first.ranks)} asked for {first.op}"
     if facts.wrong is None:
-        return f"each other: {asked}" + "".join(f", {ranked(one.ranks)} for {one.op}" for one in others)
+        return f"each other: {asked}" + "".join(f", {ranked(side.ranks)} for {side.op}" for side in others)
     return f"{ranked(facts.wrong.ranks)}: {asked}, {blamed(facts.wrong)} for {others[0].op}"

@@ -41,11 +41,11 @@ def warning(value: AnyWarning) -> str:
 
 def straggler(value: Straggler) -> str:
     """Who is waited for, and how much of the time."""
-    share, one = f"{value.share:.0%} of the time", len(value.ranks) == 1
+    share, single = f"{value.share:.0%} of the time", len(value.ranks) == 1
     if value.node_id is not None:
         of = f" of the {value.type}s" if value.type else ""
         return f"{ranked(value.ranks)} ({value.node_id}) is the slowest{of}: the others wait for it {share}"
-    are, them = ("is", "it") if one else ("are", "them")
+    are, them = ("is", "it") if single else ("are", "them")
     slower = f"{ranked(value.ranks)} ({value.type}) {are} slower than other GPUs"
     return f"{slower}, which wait for {them} {share}"
 
@@ -71,5 +71,5 @@ def _differs(value: Differs) -> str:
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
 
 
-def _has_version(one: Version) -> str:
-    return f"{have(one.nodes)} {one.version}"
+def _has_version(version: Version) -> str:
+    return f"{have(version.nodes)} {version.version}"

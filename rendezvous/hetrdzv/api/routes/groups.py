@@ -159,7 +159,9 @@ async def get_events(request: Request, group_id: str, after: int, last_event_id:
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
         )
-    return views.json_response(EventsReply(events=tuple(map(views.event_reply, news)), last=last))
+    return await views.made(
+        len(news), lambda: EventsReply(events=tuple(map(views.event_reply, news)), last=last)
+    )
 
 
 async def _stream(service: Service, group_id: str, after: Place, entry: Permit) -> AsyncIterator[str]:

@@ -20,23 +20,23 @@ def shares_of(current: RoundReply) -> str:
     if not shares.weights:
         return f"{where}{asked}: the same for all ranks"
     weights, parts = shares.of_ranks(current.world_size), []
-    for one in current.members[:MOST]:
-        own = weights[one.rank_offset : one.rank_offset + one.slots]
+    for member in current.members[:MOST]:
+        own = weights[member.rank_offset : member.rank_offset + member.slots]
         least, most = min(own), max(own)
-        parts.append(f"{one.node_id} {least:g}{f' to {most:g}' if least < most else ''}")
+        parts.append(f"{member.node_id} {least:g}{f' to {most:g}' if least < most else ''}")
     return f"{where}{asked}: {', '.join(parts)}{', ...' if len(current.members) > MOST else ''}"
 
 
 def weight_of(current: RoundReply) -> Callable[[WorkerReply], float | None]:
     """How much of the work each worker gets, compared with the others."""
     weights = current.shares.of_ranks(current.world_size) if current.shares is not None else []
-    return lambda one: weights[one.rank] if one.rank < len(weights) else None
+    return lambda worker: weights[worker.rank] if worker.rank < len(weights) else None
 
 
 def pace_of(current: RoundReply) -> Callable[[WorkerReply], float | None]:
     """How fast each worker has been since the last decision, the fastest 1; None: nobody knows yet."""
     paces = current.shares.paces if current.shares is not None else {}
-    return lambda one: paces.get(one.rank)
+    return lambda worker: paces.get(worker.rank)
 
 
 def speeds_of(node: NodeReply) -> str:

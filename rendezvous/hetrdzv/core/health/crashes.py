@@ -59,7 +59,7 @@ def count_failed_round(work: Work, ended: Round, failures: Sequence[Failure]) ->
     work.change(
         fruitless=fruitless,
         quick=1 if progress or _lasted(ended) else group.quick + 1,
-        step=max((one for one in (step, group.step) if one is not None), default=None),
+        step=max((reached for reached in (step, group.step) if reached is not None), default=None),
         collectives=group.collectives if collectives is None else collectives,
     )
 

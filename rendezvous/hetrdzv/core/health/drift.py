@@ -24,31 +24,31 @@ def drift(nodes: Iterable[Node]) -> tuple[Differs, ...]:
     for node in nodes:
         device = node.device
         alike.setdefault(tuple([device.get(name, "") for name in PARTS]), []).append(node.node_id)
-    found = []
+    differences = []
     for place, (name, part) in enumerate(PARTS.items()):
         having: dict[str, list[str]] = {}
         for facts, node_ids in alike.items():
             if version := _version(facts[place], part.counts):
                 having.setdefault(version, []).extend(node_ids)
         if len(having) > 1:
-            found.append(_differs(name, having))
-    return tuple(found)
+            differences.append(_differs(name, having))
+    return tuple(differences)
 
 
 def unordered(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[NoLabel | NoWeights, ...]:
     """The labels that `rank_order` or `unit` names and nodes lack, or that nobody has weights."""
     order = rank_order(spec.rank_order)
-    found: list[NoLabel | NoWeights] = []
+    warnings: list[NoLabel | NoWeights] = []
     if order.kind is OrderKind.SPEED and len(nodes) > 1 and all(node.weight == 1 for node in nodes):
-        found.append(NoWeights())
-    found += [
+        warnings.append(NoWeights())
+    warnings += [
         NoLabel(label=label, orders="ranks", nodes=without)
         for label in order.labels
         if (without := _without(label, nodes))
     ]
     if spec.unit is not None and (without := _without(spec.unit, nodes)):
-        found.append(NoLabel(label=spec.unit, orders="units", nodes=without))
-    return tuple(found)
+        warnings.append(NoLabel(label=spec.unit, orders="units", nodes=without))
+    return tuple(warnings)
 
 
 def _without(label: str, nodes: Sequence[Node]) -> Nodes:
@@ -57,8 +57,8 @@ def _without(label: str, nodes: Sequence[Node]) -> Nodes:
 
 def _version(text: str, parts: int) -> str:
     """The first numbers of a version, without what follows them (`2.13.0+cu130`); empty if it has none."""
-    found = re.match(r"\d+(?:\.\d+)*", text)
-    return ".".join(found[0][:64].split(".")[:parts]) if found is not None else ""
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    return ".".join(match[0][:64].split(".")[:parts]) if match is not None else ""
 
 
 def _differs(part: str, having: Mapping[str, Sequence[str]]) -> Differs:
@@ -69,7 +69,7 @@ def _differs(part: str, having: Mapping[str, Sequence[str]]) -> Differs:
     *odd, usual = versions
     return Differs(
         part=part,
-        odd=tuple(Version(version=one, nodes=Nodes.of(having[one])) for one in odd[:MOST_VALUES]),
+        odd=tuple(Version(version=version, nodes=Nodes.of(having[version])) for version in odd[:MOST_VALUES]),
         more=max(0, len(odd) - MOST_VALUES),
         usual=Version(version=usual, nodes=Nodes.of(having[usual])),
         clear=len(having[usual]) > max(len(having[version]) for version in odd),

@@ -117,7 +117,7 @@ def _facts(worst: Sequence[Blame], waiting: Ranks, node_of: NodeOf) -> Behind:
     """What is known of those who are behind; where they differ, of the first."""
     lane, place = worst[0].lane, worst[0].place
     worker, several = place.worker, len(worst) > 1
-    alike = all(one.lane is lane and one.place.level == place.level for one in worst)
+    alike = all(blame.lane is lane and blame.place.level == place.level for blame in worst)
     how: How = "at"
     if not worker.answers:
         how = "stopped" if worker.state == "stopped" else "blocked"
@@ -129,12 +129,14 @@ def _facts(worst: Sequence[Blame], waiting: Ranks, node_of: NodeOf) -> Behind:
         how = "not_begun"
     return Behind(
         waiting=waiting,
-        blamed=_blamed([one.place.worker for one in worst], node_of),
+        blamed=_blamed([blame.place.worker for blame in worst], node_of),
         how=how,
         place=_where(lane, place) if place.at is not None else None,
         lane=lane.label,
         rank=worker.rank if several and not alike else None,
-        cpu=_cpu([one.place.worker for one in worst] if alike else [worker]) if how in MAY_COMPUTE else None,
+        cpu=_cpu([blame.place.worker for blame in worst] if alike else [worker])
+        if how in MAY_COMPUTE
+        else None,
     )
 
 
@@ -180,7 +182,7 @@ def _nothing_completes(waits: Waits) -> Hang | None:
     stuck = [lane for lane in waits.lanes if lane.stuck and not lane.excused]
     if not stuck:
         return None
-    lane = max(stuck, key=lambda one: min(place.worker.idle_s for place in one.places))
+    lane = max(stuck, key=lambda candidate: min(place.worker.idle_s for place in candidate.places))
     facts = Stuck(
         waiting=Ranks.of(place.worker.rank for place in lane.places), place=_where(lane, lane.places[0])
     )
@@ -197,7 +199,7 @@ def _first_use(waits: Waits, nobody_moves: bool) -> Hang | None:
     lanes = [lane for lane in waits.lanes if lane.missing and not lane.excused and lane.waiting]
     if not lanes or not nobody_moves:
         return None
-    lane = max(lanes, key=lambda one: min(place.worker.idle_s for place in one.waiting))
+    lane = max(lanes, key=lambda candidate: min(place.worker.idle_s for place in candidate.waiting))
     waiting = [place.worker for place in lane.waiting]
     facts = FirstUse(
         waiting=Ranks.of(worker.rank for worker in waiting), missing=lane.missing, lane=lane.label
@@ -267,7 +269,8 @@ def _elements(sizes: str) -> str:
 def _with_steps(workers: Sequence[Worker]) -> list[Worker]:
     """Those of whose state or step something is known, by rank."""
     return sorted(
-        (one for one in workers if one.state in _SEEN or one.step is not None), key=lambda one: one.rank
+        (worker for worker in workers if worker.state in _SEEN or worker.step is not None),
+        key=lambda worker: worker.rank,
     )
 
 
@@ -283,25 +286,25 @@ def _by_steps(known: Sequence[Worker], world_size: int, node_of: NodeOf, least_s
     hung = [worker for worker in working if not worker.answers]
     behind = hung or [worker for worker in working if worker.step == first]
     if not hung and first == last:
-        facts = Stuck(waiting=Ranks.of(steps), place=stalls.Place(number=first, step=True))
-        return Hang(facts=facts, for_s=for_s)
+        stuck = Stuck(waiting=Ranks.of(steps), place=stalls.Place(number=first, step=True))
+        return Hang(facts=stuck, for_s=for_s)
     waiting = steps.keys() - {worker.rank for worker in behind}
-    one = behind[0]
-    step = one.step
+    worker = behind[0]
+    step = worker.step
     how: How = "at"
     if hung:
-        how = "stopped" if one.state == "stopped" else "blocked"
+        how = "stopped" if worker.state == "stopped" else "blocked"
     place = None
     if step is not None:
         place = stalls.Place(number=step, of=last if step != last else None, step=True)
-    found = Behind(
+    facts = Behind(
         waiting=Ranks.of(waiting) if waiting else None,
         blamed=_blamed(behind, node_of),
         how=how,
         place=place,
         cpu=None if hung else _cpu(behind),
     )
-    return Hang(facts=found, ranks=_first(behind), for_s=for_s)
+    return Hang(facts=facts, ranks=_first(behind), for_s=for_s)
 
 
 # -- all of them ---------------------------------------------------------------------------------------------

@@ -43,15 +43,15 @@ def stragglers(workers: Sequence[Waiting]) -> list[Straggler]:
 def _slowest(alike: Sequence[Waiting], name: str) -> Straggler | None:
     if len(alike) < 2:
         return None
-    worst = min(alike, key=lambda one: (one.share, one.rank))
-    share = _kept_waiting([worst], [one for one in alike if one is not worst])
+    worst = min(alike, key=lambda worker: (worker.share, worker.rank))
+    share = _kept_waiting([worst], [worker for worker in alike if worker is not worst])
     if share is None:
         return None
     return Straggler(ranks=Ranks.of([worst.rank]), node_id=worst.node_id, type=name, share=share)
 
 
 def _slowest_type(types: dict[str, list[Waiting]]) -> Straggler | None:
-    name = min(types, key=lambda one: (median(worker.share for worker in types[one]), one))
+    name = min(types, key=lambda gpu_type: (median(worker.share for worker in types[gpu_type]), gpu_type))
     others = [worker for other, alike in types.items() if other != name for worker in alike]
     share = _kept_waiting(types[name], others)
     if share is None:
@@ -61,6 +61,6 @@ def _slowest_type(types: dict[str, list[Waiting]]) -> Straggler | None:
 
 def _kept_waiting(slow: Sequence[Waiting], others: Sequence[Waiting]) -> float | None:
     """How much of the time the others wait for the slow workers; None: hardly longer than the slow ones wait."""
-    own, usual = median(one.share for one in slow), median(one.share for one in others)
+    own, usual = median(worker.share for worker in slow), median(worker.share for worker in others)
     share = usual - own
     return share if share >= FAR and own <= usual / 2 else None

@@ -123,7 +123,7 @@ class Waits:
 
     def blamed(self, least_s: float) -> dict[int, Blame]:
         """Those who are waited for and wait for nobody themselves, by rank."""
-        found: dict[int, Blame] = {}
+        blames: dict[int, Blame] = {}
         for lane in self.lanes:
             if lane.excused or not any(place.waits for place in lane.places):
                 continue
@@ -132,23 +132,25 @@ class Waits:
                 places = list(level)
                 if above < inf and not _contradicted(lane, places):
                     for place in places:
-                        self._blame(found, lane, place, above, least_s)
+                        self._blame(blames, lane, place, above, least_s)
                 above = min([above, *(place.worker.idle_s for place in places if place.waits)])
-        return found
+        return blames
 
-    def _blame(self, found: dict[int, Blame], lane: Lane, place: Place, above: float, least_s: float) -> None:
+    def _blame(
+        self, blames: dict[int, Blame], lane: Lane, place: Place, above: float, least_s: float
+    ) -> None:
         worker = place.worker
         if worker.rank in self.ranks or worker.long_s > 0 or worker.idle_s < least_s:
             return
-        known = found.get(worker.rank)
+        known = blames.get(worker.rank)
         if known is None:
-            found[worker.rank] = Blame(min(above, worker.idle_s), lane, place)
+            blames[worker.rank] = Blame(min(above, worker.idle_s), lane, place)
         else:
             known.wait_s = min(known.wait_s, above)
 
     def waiting_for(self, ranks: Iterable[int]) -> set[int]:
         """Who waits for any of these, directly or through others."""
-        found: set[int] = set()
+        waiting: set[int] = set()
         heads: dict[int, int] = {id(lane): len(lane.places) for lane in self.lanes}
         queue = list(ranks)
         while queue:
@@ -156,11 +158,11 @@ class Waits:
                 places, head = lane.places, heads[id(lane)]
                 while head and places[head - 1].level > place.level:
                     head -= 1
-                    if places[head].waits and (rank := places[head].worker.rank) not in found:
-                        found.add(rank)
+                    if places[head].waits and (rank := places[head].worker.rank) not in waiting:
+                        waiting.add(rank)
                         queue.append(rank)
                 heads[id(lane)] = head
-        return found
+        return waiting
 
     def knot(self) -> list[tuple[Lane, list[Place]]]:
         """Members that wait for each other in a circle, by process group; empty if there is none."""
@@ -189,10 +191,12 @@ class Waits:
                     edges.setdefault(place.worker.rank, []).append(outside)
                     waits.append((lane, place, outside))
         tied = _tied(edges)
-        found = [(lane, place) for lane, place, below in waits if place.worker.rank in tied and below in tied]
+        circle = [
+            (lane, place) for lane, place, below in waits if place.worker.rank in tied and below in tied
+        ]
         return [
             (lane, [place for _, place in several])
-            for lane, several in groupby(found, key=lambda one: one[0])
+            for lane, several in groupby(circle, key=lambda pair: pair[0])
         ]
 
 
@@ -206,8 +210,8 @@ def who_waits(workers: Sequence[Worker], world_size: int, least_s: float) -> Wai
     budget = Budget(PLACES_ANYWAY + PLACES * len(workers))
     moving = sum(_moves(worker, least_s) for worker in workers)
     lanes = []
-    for (name, size), found in _members(workers, least_s, budget).items():
-        lane = _lane(name, size, found, workers, moving, world_size, least_s, budget)
+    for (name, size), members in _members(workers, least_s, budget).items():
+        lane = _lane(name, size, members, workers, moving, world_size, least_s, budget)
         lane.arrange()
         lanes.append(lane)
     waits = Waits(lanes, {place.worker.rank for lane in lanes for place in lane.places if place.waits})
@@ -230,30 +234,30 @@ def _members(
         if worker.idle_s >= least_s and worker.state == "runs"
         for at in islice((at for at in worker.collectives if at.completed < at.enqueued), MOST_LANES)
     )
-    by_waiting = sorted(waiting, key=lambda one: (-waiting[one], one))
+    by_waiting = sorted(waiting, key=lambda group: (-waiting[group], group))
     chosen = by_waiting[: max(PLACES_ANYWAY // 4, len(workers) // 2)]
-    members: dict[tuple[str, int], list[tuple[Worker, Collectives]]] = {one: [] for one in chosen}
+    members: dict[tuple[str, int], list[tuple[Worker, Collectives]]] = {group: [] for group in chosen}
     for worker in workers if members else ():
         for at in worker.collectives:
             if (here := members.get((at.name, at.size))) is not None:
                 here.append((worker, at))
-    kept = {one for one in chosen if budget.allows(len(members[one]))}
-    return {one: members[one] for one in waiting if one in kept}
+    kept = {group for group in chosen if budget.allows(len(members[group]))}
+    return {group: members[group] for group in waiting if group in kept}
 
 
 def _lane(
     name: str,
     size: int,
-    found: Sequence[tuple[Worker, Collectives]],
+    members: Sequence[tuple[Worker, Collectives]],
     workers: Sequence[Worker],
     moving: int,
     world_size: int,
     least_s: float,
     budget: Budget,
 ) -> Lane:
-    here = len(found)
+    here = len(members)
     # where all have asked for the same, who has begun less is behind
-    same = here == size and len({at.enqueued for _, at in found}) == 1
+    same = here == size and len({at.enqueued for _, at in members}) == 1
     places = [
         Place(
             worker,
@@ -261,19 +265,19 @@ def _lane(
             (at.enqueued, at.started if same else 0, worker.state not in NO_ANSWER),
             at.completed < at.enqueued and worker.idle_s >= least_s and worker.state == "runs",
         )
-        for worker, at in found
+        for worker, at in members
     ]
-    excused = any(worker.long_s > 0 for worker, _ in found)
+    excused = any(worker.long_s > 0 for worker, _ in members)
     if here < size == world_size and budget.allows(len(workers)):
-        known = {worker.rank for worker, _ in found}
+        known = {worker.rank for worker, _ in members}
         absent = [worker for worker in workers if worker.rank not in known]
         places += map(_absent, absent)
         excused = excused or any(worker.long_s > 0 for worker in absent)
     missing = max(0, size - len(places))
     if not size and here < world_size:
         # Nobody knows whether these are all: who moves elsewhere may be about to come.
-        others_move = moving > sum(_moves(worker, least_s) for worker, _ in found)
-        missing = int(len(workers) < world_size or others_move or not any(at.completed for _, at in found))
+        others_move = moving > sum(_moves(worker, least_s) for worker, _ in members)
+        missing = int(len(workers) < world_size or others_move or not any(at.completed for _, at in members))
     return Lane(name, places, missing, excused)
 
 
@@ -321,7 +325,7 @@ def _without_ends(
 ) -> set[Hashable]:
     ways = Counter(here for here, _ in _pairs(forwards, among))
     left = set(among)
-    ends = [one for one in among if not ways[one]]
+    ends = [end for end in among if not ways[end]]
     while ends:
         end = ends.pop()
         left.discard(end)

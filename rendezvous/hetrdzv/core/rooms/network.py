@@ -29,25 +29,25 @@ class NetworkRoom(Room):
             return
         if node.node_id != current.master.node_id:
             return
-        found = _of_members(report.network, current)
-        if said := found.warnings():
-            work.change(round=replace(current, network=found))
-            for one in said:
-                work.say(SlowNetwork(what=one), node.node_id)
+        network = _of_members(report.network, current)
+        if warnings := network.warnings():
+            work.change(round=replace(current, network=network))
+            for warning in warnings:
+                work.say(SlowNetwork(what=warning), node.node_id)
 
     def found(self, current: Round) -> Sequence[AnyWarning]:
         return current.network.warnings() if current.network is not None else ()
 
 
-def _of_members(found: NetworkFound, current: Round) -> NetworkFound:
+def _of_members(network: NetworkFound, current: Round) -> NetworkFound:
     def known(value: OfNetwork) -> bool:
         return all(current.member(node_id) is not None for node_id in _named(value))
 
     return replace(
-        found,
-        failed=found.failed if found.failed is not None and known(found.failed) else None,
-        links=tuple(filter(known, found.links)),
-        ways=tuple(filter(known, found.ways)),
+        network,
+        failed=network.failed if network.failed is not None and known(network.failed) else None,
+        links=tuple(filter(known, network.links)),
+        ways=tuple(filter(known, network.ways)),
     )
 
 

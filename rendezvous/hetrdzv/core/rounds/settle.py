@@ -170,11 +170,11 @@ class _Failed(NamedTuple):
 
 def _failures(group: Group, ended: Round, end: End) -> list[_Failed]:
     """The failures of an ended round, the earliest first."""
-    found = dict(end.departed)
+    by_node = dict(end.departed)
     for member in ended.members:
         if (node := group.speaker(member)) is not None and node.failure is not None:
-            found[node.node_id] = node.failure
-    earliest = sorted(found.items(), key=lambda item: (item[1].at, item[0]))
+            by_node[node.node_id] = node.failure
+    earliest = sorted(by_node.items(), key=lambda item: (item[1].at, item[0]))
     failures = [_Failed(node_id, failure) for node_id, failure in earliest]
     # What is reported after a hang comes of being stopped.
     return failures if end.hang is None else [_Failed(end.node_id, end.hang), *failures]
@@ -275,7 +275,11 @@ def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortf
 
 
 def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[RoundWarning, ...]:
-    return (*drift(nodes), *unordered(spec, nodes), *(one for room in ROOMS for one in room.warnings(nodes)))
+    return (
+        *drift(nodes),
+        *unordered(spec, nodes),
+        *(warning for room in ROOMS for warning in room.warnings(nodes)),
+    )
 
 
 def _start_round(work: Work, selection: Selection) -> None:

@@ -187,7 +187,7 @@ def deadline(group: Group, *, own_leases: bool = True) -> float | None:
 def _timers(group: Group) -> Iterator[float]:
     if group.state.terminal:
         return
-    yield from (one.free_at for one in group.conduct.values() if one.aside)
+    yield from (conduct.free_at for conduct in group.conduct.values() if conduct.aside)
     if (active := group.active_round) is not None:
         if active.notice is not None:
             yield ends_at(group, active.notice)

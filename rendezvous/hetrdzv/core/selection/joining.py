@@ -168,6 +168,6 @@ def _nobody_joins(group: Group) -> Spare | None:
     most = group.spec.max_nodes
     if most is not None and len(active.members) >= most and not group.spec.sized:
         return Spare.FULL
-    if active.finished or any(group.phase_of(one) is NodePhase.SUCCEEDED for one in active.members):
+    if active.finished or any(group.phase_of(member) is NodePhase.SUCCEEDED for member in active.members):
         return Spare.SUCCEEDED
     return None

@@ -119,7 +119,7 @@ def by_gaps(
     """
     places = frozenset(seats)
     newcomers = [node_id for node_id in nodes if node_id not in places]
-    newcomers.sort(key=lambda one: (one in taken_last, natural_key(one)))
+    newcomers.sort(key=lambda node_id: (node_id in taken_last, natural_key(node_id)))
     taken = _fill(rank_order(spec.rank_order), nodes, seats, last, newcomers)
     return {node_id: number for number, node_id in enumerate(taken.values())}
 
@@ -137,7 +137,7 @@ def _fill(
         return {}
     return fill(
         {gap: _likeness(order, last.slots[gap], _labels(last.nodes.get(gap))) for gap in gaps},
-        {one: _likeness(order, chosen[one].slots, chosen[one].labels) for one in newcomers},
+        {node_id: _likeness(order, chosen[node_id].slots, chosen[node_id].labels) for node_id in newcomers},
     )
 
 
@@ -159,7 +159,10 @@ def seat(order: RankOrder, chosen: Mapping[str, Node], seats: Sequence[str], las
     newcomers = sorted(chosen.keys() - set(seats), key=natural_key)
     taken = _fill(order, chosen, seats, last, newcomers)
     placed = frozenset(taken.values())
-    return (*(taken.get(one, one) for one in seats), *(one for one in newcomers if one not in placed))
+    return (
+        *(taken.get(node_id, node_id) for node_id in seats),
+        *(node_id for node_id in newcomers if node_id not in placed),
+    )
 
 
 def in_order(

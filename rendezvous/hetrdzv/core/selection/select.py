@@ -162,7 +162,9 @@ class _Choice:
     def _masters_of(self, chosen: Iterable[str], unreachable: Pairs) -> tuple[list[str], str | None]:
         """Those of the chosen nodes that may be master, in order, and the first of them that all the others reach."""
         taken = frozenset(chosen)
-        ordered, _ = in_order(self._spec, [self._by_id[one] for one in taken], self._seats, self._last)
+        ordered, _ = in_order(
+            self._spec, [self._by_id[node_id] for node_id in taken], self._seats, self._last
+        )
         masters = [node.node_id for node in ordered if node.node_id in self._allowed]
         shunned = {master for node_id, master in unreachable if node_id in taken}
         return masters, next((node_id for node_id in masters if node_id not in shunned), None)
@@ -173,13 +175,13 @@ class _Counted(_Choice):
 
     def select(self, unreachable: Pairs, failed_masters: int) -> Selection | Shortfall:
         """As the function of that name."""
-        spec, found, most = self._spec, len(self._ready), self._spec.max_nodes
-        if found < spec.min_nodes:
-            return Shortfall(lack=Lack.NODES, missing=spec.min_nodes - found)
+        spec, ready, most = self._spec, len(self._ready), self._spec.max_nodes
+        if ready < spec.min_nodes:
+            return Shortfall(lack=Lack.NODES, missing=spec.min_nodes - ready)
         suspects = self._suspects
-        full = most is not None and found >= most
-        smaller = found < len(self._last.slots)
-        enough = most is None or found <= most
+        full = most is not None and ready >= most
+        smaller = ready < len(self._last.slots)
+        enough = most is None or ready <= most
         if spec.master is not None and not self._allowed:
             return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects, full=full, smaller=smaller)
         if not unreachable and enough:
@@ -191,7 +193,7 @@ class _Counted(_Choice):
         preferred = self._by_preference()
         chosen, master = preferred[:most], None
         if spec.master is not None and self._allowed.isdisjoint(chosen):
-            chosen[-1] = next(one for one in preferred if one in self._allowed)
+            chosen[-1] = next(node_id for node_id in preferred if node_id in self._allowed)
         if unreachable:
             chosen, master = self._served(chosen, preferred, unreachable)
             if len(chosen) < spec.min_nodes:
@@ -225,10 +227,11 @@ class _Counted(_Choice):
         most = self._spec.max_nodes
         limit = len(preferred) if most is None else most
         taken = frozenset(chosen)
-        others = [one for one in preferred if one in self._allowed and one not in taken]
+        others = [node_id for node_id in preferred if node_id in self._allowed and node_id not in taken]
         # of equals the earlier master
         master = max(
-            [*masters, *others], key=lambda one: min(limit, len(preferred) - len(cut_off.get(one, ())))
+            [*masters, *others],
+            key=lambda node_id: min(limit, len(preferred) - len(cut_off.get(node_id, ()))),
         )
         without = cut_off.get(master, frozenset())
         return [master, *(each for each in preferred if each != master and each not in without)][
@@ -326,7 +329,9 @@ class _Sized(_Choice):
         if best is None:
             return None
         taken = best if forced is None else [forced, *best]
-        return taken if self._units is None else [one.node_id for item in taken for one in self._units[item]]
+        return (
+            taken if self._units is None else [node.node_id for item in taken for node in self._units[item]]
+        )
 
     def _kinds(self, excluded: AbstractSet[str]) -> dict[Kind, Sequence[str]]:
         """What may be taken, by kind."""
@@ -386,9 +391,9 @@ class _Sized(_Choice):
             if not self._may_try(tried):
                 break
             tried += 1
-            found = self._best(without, master)
-            if found is not None and (world := self._size(found)) > largest:
-                best, largest = (found, master), world
+            served = self._best(without, master)
+            if served is not None and (world := self._size(served)) > largest:
+                best, largest = (served, master), world
         return best
 
 

@@ -207,7 +207,9 @@ class _Search:
 
     def _fewer(self, batches: Sequence[_Batch]) -> list[_Batch]:
         """Batches with undecided nodes of few kinds: those with which the world becomes full."""
-        edge = next((at for at, one in enumerate(batches) if one.expected < len(one.undecided)), len(batches))
+        edge = next(
+            (at for at, batch in enumerate(batches) if batch.expected < len(batch.undecided)), len(batches)
+        )
         fewer, kinds, sums = list(batches), 0, 0
         for at in sorted(range(len(batches)), key=lambda at: abs(at - edge)):
             batch = batches[at]
@@ -348,13 +350,13 @@ class _Search:
                 self._budget.spend(2 * len(best))
                 best = _with(best, step, costs.of(batch.kind, name), room * stride + self._most)
                 best = {key: cost for key, cost in best.items() if key % stride <= self._most}
-        found = [
+        allowed = [
             (key // stride, -cost)
             for key, cost in best.items()
             if key % stride >= self._fewest
             and self._worlds.allows(self._base_slots + key // stride * self._unit)
         ]
-        return costs.found(-max(found)[1]) if found else None
+        return costs.found(-max(allowed)[1]) if allowed else None
 
 
 class _Sums:
@@ -412,8 +414,8 @@ class _Costs:
     def of(self, kind: Kind, name: str) -> int:
         """The cost of a node."""
         cost = 0
-        for one in (kind.last * kind.slots, kind.moves * kind.slots, kind.fresh * kind.slots):
-            cost = (cost << self._digit) + one
+        for slots in (kind.last * kind.slots, kind.moves * kind.slots, kind.fresh * kind.slots):
+            cost = (cost << self._digit) + slots
         cost = (cost << self._digit) + self._sign * kind.nodes
         return (cost << len(self._ordered)) - self._bits[name]
 

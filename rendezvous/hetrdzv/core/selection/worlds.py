@@ -41,7 +41,7 @@ class Worlds(WorldBounds):
     @property
     def bounds(self) -> WorldBounds:
         """The same for others, who need no more than the numbers."""
-        return WorldBounds(**{one.name: getattr(self, one.name) for one in fields(self)})
+        return WorldBounds(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     def downward(self, size: int, start: int = 0, unit: int = 1) -> Iterator[int]:
         """The allowed world sizes up to a number of slots, from the largest down.

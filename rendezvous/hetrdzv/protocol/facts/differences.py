@@ -23,24 +23,24 @@ RANGES: Mapping[str, tuple[str, str, str]] = {
 """Flags that give two settings at once, with the default of the first."""
 
 
-def as_flags(found: Iterable[Difference], given: Mapping[str, object]) -> list[tuple[str, str, str]]:
+def as_flags(differences: Iterable[Difference], given: Mapping[str, object]) -> list[tuple[str, str, str]]:
     """Differences in the words of the command line: flag, the group's value, the given value.
 
     Args:
         given: the settings that were given, for the half of a range that does not differ.
     """
-    by_name = {one.name: one for one in found}
+    by_name = {difference.name: difference for difference in differences}
     rows = []
     for flag, (low, high, default) in RANGES.items():
         if bounds := [by_name.pop(name) for name in (low, high) if name in by_name]:
             theirs = {low: str(given.get(low, default)), high: str(given.get(high, NO_VALUE))}
             ours = dict(theirs)
-            for one in bounds:
-                theirs[one.name], ours[one.name] = one.group, one.given
+            for difference in bounds:
+                theirs[difference.name], ours[difference.name] = difference.group, difference.given
             is_range = any(side[low] != side[high] for side in (theirs, ours))
             there, here = (_bounds(side[low], side[high], is_range) for side in (theirs, ours))
             rows.append((flag, there, here))
-    rows += [(_flag(one.name), one.group, one.given) for one in by_name.values()]
+    rows += [(_flag(difference.name), difference.group, difference.given) for difference in by_name.values()]
     return rows
 
 

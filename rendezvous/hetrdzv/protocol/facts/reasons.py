@@ -36,7 +36,9 @@ def timeless(value: _T) -> _T:
     if not is_dataclass(value) or isinstance(value, type):
         return value
     there = {field.name: getattr(value, field.name) for field in fields(value)}
-    return replace(value, **{name: None if name in MOMENTS else timeless(one) for name, one in there.items()})
+    return replace(
+        value, **{name: None if name in MOMENTS else timeless(part) for name, part in there.items()}
+    )
 
 
 # -- the job and its round ---------------------------------------------------------------------------------

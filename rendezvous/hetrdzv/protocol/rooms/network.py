@@ -99,7 +99,7 @@ class NetworkFound(Body):
 
     def warnings(self) -> tuple[OfNetwork, ...]:
         """Each by itself."""
-        whole = (one for one in (self.failed, self.absent) if one is not None)
+        whole = (warning for warning in (self.failed, self.absent) if warning is not None)
         return (*whole, *self.links, *self.ways)
 
 

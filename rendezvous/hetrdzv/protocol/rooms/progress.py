@@ -102,11 +102,11 @@ class Worker(Body):
     @property
     def count(self) -> int | None:
         """How many collectives it has asked for in all its process groups; None: it has none."""
-        return sum(one.enqueued for one in self.collectives) if self.collectives else None
+        return sum(lane.enqueued for lane in self.collectives) if self.collectives else None
 
 
 def _few_lanes(workers: tuple[Worker, ...]) -> None:
-    if (given := sum(len(one.collectives) for one in workers)) > MAX_ALL_LANES:
+    if (given := sum(len(worker.collectives) for worker in workers)) > MAX_ALL_LANES:
         raise ValueError(
             f"its workers should have at most {MAX_ALL_LANES} process groups in all, not {given}"
         )

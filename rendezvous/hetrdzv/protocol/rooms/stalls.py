@@ -54,7 +54,7 @@ class BlamedAll:
         return cls(
             ranks=Ranks.of(rank for ranks in by_node.values() for rank in ranks),
             nodes=tuple(shown[:MOST_BLAMED]),
-            more=sum(len(one.ranks) for one in shown[MOST_BLAMED:]),
+            more=sum(len(blamed.ranks) for blamed in shown[MOST_BLAMED:]),
         )
 
 

@@ -42,6 +42,6 @@ def natural_key(name: str) -> tuple[str, str]:
     return re.sub(r"\d+", _measured, name), name
 
 
-def _measured(found: re.Match[str]) -> str:
-    number = str(int(found[0]))
+def _measured(match: re.Match[str]) -> str:
+    number = str(int(match[0]))
     return f"\0{chr(len(number))}{number}"

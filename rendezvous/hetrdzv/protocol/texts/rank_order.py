@@ -119,11 +119,11 @@ def unit_label(text: str) -> str:
 
 def contradicts_master(order: str, master: str | None) -> str | None:
     """What is wrong with two values that are right each by itself, in a sentence; None: nothing."""
-    found, wanted = rank_order(order), master_rule(master).node_id if master is not None else None
-    if found.kind is not OrderKind.LISTED or wanted is None:
+    parsed, wanted = rank_order(order), master_rule(master).node_id if master is not None else None
+    if parsed.kind is not OrderKind.LISTED or wanted is None:
         return None
-    first = found.node_ids[0]
-    if first == wanted or (first == REST and wanted not in found.places):
+    first = parsed.node_ids[0]
+    if first == wanted or (first == REST and wanted not in parsed.places):
         return None
     whom = "other nodes" if first == REST else first
     return (

@@ -54,4 +54,4 @@ def detected(group: Group, seen: Mapping[int, Seen], now: float) -> tuple[AnyWar
     active = group.active_round
     if active is None:
         return ()
-    return tuple(one for detector in DETECTORS for one in detector(group, active, seen, now))
+    return tuple(warning for detector in DETECTORS for warning in detector(group, active, seen, now))

@@ -189,38 +189,39 @@ class _Look:
 
 def _look(seen: Sequence[Seen], world_size: int, now: float) -> _Look:
     began = perf_counter()
-    workers = [one.worker(now) for one in seen]
-    nodes = {one.sample.rank: one.node_id for one in seen}
+    workers = [entry.worker(now) for entry in seen]
+    nodes = {entry.sample.rank: entry.node_id for entry in seen}
     hang = judge(workers, world_size, nodes.__getitem__)
     # it may be a stall once that is over
-    again_s = min((one.long_s + LOOK_S for one in workers if one.long_s > 0), default=inf)
-    if hang is None and any(one.idle_s > 0 for one in workers):
+    again_s = min((worker.long_s + LOOK_S for worker in workers if worker.long_s > 0), default=inf)
+    if hang is None and any(worker.idle_s > 0 for worker in workers):
         again_s = min(again_s, AGAIN_S)
     least_s = hang.for_s if hang is not None else inf
-    in_it = [one for one, worker in zip(seen, workers, strict=True) if worker.idle_s >= least_s]
+    in_it = [entry for entry, worker in zip(seen, workers, strict=True) if worker.idle_s >= least_s]
     return _Look(
         hang,
-        known_until=min((one.known_until for one in in_it), default=now),
-        stood_s=min((one.sample.idle_s for one in in_it), default=0.0),
-        unclear=any(one.state == UNKNOWN for one in workers) and not any(_goes_on(one) for one in workers),
+        known_until=min((entry.known_until for entry in in_it), default=now),
+        stood_s=min((entry.sample.idle_s for entry in in_it), default=0.0),
+        unclear=any(worker.state == UNKNOWN for worker in workers)
+        and not any(_goes_on(worker) for worker in workers),
         again_s=again_s,
         took_s=perf_counter() - began,
     )
 
 
-def _is_same(noted: Stall | None, found: Stall | None, now: float) -> bool:
+def _is_same(noted: Stall | None, stall: Stall | None, now: float) -> bool:
     """Whether the group knows already what was found, and will know it for a while."""
-    if noted is None or found is None:
-        return noted is found
-    same = (noted.kind, noted.ranks, noted.facts) == (found.kind, found.ranks, found.facts)
-    return same and abs(noted.since - found.since) < SAME_S and not _lasts_longer(found, noted, now)
+    if noted is None or stall is None:
+        return noted is stall
+    same = (noted.kind, noted.ranks, noted.facts) == (stall.kind, stall.ranks, stall.facts)
+    return same and abs(noted.since - stall.since) < SAME_S and not _lasts_longer(stall, noted, now)
 
 
-def _lasts_longer(found: Stall, noted: Stall, now: float) -> bool:
+def _lasts_longer(stall: Stall, noted: Stall, now: float) -> bool:
     """Whether what was found is known for longer than what the group knows, which is known for a moment only."""
-    if found.known_until is None or noted.known_until is None:
+    if stall.known_until is None or noted.known_until is None:
         return False
-    return noted.known_until < min(now + RENEW_S, found.known_until)
+    return noted.known_until < min(now + RENEW_S, stall.known_until)
 
 
 def _goes_on(worker: Worker) -> bool:

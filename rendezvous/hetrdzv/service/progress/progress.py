@@ -57,12 +57,12 @@ class Progress:
         if not self._quotas.may_grow(group_id):
             return
         own = range(member.rank_offset, member.rank_offset + member.slots)
-        told = replace(told, workers=tuple(one for one in told.workers if one.rank in own))
+        told = replace(told, workers=tuple(worker for worker in told.workers if worker.rank in own))
         seen_at = self._now() - told.age_s
         known_until = seen_at + told.known_s + poll_s + LATE_S
         self._table.note(group_id, node_id, told, seen_at, known_until)
         self._quotas.holds(group_id, "samples", self._table.size(group_id))
-        if active.stall is not None or any(one.still for one in told.workers):
+        if active.stall is not None or any(worker.still for worker in told.workers):
             for judge in self._judges:
                 judge.look_soon(group_id)
 

@@ -107,14 +107,14 @@ class Questions:
                 wanted[member.node_id] = tuple(some)
         able = {node_id: own for node_id, own in wanted.items() if self._is_able(group, node_id)}
         answers = await self.ask(group.group_id, active.number, able, WITHIN_S, about)
-        found = []
+        stacks = []
         for node_id, their in wanted.items():
-            sent = {one.rank: one for one in answers.get(node_id, ())}
+            sent = {stack.rank: stack for stack in answers.get(node_id, ())}
             why = f"its agent has not answered within {WITHIN_S:g} s"
             if node_id not in able:
                 why = f"its agent has sent nothing about its workers yet, so it is not asked for {about}"
-            found += [sent.get(rank) or Stack(rank=rank, node_id=node_id, why=why) for rank in their]
-        return sorted(found, key=lambda one: one.rank)
+            stacks += [sent.get(rank) or Stack(rank=rank, node_id=node_id, why=why) for rank in their]
+        return sorted(stacks, key=lambda stack: stack.rank)
 
     def next(self, group_id: str, node_id: str) -> Question | None:
         """The question that a node has to be handed, if there is one."""
@@ -125,7 +125,7 @@ class Questions:
 
     def answered(self, group_id: str, node_id: str, number: int, stacks: Iterable[Stack]) -> None:
         """A node has answered; nothing happens if nobody waits for it any more."""
-        stacks = [replace(one, node_id=node_id) for one in stacks]
+        stacks = [replace(stack, node_id=node_id) for stack in stacks]
         for question in self._open.get((group_id, node_id), ()):
             if question.number == number:
                 self._settle((group_id, node_id), question, _bounded(stacks, question))
@@ -159,7 +159,7 @@ class Questions:
         try:
             self._wake(group_id, asked)
             if asked:
-                await asyncio.wait([one.answer for one in asked.values()], timeout=within_s)
+                await asyncio.wait([question.answer for question in asked.values()], timeout=within_s)
         finally:
             for node_id, question in asked.items():
                 self._settle((group_id, node_id), question, [])
@@ -178,7 +178,7 @@ class Questions:
 def _bounded(stacks: Iterable[Stack], question: Question) -> list[Stack]:
     """What was asked for; where it is too long, the end of a stack is cut off, and the beginning of a log."""
     ranks = None if question.ranks is None else frozenset(question.ranks)
-    wanted: Sequence[Stack] = [one for one in stacks if ranks is None or one.rank in ranks]
+    wanted: Sequence[Stack] = [stack for stack in stacks if ranks is None or stack.rank in ranks]
     most = min(MOST_CHARACTERS, question.most // max(1, len(wanted)))
     kept = slice(-most, None) if question.about is About.LOGS else slice(most)
-    return [replace(one, text=one.text[kept]) for one in wanted]
+    return [replace(stack, text=stack.text[kept]) for stack in wanted]

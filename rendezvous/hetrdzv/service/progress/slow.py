@@ -25,9 +25,11 @@ def shown(group: Group, active: Round, seen: Mapping[int, Seen], now: float) -> 
     if now < active.formed_at + AFTER_S:
         return []
     waiting = [
-        Waiting(one.sample.rank, one.node_id, one.sample.waiting, _gpu_type(group.nodes.get(one.node_id)))
-        for one in seen.values()
-        if one.sample.waiting is not None
+        Waiting(
+            entry.sample.rank, entry.node_id, entry.sample.waiting, _gpu_type(group.nodes.get(entry.node_id))
+        )
+        for entry in seen.values()
+        if entry.sample.waiting is not None
     ]
     return stragglers(waiting)[:MOST]
 

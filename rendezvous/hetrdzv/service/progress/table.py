@@ -163,11 +163,11 @@ class Table:
         samples = [seen.sample for seen in self.workers(group_id, round_number).values()]
         told: defaultdict[str, list[int]] = defaultdict(list)
         for sample in samples:
-            for one in sample.collectives:
-                told[one.name].append(one.enqueued)
+            for lane in sample.collectives:
+                told[lane.name].append(lane.enqueued)
         agreed = {name: sorted(numbers)[-2] if len(numbers) > 1 else 0 for name, numbers in told.items()}
         counts = [
-            sum(min(one.enqueued, agreed[one.name]) for one in sample.collectives)
+            sum(min(lane.enqueued, agreed[lane.name]) for lane in sample.collectives)
             for sample in samples
             if sample.collectives
         ]

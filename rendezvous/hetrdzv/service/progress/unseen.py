@@ -33,10 +33,10 @@ def shown(group: Group, active: Round, seen: Mapping[int, Seen], now: float) -> 
     return [Unwatched(ranks=Ranks.of(ranks), why=why) for why, ranks in most]
 
 
-def _unseen(one: Seen | None, now: float) -> Unseen | None:
-    if one is None:
+def _unseen(seen: Seen | None, now: float) -> Unseen | None:
+    if seen is None:
         return Unseen(kind="never")
-    since = min(one.unseen_since, one.known_until)
-    if now < since + AFTER_S or (one.sample.step is not None and now <= one.known_until):
+    since = min(seen.unseen_since, seen.known_until)
+    if now < since + AFTER_S or (seen.sample.step is not None and now <= seen.known_until):
         return None
-    return one.unseen(now)
+    return seen.unseen(now)

@@ -77,7 +77,7 @@ def _groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
 
 
 def _nodes_view(reply: _NodesReply, group: str | None) -> Iterator[RenderableType]:
-    nodes = [(name, node) for name, found in reply.groups.items() for node in found]
+    nodes = [(name, node) for name, group_nodes in reply.groups.items() for node in group_nodes]
     if shared().output == "name":
         yield from (
             Text(node.node_id if group is not None else f"{name}/{node.node_id}") for name, node in nodes

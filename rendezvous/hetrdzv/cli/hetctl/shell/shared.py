@@ -34,5 +34,5 @@ def shared() -> Shared:
 
 def shared_of(context: click.Context) -> Shared:
     """The shared options of a command."""
-    found: Shared = context.ensure_object(Shared)
-    return found
+    options: Shared = context.ensure_object(Shared)
+    return options

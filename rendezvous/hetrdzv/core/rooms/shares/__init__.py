@@ -72,7 +72,7 @@ def decisions(current: Round) -> tuple[Shares, ...]:
 
 def decided(current: Round, number: int) -> Shares | None:
     """One of the decisions; None: there is none of that number yet, or no longer."""
-    return next((one for one in decisions(current) if one.number == number), None)
+    return next((shares for shares in decisions(current) if shares.number == number), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +146,8 @@ def _parts(current: Round, shares: Shares) -> dict[str, float]:
     weights = shares.of_ranks(current.world_size)
     whole = fsum(weights)
     return {
-        one.node_id: round(fsum(weights[one.rank_offset : one.rank_offset + one.slots]) / whole, 3)
-        for one in current.members
+        member.node_id: round(
+            fsum(weights[member.rank_offset : member.rank_offset + member.slots]) / whole, 3
+        )
+        for member in current.members
     }

@@ -106,13 +106,13 @@ def paces_of(shares: Shares, worked: Mapping[int, Worked], world_size: int) -> l
     """How fast each rank has been, compared with the others, in the unit of the weights; None: not enough is known."""
     if len(worked) < world_size:
         return None
-    known = [one for rank in range(world_size) if (one := worked.get(rank)) is not None]
-    if len(known) < world_size or any(one.looks < ENOUGH_LOOKS for one in known):
+    known = [record for rank in range(world_size) if (record := worked.get(rank)) is not None]
+    if len(known) < world_size or any(record.looks < ENOUGH_LOOKS for record in known):
         return None
     return [
         # one more look of either kind: of few, all may have been of one kind by chance
-        weight * (one.looks + 2) / (one.share * one.looks + 1)
-        for weight, one in zip(shares.of_ranks(world_size), known, strict=True)
+        weight * (record.looks + 2) / (record.share * record.looks + 1)
+        for weight, record in zip(shares.of_ranks(world_size), known, strict=True)
     ]
 
 

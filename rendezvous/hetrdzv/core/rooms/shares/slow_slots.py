@@ -51,7 +51,7 @@ def slow_slots(nodes: Sequence[Node]) -> tuple[SlowSlots, ...]:
             kinds = _kinds_of(node)
             for local_rank, (kind, speed) in enumerate(zip(kinds, node.speeds, strict=False)):
                 having.setdefault(kind, {}).setdefault(node.node_id, {})[local_rank] = speed
-    found = []
+    warnings = []
     for (dtype, device), by_node in having.items():
         if len(by_node) < 2:
             continue  # its own agent says so
@@ -63,7 +63,7 @@ def slow_slots(nodes: Sequence[Node]) -> tuple[SlowSlots, ...]:
         }
         if bad:
             first = sorted(bad, key=natural_key)[:MOST_NODES]
-            found.append(
+            warnings.append(
                 SlowSlots(
                     device=device,
                     dtype=dtype,
@@ -71,7 +71,7 @@ def slow_slots(nodes: Sequence[Node]) -> tuple[SlowSlots, ...]:
                     more=len(bad) - len(first),
                 )
             )
-    return tuple(found[:MOST_KINDS])
+    return tuple(warnings[:MOST_KINDS])
 
 
 def unlike_speeds(nodes: Sequence[Node]) -> tuple[NotMeasured | TooManySpeeds | MeasuredUnlike, ...]:
@@ -79,19 +79,19 @@ def unlike_speeds(nodes: Sequence[Node]) -> tuple[NotMeasured | TooManySpeeds | 
     measured = [node for node in nodes if node.speeds]
     if not measured or any(node.weighed for node in nodes):
         return ()
-    found: list[NotMeasured | TooManySpeeds | MeasuredUnlike] = []
+    reasons: list[NotMeasured | TooManySpeeds | MeasuredUnlike] = []
     if without := [node.node_id for node in nodes if not node.speeds]:
-        found.append(NotMeasured(nodes=Nodes.of(without)))
+        reasons.append(NotMeasured(nodes=Nodes.of(without)))
     if not are_few(nodes):
-        found.append(TooManySpeeds(slots=sum(len(node.speeds) for node in nodes), nodes=len(nodes)))
+        reasons.append(TooManySpeeds(slots=sum(len(node.speeds) for node in nodes), nodes=len(nodes)))
     dtypes: dict[str, list[str]] = {}
     for node in measured:
         if node.measured is not None:
             dtypes.setdefault(node.measured.dtype, []).append(node.node_id)
     if len(dtypes) > 1:
         each = (MeasuredIn(dtype=dtype, nodes=Nodes.of(ids)) for dtype, ids in sorted(dtypes.items()))
-        found.append(MeasuredUnlike(dtypes=tuple(each)))
-    return tuple(found)
+        reasons.append(MeasuredUnlike(dtypes=tuple(each)))
+    return tuple(reasons)
 
 
 def _kinds_of(node: Node) -> list[tuple[str, str]]:

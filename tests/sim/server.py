@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import random
 from collections.abc import Callable
@@ -10,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from hetagent.protocol.requests import Answer
-from hetrdzv.api import views
+from hetrdzv.api import problems, views
 from hetrdzv.api.commands import join_command, report_command
-from hetrdzv.api.problems import StaleReport, problem_body
+from hetrdzv.api.problems import StaleReport
 from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.directive import DirectiveReply
@@ -108,7 +109,7 @@ def as_a_client_sees(error: HetError) -> HetError:
         return error
     if error.status == 503:
         return Unavailable(f"{error} (HTTP 503)")
-    return Problem(error.status, error.code, str(error), problem_body(error))
+    return Problem(error.status, error.code, str(error), json.loads(problems.answer(error).body))
 
 
 class ServerProcess:

@@ -93,12 +93,6 @@ def answer(error: HetError, *, field: str | None = None) -> Answer:
     return _answer(_problem_of(error, field), _HEADERS.get(type(error), {}))
 
 
-def problem_body(error: HetError) -> dict[str, Any]:
-    """The problem details of an error."""
-    body: dict[str, Any] = codec.plain(_problem_of(error), nulls=False)
-    return body
-
-
 def bug_report() -> HetError:
     """The error sent for a bug: it reveals nothing about the server's internals."""
     return HetError("the server failed on this request; its log says more")

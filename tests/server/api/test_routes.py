@@ -1,14 +1,19 @@
 """The replies of the routes; no sockets."""
 
 import asyncio
+import threading
 from typing import Any
 
 import httpx
+import pytest
 
+from hetrdzv.api import views
 from hetrdzv.api.views import LARGE
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.facts.reasons import Misfit
+from hetrdzv.protocol.pages import EventReply
+from hetrdzv.storage.records import StoredEvent
 from hetrdzv.words import reasons as words
 from tests.support.served import api, join, serving, settled, two_nodes
 
@@ -72,6 +77,30 @@ async def test_a_large_group_is_shown_in_parts() -> None:
         small = (await client.post(f"{NODES}/n7/drain", params={"nodes": "none"})).json()
         assert (small["nodes"], small["drained"]) == ([], ["n7"])
         assert (await client.post("/v1/groups/g/cancel", params={"nodes": "some"})).status_code == 422
+
+
+async def test_a_long_history_is_written_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand events held the loop for 50 ms."""
+    reply, here = views.event_reply, threading.current_thread()
+    threads: set[threading.Thread] = set()
+
+    def counted(stored: StoredEvent) -> EventReply:
+        threads.add(threading.current_thread())
+        return reply(stored)
+
+    monkeypatch.setattr(views, "event_reply", counted)
+    async with serving() as (service, _), api(service) as client:
+        many = LARGE + 50
+        spec = {"min_nodes": many, "max_nodes": many}
+        await asyncio.gather(*(service.execute("g", join(f"n{i}", **spec)) for i in range(many)))
+        whole = (await client.get("/v1/groups/g/events")).json()
+        assert len(whole["events"]) > LARGE
+        assert len(threads) == 1
+        assert here not in threads
+        threads.clear()
+        short = await client.get("/v1/groups/g/events", params={"after": whole["last"] - 3})
+        assert [event["number"] for event in short.json()["events"]] == [whole["last"] - n for n in (2, 1, 0)]
+        assert threads == {here}
 
 
 async def test_a_poll_waits_for_half_the_lease_at_most() -> None:

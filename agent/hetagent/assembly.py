@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
 from hetagent.job.after_start import LaunchLook, Meeting
-from hetagent.job.leaving import AgentError
+from hetagent.job.leaving import EXIT_RESUME, AgentError
 from hetagent.job.loop import Agent, Identity
 from hetagent.job.notice import Notices
 from hetagent.job.output.logs import RoundLogsSpecs
@@ -220,6 +220,7 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
         rooms=rooms,
         worker_env=worker_env,
         stop_timeout_s=options.shutdown_timeout_s,
+        grace_s=options.grace_s,
         tell=tell,
         secrets=node.access.secrets,
         signals=options.signals,
@@ -303,7 +304,7 @@ def _furnish(rooms: list[Room], node: Node, line: Line) -> None:
 
 def _status(agent: Agent) -> int:
     if agent.signum is not None:
-        return EXIT_SIGNAL + agent.signum
+        return EXIT_RESUME if agent.announced else EXIT_SIGNAL + agent.signum
     if agent.outcome is None or agent.outcome.exit_code is None:
         return EXIT_FAILED
     return agent.outcome.exit_code

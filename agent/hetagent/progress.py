@@ -15,7 +15,7 @@
 
 Programs in other languages write the number of their step, as text, into the file that HET_PROGRESS_FILE names. Their
 round is about to end once the file exists that HET_NOTICE_FILE names; when they may be stopped, they add a line to the
-file beside it, with .ready at the end of its name.
+file beside it, with .ready at the end of its name. That they look for it they say by the file with .asked there.
 """
 
 import contextlib
@@ -37,6 +37,9 @@ NOTICE_FILE = "HET_NOTICE_FILE"
 
 READY = ".ready"
 """What the name of the file beside it ends with to which each worker that may be stopped adds a line."""
+
+ASKED = ".asked"
+"""What the name of the file beside it ends with that is there once a worker has looked for a notice."""
 
 LOOK_S = 0.01
 """How often `stop_requested` looks whether that file is there (seconds)."""
@@ -115,7 +118,7 @@ class Notice(NamedTuple):
     """The round is about to end.
 
     Attributes:
-        kind: what will end it: `joined`, `drained`, `restarted` or `cancelled`; empty: nobody knows.
+        kind: what will end it: `joined`, `drained`, `restarted`, `cancelled` or `left`; empty: nobody knows.
         why: one sentence for people.
         left_s: for how much longer this worker may save at most (seconds).
     """
@@ -133,8 +136,17 @@ def stop_requested() -> bool:
     """
     now = time.monotonic()
     if now >= _looks[0]:
+        if not _looks[0]:
+            _note_asked()
         _looks[:] = now + LOOK_S, os.path.exists(os.environ.get(NOTICE_FILE) or "")
     return bool(_looks[1])
+
+
+def _note_asked() -> None:
+    """Show the agent that this worker saves when its round is about to end, so that it is waited for."""
+    with contextlib.suppress(Exception):
+        path = os.environ[NOTICE_FILE]
+        os.close(os.open(path + ASKED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def notice() -> Notice | None:

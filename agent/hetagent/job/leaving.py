@@ -10,6 +10,16 @@ EXIT_FAILED = 1
 """What the server has an agent exit with for a failure that is not a worker's own (docs/design.md, Agent)."""
 
 
+EXIT_RESUME = 75
+"""After an announced stop: nothing is wrong, and the job goes on once its nodes are back (EX_TEMPFAIL)."""
+
+STOP_S = 5.0
+"""Of the grace, this is kept for stopping the workers and saying goodbye (seconds), but at most half of it."""
+
+GOODBYE_S = 2.0
+"""Of that, this is kept for saying goodbye (seconds), but at most half of it."""
+
+
 class AgentError(RuntimeError):
     """This node cannot continue; the text says what to change."""
 
@@ -20,15 +30,35 @@ class Leaving:
 
     Attributes:
         signum: the first signal that came; None: none has.
-        kill_at: when the grace of that signal is over (monotonic seconds).
+        stop_at: when the workers are stopped that may save before (monotonic seconds); None: they may not.
+        kill_at: when the workers are killed (monotonic seconds).
+        gone_at: when this agent has to be gone (monotonic seconds); None: nobody waits for that.
         hurried: whether another one has come.
         because: why this node leaves by itself; empty: it does not.
     """
 
     signum: signal.Signals | None = None
+    stop_at: float | None = None
     kill_at: float | None = None
+    gone_at: float | None = None
     hurried: bool = False
     because: str = ""
+
+    def announce(self, grace_s: float, now: float) -> float:
+        """This node has to be gone after its grace; before that its workers may save.
+
+        Args:
+            grace_s: how long it has (seconds).
+            now: monotonic seconds.
+
+        Returns:
+            for how much longer the workers run (seconds).
+        """
+        stop_s = min(STOP_S, grace_s / 2)
+        self.gone_at = now + grace_s
+        self.kill_at = self.gone_at - min(GOODBYE_S, stop_s / 2)
+        self.stop_at = self.gone_at - 0.9 * stop_s  # the server ends the round a moment before
+        return grace_s - stop_s
 
     @property
     def ended_by(self) -> str:

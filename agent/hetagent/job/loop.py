@@ -64,6 +64,8 @@ class Agent:
         rooms: optional features that have their own work in each round.
         worker_env: what every worker gets beside torchrun's environment.
         stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's setting.
+        grace_s: how long this node has from SIGTERM to the agent until it has to be gone (seconds), in which workers
+            may save that ask for it; 0: they get the signal at once.
         tell: shows one line to the person at the terminal.
         secrets: what no failure report may contain.
         signals: on which signals the agent stops its workers and leaves.
@@ -87,6 +89,7 @@ class Agent:
         rooms: Sequence[Room],
         worker_env: Mapping[str, str],
         stop_timeout_s: float | None,
+        grace_s: float,
         tell: Callable[[str], None],
         secrets: Callable[[], Collection[str]] = tuple,
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
@@ -102,6 +105,7 @@ class Agent:
         self._rooms = rooms
         self._worker_env = worker_env
         self._stop_timeout_s = stop_timeout_s
+        self._grace_s = grace_s
         self._group_stop_timeout_s = DEFAULTS.stop_timeout_s
         self._tell = tell
         self._warn = Once(tell)
@@ -142,6 +146,11 @@ class Agent:
     def signum(self) -> signal.Signals | None:
         """The signal on which the agent leaves, or None."""
         return self._leaving.signum
+
+    @property
+    def announced(self) -> bool:
+        """Whether the others were told before, and workers here could save."""
+        return self._leaving.gone_at is not None
 
     @property
     def ended_by(self) -> str:
@@ -193,6 +202,7 @@ class Agent:
         if self._guardian in readable:
             self._replace_guardian()
         self._on_signals()
+        self._on_end_of_grace()
         self._on_rooms(readable)
         self._on_workers()
         self._leave_if(self._between.look())
@@ -217,7 +227,8 @@ class Agent:
         return [by_number[number] for number, _ in ready]
 
     def _timeout_s(self) -> float | None:
-        due_at = self._local.due_at() if self._local is not None else None
+        moments = [self._local.due_at() if self._local is not None else None, self._leaving.stop_at]
+        due_at = min((moment for moment in moments if moment is not None), default=None)
         return None if due_at is None else max(0.0, due_at - time.monotonic())
 
     @property
@@ -254,6 +265,8 @@ class Agent:
             self._leftovers.kill_spared()
         self._launch.end()
         leave_s = UNHEARD_LEAVE_S if self._leaving.hurried else LEAVE_S
+        if self._leaving.gone_at is not None:
+            leave_s = min(leave_s, max(UNHEARD_LEAVE_S, self._leaving.gone_at - time.monotonic()))
         goodbye = self._leaving.goodbye(self.outcome)
         left = self._line.leave(goodbye, leave_s, lambda: bool(self._got_signals))
         self.hangs = self.hangs or not left
@@ -290,8 +303,17 @@ class Agent:
                 self._on_first_signal(signum)
 
     def _on_first_signal(self, signum: signal.Signals) -> None:
-        grace_s = self._grace_s()
-        self._leaving.signum, self._leaving.kill_at = signum, time.monotonic() + grace_s
+        self._leaving.signum = signum
+        if signum is signal.SIGTERM and self._grace_s > 0 and self._may_save:
+            save_s = self._leaving.announce(self._grace_s, time.monotonic())
+            self._line.leaving(signum.name, save_s)
+            self._tell(
+                f"got {signum.name}: leaving once the workers have saved, in {save_s:g} s at the latest; "
+                "press again to kill them"
+            )
+            return
+        stop_s = self._stop_s()
+        self._leaving.kill_at = time.monotonic() + stop_s
         self._line.leaving(signum.name)
         if self._local is None or not self._local.present:
             self._tell(f"got {signum.name}: leaving")
@@ -299,11 +321,26 @@ class Agent:
             self._tell(f"got {signum.name}: leaving once the workers have stopped; press again to kill them")
         else:
             self._tell(
-                f"got {signum.name}: passed on to the workers, which have {grace_s:g} s to stop; "
+                f"got {signum.name}: passed on to the workers, which have {stop_s:g} s to stop; "
                 "press again to kill them"
             )
-            self._stop(signum, grace_s)
+            self._stop(signum, stop_s)
         self._account.loses(STOPPING, time.monotonic())
+
+    @property
+    def _may_save(self) -> bool:
+        """Whether workers run here that save when they are told that their round is about to end."""
+        runs = self._local is not None and self._local.present and not self._local.stopping
+        return runs and any(room.heeds_notice() for room in self._rooms)
+
+    def _on_end_of_grace(self) -> None:
+        """Stop workers that have not been stopped in time by the end of their round."""
+        if self._leaving.stop_at is not None and time.monotonic() >= self._leaving.stop_at:
+            self._leaving.stop_at = None
+            if self._local is not None and self._local.present and not self._local.stopping:
+                self._tell("the time to save is over: stopping the workers")
+                self._account.loses(STOPPING, time.monotonic())
+                self._stop(signal.SIGTERM, self._stop_s())
 
     def _on_rooms(self, readable: Collection[_Waking]) -> None:
         """Have those rooms look that have something to look at; start the workers if one has held that back."""
@@ -328,7 +365,7 @@ class Agent:
             self._line.say(reports.failed(self._round, failure), end.failure.seen_at)
             self._tell(f"round {self._round}: {text}")
             self._account.loses(text, time.monotonic())
-            self._stop(signal.SIGTERM, self._grace_s())
+            self._stop(signal.SIGTERM, self._stop_s())
         else:
             self._tell(f"round {self._round}: all local workers succeeded; waiting for the others")
             self._account.waits_for_others(time.monotonic())
@@ -337,7 +374,11 @@ class Agent:
 
     def _obey(self, directive: DirectiveReply) -> None:
         self._group_stop_timeout_s = directive.stop_timeout_s
-        if self.signum is not None and directive.kind is not DirectiveKind.EXIT:
+        if (
+            self.signum is not None
+            and directive.kind is DirectiveKind.START
+            and directive.round > self._round
+        ):
             return
         match directive.kind:
             case DirectiveKind.WAIT:
@@ -359,12 +400,12 @@ class Agent:
                 self._ready_after_stop = True
                 self._tell_rooms(directive)
                 if self._local is not None:
-                    self._local.stop_for_others(signal.SIGTERM, self._grace_s())
+                    self._local.stop_for_others(signal.SIGTERM, self._stop_s())
             case DirectiveKind.EXIT:
                 self.outcome = directive
                 self._account.loses(STOPPING, time.monotonic())
                 self._tell_rooms(directive)
-                self._stop(signal.SIGTERM, self._grace_s())
+                self._stop(signal.SIGTERM, self._stop_s())
 
     def _tell_rooms(self, directive: DirectiveReply) -> None:
         if self._local is not None and self._local.present and not self._local.stopping:
@@ -382,8 +423,13 @@ class Agent:
 
     # -- between rounds --------------------------------------------------------------------------------------
 
-    def _grace_s(self) -> float:
-        return self._stop_timeout_s if self._stop_timeout_s is not None else self._group_stop_timeout_s
+    def _stop_s(self) -> float:
+        """How long workers have between SIGTERM and SIGKILL (seconds)."""
+        given = self._stop_timeout_s
+        stop_s = given if given is not None else self._group_stop_timeout_s
+        if self._leaving.kill_at is None:
+            return stop_s
+        return min(stop_s, max(0.0, self._leaving.kill_at - time.monotonic()))
 
     def _stop(self, signum: int, grace_s: float) -> None:
         if self._local is not None:

@@ -14,7 +14,7 @@ from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node import scratch
-from hetagent.progress import NOTICE_FILE, READY
+from hetagent.progress import ASKED, NOTICE_FILE, READY
 from hetagent.protocol import reports
 from hetagent.protocol.line import Line
 from hetrdzv.protocol.directive import DirectiveReply, NoticeReply
@@ -59,6 +59,7 @@ class Notices(Room):
         self._folder: scratch.Folder | None = None
         self._notice: NoticeFiles | None = None
         self._all_ready = False
+        self._notice_s = 0.0  # the group's setting
 
     def enter(self, assignment: Assignment) -> None:
         self._round = assignment.round
@@ -79,6 +80,7 @@ class Notices(Room):
 
     def heard(self, directive: DirectiveReply) -> None:
         """Pass a notice on, once."""
+        self._notice_s = directive.notice_s
         if directive.kind is not DirectiveKind.START or directive.notice is None or self._workers is None:
             return
         told = directive.notice
@@ -94,6 +96,23 @@ class Notices(Room):
             self._notice = NoticeFiles(told, files, self._sharing)
             if self._signum is not None:
                 self._send(self._signum, self._workers.alive)
+
+    def heeds_notice(self) -> bool:
+        return bool(self._heeding())
+
+    def _heeding(self) -> set[int]:
+        """The local ranks that are waited for: with `notice_s` all, else those that have asked for a notice."""
+        if self._workers is None or self._folder is None:
+            return set()
+        if self._notice_s > 0:
+            return set(self._workers.pids)
+        alive, signum = self._workers.alive, self._signum
+        return {
+            local_rank
+            for local_rank in self._workers.pids
+            if os.path.exists(self._folder.path / f"{local_rank}{ASKED}")
+            or (signum is not None and local_rank in alive and handles(alive[local_rank], signum))
+        }
 
     def _send(self, signum: signal.Signals, alive: Mapping[int, int]) -> None:
         """Send a signal to those workers that handle it, and say whom it would have killed."""
@@ -116,12 +135,13 @@ class Notices(Room):
         return None if self._workers.running else self._notice.until + PATIENCE_S
 
     def look(self) -> None:
-        """Tell, once, that the workers may be stopped: all have said so or have ended well."""
+        """Tell, once, that the workers may be stopped: all who are waited for have said so or have ended well."""
         notice, workers = self._notice, self._workers
         if notice is None or workers is None or self._all_ready:
             return
         ready = notice.ready() | {end.local_rank for end in workers.exits if end.succeeded}
-        self._all_ready = ready >= workers.pids.keys() and notice.answered()
+        heeding = self._heeding()
+        self._all_ready = ready >= heeding and (notice.answered() or not heeding)
         if self._all_ready:
             self._tell(f"round {self._round}: the workers are ready to stop")
             self._line.say(reports.ready_to_stop(self._round))

@@ -76,6 +76,10 @@ class Room:
     def heard(self, directive: DirectiveReply) -> None:
         """The server has said this of the round that runs; a start was obeyed before, a stop or an exit is after."""
 
+    def heeds_notice(self) -> bool:
+        """Whether workers of this node save when they are told that their round is about to end."""
+        return False
+
     def recount(self, number: int, others: bool) -> None:
         """From now on the workers work with the shares of a decision; from any thread.
 

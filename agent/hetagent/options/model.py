@@ -74,6 +74,7 @@ class Options:
         spec: the given settings of the group, by name.
         signals: the agent stops its workers and leaves on these.
         shutdown_timeout_s: seconds between SIGTERM and SIGKILL on this node; None: the group's.
+        grace_s: how long this node has from SIGTERM to the agent until it has to be gone (seconds).
         script: the training script, module or program; None: the group's command.
         notes: remarks to show at the start.
         torchrun: the options that are torchrun's alone.
@@ -106,6 +107,7 @@ class Options:
     notice_signal: signal.Signals | None
     require_rendezvous: bool
     shutdown_timeout_s: float | None
+    grace_s: float
     script: str | None
     script_args: tuple[str, ...]
     notes: tuple[str, ...]

@@ -14,7 +14,7 @@ from hetagent.options import given
 from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
 from hetagent.options.torchrun import REFUSED, dest, typed, variable
-from hetagent.options.values import is_on, streams
+from hetagent.options.values import GRACE_S, is_on, streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.texts.ids import checked_id
 from hetrdzv.protocol.texts.typed import seconds
@@ -50,6 +50,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         report_stderr=is_on(args.report_stderr, "HET_REPORT_STDERR", environ),
         launch_flags={name: getattr(args, name) for name in map(dest, OWN_FLAGS)},
         shutdown_timeout_s=_shutdown_timeout_s(args, environ),
+        grace_s=_grace_s(args, environ),
         script=args.training_script,
         script_args=tuple(args.training_script_args),
         notes=(*filled, *_ignored(environ)),
@@ -211,6 +212,17 @@ def _ranks(text: str) -> frozenset[int] | None:
         raise UsageError(
             f"{typed('--local-ranks-filter', text)} must be local ranks, for example 0,1"
         ) from None
+
+
+def _grace_s(args: Namespace, environ: Mapping[str, str]) -> float:
+    """--grace-s, or its variable."""
+    if args.grace_s is not None:
+        return float(args.grace_s)
+    text = environ.get("HET_GRACE_S") or None
+    try:
+        return GRACE_S if text is None else seconds(text)
+    except ValueError as error:
+        raise UsageError(f"HET_GRACE_S={text}: {error}") from None
 
 
 def _shutdown_timeout_s(args: Namespace, environ: Mapping[str, str]) -> float | None:

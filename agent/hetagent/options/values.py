@@ -13,6 +13,9 @@ T = TypeVar("T")
 
 ON_OFF = (ON, OFF) = ("on", "off")
 
+GRACE_S = 25.0
+"""How long a node has from SIGTERM to its agent if nobody says (seconds): Slurm and Kubernetes kill after 30 s."""
+
 UNHANDLED = (signal.SIGKILL, signal.SIGSTOP)
 """Signals that no program can handle."""
 

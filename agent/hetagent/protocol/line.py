@@ -159,9 +159,13 @@ class Line:
         """The group's setting, as last heard (seconds), or None."""
         return self._session.hang_timeout_s
 
-    def leaving(self, why: str) -> None:
-        """This node is about to leave; its workers may still be running."""
-        self._do(lambda now: self._session.leaving(why, now))
+    def leaving(self, why: str, grace_s: float | None = None) -> None:
+        """This node is about to leave.
+
+        Args:
+            grace_s: for how much longer its workers run (seconds); None: they are being stopped, or there are none.
+        """
+        self._do(lambda now: self._session.leaving(why, now, grace_s))
 
     def leave(
         self, why: str, timeout_s: float = LEAVE_S, is_hurried: Callable[[], bool] = lambda: False

@@ -50,9 +50,13 @@ def master_unreachable(round_number: int, why: str) -> Report:
     return _report(ReportKind.MASTER_UNREACHABLE, round_number, message=why)
 
 
-def leaving(round_number: int, why: str) -> Report:
-    """This node is about to leave and will not join again; its workers may still be running."""
-    return _report(ReportKind.LEAVING, round_number, message=why)
+def leaving(round_number: int, why: str, grace_s: float | None = None) -> Report:
+    """This node is about to leave and will not join again.
+
+    Args:
+        grace_s: for how much longer its workers run (seconds); None: they are being stopped, or there are none.
+    """
+    return _report(ReportKind.LEAVING, round_number, message=why, grace_s=grace_s)
 
 
 def _report(kind: ReportKind, round_number: int, **fields: Any) -> Report:

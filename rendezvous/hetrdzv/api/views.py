@@ -196,6 +196,7 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> Directive
         root_cause=_root_cause(directive.root_cause),
         hang=directive.hang or None,
         hang_timeout_s=group.spec.hang_timeout_s,
+        notice_s=group.spec.notice_s,
         replaced=directive.replaced or None,
         cancelled=_cancelled(directive.cancellation) if directive.cancellation is not None else None,
     )

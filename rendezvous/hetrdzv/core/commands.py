@@ -60,6 +60,8 @@ class Report:
             now, which is where they find each other; None: nobody can tell.
         must_meet: whether workers that have not met count as failed.
         message: with `master_unreachable`, why; with `leaving`, on whose account (`SIGTERM`).
+        grace_s: with `leaving`, for how much longer its workers run, counted from when the agent saw that (seconds);
+            None: they are being stopped.
         network: from the round's master, with `started`: what is wrong with the network between its nodes.
     """
 
@@ -72,6 +74,7 @@ class Report:
     met: int | None = None
     must_meet: bool = False
     message: str = ""
+    grace_s: float | None = None
     network: NetworkFound | None = None
 
 

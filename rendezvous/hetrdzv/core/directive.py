@@ -6,7 +6,7 @@ from typing import Any
 
 from hetrdzv.core.model import Cancellation, Group, Member, Node, Round
 from hetrdzv.core.rooms.table import ROOMS
-from hetrdzv.core.rounds.notice import ends_at, may_save
+from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.why import why, why_ended, why_waits
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import Announced, Cause, Drained, FailedWorker, RootCause
@@ -68,7 +68,7 @@ def warned(group: Group, now: float) -> Warned | None:
     notice = group.round.notice if group.round is not None else None
     if notice is None:
         return None
-    return Warned(cause=notice.cause, left_s=max(0.0, ends_at(group, notice) - now))
+    return Warned(cause=notice.cause, left_s=max(0.0, notice.until - now))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

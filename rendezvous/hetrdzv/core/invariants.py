@@ -125,8 +125,8 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
     if current.notice is not None:
         if current.end is not None or group.state is not GroupState.RUNNING:
             yield f"round {current.number} is about to end, but the group is {group.state}"
-        if group.spec.notice_s <= 0:
-            yield f"round {current.number} is about to end, but no notice is given (notice_s is 0)"
+        if current.notice.until <= current.notice.at:
+            yield f"round {current.number} is about to end, but its workers have no time for it"
     if current.end is not None and current.stall is not None:
         yield f"round {current.number} has ended, but is said to stall"
     for room in ROOMS:

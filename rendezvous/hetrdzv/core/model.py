@@ -206,10 +206,12 @@ class Notice:
     Attributes:
         cause: what will end it.
         at: since when its members are told (seconds).
+        until: when it ends at the latest (seconds).
     """
 
     cause: Cause
     at: float
+    until: float
 
     @property
     def kind(self) -> EndKind:

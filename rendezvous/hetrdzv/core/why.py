@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Conduct, End, Group, Node, Round, Stall
-from hetrdzv.core.rounds.notice import ends_at, waited_for
+from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
 from hetrdzv.core.selection.joining import Spare, growth, spare_reason, spare_slots, spare_unit
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_nodes
@@ -73,7 +73,7 @@ def _why_running(group: Group, current: Round, now: float) -> GroupReason:
             round=current.number,
             cause=current.notice.cause,
             nodes=Nodes.of(waited_for(group)),
-            until=ends_at(group, current.notice),
+            until=current.notice.until,
         )
     if current.stall is not None and current.stall.told:
         return stalls(group, current, current.stall, now)

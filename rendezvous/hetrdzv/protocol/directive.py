@@ -119,7 +119,7 @@ class NoticeReply:
     """A round is about to end.
 
     Attributes:
-        kind: what will end it: `joined`, `drained`, `restarted` or `cancelled`.
+        kind: what will end it: `joined`, `drained`, `restarted`, `cancelled` or `left`.
         cause, why: the same as a value, and in one sentence.
         left_s: for how much longer its workers may save at most (seconds).
     """
@@ -147,7 +147,7 @@ class DirectiveReply:
         replaced: the settings of the group that this node's join replaced, as they were and as it gave them.
         cancelled: with `exit` of a node that joined after the job was cancelled.
         hang: with `stop` and `exit`: the round was ended since its workers hung.
-        hang_timeout_s: see protocol/settings.py.
+        hang_timeout_s, notice_s: see protocol/settings.py.
         stacks, logs: in reply to a `POST` only.
         notice: with `start`: the round is about to end, and its workers may save now.
         warnings: with `start`: what differs between the nodes and matters.
@@ -175,6 +175,7 @@ class DirectiveReply:
     cancelled: CancelledReply | None = None
     hang: bool | None = None
     hang_timeout_s: float | None = None
+    notice_s: float = 0.0
     stacks: StacksAsked | None = None
     logs: LogsAsked | None = None
     notice: NoticeReply | None = None

@@ -150,11 +150,15 @@ class Session:
         """The server has to know at once how far the workers have come."""
         self._samples.tell()
 
-    def leaving(self, why: str, now: float) -> None:
-        """This node is about to leave and will not join again; its workers may still be running."""
+    def leaving(self, why: str, now: float, grace_s: float | None = None) -> None:
+        """This node is about to leave and will not join again.
+
+        Args:
+            grace_s: for how much longer its workers run (seconds); None: they are being stopped, or there are none.
+        """
         self._leaving, self._joining.due = True, None
         if self._maybe_known:
-            self.say(reports.leaving(self._told.newest_round, why), now)
+            self.say(reports.leaving(self._told.newest_round, why, grace_s), now)
 
     def leave(self, why: str, now: float) -> None:
         """The agent exits; its workers are gone."""

@@ -1,22 +1,31 @@
-"""Planned stops: before a round ends that nothing has happened to, its workers may save. Who is waited for, how long.
+"""Announced stops: before a round ends that nothing has happened to, its workers may save. Who is waited for, how long.
 
 A joiner, a drain, a restart or a cancellation ends a round, but not at once: its members are told, and it ends as soon
-as each has said that its workers are ready to stop, or after `notice_s`. Whatever else ends a round does so at once.
+as each has said that its workers are ready to stop, or after `notice_s`. So does a node that has to go and says when
+(SIGTERM to its agent, an evicted pod). Whatever else ends a round does so at once.
 """
 
 from collections.abc import Sequence
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, Member, Node, Notice, Round
+from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.protocol.states import GroupState, NodePhase
 
 
-def takes_notice(group: Group) -> bool:
-    """Whether the workers of the running round get a notice: the group allows time for it, and somebody heeds it.
+def notice_until(group: Group, now: float, gone_at: float | None) -> float | None:
+    """When a round ends at the latest whose workers get a notice now; None: they get none, and it ends at once.
 
     In a round that is still starting there is nothing to save.
+
+    Args:
+        now: the server's clock (seconds).
+        gone_at: when the node that it ends for has to stop its workers (seconds); None: it ends for another reason.
     """
-    return group.spec.notice_s > 0 and group.state is GroupState.RUNNING and bool(waited_for(group))
+    if group.state is not GroupState.RUNNING or not waited_for(group):
+        return None
+    allowed = [now + group.spec.notice_s] if group.spec.notice_s > 0 else []
+    until = min([*allowed, *([gone_at] if gone_at is not None else [])], default=now)
+    return until if until > now else None
 
 
 @kept
@@ -26,11 +35,6 @@ def waited_for(group: Group) -> Sequence[str]:
     if active is None:
         return []
     return [member.node_id for member in active.members if not _is_ready(group, active, member)]
-
-
-def ends_at(group: Group, notice: Notice) -> float:
-    """When a round whose members got this notice ends at the latest (seconds)."""
-    return notice.at + group.spec.notice_s
 
 
 def may_save(group: Group, node: Node) -> bool:

@@ -14,7 +14,7 @@ from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.model import End, Group, Node, Round
 from hetrdzv.core.rooms.table import ROOMS
-from hetrdzv.core.rounds.notice import ends_at, waited_for
+from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
 from hetrdzv.core.rounds.transitions import (
     GONE_NODES_KEPT,
@@ -104,13 +104,14 @@ def _stop_kindly(work: Work) -> None:
     if active is None or active.notice is None or group.state.terminal:
         return
     late = waited_for(group)
-    if late and work.now < ends_at(group, active.notice):
+    notice = active.notice
+    if late and work.now < notice.until:
         return
     if late:
-        work.say(events.NoticeExpired(late=Nodes.of(late), notice_s=group.spec.notice_s))
+        work.say(events.NoticeExpired(late=Nodes.of(late), notice_s=round(notice.until - notice.at, 3)))
     else:
-        work.say(events.ReadyToStop(took_s=round(work.now - active.notice.at, 3)))
-    stop(work, active.notice)
+        work.say(events.ReadyToStop(took_s=round(work.now - notice.at, 3)))
+    stop(work, notice)
 
 
 def _judge(work: Work) -> None:

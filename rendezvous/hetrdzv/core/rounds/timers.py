@@ -7,7 +7,6 @@ from typing import Protocol
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import End, Group, Node, Stall
-from hetrdzv.core.rounds.notice import ends_at
 from hetrdzv.core.selection.joining import Growth, growth
 from hetrdzv.core.selection.ready import next_round
 from hetrdzv.core.selection.select import Selection, Shortfall
@@ -190,7 +189,7 @@ def _timers(group: Group) -> Iterator[float]:
     yield from (conduct.free_at for conduct in group.conduct.values() if conduct.aside)
     if (active := group.active_round) is not None:
         if active.notice is not None:
-            yield ends_at(group, active.notice)
+            yield active.notice.until
             return
         yield from _joiners_timer(group)
         yield from _stall_timers(group)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hetrdzv.core.health.conduct import with_departure
 from hetrdzv.core.model import End, Group, Node, Notice, Round
-from hetrdzv.core.rounds.notice import takes_notice
+from hetrdzv.core.rounds.notice import notice_until
 from hetrdzv.core.rounds.timers import Leases, expired
 from hetrdzv.core.selection.units import place_taken
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
@@ -147,10 +147,22 @@ def take_out(work: Work, node: Node, phase: NodePhase, why: Going, since: float 
         withdraw(work, node, cause(node_id=node.node_id, why=why), done=done, since=since)
 
 
-def withdraw(work: Work, node: Node, cause: Cause, *, done: bool, since: float | None = None) -> None:
+def withdraw(
+    work: Work,
+    node: Node,
+    cause: Cause,
+    *,
+    done: bool,
+    since: float | None = None,
+    gone_at: float | None = None,
+) -> None:
     """Take a node out of the newest round; ends that round unless the node's part in it is done.
 
     A node that goes because its workers failed explains nothing: its failure does.
+
+    Args:
+        since: when it was last heard from (seconds).
+        gone_at: it runs on, and has to stop its workers then (seconds).
     """
     current = work.group.round
     if current is None or work.group.state.terminal or not work.group.in_round(node):
@@ -160,8 +172,8 @@ def withdraw(work: Work, node: Node, cause: Cause, *, done: bool, since: float |
     elif node.failure is not None and current.end is not None and work.group.gave_up(node):
         departed = {**current.end.departed, node.node_id: node.failure}
         work.change(round=replace(current, end=replace(current.end, departed=departed)))
-    elif isinstance(cause, MemberDrained):
-        stop_kindly(work, cause)
+    elif isinstance(cause, MemberDrained) or gone_at is not None:
+        stop_kindly(work, cause, gone_at)
     else:
         end_round(work, cause, since=since)
         if work.group.round is not current:
@@ -178,8 +190,12 @@ def _note_departure(work: Work, node: Node) -> None:
         work.say(facts, node.node_id)
 
 
-def set_leaving(work: Work, node: Node, why: Going) -> None:
-    """Record that a node is about to leave; ends its round unless its part in it is done."""
+def set_leaving(work: Work, node: Node, why: Going, gone_at: float | None = None) -> None:
+    """Record that a node is about to leave; ends its round unless its part in it is done.
+
+    Args:
+        gone_at: its workers run on until then (seconds); None: they are being stopped, or nobody knows.
+    """
     by_itself = not isinstance(why, Drained)
     if node.gone:
         if node.phase is NodePhase.LOST and node.leaving is None and by_itself:
@@ -189,12 +205,21 @@ def set_leaving(work: Work, node: Node, why: Going) -> None:
         notice = work.group.round.notice if work.group.round is not None else None
         runs_on = work.group.in_round(node) and not work.group.part_done(node)
         if notice is not None and by_itself and runs_on:
-            stop(work, notice)  # it was drained and ran on, but its workers are being stopped now
+            _hasten(work, notice, gone_at)  # it was drained, and ran on
         return
     node = work.change_node(node, leaving=why)
     work.say(events.NodeLeaving(why=why), node.node_id)
     if not work.group.part_done(node):
-        withdraw(work, node, _leaving(node.node_id, why), done=False)
+        withdraw(work, node, _leaving(node.node_id, why), done=False, gone_at=gone_at)
+
+
+def _hasten(work: Work, notice: Notice, gone_at: float | None) -> None:
+    """A member stops its workers then (seconds; None: now), and all others with it."""
+    active = work.group.active_round
+    if active is None or gone_at is None:
+        stop(work, notice)
+    elif gone_at < notice.until:
+        work.change(round=replace(active, notice=replace(notice, until=max(gone_at, work.now))))
 
 
 def _leaving(node_id: str, why: Going) -> Cause:
@@ -271,21 +296,27 @@ def _blame(work: Work, ended: Round, end: End, cause: Cause) -> End:
     return end
 
 
-def stop_kindly(work: Work, cause: Cause) -> None:
-    """End the active round without need: where the group gives notice, only once its workers have saved (notice.py).
+def stop_kindly(work: Work, cause: Cause, gone_at: float | None = None) -> None:
+    """End the active round, to which nothing has happened yet; where there is time, once its workers have saved.
 
     A round that is about to end anyway keeps its notice, unless the job is to end with it.
+
+    Args:
+        gone_at: when the node that it ends for has to stop its workers (seconds); see `notice_until`.
     """
     active = work.group.active_round
-    notice = Notice(cause=cause, at=work.now)
-    if active is not None and active.notice is not None:
-        if notice.kind is EndKind.CANCELLED:
-            work.change(round=replace(active, notice=replace(notice, at=active.notice.at)))
-    elif active is None or not takes_notice(work.group):
-        stop(work, notice)
+    known = active.notice if active is not None else None
+    until = notice_until(work.group, work.now, gone_at)
+    if active is not None and known is not None:
+        if cause.kind == EndKind.CANCELLED:
+            work.change(round=replace(active, notice=replace(known, cause=cause)))
+        elif gone_at is not None:
+            _hasten(work, known, gone_at)
+    elif active is None or until is None:
+        stop(work, Notice(cause=cause, at=work.now, until=work.now))
     else:
-        work.change(round=replace(active, notice=notice))
-        work.say(events.StopAnnounced(cause=cause, notice_s=work.group.spec.notice_s), cause.node_id)
+        work.change(round=replace(active, notice=Notice(cause=cause, at=work.now, until=until)))
+        work.say(events.StopAnnounced(cause=cause, notice_s=round(until - work.now, 3)), cause.node_id)
 
 
 def stop(work: Work, notice: Notice) -> None:

@@ -11,7 +11,12 @@ from hetrdzv.protocol.states import ReportKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRequest(Body):
-    """`POST /v1/groups/{g}/nodes/{n}/report`; `age_s` is how long ago the agent saw what it reports (seconds)."""
+    """`POST /v1/groups/{g}/nodes/{n}/report`; `age_s` is how long ago the agent saw what it reports (seconds).
+
+    Attributes:
+        grace_s: with `leaving`, for how much longer the workers run, counted from then (seconds); None: they are being
+            stopped.
+    """
 
     incarnation: Id
     round: Count
@@ -21,4 +26,5 @@ class ReportRequest(Body):
     met: Workers | None = None
     must_meet: bool = False
     message: Text = ""
+    grace_s: Duration | None = None
     network: NetworkFound | None = None

@@ -255,6 +255,28 @@ def test_a_node_that_was_heard_beside_the_new_one_is_missed(address: str) -> Non
     assert units(story) == broken("n1")
 
 
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_join_that_comes_late_makes_no_rack_of_two(is_heard: bool) -> None:
+    """n1 came back as n5, and then a join arrives that an agent of n1 sent before it was killed."""
+    story = Story(unit="rack", last_call_s=1)
+    story.join("n5", labels={"rack": "a"}, address="10.0.0.1")
+    story.now += 0.5
+    story.join("n1", labels={"rack": "a"}, address="10.0.0.1")
+    story.renew("n5")
+    assert story.node("n1").in_doubt
+    if is_heard:
+        story.renew("n1")
+        assert not story.node("n1").in_doubt
+        assert not story.node("n5").in_doubt
+    story.wait(6, silent=("n1",))
+    assert story.node("n1").gone
+    story.joins("n5")
+    if is_heard:
+        assert units(story) == broken("n1")
+    else:
+        assert story.order == ["n5"]
+
+
 def rack_that_lost_one() -> Story:
     """Rack a is n1 and n2, on hosts of their own, and n2 is lost; then n5 comes from the host of n1."""
     story = Story(unit="rack", last_call_s=1)

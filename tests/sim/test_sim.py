@@ -25,6 +25,7 @@ FAILED_ONCE = {
     8_113_659: "the same after a goodbye",
     20_008_260: "a late report on a master that could not be reached, after its agent was restarted",
     8_108_865: "a node of a unit came back under another name before its lease had ended",
+    120_010_423: "the same, and a join of the old name comes late",
     90_003_305: "the same while another node of the unit is lost, which then comes back",
     70_010_666: "a lost agent says that it leaves, and a join that it sent before brings its node back",
     97_011_838: "the answer that tells a node to stop is lost, since the node is cut off",

@@ -105,10 +105,12 @@ def known_node(group: Group, node_id: str) -> Node:
 def heard(work: Work, node: Node) -> Node:
     """Record that a node's agent was heard from."""
     heir = node.heir if node.gone else None  # one that is gone has its place back once it joins
-    other = node.heir if node.in_doubt else None  # which is at the same address, and yet another node
+    other = work.group.nodes.get(node.heir or "") if node.in_doubt else None
     node = work.change_node(node, heard_at=work.now, cut_at=None, heir=heir)
-    if other is not None and other in work.group.nodes:
-        take_place_in_unit(work, other, beside=node.node_id)
+    if other is not None and node.joined_at <= other.joined_at:  # at the same address, and yet another node
+        if node.joined_at < other.joined_at == other.heard_at:  # unless its join came late: until it is heard
+            work.change_node(other, heir=node.node_id)
+        take_place_in_unit(work, other.node_id, beside=node.node_id)
     return node
 
 

@@ -121,8 +121,8 @@ class Story:
     def unreachable(self, node_id: str) -> None:
         self.report(node_id, "master_unreachable", message="connection refused")
 
-    def leaving(self, node_id: str) -> None:
-        self.report(node_id, "leaving", message="SIGTERM")
+    def leaving(self, node_id: str, grace_s: float | None = None, age_s: float = 0.0) -> None:
+        self.report(node_id, "leaving", message="SIGTERM", grace_s=grace_s, age_s=age_s)
 
     def renew(self, *node_ids: str) -> None:
         for node_id in node_ids:

@@ -317,15 +317,14 @@ def test_no_hang_is_found_while_workers_wait_for_the_end() -> None:
     assert story.ended is None
 
 
-@pytest.mark.parametrize("fields", [{"state": GroupState.WAITING}, {"notice_s": 0.0}])
-def test_an_impossible_notice_is_noticed(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("state", "until"), [(GroupState.WAITING, 30.0), (GroupState.RUNNING, 0.0)])
+def test_an_impossible_notice_is_noticed(state: GroupState, until: float) -> None:
     story = running("a", notice_s=30.0)
     assert story.group.round is not None
-    notice = Notice(cause=RestartAsked(), at=0.0)
-    group = replace(story.group, round=replace(story.group.round, notice=notice))
-    assert list(violations(group)) == []
-    if "notice_s" in fields:
-        group = replace(group, spec=replace(group.spec, **fields))
-    else:
-        group = replace(group, **fields)
-    assert any("is about to end" in wrong for wrong in violations(group))
+
+    def with_notice(state: GroupState, until: float) -> Group:
+        notice = Notice(cause=RestartAsked(), at=0.0, until=until)
+        return replace(story.group, state=state, round=replace(story.group.round, notice=notice))
+
+    assert list(violations(with_notice(GroupState.RUNNING, 30.0))) == []
+    assert any("is about to end" in wrong for wrong in violations(with_notice(state, until)))

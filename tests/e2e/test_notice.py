@@ -1,6 +1,7 @@
-"""Planned stops with `--notice-s`: workers save before, so no step is made twice."""
+"""Announced stops: workers save before, so no step is made twice."""
 
 import re
+import signal
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +49,44 @@ def test_a_joiner_a_restart_and_a_drain_cost_no_step(job: Cluster) -> None:
     assert "round 1 is about to end (b joined): the workers have 50 s to save" in job.agents["a"].stderr
     job.end_well("a")
     assert job.group()["restarts"] == 0
+
+
+@pytest.fixture
+def spot(tmp_path: Path) -> Iterator[Cluster]:
+    """Nodes that may have to go, whose workers save when they are told, and never else."""
+    with cluster(tmp_path, "--nnodes", "1:3", "--last-call-s", "1", "--grace-s", "60") as made:
+        made.light = made.notice = True
+        yield made
+
+
+@pytest.mark.parametrize("goes", "ac")
+def test_a_node_that_has_to_go_costs_no_step(spot: Cluster, goes: str) -> None:
+    """The one of rank 0 or another."""
+    slots = {"a": 2, "b": 1, "c": 1}
+    first = spot.start(slots)
+    spot.agents[goes].send(signal.SIGTERM)
+    second = spot.world(4 - slots[goes], round_above=first)
+    assert spot.agents[goes].wait() == 75
+    assert steps_lost(spot, first, second) == 0
+    assert spot.told("ready_to_stop")
+    spot.end_well(*slots.keys() - goes)
+    assert spot.group()["restarts"] == 0
+
+
+@pytest.mark.long
+def test_all_nodes_have_to_go_and_the_job_goes_on_once_they_are_back(spot: Cluster) -> None:
+    slots = {"a": 2, "b": 1, "c": 1}
+    first = spot.start(slots)
+    for agent in spot.agents.values():
+        agent.send(signal.SIGTERM)
+    assert [agent.wait() for agent in spot.agents.values()] == [75] * 3
+    assert (spot.group()["state"], len(spot.told("stop_announced"))) == ("waiting", 1)
+    for name, gpus in slots.items():
+        spot.agent(name, gpus)
+    second = spot.world(4, round_above=first)
+    assert steps_lost(spot, first, second) == 0
+    spot.end_well(*slots)
+    assert spot.group()["restarts"] == 0
 
 
 @pytest.mark.long

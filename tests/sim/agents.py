@@ -60,6 +60,7 @@ class Agent:
         self._script = random.Random(f"{world.seed}.script.{incarnation}")
         self._kindness = random.Random(f"{world.seed}.kindness.{incarnation}")
         self._check = random.Random(f"{world.seed}.check.{incarnation}")
+        self._grace = random.Random(f"{world.seed}.grace.{incarnation}")
         self.ranks: range = range(0)  # of the workers
         self._asked = 0  # counts how often the loop has begun to ask whether its node is ready
         self._not_ready = ""
@@ -228,7 +229,7 @@ class Agent:
             self.after(0.0, self._main)
 
     def _obey(self, directive: DirectiveReply) -> None:
-        if self._signalled and directive.kind is not DirectiveKind.EXIT:
+        if self._signalled and directive.kind is DirectiveKind.START and directive.round > self.round:
             return
         self.world.checks.say(
             self.node_id, f"obeys {directive.kind} {directive.round} ({directive.code}: {directive.why})"
@@ -415,8 +416,14 @@ class Agent:
         if self._signalled:
             return
         self._signalled = True
-        self.session.leaving("SIGTERM", self.world.timeline.now)
-        self._stop(self.world.stop_timeout_s)
+        runs = self.workers is not None and self.workers.alive and not self.stopping
+        grace_s = self._grace.choice((None, 1.0, 5.0, 20.0)) if runs else None
+        self.session.leaving("SIGTERM", self.world.timeline.now, grace_s)
+        if grace_s is None:
+            self._stop(self.world.stop_timeout_s)
+        else:
+            self.world.note("stop is announced")
+            self.after(1.1 * grace_s, self._stop, self.world.stop_timeout_s)
 
     def _exit(self) -> None:
         if self.alive:

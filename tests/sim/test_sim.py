@@ -89,6 +89,7 @@ def test_the_faults_happen_that_a_story_is_made_of() -> None:
 FAULTS = (
     "agent and guardian are killed",
     "agent gets sigterm",
+    "stop is announced",
     "agent has a new node id",
     "agent is killed",
     "agent stands still",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hetagent.job.leaving import EXIT_RESUME
 from hetagent.options.model import Options
 from hetagent.options.parse import parse
 from hetrdzv.cli import hetserver
@@ -93,7 +94,8 @@ def test_requeue_begins_in_time_and_knows_its_signals() -> None:
     assert warned is not None
     number = signal.Signals[f"SIG{warned[1]}"]
     assert number in options(path).signals
-    assert f"\n    {128 + number} | {128 + signal.SIGTERM})" in text
+    assert options(path).grace_s == int(warned[2]) - 5
+    assert f"\n    {EXIT_RESUME} | {128 + number} | {128 + signal.SIGTERM})" in text
     assert float(str(options(path).spec["stop_timeout_s"])) <= int(warned[2]) - 30
 
 
@@ -151,13 +153,14 @@ def test_train_sends_no_token_to_another_that_listens_on_its_port(tmp_path: Path
     assert list((tmp_path / ".hetrdzv").iterdir()) == []
 
 
+@pytest.mark.parametrize("code", [75, 138, 143])
 @pytest.mark.parametrize(("state", "requeued"), [("failed", False), ("waiting", True), ("", True)])
 def test_requeue_takes_no_failed_job_for_one_that_was_preempted(
-    state: str, requeued: bool, tmp_path: Path
+    state: str, requeued: bool, code: int, tmp_path: Path
 ) -> None:
     asked = tmp_path / "asked"
     status = f'echo "state     {state}"' if state else "echo no server answers >&2; exit 1"
-    programs = {"srun": "exit 143", "hetctl": status, "scontrol": f'echo "$@" >{asked}'}
-    assert run("requeue.sbatch", tmp_path, 17, **programs).returncode == 143
+    programs = {"srun": f"exit {code}", "hetctl": status, "scontrol": f'echo "$@" >{asked}'}
+    assert run("requeue.sbatch", tmp_path, 17, **programs).returncode == code
     assert asked.exists() is requeued
     assert not requeued or asked.read_text() == "requeue 17\n"

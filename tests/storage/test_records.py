@@ -349,7 +349,7 @@ def full() -> Group:
                 Shares(round=8, weights=((4, 1.0), (4, 0.5)), source=Source.BY_HAND),
                 Shares(round=8, number=1, weights=((1, 1.0), (7, 0.25)), source=Source.PACE),
             ),
-            notice=Notice(cause=Cancelled(by="an admin"), at=97.5),
+            notice=Notice(cause=Cancelled(by="an admin"), at=97.5, until=127.5),
             end=end,
         ),
         nodes={"gpu0": node},

@@ -13,6 +13,9 @@ EXIT_FAILED = 1
 EXIT_RESUME = 75
 """After an announced stop: nothing is wrong, and the job goes on once its nodes are back (EX_TEMPFAIL)."""
 
+A_PERSONS = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+"""Signals of a person at a terminal, who does not wait. Schedulers send others: they announce a stop."""
+
 STOP_S = 5.0
 """Of the grace, this is kept for stopping the workers and saying goodbye (seconds), but at most half of it."""
 

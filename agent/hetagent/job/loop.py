@@ -15,7 +15,7 @@ from typing import Protocol
 from hetagent.job import failures
 from hetagent.job.account import STOPPING, Account, Spent
 from hetagent.job.between import Between, Once
-from hetagent.job.leaving import Leaving
+from hetagent.job.leaving import A_PERSONS, Leaving
 from hetagent.job.local_round import LocalRound
 from hetagent.job.ports import Ports
 from hetagent.job.ready.readiness import Readiness
@@ -64,7 +64,7 @@ class Agent:
         rooms: optional features that have their own work in each round.
         worker_env: what every worker gets beside torchrun's environment.
         stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's setting.
-        grace_s: how long this node has from SIGTERM to the agent until it has to be gone (seconds), in which workers
+        grace_s: how long this node has from a scheduler's signal until it has to be gone (seconds), in which workers
             may save that ask for it; 0: they get the signal at once.
         tell: shows one line to the person at the terminal.
         secrets: what no failure report may contain.
@@ -304,7 +304,7 @@ class Agent:
 
     def _on_first_signal(self, signum: signal.Signals) -> None:
         self._leaving.signum = signum
-        if signum is signal.SIGTERM and self._grace_s > 0 and self._may_save:
+        if signum not in A_PERSONS and self._grace_s > 0 and self._may_save:
             save_s = self._leaving.announce(self._grace_s, time.monotonic())
             self._line.leaving(signum.name, save_s)
             self._tell(

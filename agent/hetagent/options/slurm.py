@@ -19,6 +19,9 @@ from hetagent.options.values import UNHANDLED
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """From here on, steps are not srun's: the batch script, salloc's shell, the container of sshd."""
 
+EARLY_S = 5
+"""So much before Slurm kills a node its agent is gone (seconds)."""
+
 CUSTOMARY_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """What people use in `--signal`. Slurm does not tell a job which it was; unhandled, these kill the agent."""
 
@@ -43,6 +46,7 @@ class Given:
         nnodes: the bounds of `--nnodes`.
         world_size: the nodes are chosen by their slots, so not all of them need take part.
         signals: `--signals-to-handle`, unless it is torchrun's default.
+        grace: whether somebody said how long a node has that has to go.
     """
 
     group: str | None = None
@@ -53,6 +57,7 @@ class Given:
     nnodes: tuple[int, int] | None = None
     world_size: bool = False
     signals: tuple[signal.Signals, ...] | None = None
+    grace: bool = False
     standalone: bool = False
 
 
@@ -64,6 +69,7 @@ class Defaults:
         gpus: how many.
         nnodes: how many, if this step has all nodes of the job.
         signals: those to handle besides `--signals-to-handle`.
+        grace_s: how long a node has that has to go (seconds).
         notes: what was taken, and what looks like a mistake, to show at the start.
     """
 
@@ -72,6 +78,7 @@ class Defaults:
     gpus: int | None = None
     nnodes: int | None = None
     signals: tuple[signal.Signals, ...] = ()
+    grace_s: int | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -86,6 +93,7 @@ class Step:
         tasks: how many tasks the step has on this node.
         gpus: how many GPUs the step has on this node; None if it was given none.
         preempt: the signal that Slurm sends before the job ends, if somebody exported it.
+        preempt_s: how long before that (seconds), if somebody exported it.
     """
 
     job: str
@@ -97,6 +105,7 @@ class Step:
     heterogeneous: bool
     gpus: int | None
     preempt: signal.Signals | None
+    preempt_s: int | None = None
 
 
 class Slurm(Feature):
@@ -119,11 +128,12 @@ class Slurm(Feature):
                 cpu=args.device == "cpu",
                 nnodes=given.nnodes(args),
                 signals=None if args.signals_to_handle == TORCHRUNS_SIGNALS else signals,
+                grace=args.grace_s is not None or bool(environ.get("HET_GRACE_S")),
                 world_size=args.world_size is not None or args.world_size_multiple is not None,
                 standalone=bool(args.standalone),
             ),
         )
-        for name in ("group", "node_id", "gpus", "nnodes"):
+        for name in ("group", "node_id", "gpus", "nnodes", "grace_s"):
             if (value := getattr(from_slurm, name)) is not None:
                 setattr(args, name, str(value))
         if from_slurm.signals:
@@ -152,6 +162,7 @@ def defaults(environ: Mapping[str, str], given: Given) -> Defaults:
         # otherwise another step of this job, or another job, may add nodes to the group
         nnodes=step.nodes if is_slurms and given.nnodes is None and _alone(step, given) else None,
         signals=_signals(step) if given.signals is None else (),
+        grace_s=None if given.grace or step.preempt_s is None else max(0, step.preempt_s - EARLY_S),
     )
     if told := _told(taken, step, given):
         notes.insert(0, f"from Slurm's job step {step.job}.{step.number}: {told}")
@@ -172,6 +183,7 @@ def step_of(environ: Mapping[str, str], *, gpus: bool = True) -> Step | None:
         return None
     if any(of_step not in environ or environ[of_step] != environ.get(name) for of_step, name in SAME.items()):
         return None
+    preempt, preempt_s = _warning(environ)
     return Step(
         job=job,
         number=number,
@@ -181,7 +193,8 @@ def step_of(environ: Mapping[str, str], *, gpus: bool = True) -> Step | None:
         tasks=len(environ.get("SLURM_GTIDS", "0").split(",")),
         heterogeneous=_components(environ) > 1,
         gpus=_gpus(environ) if gpus else _number(environ, "SLURM_GPUS_ON_NODE"),
-        preempt=_preempt_signal(environ),
+        preempt=preempt,
+        preempt_s=preempt_s,
     )
 
 
@@ -216,22 +229,23 @@ def _gpus(environ: Mapping[str, str]) -> int | None:
     return count
 
 
-def _preempt_signal(environ: Mapping[str, str]) -> signal.Signals | None:
-    """The signal in srun's and sbatch's variables for `--signal`, `[B:|R:]SIGNAL[@SECONDS]`.
+def _warning(environ: Mapping[str, str]) -> tuple[signal.Signals | None, int | None]:
+    """The signal, and how long before the end it comes, in srun's and sbatch's variables for `--signal`,
+    `[B:|R:]SIGNAL[@SECONDS]`.
 
     They are there if the user exported them. Slurm does not report a `--signal` on a command line or in a script.
     """
     for name in ("SLURM_SIGNAL", "SBATCH_SIGNAL"):
         if not (text := environ.get(name)):
             continue
-        match = re.fullmatch(r"(?:[BR]+:)?(\w+)(?:@\d+)?", text)
+        match = re.fullmatch(r"(?:[BR]+:)?(\w+)(?:@(\d{1,6}))?", text)
         signum = _signal(match[1]) if match is not None else None
-        if signum is None:
+        if match is None or signum is None:
             raise UsageError(
                 f"{name}={text} does not name a signal: write it as for srun --signal, such as USR1@120"
             )
-        return signum
-    return None
+        return signum, int(match[2]) if match[2] else None
+    return None, None
 
 
 def _signal(text: str) -> signal.Signals | None:
@@ -259,6 +273,8 @@ def _told(taken: Defaults, step: Step, given: Given) -> str:
         told.append(counted(taken.nnodes, "node"))
     if step.preempt is not None and step.preempt in taken.signals:
         told.append(f"{step.preempt.name} before the end")
+    if taken.grace_s is not None:
+        told.append(f"{taken.grace_s} s from then on")
     return ", ".join(told)
 
 

@@ -55,6 +55,7 @@ class Rig:
         report_stacks: whether the workers are watched, and the server shown their stacks; None: not watched.
         check: the site's check of the node, in the folder of the test; asked again and again without much of a pause.
         prefix, merged: see `TorchStarter`.
+        grace_s: how long this node has from SIGTERM until it has to be gone (seconds).
         launch: says what each worker runs, instead of `command`.
         room: makes one more optional feature, which says its lines with what it is given.
         spec: of the group.
@@ -76,6 +77,7 @@ class Rig:
         group_id: str | None = None,
         check: str | None = None,
         notice_signal: signal.Signals | None = None,
+        grace_s: float = 0.0,
         prefix: str | None = None,
         merged: MergeLines | None = None,
         launch: Launch | None = None,
@@ -150,6 +152,7 @@ class Rig:
             launch=launch,
             rooms=rooms,
             stop_timeout_s=None,
+            grace_s=grace_s,
             readiness=Readiness(
                 [NodeCheck(f"cd {folder}; {check}", self.identity.incarnation, timeout_s=60)]
                 if check
@@ -228,6 +231,10 @@ class Rig:
     def group(self) -> dict[str, Any]:
         body: dict[str, Any] = httpx.get(self._url, trust_env=False).json()
         return body
+
+    def kinds(self) -> list[str]:
+        """The kinds of the group's events."""
+        return [event["kind"] for event in httpx.get(f"{self._url}/events", trust_env=False).json()["events"]]
 
     def put(self, **spec: Any) -> None:
         httpx.put(self._url, json=spec, trust_env=False).raise_for_status()

@@ -203,3 +203,64 @@ def test_workers_that_save_while_they_are_stopped_are_not_said_to_wait_for_that(
     made.run(made.appears("up"), *acts)
     assert any("is about to end" in line for line in made.said)
     assert not any("ready to stop" in line for line in made.said)
+
+
+# -- this node has to go -------------------------------------------------------------------------------------
+
+ASK = 'touch "$HET_NOTICE_FILE.asked"; '
+
+
+def test_workers_that_ask_for_it_save_before_their_node_goes(rig: Make) -> None:
+    made = rig(f"{ASK} touch up.$RANK; {WAIT} touch told.$RANK; {SAY} exit 0", slots=2, grace_s=60.0)
+    made.offers(takes_notice=True)
+    began = time.monotonic()
+    made.run(made.appears("up.0", "up.1"), running(made), made.gets(signal.SIGTERM))
+    assert made.agent.announced
+    assert (made.folder / "told.0").exists()
+    assert time.monotonic() < began + 30
+    said = " ".join(made.said)
+    assert "got SIGTERM: leaving once the workers have saved, in 55 s at the latest" in said
+    assert "round 1 is about to end (a is leaving: SIGTERM)" in said
+    assert "round 1: the workers are ready to stop" in said
+    assert (made.group()["state"], made.group()["restarts"]) == ("waiting", 0)
+    assert "ready_to_stop" in made.kinds()
+
+
+@pytest.mark.parametrize("asked", ["", ASK])
+def test_workers_that_do_not_save_are_stopped_in_time(rig: Make, asked: str) -> None:
+    """Those that never asked at once, the others before their node is killed, whatever they do."""
+    made = rig(f"trap 'touch got' TERM; {asked} touch up; while :; do sleep 0.05; done", grace_s=3.0)
+    made.offers(takes_notice=True)
+    began = time.monotonic()
+    made.run(made.appears("up"), running(made), made.gets(signal.SIGTERM))
+    assert (made.folder / "got").exists()
+    assert made.agent.announced is bool(asked)
+    assert ("notice_expired" in made.kinds()) is bool(asked)
+    assert not asked or time.monotonic() < began + 15 + 3
+
+
+def test_a_second_signal_waits_for_nobody(rig: Make) -> None:
+    made = rig(
+        f"trap '' TERM; {ASK} touch up; {WAIT} touch told; while :; do sleep 0.05; done", grace_s=3600.0
+    )
+    made.offers(takes_notice=True)
+    kill = made.gets(signal.SIGTERM)
+    made.run(made.appears("up"), running(made), kill, made.appears("told"), kill)
+    assert any("got SIGTERM again: killing the workers" in line for line in made.said)
+
+
+def test_only_sigterm_announces(rig: Make) -> None:
+    made = rig(f"{ASK} touch up; sleep 60", grace_s=3600.0)
+    made.offers(takes_notice=True)
+    made.run(made.appears("up"), running(made), made.gets(signal.SIGINT))
+    assert not made.agent.announced
+
+
+def test_without_a_server_the_workers_are_stopped_in_time_all_the_same(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig(f"{ASK} touch up; sleep 3600", grace_s=2.0)
+    made.offers(takes_notice=True)
+    monkeypatch.setattr(made.line, "leaving", lambda *_: None)  # it does not hear of it
+    made.run(made.appears("up"), running(made), made.gets(signal.SIGTERM))
+    assert any("the time to save is over: stopping the workers" in line for line in made.said)

@@ -8,6 +8,7 @@ import pytest
 
 from hetagent.options.model import Options, UsageError
 from hetagent.options.parse import parse
+from hetagent.options.values import GRACE_S
 
 SERVER = ("--server", "http://host:29400")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -189,20 +190,26 @@ def test_the_usual_signals_are_handled_in_a_step() -> None:
 
 @pytest.mark.parametrize("name", ["SBATCH_SIGNAL", "SLURM_SIGNAL"])
 @pytest.mark.parametrize(
-    ("text", "signum"),
+    ("text", "signum", "grace_s"),
     [
-        ("USR1@60", signal.SIGUSR1),
-        ("SIGUSR2", signal.SIGUSR2),
-        ("B:usr2@600", signal.SIGUSR2),
-        ("R:10@60", signal.SIGUSR1),
-        ("BR:XCPU@0", signal.SIGXCPU),
-        ("TERM@30", signal.SIGTERM),
+        ("USR1@60", signal.SIGUSR1, 55),
+        ("SIGUSR2", signal.SIGUSR2, None),
+        ("B:usr2@600", signal.SIGUSR2, 595),
+        ("R:10@60", signal.SIGUSR1, 55),
+        ("BR:XCPU@0", signal.SIGXCPU, 0),
+        ("TERM@30", signal.SIGTERM, 25),
     ],
 )
-def test_an_exported_signal_is_handled_and_noted(name: str, text: str, signum: signal.Signals) -> None:
+def test_an_exported_signal_is_handled_and_noted(
+    name: str, text: str, signum: signal.Signals, grace_s: int | None
+) -> None:
     found = options(STEP | {name: text})
     assert found.signals == tuple(dict.fromkeys((*SIGNALS, *CUSTOMARY, signum)))
-    assert found.notes[0].endswith(f", {signum.name} before the end")
+    after = "" if grace_s is None else f", {grace_s} s from then on"
+    assert found.notes[0].endswith(f", {signum.name} before the end{after}")
+    assert found.grace_s == (GRACE_S if grace_s is None else grace_s)
+    assert options(STEP | {name: text, "HET_GRACE_S": "7"}).grace_s == 7
+    assert options(STEP | {name: text, "HET_GRACE_S": "7"}, "--grace-s", "8").grace_s == 8
 
 
 def test_signals_that_were_asked_for_are_all_that_are_handled() -> None:

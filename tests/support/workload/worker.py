@@ -155,7 +155,10 @@ def main() -> None:
 
 def requested() -> bool:
     """Whether the round is about to end; as a program that is not Python would look."""
-    return os.path.exists(os.environ.get("HET_NOTICE_FILE", ""))
+    path = os.environ.get("HET_NOTICE_FILE", "")
+    if path and not os.path.exists(path + ".asked"):
+        open(path + ".asked", "w").close()
+    return os.path.exists(path)
 
 
 def ready_to_stop() -> None:

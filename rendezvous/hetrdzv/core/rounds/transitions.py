@@ -310,7 +310,7 @@ def stop_kindly(work: Work, cause: Cause, gone_at: float | None = None) -> None:
     known = active.notice if active is not None else None
     until = notice_until(work.group, work.now, gone_at)
     if active is not None and known is not None:
-        if cause.kind == EndKind.CANCELLED:
+        if EndKind(cause.kind) is EndKind.CANCELLED:
             work.change(round=replace(active, notice=replace(known, cause=cause)))
         elif gone_at is not None:
             _hasten(work, known, gone_at)

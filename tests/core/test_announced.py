@@ -1,0 +1,121 @@
+"""A node that has to go and says when: the workers of its round may save, it leaves, and the others go on."""
+
+import pytest
+
+from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.protocol.facts.causes import Announced, MemberDrained, MemberLeft
+from hetrdzv.protocol.facts.events import NoticeExpired, StopAnnounced
+from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.states import GroupState
+from tests.core.driver import Story
+from tests.core.test_notice import heeding
+
+
+def leaves(node_id: str) -> MemberLeft:
+    """What ends the round."""
+    return MemberLeft(node_id=node_id, why=Announced(text="SIGTERM"), announced=True)
+
+
+def test_all_workers_may_save_before_the_node_goes_and_the_others_go_on_at_once() -> None:
+    story = heeding("a", "b", "c", notice_s=0.0)
+    story.leaving("b", grace_s=20.0)
+    assert story.facts("stop_announced") == [StopAnnounced(cause=leaves("b"), notice_s=20.0)]
+    for node_id in ("a", "b", "c"):
+        told = story.told(node_id)
+        assert (told.kind, told.code, told.round) == ("start", "notice", 1)
+        assert told.notice is not None
+        assert (told.notice.cause, told.notice.left_s) == (leaves("b"), 20.0)
+    for node_id in ("a", "b", "c"):
+        assert story.ended is None
+        story.report(node_id, "ready_to_stop")
+    assert story.ended == "left"
+    assert [story.told(node_id).kind for node_id in ("a", "b", "c")] == ["stop"] * 3
+    story.joins("a", "c")
+    story.leave("b")
+    assert (story.order, story.group.last_round, story.group.restarts) == (["a", "c"], 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("notice_s", "grace_s", "least"), [(0.0, 20.0, 20.0), (5.0, 20.0, 5.0), (60.0, 20.0, 20.0)]
+)
+def test_the_smaller_of_what_the_group_and_the_node_allow_counts(
+    notice_s: float, grace_s: float, least: float
+) -> None:
+    story = heeding("a", "b", notice_s=notice_s)
+    story.leaving("b", grace_s=grace_s)
+    story.report("b", "ready_to_stop")
+    assert deadline(story.group) == pytest.approx(story.now + least)
+    story.pass_by(least)
+    assert story.ended == "left"
+    assert story.facts("notice_expired") == [NoticeExpired(late=Nodes.of(["a"]), notice_s=least)]
+
+
+def test_the_time_counts_from_when_the_agent_got_the_signal() -> None:
+    story = heeding("a", "b")
+    story.leaving("b", grace_s=20.0, age_s=4.0)
+    assert deadline(story.group) == pytest.approx(story.now + 16.0)
+
+
+def test_nobody_saves_where_there_is_no_time_or_nobody_who_would() -> None:
+    late, deaf, plain = heeding("a", "b"), heeding(deaf=("a", "b")), heeding("a", "b")
+    late.leaving("b", grace_s=20.0, age_s=30.0)
+    deaf.leaving("b", grace_s=20.0)
+    plain.leaving("b")
+    starting = Story(min_nodes=2, lease_s=3600.0)
+    starting.join("a", takes_notice=True)
+    starting.join("b", takes_notice=True)
+    starting.wait(10.0)
+    assert starting.group.state is GroupState.STARTING
+    starting.leaving("b", grace_s=20.0)
+    for story in (late, deaf, plain, starting):
+        assert story.ended == "left"
+        assert story.facts("stop_announced") == []
+
+
+def test_several_nodes_that_go_are_one_stop_whose_end_is_that_of_the_first() -> None:
+    story = heeding("a", "b", "c")
+    story.leaving("a", grace_s=20.0)
+    story.leaving("b", grace_s=25.0)
+    assert deadline(story.group) == pytest.approx(story.now + 20.0)
+    story.leaving("c", grace_s=10.0)
+    assert deadline(story.group) == pytest.approx(story.now + 10.0)
+    for node_id in ("a", "b", "c"):
+        assert story.told(node_id).notice is not None
+        story.report(node_id, "ready_to_stop")
+    assert story.ended == "left"
+    for node_id in ("a", "b", "c"):
+        story.leave(node_id)
+    assert (story.group.state, story.group.restarts) == (GroupState.WAITING, 0)
+    for node_id in ("a", "b", "c"):
+        story.join(node_id, inc=f"{node_id}-2", takes_notice=True)
+    story.wait(1.0)
+    assert (story.order, story.group.last_round, story.group.job) == (["a", "b", "c"], 2, 1)
+
+
+def test_a_node_that_goes_during_a_planned_stop_hastens_it() -> None:
+    story = heeding("a", "b", "c")
+    story.drain("a")
+    story.leaving("a", grace_s=25.0)
+    assert deadline(story.group) == pytest.approx(story.now + 25.0)
+    story.leaving("b", grace_s=5.0)
+    assert deadline(story.group) == pytest.approx(story.now + 5.0)
+    assert story.facts("stop_announced") == [StopAnnounced(cause=MemberDrained(node_id="a"), notice_s=30.0)]
+    story.leaving("c")
+    assert story.ended == "left", "the workers of c are being stopped"
+
+
+def test_a_node_that_is_killed_before_its_time_ends_the_round_at_once() -> None:
+    story = heeding("a", "b", lease_s=5.0)
+    story.leaving("b", grace_s=20.0)
+    story.lose("b")
+    assert (story.ended, story.group.restarts) == ("lost", 0)
+
+
+def test_a_worker_that_fails_while_others_save_ends_the_round_without_a_restart_of_the_budget() -> None:
+    story = heeding("a", "b")
+    story.leaving("b", grace_s=20.0)
+    story.failed("a")
+    story.join("a")
+    story.leave("b")
+    story.wait(1.0)
+    assert (story.order, story.group.restarts) == (["a"], 0)

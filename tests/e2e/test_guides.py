@@ -112,6 +112,7 @@ def test_readmes_three_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 def test_the_commands_of_the_page_on_resuming(tmp_path: Path) -> None:
     _, slowly, again, remove, kill = commands("docs/resume.md")
     with desk(tmp_path) as here:

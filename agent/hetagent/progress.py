@@ -15,7 +15,7 @@
 
 Programs in other languages write the number of their step, as text, into the file that HET_PROGRESS_FILE names. Their
 round is about to end once the file exists that HET_NOTICE_FILE names; when they may be stopped, they add a line to the
-file beside it, with .ready at the end of its name. That they look for it they say by the file with .asked there.
+file beside it, with .ready at the end of its name. An empty file there with .asked says that they look for it at all.
 """
 
 import contextlib

@@ -14,7 +14,7 @@ from hetagent.features import FEATURES
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES, OWN_FLAGS
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
-from hetagent.options.values import GRACE_S, ON_OFF, notice_signal, port_range, told
+from hetagent.options.values import GRACE_S, ON_OFF, grace, notice_signal, port_range, told
 from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
@@ -43,7 +43,7 @@ OUR_FLAGS: Flags = {
         "help": "What workers that handle it get when their round is about to end (--notice-s).",
     },
     "--grace-s": {
-        "type": told(typed.seconds),
+        "type": told(grace),
         "metavar": "S",
         "help": "Seconds from SIGTERM until this node is killed, in which workers that ask for it may save "
         f"(or HET_GRACE_S; default: {GRACE_S:g}; 0: they are stopped at once).",

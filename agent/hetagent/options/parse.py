@@ -14,7 +14,7 @@ from hetagent.options import given
 from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
 from hetagent.options.torchrun import REFUSED, dest, typed, variable
-from hetagent.options.values import GRACE_S, is_on, streams
+from hetagent.options.values import GRACE_S, grace, is_on, streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.texts.ids import checked_id
 from hetrdzv.protocol.texts.typed import seconds
@@ -220,7 +220,7 @@ def _grace_s(args: Namespace, environ: Mapping[str, str]) -> float:
         return float(args.grace_s)
     text = environ.get("HET_GRACE_S") or None
     try:
-        return GRACE_S if text is None else seconds(text)
+        return GRACE_S if text is None else grace(text)
     except ValueError as error:
         raise UsageError(f"HET_GRACE_S={text}: {error}") from None
 

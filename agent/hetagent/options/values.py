@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from hetagent.node.network import parse_port_range
 from hetagent.options.model import Std, Streams, UsageError
+from hetrdzv.protocol.texts.typed import seconds
 
 T = TypeVar("T")
 
@@ -15,6 +16,9 @@ ON_OFF = (ON, OFF) = ("on", "off")
 
 GRACE_S = 25.0
 """How long a node has from SIGTERM to its agent if nobody says (seconds): Slurm and Kubernetes kill after 30 s."""
+
+MOST_GRACE_S = 86_400.0
+"""Nobody is given more than a day (seconds)."""
 
 UNHANDLED = (signal.SIGKILL, signal.SIGSTOP)
 """Signals that no program can handle."""
@@ -47,6 +51,17 @@ def is_on(given: str | None, variable: str, environ: Mapping[str, str]) -> bool:
     if value not in ON_OFF:
         raise UsageError(f"{variable}={value} in the environment: give {ON} or {OFF}")
     return value == ON
+
+
+def grace(text: str) -> float:
+    """How long a node has that has to go (seconds).
+
+    Raises:
+        ValueError: it is no such time.
+    """
+    if (value := seconds(text)) > MOST_GRACE_S:
+        raise ValueError(f"{text} s are more than a day: give at most {MOST_GRACE_S:g}")
+    return value
 
 
 def port_range(text: str) -> tuple[int, int]:

@@ -217,6 +217,8 @@ def test_a_wrong_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatc
             "5s",
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=5s: '5s' is not a number of",
         ),
+        ("HET_GRACE_S", "5s", "HET_GRACE_S=5s: '5s' is not a number of seconds"),
+        ("HET_GRACE_S", "86401", "HET_GRACE_S=86401: 86401 s are more than a day"),
     ):
         with pytest.raises(UsageError) as caught:
             options("train.py", environ={name: value})
@@ -336,6 +338,12 @@ def test_the_rest_of_ours() -> None:
     assert options("train.py").weight is None
 
 
+def test_how_long_a_node_has_that_has_to_go() -> None:
+    assert options("train.py").grace_s == 25
+    assert options("train.py", environ={"HET_GRACE_S": "115"}).grace_s == 115
+    assert options("--grace-s", "0", "train.py", environ={"HET_GRACE_S": "115"}).grace_s == 0
+
+
 def test_torchruns_variable_for_the_stop_timeout() -> None:
     environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "12"}
     assert options("train.py", environ=environ).shutdown_timeout_s == 12
@@ -370,6 +378,8 @@ def test_torchruns_variable_for_the_stop_timeout() -> None:
         (["--redirects", "4"], "--redirects 4 does not name streams: 0 none, 1 stdout, 2 stderr"),
         (["--tee", "0:1,"], "--tee 0:1, does not name streams"),
         (["--shutdown-timeout", "-1"], "--shutdown-timeout: '-1' is not a number of seconds"),
+        (["--grace-s", "nan"], "--grace-s: 'nan' is not a number of seconds"),
+        (["--grace-s", "1e9"], "--grace-s: 1e9 s are more than a day: give at most 86400"),
         (["--server", "ftp://x"], "--server: server URL 'ftp://x': the scheme must be http or https"),
     ],
 )  # fmt: skip

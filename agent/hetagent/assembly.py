@@ -14,9 +14,9 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-from hetagent.cli import EXIT_FAILED, EXIT_SIGNAL
+from hetagent import statuses
 from hetagent.job.after_start import LaunchLook, Meeting
-from hetagent.job.leaving import EXIT_RESUME, AgentError
+from hetagent.job.leaving import AgentError
 from hetagent.job.loop import Agent, Identity
 from hetagent.job.notice import Notices
 from hetagent.job.output.logs import RoundLogsSpecs
@@ -140,7 +140,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         name.release()
     outcome, number = agent.outcome, agent.round_number
     say(closing_block(options.group, options.node_id, outcome, number, agent.ended_by, agent.spent))
-    status = _status(agent)
+    status = _status(agent, options)
     if agent.hangs:  # or the interpreter would wait for a look-up that may take a minute
         flush()
         os._exit(status)
@@ -302,12 +302,10 @@ def _furnish(rooms: list[Room], node: Node, line: Line) -> None:
     rooms += [room for room in made if room is not None]
 
 
-def _status(agent: Agent) -> int:
+def _status(agent: Agent, options: Options) -> int:
     if agent.signum is not None:
-        return EXIT_RESUME if agent.announced else EXIT_SIGNAL + agent.signum
-    if agent.outcome is None or agent.outcome.exit_code is None:
-        return EXIT_FAILED
-    return agent.outcome.exit_code
+        return statuses.RESUME if agent.announced else statuses.SIGNAL + agent.signum
+    return statuses.status_of(agent.outcome, fixed=options.exit_codes == "agent")
 
 
 def _offer(

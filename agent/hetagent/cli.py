@@ -11,6 +11,7 @@ import traceback
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from hetagent import statuses
 from hetagent.node import page_cache
 from hetagent.node.console import flush, say
 from hetagent.node.processes import init
@@ -20,10 +21,6 @@ from hetrdzv.auth.tls import ClientTls, TlsError
 
 if TYPE_CHECKING:
     from hetagent.options.model import Options
-
-EXIT_USAGE = 2
-EXIT_FAILED = 1
-EXIT_SIGNAL = 128
 
 NEEDS = ("torch", "psutil")
 """Modules of the extra `agent` without which nothing works. The third, nvidia-ml-py, only NVIDIA GPUs need."""
@@ -37,7 +34,7 @@ def main() -> None:
     try:
         status = _run()
     except KeyboardInterrupt:  # before the agent handles signals, or after
-        status = EXIT_SIGNAL + signal.SIGINT
+        status = statuses.SIGNAL + signal.SIGINT
     if not flush():
         os._exit(status)
     sys.exit(status)
@@ -46,7 +43,7 @@ def main() -> None:
 def _run() -> int:
     if missing := [module for module in NEEDS if find_spec(module) is None]:
         say(f"hetagent needs {' and '.join(missing)}: pip install 'hetrdzv[agent]'")
-        return EXIT_USAGE
+        return statuses.USAGE
     from hetagent.job import failures
     from hetagent.job.leaving import AgentError
     from hetagent.launch.command import CommandError, NotFound
@@ -75,12 +72,12 @@ def _run() -> int:
             return assembly.run(options, server, token, tls)
     except (UsageError, CommandError, NumaError, NetworkError, AccessError, TlsError) as error:
         # torchrun's status for a script that is not there is 1
-        status = EXIT_FAILED if isinstance(error, NotFound) else EXIT_USAGE
+        status = statuses.FAILED if isinstance(error, NotFound) else statuses.USAGE
         text = stack = str(error)
     except (AgentError, GuardianError) as error:
-        status, text, stack = EXIT_FAILED, str(error), str(error)
+        status, text, stack = statuses.UNFIT, str(error), str(error)
     except Exception as error:  # a bug
-        status, text, stack = EXIT_FAILED, f"{type(error).__name__}: {error}", traceback.format_exc()
+        status, text, stack = statuses.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc()
     say(f"hetagent: {text}" if stack == text else stack.rstrip())
     try:
         failures.write_error(text, stack)

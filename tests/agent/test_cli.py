@@ -18,7 +18,7 @@ import pytest
 from tests.support.cluster import NO_STANDBYS
 from tests.support.servers import ROOT, Hetserver
 
-from hetagent import assembly, cli
+from hetagent import assembly, cli, statuses
 from hetagent.job.leaving import AgentError
 from hetagent.job.loop import Identity
 from hetagent.job.output.logs import RoundLogsSpecs
@@ -503,7 +503,7 @@ def test_an_agent_whose_own_server_died_does_not_wait_for_it(hetagent: Start, tm
     children = psutil.Process(process.pid).children()
     (server,) = [child for child in children if "--stop-at-eof" in child.cmdline()]
     server.kill()
-    assert process.wait(30) == 1
+    assert process.wait(30) == statuses.NOBODY
     assert "the server that --standalone started ended with status -9" in (tmp_path / "err").read_text()
     assert not worker.is_running()
 

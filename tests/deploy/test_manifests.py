@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hetagent import statuses
 from hetagent.options.parse import parse
 from hetrdzv.cli import hetserver
 from hetrdzv.client import servers_from
@@ -224,6 +226,48 @@ def test_shellcheck_likes_the_scripts() -> None:
 def test_kubernetes_takes_every_object() -> None:
     said = checked(sys.executable, "-m", "kubernetes_validate", "--strict", *KUBERNETES)
     assert said.count(" passed ") == len(list(objects()))
+
+
+@pytest.mark.parametrize(
+    ("status", "evicted", "action"),
+    [
+        (statuses.FAILED, False, "FailJob"),
+        (statuses.USAGE, False, "FailJob"),
+        (statuses.CANCELLED, False, "FailJob"),
+        (statuses.DRAINED, False, "FailIndex"),
+        (statuses.NOBODY, False, None),
+        (statuses.UNFIT, False, None),
+        (statuses.RESUME, False, None),
+        (statuses.SIGNAL + signal.SIGKILL, False, None),
+        (statuses.RESUME, True, "Ignore"),
+        (statuses.FAILED, True, "Ignore"),
+    ],
+)
+def test_what_becomes_of_a_pod_by_its_exit_status(status: int, evicted: bool, action: str | None) -> None:
+    """None: it is tried again, and counts against `backoffLimitPerIndex`."""
+    agents = [o for o in objects() if o["kind"] == "Job"]
+    assert len(agents) == 2
+    for job in agents:
+        assert _action(job["spec"]["podFailurePolicy"]["rules"], status, evicted) == action
+    for where, name, arguments in STARTS:
+        if name == "hetagent" and where.startswith("kubernetes"):
+            assert parse(arguments, {}).exit_codes == "agent", (
+                "a script's own codes would mean something else"
+            )
+
+
+def _action(rules: list[dict[str, Any]], status: int, evicted: bool) -> str | None:
+    """The first rule that matches, as Kubernetes reads them."""
+    for rule in rules:
+        codes = rule.get("onExitCodes")
+        if codes is None:
+            matches = evicted and any(one["type"] == "DisruptionTarget" for one in rule["onPodConditions"])
+        else:
+            assert codes["operator"] == "In"
+            matches = status in codes["values"]
+        if matches:
+            return str(rule["action"])
+    return None
 
 
 def test_every_pod_is_as_small_as_it_can_be() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from hetagent import statuses
 from tests.support.certificates import Authority, Tls
 from tests.support.cluster import Agent, wait_for
 from tests.support.programs.start import start_program
@@ -68,7 +69,7 @@ def test_a_job_runs_on_over_tls_while_its_token_changes(tmp_path: Path) -> None:
             other = start(
                 tmp_path, "other", "hetagent.cli", *own, "--group", "team-b-bert", "--no-python", "true"
             )
-            assert other.wait() == 1, other.stderr
+            assert other.wait() == statuses.UNFIT, other.stderr
             assert "its role is agent, its groups are team-a-*" in other.stderr
             wait_for(lambda: agent.process.poll() is not None or (tmp_path / "runs").exists(), "the worker")
             assert agent.process.poll() is None, agent.stderr

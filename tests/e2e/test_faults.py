@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hetagent import statuses
 from tests.support.cluster import PAIR, THREE, Cluster, leftovers, wait_for
 from tests.support.disks import fill, small_disk
 
@@ -79,7 +80,7 @@ def test_a_short_stop_is_no_loss_and_a_second_agent_with_a_node_id_in_use_is_ref
     assert pair.pids() == before
 
     intruder = pair.agent("b", 1)
-    assert intruder.wait() == 1
+    assert intruder.wait() == statuses.UNFIT
     assert "node id 'b' of group 'job' belongs to an agent at 127.0.0.1 that is alive" in intruder.stderr
     assert "--node-id" in intruder.stderr
     pair.agents["b"] = rightful

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hetagent import statuses
 from tests.support.cluster import PAIR, THREE, Cluster, cluster, leftovers, wait_for
 
 
@@ -136,7 +137,7 @@ def test_a_new_node_is_kept_as_a_spare_and_fills_a_loss(job: Cluster) -> None:
 def test_too_few_nodes_time_out(tmp_path: Path) -> None:
     with cluster(tmp_path, "--nnodes", "2", "--join-timeout-s", "2") as job:
         agent = job.agent("a", 1)
-        assert agent.wait() == 1
+        assert agent.wait() == statuses.NOBODY
         assert "not enough nodes joined within 2 s: 1 of 2 nodes ready (a)" in agent.stderr
 
 

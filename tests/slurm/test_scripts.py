@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.job.leaving import EXIT_RESUME
+from hetagent import statuses
 from hetagent.options.model import Options
 from hetagent.options.parse import parse
 from hetrdzv.cli import hetserver
@@ -95,7 +95,7 @@ def test_requeue_begins_in_time_and_knows_its_signals() -> None:
     number = signal.Signals[f"SIG{warned[1]}"]
     assert number in options(path).signals
     assert options(path).grace_s == int(warned[2]) - 5
-    assert f"\n    {EXIT_RESUME} | {128 + number} | {128 + signal.SIGTERM})" in text
+    assert f"\n    {statuses.RESUME} | {128 + number} | {128 + signal.SIGTERM})" in text
     assert float(str(options(path).spec["stop_timeout_s"])) <= int(warned[2]) - 30
 
 

@@ -3,15 +3,9 @@
 import signal
 from dataclasses import dataclass
 
+from hetagent import statuses
 from hetagent.job import failures
 from hetrdzv.protocol.directive import DirectiveReply
-
-EXIT_FAILED = 1
-"""What the server has an agent exit with for a failure that is not a worker's own (docs/design.md, Agent)."""
-
-
-EXIT_RESUME = 75
-"""After an announced stop: nothing is wrong, and the job goes on once its nodes are back (EX_TEMPFAIL)."""
 
 A_PERSONS = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 """Signals of a person at a terminal, who does not wait. Schedulers send others: they announce a stop."""
@@ -80,7 +74,7 @@ class Leaving:
         """Why this agent did not see the job to its end; None if it did."""
         if self.signum is not None:
             return f"got {self.signum.name}"
-        if outcome is not None and outcome.outcome is None and outcome.exit_code == EXIT_FAILED:
+        if outcome is not None and outcome.outcome is None and outcome.exit_code == statuses.FAILED:
             return outcome.why
         return self.because or None
 

@@ -48,6 +48,11 @@ OUR_FLAGS: Flags = {
         "help": "Seconds from SIGTERM until this node is killed, in which workers that ask for it may save "
         f"(or HET_GRACE_S; default: {GRACE_S:g}; 0: they are stopped at once).",
     },
+    "--exit-codes": {
+        "choices": ("worker", "agent"),
+        "default": "worker",
+        "help": "If a worker's code fails the job, exit with it (worker, default), or always with 1 (agent).",
+    },
     "--require-rendezvous": {
         "action": "store_true",
         "help": "Fail a job whose workers end well but never met (init_process_group); give it on every node.",

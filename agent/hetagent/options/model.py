@@ -73,6 +73,7 @@ class Options:
         weight: how fast each worker of this node is, compared with those of others; None: nobody said.
         spec: the given settings of the group, by name.
         signals: the agent stops its workers and leaves on these.
+        exit_codes: whose exit status the agent has if a worker's own code has failed the job: `worker` or `agent`.
         shutdown_timeout_s: seconds between SIGTERM and SIGKILL on this node; None: the group's.
         grace_s: how long this node has from SIGTERM to the agent until it has to be gone (seconds).
         script: the training script, module or program; None: the group's command.
@@ -106,6 +107,7 @@ class Options:
     report_stderr: bool
     notice_signal: signal.Signals | None
     require_rendezvous: bool
+    exit_codes: str
     shutdown_timeout_s: float | None
     grace_s: float
     script: str | None

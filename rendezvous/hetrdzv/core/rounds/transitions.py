@@ -46,7 +46,8 @@ class Work:
 
     def change(self, **fields: object) -> None:
         """Replace fields of the group; the group stays the same object where nothing differs."""
-        if any(getattr(self.group, name) != value for name, value in fields.items()):
+        before = ((getattr(self.group, name), value) for name, value in fields.items())
+        if any(old is not value and old != value for old, value in before):  # to compare all nodes takes long
             self.group = replace(self.group, **fields)  # type: ignore[arg-type]
 
     def change_node(self, node: Node, **fields: object) -> Node:

@@ -1,0 +1,44 @@
+"""hetagent's exit statuses (docs/flags.md): what whoever has started it can go by."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hetrdzv.protocol.directive import DirectiveReply
+
+FAILED = 1
+"""The job failed, and no worker's own code says how; or a bug."""
+
+USAGE = 2
+CANCELLED = 3
+DRAINED = 4
+
+NOBODY = 69
+"""No server answered, or the other nodes did not come (EX_UNAVAILABLE): later it may work."""
+
+UNFIT = 71
+"""This node cannot take part, or was refused (EX_OSERR); the job may go on without it."""
+
+RESUME = 75
+"""After an announced stop: nothing is wrong, and the job goes on once its nodes are back (EX_TEMPFAIL)."""
+
+SIGNAL = 128
+"""And the number of the signal that the agent got."""
+
+NO_SERVER = ("unreachable", "no server")
+NO_JOB = ("join_timeout", "master_unreachable")
+NO_PLACE = ("refused", "rejected", "left")
+
+
+def status_of(outcome: "DirectiveReply | None", *, fixed: bool) -> int:
+    """The exit status of an agent that got no signal.
+
+    Args:
+        outcome: the last directive (`exit`); None: this node left by itself.
+        fixed: a worker's own code, which may be any, is `FAILED`.
+    """
+    if outcome is None or outcome.exit_code is None or outcome.code in NO_PLACE:
+        return UNFIT
+    cause = outcome.root_cause.kind if outcome.root_cause is not None else ""
+    if outcome.code in NO_SERVER or cause in NO_JOB:
+        return NOBODY
+    return FAILED if fixed and outcome.outcome == "failed" else outcome.exit_code

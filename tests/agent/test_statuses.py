@@ -1,0 +1,44 @@
+"""Exit statuses: what whoever has started an agent can go by."""
+
+from typing import Any
+
+import pytest
+from tests.agent.torchrun.driver import directive
+
+from hetagent.statuses import status_of
+from hetrdzv.protocol.directive import FailureReply, RootCauseReply
+from hetrdzv.protocol.facts.other import Other
+
+
+def failed(kind: str, exit_code: int | None = None) -> dict[str, Any]:
+    """What the server says of a job that failed."""
+    failure = None if exit_code is None else FailureReply(local_rank=0, rank=0, exit_code=exit_code)
+    cause = RootCauseReply(reason=Other(kind="?"), kind=kind, message="m", failure=failure)
+    return {"code": "failed", "outcome": "failed", "root_cause": cause, "exit_code": exit_code or 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "fixed"),
+    [
+        ({"code": "succeeded", "outcome": "succeeded", "exit_code": 0}, 0, 0),
+        (failed("worker_failed", 7), 7, 1),
+        (failed("worker_failed", 4), 4, 1),
+        (failed("worker_failed"), 1, 1),
+        (failed("join_timeout"), 69, 69),
+        (failed("master_unreachable"), 69, 69),
+        ({"code": "cancelled", "outcome": "cancelled", "exit_code": 3}, 3, 3),
+        ({"code": "drained", "exit_code": 4}, 4, 4),
+        ({"code": "unreachable", "exit_code": 1}, 69, 69),
+        ({"code": "no server", "exit_code": 1}, 69, 69),
+        ({"code": "refused", "exit_code": 1}, 71, 71),
+        ({"code": "rejected", "exit_code": 1}, 71, 71),
+        ({"code": "broken", "exit_code": 1}, 1, 1),
+    ],
+)
+def test_the_status_says_what_to_do_next(said: dict[str, Any], status: int, fixed: int) -> None:
+    outcome = directive("exit", 0, **said)
+    assert (status_of(outcome, fixed=False), status_of(outcome, fixed=True)) == (status, fixed)
+
+
+def test_a_node_that_left_by_itself_is_unfit() -> None:
+    assert status_of(None, fixed=False) == status_of(None, fixed=True) == 71

@@ -7,7 +7,7 @@ from tests.agent.torchrun.driver import directive
 
 from hetagent.statuses import status_of
 from hetrdzv.protocol.directive import FailureReply, RootCauseReply
-from hetrdzv.protocol.facts.other import Other
+from hetrdzv.protocol.facts.parts import Other
 
 
 def failed(kind: str, exit_code: int | None = None) -> dict[str, Any]:

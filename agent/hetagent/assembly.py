@@ -221,6 +221,7 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
         worker_env=worker_env,
         stop_timeout_s=options.shutdown_timeout_s,
         grace_s=options.grace_s,
+        warnings=options.warnings,
         tell=tell,
         secrets=node.access.secrets,
         signals=options.signals,
@@ -303,7 +304,7 @@ def _furnish(rooms: list[Room], node: Node, line: Line) -> None:
 
 
 def _status(agent: Agent, options: Options) -> int:
-    if agent.signum is not None:
+    if agent.signum is not None and not (agent.announced and agent.outcome is not None):
         return statuses.RESUME if agent.announced else statuses.SIGNAL + agent.signum
     return statuses.status_of(agent.outcome, fixed=options.exit_codes == "agent")
 

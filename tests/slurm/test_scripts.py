@@ -94,7 +94,9 @@ def test_requeue_begins_in_time_and_knows_its_signals() -> None:
     assert warned is not None
     number = signal.Signals[f"SIG{warned[1]}"]
     assert number in options(path).signals
-    assert options(path).grace_s == int(warned[2]) - 5
+    assert f"\nexport SBATCH_SIGNAL=${{SBATCH_SIGNAL:-{warned[1]}@{warned[2]}}} " in text, (
+        "what the agents read"
+    )
     assert f"\n    {statuses.RESUME} | {128 + number} | {128 + signal.SIGTERM})" in text
     assert float(str(options(path).spec["stop_timeout_s"])) <= int(warned[2]) - 30
 

@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 import traceback
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -66,6 +66,7 @@ class Agent:
         stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's setting.
         grace_s: how long this node has from a scheduler's signal until it has to be gone (seconds), in which workers
             may save that ask for it; 0: they get the signal at once.
+        warnings: the same for signals that come earlier than others.
         tell: shows one line to the person at the terminal.
         secrets: what no failure report may contain.
         signals: on which signals the agent stops its workers and leaves.
@@ -90,6 +91,7 @@ class Agent:
         worker_env: Mapping[str, str],
         stop_timeout_s: float | None,
         grace_s: float,
+        warnings: Mapping[signal.Signals, float] = {},
         tell: Callable[[str], None],
         secrets: Callable[[], Collection[str]] = tuple,
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
@@ -105,7 +107,7 @@ class Agent:
         self._rooms = rooms
         self._worker_env = worker_env
         self._stop_timeout_s = stop_timeout_s
-        self._grace_s = grace_s
+        self._graces = defaultdict(lambda: grace_s, warnings)
         self._group_stop_timeout_s = DEFAULTS.stop_timeout_s
         self._tell = tell
         self._warn = Once(tell)
@@ -117,6 +119,7 @@ class Agent:
         self._round = 0  # the newest round that was started here, or over before it was
         self._local: LocalRound | None = None  # this node's part of it
         self._ready_after_stop = False  # join again once the workers are gone
+        self._done = False  # the newest round's workers have succeeded, and others still work
         self._pids: list[int] = []  # of the newest round's workers
         self._leaving = Leaving()
         self._leftovers = Leftovers(identity.incarnation, tell, partial(kept, rooms))
@@ -150,7 +153,7 @@ class Agent:
     @property
     def announced(self) -> bool:
         """Whether the others were told before, and workers here could save."""
-        return self._leaving.gone_at is not None
+        return self._leaving.gone_at is not None and not self._leaving.hurried
 
     @property
     def ended_by(self) -> str:
@@ -234,7 +237,12 @@ class Agent:
     @property
     def _is_over(self) -> bool:
         """Whether nothing is left to do: the outcome is known, or this node leaves, and no worker is left."""
-        return not self._has_workers and self._leaves
+        if self._has_workers or not self._leaves:
+            return False
+        waits = (
+            self._done and self._leaving.stop_at is not None
+        )  # to go now would end the round of the others
+        return self.outcome is not None or not waits
 
     @property
     def _leaves(self) -> bool:
@@ -304,8 +312,8 @@ class Agent:
 
     def _on_first_signal(self, signum: signal.Signals) -> None:
         self._leaving.signum = signum
-        if signum not in A_PERSONS and self._grace_s > 0 and self._may_save:
-            save_s = self._leaving.announce(self._grace_s, time.monotonic())
+        if signum not in A_PERSONS and self._graces[signum] > 0 and self._may_save:
+            save_s = self._leaving.announce(self._graces[signum], time.monotonic())
             self._line.leaving(signum.name, save_s)
             self._tell(
                 f"got {signum.name}: leaving once the workers have saved, in {save_s:g} s at the latest; "
@@ -369,6 +377,7 @@ class Agent:
         else:
             self._tell(f"round {self._round}: all local workers succeeded; waiting for the others")
             self._account.waits_for_others(time.monotonic())
+            self._done = True
             self._line.say(reports.succeeded(self._round, **self._local.report(ReportKind.SUCCEEDED)))
             self._clear_workers(spare_detached=True)
 
@@ -397,7 +406,7 @@ class Agent:
                 self._tell(f"round {directive.round} is over: {directive.why}")
                 self._account.loses(directive.why, time.monotonic())
                 self._round = max(self._round, directive.round)
-                self._ready_after_stop = True
+                self._ready_after_stop, self._done = True, False
                 self._tell_rooms(directive)
                 if self._local is not None:
                     self._local.stop_for_others(signal.SIGTERM, self._stop_s())
@@ -481,7 +490,7 @@ class Agent:
                 self._local.start_again(start)
                 self._start_workers()
             return
-        self._round = number
+        self._round, self._done = number, False
         self._between.readiness.rest()
         assignment = Assignment(
             group=self._identity.group,

@@ -98,14 +98,12 @@ class Notices(Room):
                 self._send(self._signum, self._workers.alive)
 
     def heeds_notice(self) -> bool:
-        return bool(self._heeding())
+        return self._notice is not None or bool(self._asking())
 
-    def _heeding(self) -> set[int]:
-        """The local ranks that are waited for: with `notice_s` all, else those that have asked for a notice."""
+    def _asking(self) -> set[int]:
+        """The local ranks that have asked for a notice, or handle its signal."""
         if self._workers is None or self._folder is None:
             return set()
-        if self._notice_s > 0:
-            return set(self._workers.pids)
         alive, signum = self._workers.alive, self._signum
         return {
             local_rank
@@ -140,8 +138,8 @@ class Notices(Room):
         if notice is None or workers is None or self._all_ready:
             return
         ready = notice.ready() | {end.local_rank for end in workers.exits if end.succeeded}
-        heeding = self._heeding()
-        self._all_ready = ready >= heeding and (notice.answered() or not heeding)
+        awaited = set(workers.pids) if self._notice_s > 0 else self._asking()
+        self._all_ready = ready >= awaited and (notice.answered() or not awaited)
         if self._all_ready:
             self._tell(f"round {self._round}: the workers are ready to stop")
             self._line.say(reports.ready_to_stop(self._round))

@@ -40,7 +40,7 @@ OUR_FLAGS: Flags = {
     "--notice-signal": {
         "type": told(notice_signal),
         "metavar": "SIGUSR1",
-        "help": "What workers that handle it get when their round is about to end (--notice-s).",
+        "help": "What workers that handle it get when their round is about to end.",
     },
     "--grace-s": {
         "type": told(grace),

@@ -51,6 +51,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         launch_flags={name: getattr(args, name) for name in map(dest, OWN_FLAGS)},
         shutdown_timeout_s=_shutdown_timeout_s(args, environ),
         grace_s=_grace_s(args, environ),
+        warnings=getattr(args, "warnings", {}),
         script=args.training_script,
         script_args=tuple(args.training_script_args),
         notes=(*filled, *_ignored(environ)),

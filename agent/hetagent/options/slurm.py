@@ -7,7 +7,7 @@ import re
 import signal
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hetagent.feature import Feature
 from hetagent.node.console import counted
@@ -69,7 +69,7 @@ class Defaults:
         gpus: how many.
         nnodes: how many, if this step has all nodes of the job.
         signals: those to handle besides `--signals-to-handle`.
-        grace_s: how long a node has that has to go (seconds).
+        warnings: how long a node has from a signal that Slurm sends before others (seconds).
         notes: what was taken, and what looks like a mistake, to show at the start.
     """
 
@@ -78,7 +78,7 @@ class Defaults:
     gpus: int | None = None
     nnodes: int | None = None
     signals: tuple[signal.Signals, ...] = ()
-    grace_s: int | None = None
+    warnings: Mapping[signal.Signals, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -133,13 +133,14 @@ class Slurm(Feature):
                 standalone=bool(args.standalone),
             ),
         )
-        for name in ("group", "node_id", "gpus", "nnodes", "grace_s"):
+        for name in ("group", "node_id", "gpus", "nnodes"):
             if (value := getattr(from_slurm, name)) is not None:
                 setattr(args, name, str(value))
         if from_slurm.signals:
             args.signals_to_handle = ",".join(
                 dict.fromkeys(each.name for each in (*signals, *from_slurm.signals))
             )
+        args.warnings = from_slurm.warnings
         return from_slurm.notes
 
 
@@ -162,7 +163,7 @@ def defaults(environ: Mapping[str, str], given: Given) -> Defaults:
         # otherwise another step of this job, or another job, may add nodes to the group
         nnodes=step.nodes if is_slurms and given.nnodes is None and _alone(step, given) else None,
         signals=_signals(step) if given.signals is None else (),
-        grace_s=None if given.grace or step.preempt_s is None else max(0, step.preempt_s - EARLY_S),
+        warnings={} if given.grace else _warnings(step),
     )
     if told := _told(taken, step, given):
         notes.insert(0, f"from Slurm's job step {step.job}.{step.number}: {told}")
@@ -273,8 +274,7 @@ def _told(taken: Defaults, step: Step, given: Given) -> str:
         told.append(counted(taken.nnodes, "node"))
     if step.preempt is not None and step.preempt in taken.signals:
         told.append(f"{step.preempt.name} before the end")
-    if taken.grace_s is not None:
-        told.append(f"{taken.grace_s} s from then on")
+        told += [f"{grace_s:g} s from then on" for grace_s in taken.warnings.values()]
     return ", ".join(told)
 
 
@@ -287,6 +287,12 @@ def _signals(step: Step) -> tuple[signal.Signals, ...]:
     if step.preempt is None or step.preempt in UNHANDLED:
         return CUSTOMARY_SIGNALS
     return tuple(dict.fromkeys((*CUSTOMARY_SIGNALS, step.preempt)))
+
+
+def _warnings(step: Step) -> Mapping[signal.Signals, float]:
+    if step.preempt is None or step.preempt_s is None:
+        return {}
+    return {step.preempt: float(max(0, step.preempt_s - EARLY_S))}
 
 
 def _refuse_several_tasks(step: Step, given: Given) -> None:

@@ -208,7 +208,7 @@ class Line:
         self.close()  # if the thread has ended already
 
     def give_up(self, why: str) -> None:
-        """There is no server any more and there will be none: the agent exits with 1."""
+        """There is no server any more and there will be none: the agent exits."""
         self._hopeless = True
         self._exit("no server", why)
 

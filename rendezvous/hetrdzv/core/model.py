@@ -110,6 +110,7 @@ class Node(Offer):
         stop_told_at: when the agent first said that it has got what tells it to stop, its newest round having ended:
             an answer may be lost on its way; None before (memory only).
         heir: the node that takes its place in its unit, unless it is heard again (units.py); None: nobody does.
+        maybe_late: its join may have come late, after its heir's, from an agent that is gone, until it is heard again.
     """
 
     node_id: str
@@ -131,6 +132,7 @@ class Node(Offer):
     stop_told_at: float | None = None
     former: tuple[str, ...] = ()
     heir: str | None = None
+    maybe_late: bool = False
     replaced: tuple[Difference, ...] = ()
 
     @property

@@ -253,7 +253,7 @@ class OtherNode:
     def ask(self, method: str, path: str, **body: Any) -> dict[str, Any]:
         reply = httpx.request(method, f"{self.rig._url}{path}", json=body, trust_env=False)
         reply.raise_for_status()
-        found: dict[str, Any] = reply.json()
+        found: dict[str, Any] = reply.json() if reply.content else {}
         return found
 
     def ready(self, after: int = 0) -> None:

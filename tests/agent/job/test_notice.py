@@ -226,17 +226,72 @@ def test_workers_that_ask_for_it_save_before_their_node_goes(rig: Make) -> None:
     assert "ready_to_stop" in made.kinds()
 
 
-@pytest.mark.parametrize("asked", ["", ASK])
-def test_workers_that_do_not_save_are_stopped_in_time(rig: Make, asked: str) -> None:
-    """Those that never asked at once, the others before their node is killed, whatever they do."""
-    made = rig(f"trap 'touch got' TERM; {asked} touch up; while :; do sleep 0.05; done", grace_s=3.0)
+def test_workers_that_do_not_save_are_stopped_in_time(rig: Make) -> None:
+    """Before their node is killed, whatever they do."""
+    script = f"trap 'touch got' TERM; {ASK} touch up; while :; do sleep 0.05; done"
+    made = rig(script, grace_s=4.0, stop_timeout_s=600.0)
     made.offers(takes_notice=True)
-    began = time.monotonic()
+    got: list[float] = []
+    made.run(
+        made.appears("up"), running(made), lambda: got.append(time.monotonic()), made.gets(signal.SIGTERM)
+    )
+    assert time.monotonic() < got[0] + 60
+    assert (made.folder / "got").exists()
+    assert made.agent.announced
+    assert "notice_expired" in made.kinds()
+
+
+@pytest.mark.parametrize("notice_s", [0.0, 3600.0])
+def test_workers_that_never_asked_get_the_signal_at_once(rig: Make, notice_s: float) -> None:
+    made = rig(
+        "trap 'touch got; exit 0' TERM; touch up; while :; do sleep 0.05; done",
+        grace_s=3600.0,
+        notice_s=notice_s,
+    )
+    made.offers(takes_notice=True)
     made.run(made.appears("up"), running(made), made.gets(signal.SIGTERM))
     assert (made.folder / "got").exists()
-    assert made.agent.announced is bool(asked)
-    assert ("notice_expired" in made.kinds()) is bool(asked)
-    assert not asked or time.monotonic() < began + 15 + 3
+    assert not made.agent.announced
+
+
+def test_a_handler_of_the_notices_signal_asks_for_it(rig: Make) -> None:
+    script = f"trap 'touch saved; {SAY} exit 0' USR1; touch up; while :; do sleep 0.05; done"
+    made = rig(script, grace_s=3600.0, notice_signal=signal.SIGUSR1)
+    made.offers(takes_notice=True)
+    made.run(made.appears("up"), running(made), made.gets(signal.SIGTERM))
+    assert (made.folder / "saved").exists()
+    assert made.agent.announced
+
+
+def test_a_job_that_ends_in_time_has_succeeded(rig: Make) -> None:
+    made = rig(f"{ASK} touch up; {WAIT} exit 0", grace_s=3600.0)
+    made.offers(takes_notice=True)
+    assert made.run(made.appears("up"), running(made), made.gets(signal.SIGTERM)) == 0
+    assert made.group()["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_on_other_nodes_only_workers_that_ask_are_waited_for(rig: Make, asked: bool) -> None:
+    save = f"{WAIT} touch told; {SAY} exit 0" if asked else "sleep 3600"
+    script = f"{ASK if asked else ''} touch up.$HET_ROUND; test $HET_ROUND = 1 || exit 0; {save}"
+    made = rig(script, min_nodes=1, max_nodes=2)
+    made.offers(takes_notice=True)
+    other = OtherNode(made, "b")
+
+    def joins() -> None:
+        soon(lambda: made.group()["nodes"], "the first node")
+        other.ask("PUT", "/nodes/b", incarnation="m", slots=1, address="127.0.0.1", port=1, takes_notice=True)
+        other.reports("started")
+
+    def goes() -> None:
+        other.reports("leaving", message="SIGTERM", grace_s=3600.0)
+        other.reports("ready_to_stop")
+        soon(lambda: made.group()["nodes"] and "ready_to_stop" in made.kinds(), "the end of the notice")
+        other.ask("DELETE", "/nodes/b?incarnation=m")
+
+    assert made.run(made.exists, joins, made.appears("up.1"), running(made), goes) == 0
+    assert (made.folder / "told").exists() is asked
+    assert made.group()["restarts"] == 0
 
 
 def test_a_second_signal_waits_for_nobody(rig: Make) -> None:

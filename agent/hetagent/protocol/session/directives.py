@@ -201,7 +201,7 @@ class Directives:
             self._hand(self._own(DirectiveKind.STOP, code, why))
 
     def exit(self, code: str, why: str) -> None:
-        """Tell the agent to stop its workers and exit with 1."""
+        """Tell the agent to stop its workers and exit."""
         self._exit(self._own(DirectiveKind.EXIT, code, why, exit_code=1))
 
     def _own(self, kind: DirectiveKind, code: str, why: str, exit_code: int | None = None) -> DirectiveReply:

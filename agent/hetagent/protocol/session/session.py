@@ -379,7 +379,7 @@ class Session:
         return is_news and (directive.code == "not_ready") != bool(self._not_ready)
 
     def _give_up(self, why: str, code: str = "refused", *, gone: bool = True) -> None:
-        """This agent cannot continue: it has to stop its workers and exit with 1.
+        """This agent cannot continue: it has to stop its workers and exit.
 
         Args:
             code: the directive's.

@@ -106,11 +106,11 @@ def known_node(group: Group, node_id: str) -> Node:
 def heard(work: Work, node: Node) -> Node:
     """Record that a node's agent was heard from."""
     heir = node.heir if node.gone else None  # one that is gone has its place back once it joins
-    other = work.group.nodes.get(node.heir or "") if node.in_doubt else None
-    node = work.change_node(node, heard_at=work.now, cut_at=None, heir=heir)
-    if other is not None and node.joined_at <= other.joined_at:  # at the same address, and yet another node
-        if node.joined_at < other.joined_at == other.heard_at:  # unless its join came late: until it is heard
-            work.change_node(other, heir=node.node_id)
+    other = work.group.nodes.get(node.heir or "") if node.in_doubt and not node.maybe_late else None
+    node = work.change_node(node, heard_at=work.now, cut_at=None, heir=heir, maybe_late=False)
+    if other is not None:  # at the same address, and yet another node
+        if node.joined_at < other.joined_at == other.heard_at:
+            work.change_node(other, heir=node.node_id, maybe_late=True)
         take_place_in_unit(work, other.node_id, beside=node.node_id)
     return node
 
@@ -175,8 +175,11 @@ def withdraw(
     elif node.failure is not None and current.end is not None and work.group.gave_up(node):
         departed = {**current.end.departed, node.node_id: node.failure}
         work.change(round=replace(current, end=replace(current.end, departed=departed)))
-    elif isinstance(cause, MemberDrained) or gone_at is not None:
+    elif isinstance(cause, MemberDrained):
+        stop_kindly(work, cause)
+    elif gone_at is not None:
         stop_kindly(work, cause, gone_at)
+        _note_departure(work, node)
     else:
         end_round(work, cause, since=since)
         if work.group.round is not current:
@@ -208,7 +211,8 @@ def set_leaving(work: Work, node: Node, why: Going, gone_at: float | None = None
         notice = work.group.round.notice if work.group.round is not None else None
         runs_on = work.group.in_round(node) and not work.group.part_done(node)
         if notice is not None and by_itself and runs_on:
-            _hasten(work, notice, gone_at)  # it was drained, and ran on
+            work.change_node(node, leaving=why)  # it was drained, and ran on
+            _hasten(work, notice, gone_at)
         return
     node = work.change_node(node, leaving=why)
     work.say(events.NodeLeaving(why=why), node.node_id)

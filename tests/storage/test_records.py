@@ -290,6 +290,7 @@ def full() -> Group:
         gone_why=Silent(for_s=5.0),
         former=("w",),
         heir="gpu0x",
+        maybe_late=True,
         replaced=(Difference("max_nodes", "2", "5"),),
     )
     end = End(

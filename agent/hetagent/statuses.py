@@ -25,7 +25,6 @@ SIGNAL = 128
 """And the number of the signal that the agent got."""
 
 NO_SERVER = ("unreachable", "no server")
-NO_JOB = ("join_timeout", "master_unreachable")
 NO_PLACE = ("refused", "rejected", "left")
 
 
@@ -39,6 +38,6 @@ def status_of(outcome: "DirectiveReply | None", *, fixed: bool) -> int:
     if outcome is None or outcome.exit_code is None or outcome.code in NO_PLACE:
         return UNFIT
     cause = outcome.root_cause.kind if outcome.root_cause is not None else ""
-    if outcome.code in NO_SERVER or cause in NO_JOB:
+    if outcome.code in NO_SERVER or cause == "join_timeout":
         return NOBODY
     return FAILED if fixed and outcome.outcome == "failed" else outcome.exit_code

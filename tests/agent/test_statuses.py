@@ -25,7 +25,7 @@ def failed(kind: str, exit_code: int | None = None) -> dict[str, Any]:
         (failed("worker_failed", 4), 4, 1),
         (failed("worker_failed"), 1, 1),
         (failed("join_timeout"), 69, 69),
-        (failed("master_unreachable"), 69, 69),
+        (failed("master_unreachable"), 1, 1),
         ({"code": "cancelled", "outcome": "cancelled", "exit_code": 3}, 3, 3),
         ({"code": "drained", "exit_code": 4}, 4, 4),
         ({"code": "unreachable", "exit_code": 1}, 69, 69),

@@ -231,7 +231,7 @@ def test_exit_statuses_are_seen_when_the_launcher_ignores_sigchld(monkeypatch: p
     ("error", "status", "message", "stack"),
     [
         (devices.DeviceError("no GPU here"), 2, "no GPU here", "no GPU here"),
-        (AgentError("no port"), 1, "no port", "no port"),
+        (AgentError("no port"), statuses.UNFIT, "no port", "no port"),
         (KeyError("x"), 1, "KeyError: 'x'", "Traceback (most recent call last):"),
     ],
 )
@@ -508,6 +508,7 @@ def test_an_agent_whose_own_server_died_does_not_wait_for_it(hetagent: Start, tm
     assert not worker.is_running()
 
 
+@pytest.mark.long
 def test_two_workers_on_two_mig_slices_see_one_each(hetagent: Start, tmp_path: Path) -> None:
     words = ("--standalone", "--nproc-per-node", "2", "--no-python")
     agent = hetagent(
@@ -521,6 +522,7 @@ def test_two_workers_on_two_mig_slices_see_one_each(hetagent: Start, tmp_path: P
     assert [(tmp_path / f"slice{rank}").read_text().strip() for rank in (0, 1)] == ["MIG-a", "MIG-b"]
 
 
+@pytest.mark.long
 def test_two_agents_on_one_host_need_no_names(hetagent: Start, tmp_path: Path) -> None:
     """As with torchrun. Each takes its own name, says so, and gets it back after a restart."""
     script = ("--no-python", "sh", "-c", "touch up$$HET_NODE_ID; while [ ! -e stop ]; do sleep 0.02; done")
@@ -549,6 +551,7 @@ def test_two_agents_on_one_host_need_no_names(hetagent: Start, tmp_path: Path) -
     assert note not in (tmp_path / "err1").read_text()
 
 
+@pytest.mark.long
 def test_closed_streams_are_opened_before_files_get_their_numbers() -> None:
     words = (sys.executable, "-m", "hetagent", *STANDALONE, "--no-python")
     looks = "readlink /proc/$HET_AGENT_PID/fd/0 /proc/$HET_AGENT_PID/fd/2; echo to nobody >&2"

@@ -74,6 +74,7 @@ class Job:
         return each[0]
 
 
+@pytest.mark.long
 def test_shares_after_a_slow_node_joins_leaves_and_gets_slower(tmp_path: Path) -> None:
     flags = ("--nnodes", "2:3", "--last-call-s", "1", "--stop-timeout-s", "5", "--device", "cpu")
     with cluster(tmp_path, *flags) as made:

@@ -118,6 +118,7 @@ time.sleep(300)
 """Imports a module that is installed and one of its own, and says which of them were there before."""
 
 
+@pytest.mark.long
 def test_what_the_script_imports_is_imported_ahead_if_it_is_installed(job: Cluster, tmp_path: Path) -> None:
     """Once the workers have imported nothing for a while, their standbys import it as well."""
     (tmp_path / "script.py").write_text(IMPORTS)
@@ -156,6 +157,7 @@ time.sleep(300)
 """
 
 
+@pytest.mark.long
 def test_after_a_new_release_all_ranks_run_it(job: Cluster, tmp_path: Path) -> None:
     """Both standbys waited in the old one's folder; afterwards there are standbys again."""
     for release in "12":

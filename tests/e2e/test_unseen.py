@@ -36,6 +36,7 @@ def start(job: Cluster, script: Path, env: dict[str, str]) -> None:
     job.run("a", [sys.executable, "-m", "hetagent.cli", *own, *job.flags, str(script)], env)
 
 
+@pytest.mark.long
 def test_a_job_that_goes_on_unseen_is_no_crash_loop(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SAVES)

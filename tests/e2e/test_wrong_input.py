@@ -24,6 +24,7 @@ import pytest
 from hetagent import (
     assembly,  # noqa: F401 - imported once here, not by every forked agent
     cli,
+    statuses,
 )
 from hetagent.node.network import hold_port
 from hetagent.protocol.session import joining
@@ -32,7 +33,7 @@ from tests.support.servers import ROOT, Hetserver, free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
-FAILED, USAGE = 1, 2
+FAILED, USAGE, NOBODY, UNFIT = statuses.FAILED, statuses.USAGE, statuses.NOBODY, statuses.UNFIT
 CPU = ("--gpus", "1", "--device", "cpu")
 AWAY = ("--server", "127.0.0.1:9")
 """A server that is never asked, in cases that end before: --standalone would start one for each, two seconds of CPU."""
@@ -257,7 +258,7 @@ def test_numa_binding_that_cannot_work(
 def test_no_server_there(hetagent: Run) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     said = hetagent("--server", url, "--connect-timeout-s", "0.5", *CPU, "--node-id", "a", "train.py")
-    assert said.status == FAILED
+    assert said.status == NOBODY
     refused = f"no server answers ({url}: connection refused)"
     assert f"hetagent[a]: {refused}; trying again" in said.text
     assert f"ended    {refused}; gave up after 0.5 s: start hetserver there, or check --server" in said.text
@@ -291,7 +292,7 @@ def test_a_server_that_is_another_program(hetagent: Run) -> None:
         said = hetagent("--server", url, *CPU, "train.py")
         web.shutdown()
         thread.join()
-    assert said.status == FAILED
+    assert said.status == UNFIT
     assert (
         f"refused  {url} answered, but is not a hetserver (HTTP 404, text/html): check --server" in said.text
     )
@@ -316,7 +317,7 @@ def test_a_server_that_does_not_even_speak_http(hetagent: Run) -> None:
         said = hetagent("--server", url, *CPU, "--connect-timeout-s", "2", "train.py")
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
-    assert said.status == FAILED
+    assert said.status == UNFIT
     assert f"refused  {url} answered, but is not a hetserver (no HTTP): check --server" in said.text, (
         said.text
     )
@@ -351,7 +352,7 @@ def test_no_free_port(hetagent: Run, server: Hetserver) -> None:
     with one, two:
         ports = f"{first}-{first + 1}"
         said = hetagent("--server", server.url, *CPU, "--node-id", "a", "--port-range", ports, "train.py")
-    assert said.status == FAILED
+    assert said.status == UNFIT
     assert said.text.splitlines()[-1] == (
         f"hetagent: node 'a' cannot offer a port for the next round: no free port in {ports} on 127.0.0.1 "
         "(Address already in use): widen --port-range, or stop the programs that use them"
@@ -372,13 +373,13 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hetserver]:
 
 def test_no_token(hetagent: Run, guarded: Hetserver) -> None:
     said = hetagent("--server", guarded.url, *CPU, "train.py")
-    assert said.status == FAILED
+    assert said.status == UNFIT
     assert "refused  this server requires a token: set HET_TOKEN or give --token-file" in said.text
 
 
 def test_the_wrong_token(hetagent: Run, guarded: Hetserver) -> None:
     said = hetagent("--server", guarded.url, *CPU, "train.py", HET_TOKEN="a-wrong-one")
-    assert said.status == FAILED
+    assert said.status == UNFIT
     assert (
         "refused  this server does not accept the token: compare it with hetserver's token file" in said.text
     )
@@ -411,7 +412,7 @@ def test_a_node_id_in_use(hetagent: Run, server: Hetserver, monkeypatch: pytest.
     put(server, "used", min_nodes=2)
     put(server, "used/nodes/gpu7", **node())
     said = hetagent("--server", server.url, "--group", "used", "--node-id", "gpu7", *CPU, "train.py")
-    assert said.status == FAILED
+    assert said.status == UNFIT
     text = (
         "node id 'gpu7' of group 'used' belongs to an agent at 10.0.0.5 that is alive: "
         "start this agent with another --node-id, or wait until the other has exited"
@@ -423,7 +424,7 @@ def test_a_node_id_in_use(hetagent: Run, server: Hetserver, monkeypatch: pytest.
 def test_a_spec_that_differs(hetagent: Run, server: Hetserver) -> None:
     put(server, "spec", max_restarts=5)
     said = hetagent("--server", server.url, "--group", "spec", "--max-restarts", "2", *CPU, "train.py")
-    assert said.status == FAILED
+    assert said.status == UNFIT
     assert "refused  " in said.text
     assert "--max-restarts 2 here, 5 there" in said.text
     assert "hetctl delete spec" in said.text
@@ -436,7 +437,7 @@ def test_a_loopback_address_among_nodes_of_other_hosts(hetagent: Run, server: He
         *("--server", server.url, "--group", "loop", "--node-id", "gpu3", "--local-addr", "127.0.0.1", *CPU),
         "train.py",
     )
-    assert said.status == FAILED
+    assert said.status == UNFIT
     assert "'gpu3' offers address 127.0.0.1, but group 'loop' has nodes on other hosts" in said.text
     assert "start hetagent with --local-addr or --interface" in said.text
 

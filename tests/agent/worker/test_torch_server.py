@@ -237,6 +237,7 @@ def test_garbage_that_is_collected_in_a_thread_of_the_server_does_not_harm_it(tm
     assert out == "0 True True\n"
 
 
+@pytest.mark.long
 def test_it_serves_until_the_worker_ends_and_logs_nothing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SERVED)

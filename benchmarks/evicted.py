@@ -92,6 +92,7 @@ def hetrdzv(tries: int, *, announced: bool) -> tuple[list[Gone], int]:
             print(f"  {'announced' if announced else 'not announced'}: {victim} {one}", flush=True)
             gone.append(one)
             number = after.round
+            job.post(f"nodes/{victim}/undrain")  # who comes and goes so often would be set aside
             start(victim)
         return gone, int(job.group()["restarts"])
 
@@ -156,7 +157,8 @@ def main() -> None:
         show(table, "announced" if announced else "not announced", args.tries, gone, restarts)
     if args.torchrun_tries:
         show(table, "torchrun", args.torchrun_tries, torchrun(args.torchrun_tries), "one each")
-    table.note("Median / worst; the agent's row is the worst.")
+    table.note("Median / worst; of the agents the worst.")
+    table.note("Next world: from the last save; if not announced, from the signal.")
     table.show()
 
 

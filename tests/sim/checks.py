@@ -7,6 +7,7 @@ workers against all that is known (`acts_on_start`, `workers_started`).
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 from unittest import mock
 
@@ -59,6 +60,9 @@ class Checks:
         self._timeline = timeline
         self._separate = separate
         self._rounds: dict[int, dict[str, Any]] = {}  # as they became durable
+        self._gone_at: dict[
+            int, float
+        ] = {}  # when the first of those has to stop its workers that said so, by round
         self._done: set[tuple[object, ...]] = set()  # joins and reports that were taken
         self._charged: dict[int, int] = {}
         self._failed: set[int] = set()  # rounds in which workers failed
@@ -296,17 +300,22 @@ class Checks:
             self.violate("a round starts once", f"{node_id} was told {told.version} although it runs")
 
     def _announced(self, old: Group, command: commands.Command, new: Group, now: float) -> None:
-        """A planned stop comes only once workers that take notice have had theirs."""
+        """An announced stop comes only once workers that take notice have had theirs."""
         before, after = old.round, new.round
         if before is None or after is None or before.end is not None or after.number != before.number:
             return
+        if isinstance(command, commands.Report) and command.grace_s is not None:
+            gone_at = now - command.age_s + command.grace_s
+            self._gone_at[before.number] = min(gone_at, self._gone_at.get(before.number, gone_at))
         cancelled = new.state is GroupState.CANCELLED and not old.state.terminal
         planned = after.end is not None and after.end.kind in (
             EndKind.JOINED,
             EndKind.DRAINED,
             EndKind.RESTARTED,
         )
-        if not (cancelled or planned) or old.state is not GroupState.RUNNING or new.spec.notice_s == 0:
+        given, goes = before.notice, self._gone_at.get(before.number, inf)
+        planned = planned or (after.end is not None and given is not None and after.end.cause is given.cause)
+        if not (cancelled or planned) or old.state is not GroupState.RUNNING:
             return
         late = [
             node.node_id
@@ -316,15 +325,13 @@ class Checks:
             and node.phase is NodePhase.RUNNING
             and node.ready_to_stop < before.number
         ]
-        given, again = before.notice, isinstance(command, commands.Restart | commands.Cancel)
+        again = isinstance(command, commands.Restart | commands.Cancel)
         again = again or (isinstance(command, commands.Report) and command.kind is ReportKind.LEAVING)
         at_work = (NodePhase.RUNNING, NodePhase.SUCCEEDED)
         dead = any(new.phase_of(member) not in at_work for member in before.members)
-        if (
-            late
-            and (given is None or (now < given.at + new.spec.notice_s and not again))
-            and not (cancelled and dead)
-        ):
+        until = min(goes, given.at + (new.spec.notice_s or inf)) if given is not None else inf
+        early = new.spec.notice_s > 0 if given is None else now < until and not again
+        if late and early and not (cancelled and dead):
             self.violate(
                 "planned stops are announced", f"round {before.number} ended before {late} were ready"
             )

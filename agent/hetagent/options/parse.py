@@ -2,7 +2,7 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
@@ -35,6 +35,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     args = parser().parse_args(list(argv))
     _refuse(args)
     features = tuple(feature(args, environ) for feature in FEATURES)
+    grace_s = _or_variable(args.grace_s, "HET_GRACE_S", grace, environ)
     filled = [note for feature in features for note in feature.fill(args, environ)]
     return _options(
         Options,
@@ -49,8 +50,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         signals=given.signals(args),
         report_stderr=is_on(args.report_stderr, "HET_REPORT_STDERR", environ),
         launch_flags={name: getattr(args, name) for name in map(dest, OWN_FLAGS)},
-        shutdown_timeout_s=_shutdown_timeout_s(args, environ),
-        grace_s=_grace_s(args, environ),
+        shutdown_timeout_s=_or_variable(
+            args.shutdown_timeout, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", seconds, environ
+        ),
+        grace_s=GRACE_S if grace_s is None else grace_s,
         warnings=getattr(args, "warnings", {}),
         script=args.training_script,
         script_args=tuple(args.training_script_args),
@@ -215,23 +218,14 @@ def _ranks(text: str) -> frozenset[int] | None:
         ) from None
 
 
-def _grace_s(args: Namespace, environ: Mapping[str, str]) -> float:
-    """--grace-s, or its variable."""
-    if args.grace_s is not None:
-        return float(args.grace_s)
-    text = environ.get("HET_GRACE_S") or None
+def _or_variable(
+    given: float | None, variable: str, read: Callable[[str], float], environ: Mapping[str, str]
+) -> float | None:
+    """A flag's value, else what a variable says; None: neither says anything."""
+    text = environ.get(variable)
+    if given is not None or not text:
+        return given
     try:
-        return GRACE_S if text is None else grace(text)
+        return read(text)
     except ValueError as error:
-        raise UsageError(f"HET_GRACE_S={text}: {error}") from None
-
-
-def _shutdown_timeout_s(args: Namespace, environ: Mapping[str, str]) -> float | None:
-    """--shutdown-timeout, or torchrun's variable for it."""
-    if args.shutdown_timeout is not None:
-        return float(args.shutdown_timeout)
-    text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or None
-    try:
-        return None if text is None else seconds(text)
-    except ValueError as error:
-        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}: {error}") from None
+        raise UsageError(f"{variable}={text}: {error}") from None

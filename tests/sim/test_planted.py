@@ -83,6 +83,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "time in which the server stood still counts": (clock, "MAX_STALL_S", inf),
     "nobody stops without a server": (Contact, "ends_at", lambda contact, max_disconnect_s: None),
     "nobody corrects who is ready": (Session, "_is_contradicted", lambda session, number, directive: False),
+    "who has to go is given no time": (transitions, "notice_until", lambda group, now, gone_at: now + 0.05),
     "any world size is a multiple": (Worlds, "downward", _downward),
     "bounds in nodes are forgotten": (subset._Search, "is_allowed", lambda search, found: True),
 }

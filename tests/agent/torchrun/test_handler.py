@@ -50,6 +50,10 @@ def test_torch_has_it_in_its_registry() -> None:
         made.next_rendezvous()
 
 
+@pytest.mark.filterwarnings(
+    "ignore:unclosed file:ResourceWarning"
+)  # of workers of tests before, collected here
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 def test_two_on_one_host_need_no_names() -> None:
     """As with torchrun's own backends; after a restart each has its name again."""
 

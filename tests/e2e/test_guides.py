@@ -14,6 +14,8 @@ from tests.support.cluster import PAIR, cluster
 from tests.support.pages import ROOT, Desk, commands, desk
 from tests.support.servers import free_port
 
+pytestmark = pytest.mark.timeout(400)
+
 EXAMPLE = ROOT / "examples" / "first" / "train.py"
 FIRST = r"(\d) workers? \(rank 0 is process (\d+)\): step (\d+) of (\d+)"
 """The example's first line."""
@@ -112,7 +114,6 @@ def test_readmes_three_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_the_commands_of_the_page_on_resuming(tmp_path: Path) -> None:
     _, slowly, again, remove, kill = commands("docs/resume.md")
     with desk(tmp_path) as here:

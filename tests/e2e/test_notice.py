@@ -59,7 +59,7 @@ def spot(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-@pytest.mark.parametrize("goes", "ac")
+@pytest.mark.parametrize("goes", [pytest.param("a", marks=pytest.mark.long), "c"])
 def test_a_node_that_has_to_go_costs_no_step(spot: Cluster, goes: str) -> None:
     """The one of rank 0 or another."""
     slots = {"a": 2, "b": 1, "c": 1}

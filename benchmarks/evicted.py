@@ -1,4 +1,4 @@
-"""What it costs that a node has to go and says so: SIGTERM to its agent, with 30 s of grace.
+"""What it costs that a node has to go and says so: SIGTERM to its agent, with 25 s of grace.
 
     python -m benchmarks.evicted [--tries 20] [--torchrun-tries 4]
 
@@ -156,7 +156,7 @@ def main() -> None:
         gone, restarts = hetrdzv(args.tries, announced=announced)
         show(table, "announced" if announced else "not announced", args.tries, gone, restarts)
     if args.torchrun_tries:
-        show(table, "torchrun", args.torchrun_tries, torchrun(args.torchrun_tries), "one each")
+        show(table, "torchrun", args.torchrun_tries, torchrun(args.torchrun_tries), "")
     table.note("Median / worst; of the agents the worst.")
     table.note("Next world: from the last save; if not announced, from the signal.")
     table.show()

@@ -221,7 +221,7 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
         worker_env=worker_env,
         stop_timeout_s=options.shutdown_timeout_s,
         grace_s=options.grace_s,
-        warnings=options.warnings,
+        own_graces_s=options.own_graces_s,
         tell=tell,
         secrets=node.access.secrets,
         signals=options.signals,

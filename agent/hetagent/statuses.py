@@ -2,15 +2,17 @@
 
 from typing import TYPE_CHECKING
 
+from hetrdzv.protocol.states import EXIT_CANCELLED, EXIT_DRAINED, EXIT_FAILED
+
 if TYPE_CHECKING:
     from hetrdzv.protocol.directive import DirectiveReply
 
-FAILED = 1
+FAILED = EXIT_FAILED
 """The job failed, and no worker's own code says how; or a bug."""
 
 USAGE = 2
-CANCELLED = 3
-DRAINED = 4
+CANCELLED = EXIT_CANCELLED
+DRAINED = EXIT_DRAINED
 
 NOBODY = 69
 """No server answered, or the other nodes did not come (EX_UNAVAILABLE): later it may work."""

@@ -66,7 +66,7 @@ class Agent:
         stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's setting.
         grace_s: how long this node has from a scheduler's signal until it has to be gone (seconds), in which workers
             may save that ask for it; 0: they get the signal at once.
-        warnings: the same for signals that come earlier than others.
+        own_graces_s: the same for signals that come earlier than others (seconds).
         tell: shows one line to the person at the terminal.
         secrets: what no failure report may contain.
         signals: on which signals the agent stops its workers and leaves.
@@ -91,7 +91,7 @@ class Agent:
         worker_env: Mapping[str, str],
         stop_timeout_s: float | None,
         grace_s: float,
-        warnings: Mapping[signal.Signals, float] = {},
+        own_graces_s: Mapping[signal.Signals, float] = {},
         tell: Callable[[str], None],
         secrets: Callable[[], Collection[str]] = tuple,
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
@@ -107,7 +107,7 @@ class Agent:
         self._rooms = rooms
         self._worker_env = worker_env
         self._stop_timeout_s = stop_timeout_s
-        self._graces = defaultdict(lambda: grace_s, warnings)
+        self._graces = defaultdict(lambda: grace_s, own_graces_s)
         self._group_stop_timeout_s = DEFAULTS.stop_timeout_s
         self._tell = tell
         self._warn = Once(tell)
@@ -239,9 +239,7 @@ class Agent:
         """Whether nothing is left to do: the outcome is known, or this node leaves, and no worker is left."""
         if self._has_workers or not self._leaves:
             return False
-        waits = (
-            self._done and self._leaving.stop_at is not None
-        )  # to go now would end the round of the others
+        waits = self._done and self._leaving.stop_at is not None  # or it would end the round of the others
         return self.outcome is not None or not waits
 
     @property

@@ -76,7 +76,7 @@ class Options:
         exit_codes: whose exit status the agent has if a worker's own code has failed the job: `worker` or `agent`.
         shutdown_timeout_s: seconds between SIGTERM and SIGKILL on this node; None: the group's.
         grace_s: how long this node has from SIGTERM to the agent until it has to be gone (seconds).
-        warnings: the same for signals that come earlier than others.
+        own_graces_s: the same for signals that come earlier than others (seconds).
         script: the training script, module or program; None: the group's command.
         notes: remarks to show at the start.
         torchrun: the options that are torchrun's alone.
@@ -111,7 +111,7 @@ class Options:
     exit_codes: str
     shutdown_timeout_s: float | None
     grace_s: float
-    warnings: Mapping[signal.Signals, float]
+    own_graces_s: Mapping[signal.Signals, float]
     script: str | None
     script_args: tuple[str, ...]
     notes: tuple[str, ...]

@@ -54,7 +54,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
             args.shutdown_timeout, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", seconds, environ
         ),
         grace_s=GRACE_S if grace_s is None else grace_s,
-        warnings=getattr(args, "warnings", {}),
+        own_graces_s=getattr(args, "own_graces_s", {}),
         script=args.training_script,
         script_args=tuple(args.training_script_args),
         notes=(*filled, *_ignored(environ)),

@@ -69,7 +69,7 @@ class Defaults:
         gpus: how many.
         nnodes: how many, if this step has all nodes of the job.
         signals: those to handle besides `--signals-to-handle`.
-        warnings: how long a node has from a signal that Slurm sends before others (seconds).
+        own_graces_s: how long a node has from a signal that Slurm sends before others (seconds).
         notes: what was taken, and what looks like a mistake, to show at the start.
     """
 
@@ -78,7 +78,7 @@ class Defaults:
     gpus: int | None = None
     nnodes: int | None = None
     signals: tuple[signal.Signals, ...] = ()
-    warnings: Mapping[signal.Signals, float] = field(default_factory=dict)
+    own_graces_s: Mapping[signal.Signals, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -140,7 +140,7 @@ class Slurm(Feature):
             args.signals_to_handle = ",".join(
                 dict.fromkeys(each.name for each in (*signals, *from_slurm.signals))
             )
-        args.warnings = from_slurm.warnings
+        args.own_graces_s = from_slurm.own_graces_s
         return from_slurm.notes
 
 
@@ -163,7 +163,7 @@ def defaults(environ: Mapping[str, str], given: Given) -> Defaults:
         # otherwise another step of this job, or another job, may add nodes to the group
         nnodes=step.nodes if is_slurms and given.nnodes is None and _alone(step, given) else None,
         signals=_signals(step) if given.signals is None else (),
-        warnings={} if given.grace else _warnings(step),
+        own_graces_s={} if given.grace else _own_graces_s(step),
     )
     if told := _told(taken, step, given):
         notes.insert(0, f"from Slurm's job step {step.job}.{step.number}: {told}")
@@ -274,7 +274,7 @@ def _told(taken: Defaults, step: Step, given: Given) -> str:
         told.append(counted(taken.nnodes, "node"))
     if step.preempt is not None and step.preempt in taken.signals:
         told.append(f"{step.preempt.name} before the end")
-        told += [f"{grace_s:g} s from then on" for grace_s in taken.warnings.values()]
+        told += [f"{grace_s:g} s from then on" for grace_s in taken.own_graces_s.values()]
     return ", ".join(told)
 
 
@@ -289,7 +289,7 @@ def _signals(step: Step) -> tuple[signal.Signals, ...]:
     return tuple(dict.fromkeys((*CUSTOMARY_SIGNALS, step.preempt)))
 
 
-def _warnings(step: Step) -> Mapping[signal.Signals, float]:
+def _own_graces_s(step: Step) -> Mapping[signal.Signals, float]:
     if step.preempt is None or step.preempt_s is None:
         return {}
     return {step.preempt: float(max(0, step.preempt_s - EARLY_S))}

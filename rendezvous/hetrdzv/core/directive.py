@@ -13,11 +13,14 @@ from hetrdzv.protocol.facts.causes import Announced, Cause, Drained, FailedWorke
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.reasons import NodeReason
 from hetrdzv.protocol.facts.warnings import RoundWarning
-from hetrdzv.protocol.states import DirectiveKind, GroupState, NodePhase
-
-EXIT_FAILED = 1
-EXIT_CANCELLED = 3
-EXIT_DRAINED = 4
+from hetrdzv.protocol.states import (
+    EXIT_CANCELLED,
+    EXIT_DRAINED,
+    EXIT_FAILED,
+    DirectiveKind,
+    GroupState,
+    NodePhase,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,11 @@
 
 from enum import StrEnum
 
+EXIT_FAILED = 1
+EXIT_CANCELLED = 3
+EXIT_DRAINED = 4
+"""What the server has an agent exit with, where no code of a worker says it; others: hetagent/statuses.py."""
+
 
 class GroupState(StrEnum):
     """Where a group stands (docs/design.md, "State machine")."""

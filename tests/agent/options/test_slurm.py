@@ -207,9 +207,9 @@ def test_an_exported_signal_is_handled_and_noted(
     assert found.signals == tuple(dict.fromkeys((*SIGNALS, *CUSTOMARY, signum)))
     after = "" if grace_s is None else f", {grace_s} s from then on"
     assert found.notes[0].endswith(f", {signum.name} before the end{after}")
-    assert (found.grace_s, found.warnings) == (GRACE_S, {} if grace_s is None else {signum: grace_s})
+    assert (found.grace_s, found.own_graces_s) == (GRACE_S, {} if grace_s is None else {signum: grace_s})
     given = options(STEP | {name: text, "HET_GRACE_S": "7"})
-    assert (given.grace_s, given.warnings) == (7, {}), "for all signals"
+    assert (given.grace_s, given.own_graces_s) == (7, {}), "for all signals"
 
 
 def test_signals_that_were_asked_for_are_all_that_are_handled() -> None:

@@ -263,16 +263,16 @@ def test_a_node_that_has_succeeded_cuts_no_notice_short_by_leaving() -> None:
     assert story.ended is None
 
 
-def test_a_job_that_succeeds_before_it_is_cancelled_was_not_cancelled() -> None:
+def test_a_job_that_succeeds_while_it_is_about_to_be_cancelled_was_cancelled() -> None:
+    """Its workers may have saved and exited with 0; and agents that are started again begin no new job."""
     story = heeding("a", "b")
-    story.group = replace(story.group, by_put=True)
     story.do(Cancel(by="ada", at="10:00"))
     story.succeeded("a", "b")
-    assert story.group.state is GroupState.SUCCEEDED
+    assert story.group.state is GroupState.CANCELLED
     story.wait(1)
     told = story.join("c", spec={})
-    assert told.cancellation is None
-    assert told.reason == CameLate(group_id="g", outcome="succeeded")
+    assert told.kind == "exit"
+    assert told.reason == CameLate(group_id="g", outcome="cancelled", by="ada", at="10:00")
 
 
 def test_spares_get_one_reason_during_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,6 +307,24 @@ def test_a_drained_node_is_not_missed() -> None:
     assert story.order == ["n1", "n3", "n4"]
 
 
+def test_a_node_that_was_drained_and_is_let_in_again_is_not_missed_until_it_joins() -> None:
+    story = Story(unit="rack", last_call_s=0)
+    story.join("n1", labels={"rack": "a"})
+    story.join("n2", labels={"rack": "a"})
+    story.joins("n1", "n2")
+    story.drain("n2")
+    story.leave("n2")
+    story.undrain("n2")
+    story.joins("n1")
+    assert story.order == ["n1"]
+    story.join("n2", inc="n2-2", labels={"rack": "a"})
+    story.joins("n1")
+    assert story.order == ["n1", "n2"]
+    story.wait(6, silent=("n2",))
+    story.joins("n1")
+    assert units(story) == broken("n2")
+
+
 def test_a_node_that_is_not_ready_makes_its_rack_wait() -> None:
     story = Story(unit="rack", last_call_s=0)
     story.join("n1", labels={"rack": "a"}, not_ready="node check failed")

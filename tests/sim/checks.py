@@ -289,9 +289,7 @@ class Checks:
             case commands.Drain(node_id=node_id) if node_id not in group["drained"]:
                 if not self._undrained:  # else it may be let in again already
                     self.violate("replies survive", f"{node_id} was drained, not on the disk")
-            case commands.Cancel() if group["state"] not in ("cancelled", "succeeded") and not _will_cancel(
-                disk
-            ):
+            case commands.Cancel() if group["state"] != "cancelled" and not _will_cancel(disk):
                 self.violate("replies survive", "the group was cancelled, not on the disk")
 
     def heeds(self, node_id: str, told: DirectiveReply, *, takes_notice: bool) -> None:

@@ -28,6 +28,8 @@ FAILED_ONCE = {
     120_010_423: "the same, and a join of the old name comes late",
     90_003_305: "the same while another node of the unit is lost, which then comes back",
     70_010_666: "a lost agent says that it leaves, and a join that it sent before brings its node back",
+    160_013_307: "the same, but a person drained the old name before, and lets it in again after it",
+    160_013_846: "all workers succeed in the notice of a cancellation, and agents are started again at once",
     97_011_838: "the answer that tells a node to stop is lost, since the node is cut off",
     97_011_357: "a server is killed while it stands still in the middle of a commit",
 }

@@ -109,7 +109,8 @@ class Node(Offer):
         cut_at: when an open poll of the agent was cut; None once it is heard from again (memory only).
         stop_told_at: when the agent first said that it has got what tells it to stop, its newest round having ended:
             an answer may be lost on its way; None before (memory only).
-        heir: the node that takes its place in its unit, unless it is heard again (units.py); None: nobody does.
+        heir: the node that takes its place in its unit, unless it is heard again (units.py); itself: nobody
+            needs to; None: nobody does.
         maybe_late: its join may have come late, after its heir's, from an agent that is gone, until it is heard again.
     """
 

@@ -2,7 +2,8 @@
 
 The server knows the nodes of a unit from their joins. A unit is whole while each of them is ready, or at work in the
 round. One that is gone is missing until it is back, until another node joins the unit in its place (its heir), or until
-a person drains it. So a unit is as large as it ever was at one time. A node without the label is a unit of its own.
+a person drains it; readmitted, it counts again once it joins. So a unit is as large as it ever was at one time. A node
+without the label is a unit of its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -17,7 +17,7 @@ from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import Transition, step
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import Group, Round
+from hetrdzv.core.model import Group, Notice, Round
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import DirectiveReply
@@ -178,6 +178,13 @@ class Checks:
             return  # one that is lost and speaks is back
         if isinstance(command, commands.Join) and command.not_ready != before.not_ready:
             return  # whether it is ready may change back; what comes too late the session corrects
+        if (
+            isinstance(command, commands.Report)
+            and (notice := _notice_of(new))
+            and (known := _notice_of(old))
+        ):
+            if command.kind is ReportKind.LEAVING and notice.until < known.until:
+                return  # the first was late, and said nothing of that; the node goes earlier than it seemed
         renewed = step(old, commands.Renew(command.node_id, command.incarnation), now, leases).group
         settled = step(new, commands.Tick(), now, leases).group
         if step(renewed, commands.Tick(), now, leases).group != settled:
@@ -409,6 +416,10 @@ def _gone_or_open(group: Group, ended: Round, overdue: bool, done: Collection[st
             yield f"{member.node_id} is suspect"
         elif not overdue and node.acked_round < ended.number:
             yield f"{member.node_id} has not stopped"
+
+
+def _notice_of(group: Group) -> Notice | None:
+    return group.active_round.notice if group.active_round is not None else None
 
 
 def _will_cancel(disk: Disk) -> bool:

@@ -17,7 +17,7 @@ from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import Transition, step
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import Group, Notice, Round
+from hetrdzv.core.model import Group, Round
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import DirectiveReply
@@ -180,11 +180,10 @@ class Checks:
             return  # whether it is ready may change back; what comes too late the session corrects
         if (
             isinstance(command, commands.Report)
-            and (notice := _notice_of(new))
-            and (known := _notice_of(old))
+            and command.kind is ReportKind.LEAVING
+            and _hastened(old, new)
         ):
-            if command.kind is ReportKind.LEAVING and notice.until < known.until:
-                return  # the first was late, and said nothing of that; the node goes earlier than it seemed
+            return  # the first was late, and did not say so: the node goes earlier than it seemed
         renewed = step(old, commands.Renew(command.node_id, command.incarnation), now, leases).group
         settled = step(new, commands.Tick(), now, leases).group
         if step(renewed, commands.Tick(), now, leases).group != settled:
@@ -418,8 +417,12 @@ def _gone_or_open(group: Group, ended: Round, overdue: bool, done: Collection[st
             yield f"{member.node_id} has not stopped"
 
 
-def _notice_of(group: Group) -> Notice | None:
-    return group.active_round.notice if group.active_round is not None else None
+def _hastened(old: Group, new: Group) -> bool:
+    """Whether a notice ends earlier than it did, or has ended."""
+    before, after = (
+        group.active_round.notice if group.active_round is not None else None for group in (old, new)
+    )
+    return before is not None and (after is None or after.until < before.until)
 
 
 def _will_cancel(disk: Disk) -> bool:

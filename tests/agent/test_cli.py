@@ -365,6 +365,7 @@ def worker_of(folder: Path) -> psutil.Process:
     return psutil.Process(int(soon(lambda: (folder / "worker").exists() and (folder / "worker").read_text())))
 
 
+@pytest.mark.long
 def test_only_the_agent_has_the_token_and_two_standalone_agents_do_not_clash(
     hetagent: Start, tmp_path: Path
 ) -> None:

@@ -200,6 +200,7 @@ def test_another_site_can_do_nothing_with_the_cookie(chromium: Browser, server: 
     seen.context.close()
 
 
+@pytest.mark.long
 def test_a_page_whose_group_is_gone_says_so(chromium: Browser, server: Hetserver) -> None:
     running(server, "gone")
     seen = Watched(chromium, server)

@@ -132,6 +132,7 @@ def test_a_node_too_many_is_a_spare_that_disturbs_nobody(pair: Torchruns) -> Non
     pair.end_well("a", "c", "d")
 
 
+@pytest.mark.long
 def test_the_first_nodes_machine_dies(job: Torchruns) -> None:
     job.light = True
     for name, slots in (("a", 2), ("b", 1), ("c", 1)):
@@ -428,6 +429,7 @@ def test_bad_input_is_told(pair: Torchruns, how: dict[str, str], told: str) -> N
     assert told in agent.stderr
 
 
+@pytest.mark.long
 def test_a_wrong_token_is_told_and_not_shown(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("right-token")

@@ -95,6 +95,7 @@ def test_ipv6_only(tmp_path: Path, net: Hosts) -> None:
         job.end_well("a", "b")
 
 
+@pytest.mark.long
 def test_a_firewall_that_opens_only_the_port_range(tmp_path: Path, net: Hosts) -> None:
     """gloo and NCCL let the kernel pick ports, so its range must be open too (docs/operations.md)."""
     lan = net.switch("lan")

@@ -31,12 +31,12 @@ def cells(printed: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(lines[0], row, strict=True)) for row in lines[2:]}
 
 
-@pytest.mark.long
 def test_growth_is_the_exponent() -> None:
     assert growth([(10, 3.0), (100, 30.0), (1000, 300.0)]) == pytest.approx(1.0)
     assert growth([(10, 1.0), (100, 100.0)]) == pytest.approx(2.0)
 
 
+@pytest.mark.long
 def test_poll(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rows = cells(run("poll", "--nodes 9 --seconds 1 --tries 1", monkeypatch, capsys))
     assert {row["lost"] for row in rows.values()} == {"0"}

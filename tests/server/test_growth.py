@@ -93,6 +93,7 @@ def live_an_hour(server: VirtualServer, hour: int) -> None:
     server.forget_commits()
 
 
+@pytest.mark.long
 def test_nothing_only_ever_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silence, "HEARTBEAT_S", 0.5)  # half of the work
     monkeypatch.setattr(ledger, "EVENTS_KEPT", 50)  # full when the day begins

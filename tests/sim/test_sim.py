@@ -12,7 +12,7 @@ import pytest
 from tests.sim.__main__ import tell
 from tests.sim.world import run
 
-SEEDS, CHUNK = 150, 50
+SEEDS, CHUNK = 100, 50
 
 FRESH = int(os.environ.get("SIM_FROM") or time.time_ns())
 """The first of a thousand seeds that nobody has tried; `make test-long` draws and prints it."""
@@ -73,6 +73,7 @@ def test_a_seed_tells_the_same_story_every_time() -> None:
         assert run(seed).trace == run(seed).trace
 
 
+@pytest.mark.long
 def test_a_seed_tells_the_same_story_in_every_process() -> None:
     """Neither the order of sets nor addresses in memory play a part."""
     command = [sys.executable, "-m", "tests.sim", "--seeds", "3", "-v"]

@@ -377,6 +377,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_a_real_worker_notes_in_which_of_nccls_groups_it_sends_and_receives(tmp_path: Path) -> None:
     """torch's answer about NCCL does not tell these from collectives; other scripts have nothing replaced."""
     script = tmp_path / "script.py"

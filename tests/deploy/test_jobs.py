@@ -77,9 +77,21 @@ class Pods:
         assert self.job.run(f"create-{index}", [sys.executable, "-m", *first]).wait() == 0, self.job.report()
         words = self._given(pod, "hetagent")
         words = [word for word in words[: words.index("train.py")] if not word.startswith("--gpus")]
+        words = [word.replace("/tmp/ready", str(self._ready_file(index))) for word in words]
         words += [*here, "--gpus=1", "--device=cpu", f"--node-id={owner}-{index}"]
         script = [str(WORKLOAD), "--into", str(self.job.log.folder), "--light"]
         return self.job.run(f"{owner}-{index}", [sys.executable, "-m", "hetagent.cli", *words, *script])
+
+    def _ready_file(self, index: int) -> Path:
+        return self.job.folder / f"ready-{index}"
+
+    def ready(self) -> set[int]:
+        """The indexes of the pods whose probe passes."""
+        (probe,) = {
+            str(pod["containers"][0]["readinessProbe"]["exec"]["command"]) for _, pod in JOBS.values()
+        }
+        assert probe == "['test', '-e', '/tmp/ready']"
+        return {index for index in range(6) if self._ready_file(index).exists()}
 
     def _given(self, pod: manifests.Object, name: str) -> list[str]:
         here = ("--server", "--token-file")
@@ -105,12 +117,16 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 
 
 def test_a_pod_that_is_replaced_after_the_end_ends_as_the_job_did(pods: Pods) -> None:
-    first = [pods.start(0), pods.start(1)]
+    first = [pods.start(0)]
+    pods.job.wait_for(lambda: pods.ready() == {0}, "a pod that is ready though it waits for another")
+    first += [pods.start(1)]
     pods.job.world(2)
+    assert pods.ready() == {0, 1}
     pods.job.finish()
     assert [pods.ends(pod) for pod in first] == [(0, None), (0, None)], pods.job.report()
     late = pods.start(1)  # its machine went down before Kubernetes knew how it had ended
     assert pods.ends(late) == (0, None), late.stderr
+    assert pods.ready() == set()
     assert (pods.group()["state"], pods.group()["job"]) == ("succeeded", 1)
 
 

@@ -17,7 +17,9 @@ from tests.support import manifests
 from tests.support.etcd import START_S, binary
 from tests.support.servers import free_port
 
-PODS = {owner["metadata"]["name"]: pod for owner, _, pod in manifests.pods(manifests.kustomized())}
+PODS = {
+    owner["metadata"]["name"]: pod for owner, _, pod in manifests.pods(manifests.kustomized("kubernetes"))
+}
 NAMES = ("etcd-0", "etcd-1", "etcd-2")
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]

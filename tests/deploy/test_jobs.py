@@ -9,18 +9,17 @@ import pytest
 
 from hetagent import statuses
 from hetagent.options.parse import parse
+from hetrdzv.cli import hetctl
+from hetrdzv.client import servers_from
 from tests.support import manifests
 from tests.support.cluster import WORKLOAD, Agent, Cluster, cluster
 
-JOBS = {
-    owner["metadata"]["name"]: (owner["spec"], pod)
-    for owner, _, pod in manifests.pods(manifests.kustomized())
-    if owner["kind"] == "Job"
-}
-AGENTS = {name: parse(manifests.words_of(pod, "hetagent"), {}) for name, (_, pod) in JOBS.items()}
+FOLDERS = ("kubernetes", "jobset", "kubeflow")
+POOLS = {pool.name: pool for name in FOLDERS for pool in manifests.pools(name)}
+LARGE = POOLS["kubernetes agents-large large"]
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("pool", POOLS.values(), ids=lambda pool: pool.name)
 @pytest.mark.parametrize(
     ("status", "evicted", "action"),
     [
@@ -37,27 +36,53 @@ AGENTS = {name: parse(manifests.words_of(pod, "hetagent"), {}) for name, (_, pod
     ],
 )
 def test_what_becomes_of_a_pod_by_its_exit_status(
-    name: str, status: int, evicted: bool, action: str | None
+    pool: manifests.Pool, status: int, evicted: bool, action: str | None
 ) -> None:
     """None: it is tried again, and counts against `backoffLimitPerIndex`."""
-    assert manifests.action(JOBS[name][0]["podFailurePolicy"], status, evicted=evicted) == action
-    assert AGENTS[name].exit_codes == "agent", "a script's own codes would mean something else"
+    assert pool.action(status, evicted=evicted) == action
+    assert pool.spec["completionMode"] == "Indexed"
+    assert pool.spec["backoffLimitPerIndex"] == 20
+    assert "maxFailedIndexes" not in pool.spec, "an index that was tried too often leaves the others alone"
 
 
-def test_pools_are_uneven_and_together_what_the_job_wants() -> None:
-    (made,) = {tuple(manifests.words_of(pod, "create")) for _, pod in JOBS.values()}
-    assert {(options.group, len(options.spec)) for options in AGENTS.values()} == {("digits", 0)}
-    assert made[made.index("create") + 1] == "digits"
-    completions = {name: spec["completions"] for name, (spec, _) in JOBS.items()}
-    assert f"--nnodes=2:{sum(completions.values())}" in made
-    gpus = {}
-    for name, (spec, pod) in JOBS.items():
-        assert spec["completionMode"] == "Indexed"
-        gpus[name] = pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
-        assert pod["nodeSelector"] == {"nvidia.com/gpu.count": str(gpus[name])}, (
-            "no small pod on a large node"
-        )
-    assert len(set(gpus.values())) == 2
+@pytest.mark.parametrize("pool", POOLS.values(), ids=lambda pool: pool.name)
+def test_the_job_is_made_beforehand_and_the_agents_take_it_as_it_is(pool: manifests.Pool) -> None:
+    options = parse(pool.agent, {})
+    assert options.exit_codes == "agent", "a script's own codes would mean something else"
+    assert options.spec == {}
+    server, token, create, group, *settings = pool.create
+    assert create == "create"
+    assert group == options.group
+    assert servers_from(server.removeprefix("--server=")) == list(options.servers)
+    assert token == f"--token-file={options.token_file}"
+    with hetctl.cli.commands["create"].make_context("create", [group, *settings]) as context:
+        spec = context.params
+    assert spec["join_timeout_s"] == 86400, "nodes may have to be bought first"
+    assert spec["nnodes"] == ((2, 2) if pool.name.startswith("kubeflow hetagent node") else (2, 6))
+
+
+@pytest.mark.parametrize("pool", POOLS.values(), ids=lambda pool: pool.name)
+def test_a_pod_is_ready_once_the_server_has_its_node(pool: manifests.Pool) -> None:
+    (main,) = pool.pod["containers"]
+    _, _, file = main["readinessProbe"]["exec"]["command"]
+    assert f"--ready-file={file}" in pool.agent
+    assert not {"livenessProbe", "startupProbe", "lifecycle"} & main.keys()
+    mounted = {mount["mountPath"]: mount["name"] for mount in main["volumeMounts"]}
+    memory = [volume["name"] for volume in pool.pod["volumes"] if volume.get("emptyDir", {}).get("medium")]
+    assert memory == [mounted["/dev/shm"]]
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "jobset"])
+def test_pools_are_uneven_and_together_what_the_job_wants(name: str) -> None:
+    pools = manifests.pools(name)
+    assert sum(pool.spec["completions"] for pool in pools) == 6
+    assert len({str(pool.create) for pool in pools}) == 1
+    gpus = [pool.pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for pool in pools]
+    assert len(set(gpus)) == 2
+    found = [pool.pod["nodeSelector"]["nvidia.com/gpu.count"] for pool in pools]
+    assert found == [str(number) for number in gpus], "no small pod on a large node"
+    for pool in pools:
+        assert "nvidia.com/gpu" in {toleration["key"] for toleration in pool.pod["tolerations"]}
 
 
 # -- played with real agents ---------------------------------------------------------------------------------
@@ -69,13 +94,12 @@ class Pods:
     def __init__(self, job: Cluster) -> None:
         self.job = job
 
-    def start(self, index: int, owner: str = "agents-large") -> Agent:
+    def start(self, index: int) -> Agent:
         """Start the pod of an index: what comes first has to succeed, and its agent is what is returned."""
-        pod = JOBS[owner][1]
-        here = [f"--server={self.job.server.url}"]
-        first = ["hetrdzv.cli.hetctl", *self._given(pod, "create"), *here, "--last-call-s=0.5"]
+        owner, here = "agents-large", [f"--server={self.job.server.url}"]
+        first = ["hetrdzv.cli.hetctl", *_given(LARGE.create), *here, "--last-call-s=0.5"]
         assert self.job.run(f"create-{index}", [sys.executable, "-m", *first]).wait() == 0, self.job.report()
-        words = self._given(pod, "hetagent")
+        words = _given(LARGE.agent)
         words = [word for word in words[: words.index("train.py")] if not word.startswith("--gpus")]
         words = [word.replace("/tmp/ready", str(self._ready_file(index))) for word in words]
         words += [*here, "--gpus=1", "--device=cpu", f"--node-id={owner}-{index}"]
@@ -87,26 +111,22 @@ class Pods:
 
     def ready(self) -> set[int]:
         """The indexes of the pods whose probe passes."""
-        (probe,) = {
-            str(pod["containers"][0]["readinessProbe"]["exec"]["command"]) for _, pod in JOBS.values()
-        }
-        assert probe == "['test', '-e', '/tmp/ready']"
         return {index for index in range(6) if self._ready_file(index).exists()}
 
-    def _given(self, pod: manifests.Object, name: str) -> list[str]:
-        here = ("--server", "--token-file")
-        return [word for word in manifests.words_of(pod, name) if not word.startswith(here)]
-
-    def ends(self, pod: Agent, owner: str = "agents-large") -> tuple[int, str | None]:
+    def ends(self, pod: Agent) -> tuple[int, str | None]:
         """The exit status of its agent, and what its Job does about that."""
         status = pod.wait()
-        return status, manifests.action(JOBS[owner][0]["podFailurePolicy"], status) if status else None
+        return status, LARGE.action(status) if status else None
 
     def group(self) -> manifests.Object:
         """The training job."""
         reply = self.job.ask("GET", "/../digits")
         assert reply.status_code == 200, reply.text
         return dict(reply.json())
+
+
+def _given(words: list[str]) -> list[str]:
+    return [word for word in words if not word.startswith(("--server", "--token-file"))]
 
 
 @pytest.fixture

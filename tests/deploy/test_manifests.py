@@ -28,7 +28,9 @@ from tests.support import manifests, needs
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 BIN = Path(sys.executable).parent
-OBJECTS = manifests.kustomized()
+KUSTOMIZED = ("kubernetes", "jobset", "kubeflow")
+OBJECTS = manifests.kustomized("kubernetes")
+POOLS = {pool.name: pool for name in KUSTOMIZED for pool in manifests.pools(name)}
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 RULES = DEPLOY / "prometheus" / "hetrdzv.rules.yml"
 GRAFANA = DEPLOY / "grafana" / "hetrdzv.json"
@@ -82,8 +84,10 @@ def starts() -> Iterator[tuple[str, str, list[str]]]:
             yield f"compose {name}", kind, words(service.get("command"))
     for owner, _, pod in manifests.pods(OBJECTS):
         for container in pod["containers"]:
-            if container["name"] in ("hetserver", "hetagent"):
-                yield f"kubernetes {owner['metadata']['name']}", container["name"], words(container["args"])
+            if container["name"] == "hetserver":
+                yield f"kubernetes {owner['metadata']['name']}", "hetserver", words(container["args"])
+    for name, pool in POOLS.items():
+        yield name, "hetagent", pool.agent
     for path in [*UNITS, *sorted((DEPLOY / "docker").glob("*.Dockerfile"))]:
         yield from unit_or_image_starts(path)
 
@@ -123,18 +127,21 @@ def test_every_start_is_one_that_our_programs_take(name: str, arguments: list[st
     else:
         options = parse(arguments, {})
         assert options.token_file is not None
-        assert options.script is not None
+        if options.script is None:  # the group has one
+            assert "train.py" in next(pool.create for pool in POOLS.values() if pool.agent == arguments)
+            return
         assert (ROOT / "examples/digits" / options.script).exists() or options.script.startswith("/srv/")
 
 
 def test_what_is_found() -> None:
-    """Two servers and three agents in compose, two and two in Kubernetes, two units, the image itself."""
+    """Two servers and three agents in compose, two servers and seven pools, two units, the image itself."""
     found = [(where.split()[0], name) for where, name, _ in STARTS]
     assert sorted(found) == sorted(
         [("compose", "hetserver")] * 2
         + [("compose", "hetagent")] * 3
         + [("kubernetes", "hetserver")] * 2
-        + [("kubernetes", "hetagent")] * 2
+        + [("kubernetes", "hetagent"), ("jobset", "hetagent")] * 2
+        + [("kubeflow", "hetagent")] * 3
         + [("systemd", "hetserver"), ("systemd", "hetagent"), ("image", "hetserver")]
     )
 
@@ -175,18 +182,14 @@ def test_an_agent_is_gone_before_it_is_killed() -> None:
 
 def grace_s(where: str) -> float:
     """How long what supervises an agent waits before it kills it (seconds)."""
+    if where in POOLS:
+        return float(POOLS[where].pod["terminationGracePeriodSeconds"])
     kind, name = where.split()
     if kind == "compose":
         return float(compose()["services"][name]["stop_grace_period"].removesuffix("s"))
-    if kind == "systemd":
-        found = re.search(r"^TimeoutStopSec=(\d+)$", (DEPLOY / kind / name).read_text(), re.MULTILINE)
-        assert found is not None
-        return float(found[1])
-    return next(
-        float(pod["terminationGracePeriodSeconds"])
-        for owner, _, pod in manifests.pods(OBJECTS)
-        if owner["metadata"]["name"] == name
-    )
+    found = re.search(r"^TimeoutStopSec=(\d+)$", (DEPLOY / kind / name).read_text(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
 
 
 @pytest.mark.parametrize("path", sorted((DEPLOY / "docker").glob("*.Dockerfile")), ids=lambda path: path.name)
@@ -214,25 +217,31 @@ def test_shellcheck_likes_the_scripts() -> None:
 
 
 def test_kubernetes_takes_every_object(tmp_path: Path) -> None:
+    """Also the Jobs that others make of what is written in a JobSet or a runtime."""
+    jobs = [
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "n"}, "spec": pool.spec}
+        for pool in POOLS.values()
+    ]
     path = tmp_path / "all.yaml"
-    path.write_text(yaml.safe_dump_all(OBJECTS), encoding="utf-8")
+    path.write_text(yaml.safe_dump_all([*OBJECTS, *jobs]), encoding="utf-8")
     said = checked(sys.executable, "-m", "kubernetes_validate", "--strict", path)
-    assert said.count(" passed ") == len(OBJECTS)
+    assert said.count(" passed ") == len(OBJECTS) + len(jobs)
 
 
-def test_kustomize_makes_the_same_objects() -> None:
+@pytest.mark.parametrize("name", KUSTOMIZED)
+def test_kustomize_makes_the_same_objects(name: str) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl here, which kustomize comes with")
-    made = yaml.safe_load_all(checked("kubectl", "kustomize", manifests.KUBERNETES))
+    made = yaml.safe_load_all(checked("kubectl", "kustomize", DEPLOY / name))
 
     def by_name(objects: Iterable[manifests.Object]) -> dict[tuple[str, str], manifests.Object]:
         return {(one["kind"], one["metadata"]["name"]): one for one in objects}
 
-    assert by_name(made) == by_name(OBJECTS)
+    assert by_name(made) == by_name(manifests.kustomized(name))
 
 
 def test_every_pod_is_as_small_as_it_can_be() -> None:
-    for owner, _, pod in manifests.pods(OBJECTS):
+    for owner, _, pod in manifests.pods([one for name in KUSTOMIZED for one in manifests.kustomized(name)]):
         name = owner["metadata"]["name"]
         assert pod["securityContext"]["runAsNonRoot"], name
         assert pod["automountServiceAccountToken"] is False, name

@@ -14,7 +14,6 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-from hetagent import statuses
 from hetagent.job.after_start import LaunchLook, Meeting
 from hetagent.job.leaving import AgentError
 from hetagent.job.loop import Agent, Identity
@@ -140,7 +139,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         name.release()
     outcome, number = agent.outcome, agent.round_number
     say(closing_block(options.group, options.node_id, outcome, number, agent.ended_by, agent.spent))
-    status = _status(agent, options)
+    status = agent.status(fixed=options.exit_codes == "agent")
     if agent.hangs:  # or the interpreter would wait for a look-up that may take a minute
         flush()
         os._exit(status)
@@ -301,12 +300,6 @@ def _furnish(rooms: list[Room], node: Node, line: Line) -> None:
         *(feature.room(node, line, rooms) for feature in options.features),
     ]
     rooms += [room for room in made if room is not None]
-
-
-def _status(agent: Agent, options: Options) -> int:
-    if agent.signum is not None and not (agent.announced and agent.outcome is not None):
-        return statuses.RESUME if agent.announced else statuses.SIGNAL + agent.signum
-    return statuses.status_of(agent.outcome, fixed=options.exit_codes == "agent")
 
 
 def _offer(

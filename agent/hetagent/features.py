@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from hetagent.check import CheckOnly
 from hetagent.feature import Feature
+from hetagent.job.announced import LeaveInTime
 from hetagent.job.network import CheckNetwork
 from hetagent.job.output.collapse import Collapse
 from hetagent.job.progress import Watch
@@ -22,6 +23,7 @@ FEATURES: Sequence[type[Feature]] = (
     ShareWork,
     SiteCheck,
     ReadyFile,
+    LeaveInTime,
     Preload,
 )
 """In the order in which they look at the command line."""

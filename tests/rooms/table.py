@@ -34,6 +34,7 @@ ROOMS: Mapping[str, Room] = {
             "tests/words/test_network.py",
         ),
     ),
+    "announced": Room(("agent/hetagent/job/announced",), ("tests/agent/job/announced",)),
     "node-check": Room(("agent/hetagent/job/ready/node_check.py",), ("tests/agent/job/test_ready.py",)),
     "ready-file": Room(("agent/hetagent/job/ready_file.py",), ("tests/agent/job/test_ready_file.py",)),
     "torchrun": Room(("agent/hetagent/torchrun",), ("tests/agent/torchrun", "tests/e2e/test_torchrun.py")),

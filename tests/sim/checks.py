@@ -211,8 +211,12 @@ class Checks:
             return
         overdue = now >= ended.end.at + new.spec.stop_timeout_s + STOP_GRACE_S
         done = {
-            member.node_id for member in ended.members if old.phase_of(member) is NodePhase.SUCCEEDED
-        }  # who of them says goodbye now has done its part
+            node.node_id
+            for member in ended.members
+            if (node := old.speaker(member)) is not None
+            and node.phase is NodePhase.SUCCEEDED
+            and (old.part_done(node) or new.phase_of(member) is NodePhase.LEFT)
+        }  # who of them goes now has done its part
         for name in _gone_or_open(new, ended, overdue, done):
             self.violate("losses cost nothing", f"round {number} is charged as a failure, but {name}")
 
@@ -395,7 +399,7 @@ def _gone_or_open(group: Group, ended: Round, overdue: bool, done: Collection[st
         node = group.nodes.get(member.node_id)
         if node is None or node.incarnation != member.incarnation:
             yield f"the agent of {member.node_id} was replaced"
-        elif member.node_id in ended.finished or (node.phase is NodePhase.LEFT and member.node_id in done):
+        elif member.node_id in ended.finished or (node.gone and member.node_id in done):
             continue
         elif node.gone:
             yield f"{member.node_id} is {node.phase}"

@@ -47,7 +47,7 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{track}
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -124,9 +124,15 @@ class Job:
 
 
 class Slurm:
-    """slurmctld and two slurmd, n1 with two GPUs and n2 with one; there on `with`, gone after it."""
+    """slurmctld and two slurmd, n1 with two GPUs and n2 with one; there on `with`, gone after it.
 
-    def __init__(self) -> None:
+    Args:
+        track: which processes Slurm signals: with linuxproc all that a task has started, with pgid the task alone,
+            as with cgroup, which needs a machine of its own.
+    """
+
+    def __init__(self, track: str = "linuxproc") -> None:
+        self._track = track
         # Not pytest's: the path of munge's socket must be short.
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._daemons: list[subprocess.Popen[bytes]] = []
@@ -171,6 +177,7 @@ class Slurm:
             port_2=free_port(),
             kill_wait_s=KILL_WAIT_S,
             grace_s=GRACE_S,
+            track=self._track,
         )
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "gres.conf").write_text(GPUS)

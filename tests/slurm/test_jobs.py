@@ -29,13 +29,18 @@ SAVING = Path(__file__).parent / "saving.py"
 TOKEN = "a-token-of-the-tests-0123456789abcdef"
 
 
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[Slurm]:
+def needs_slurm() -> None:
+    """Skip where there is none."""
     needs_set_up("slurm")
     if absent := missing():
         pytest.skip(
             f"no {', '.join(absent)} here; get it with: apt-get install --no-install-recommends {PACKAGES}"
         )
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    needs_slurm()
     with Slurm() as cluster:
         yield cluster
 
@@ -204,6 +209,14 @@ def test_a_heterogeneous_job_is_one_group(
     assert ranks(seen) == [("n1", 0), ("n1", 1), ("n2", 0)]
     assert group_of(server, job)["spec"]["min_nodes"] == 2
     show(f"heterogeneous.sbatch: ranks {ranks(seen)}, sums {[line['sum'] for line in seen.lines]}")
+
+    killed_at = time.monotonic()
+    os.kill(seen.lines[2]["pid"], signal.SIGKILL)
+    second = world(job, log, round_above=seen.round)
+    assert (ranks(second), second.restart) == (ranks(seen), 1)
+    show(
+        f"  the worker of the second component killed; {second.at - killed_at:.2f} s later all all-reduced again"
+    )
     log.finish()
     job.until("COMPLETED")
 

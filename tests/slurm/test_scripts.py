@@ -82,9 +82,11 @@ def test_the_server_of_train_is_the_one_that_its_agents_look_for() -> None:
 def test_agents_that_leave_have_time_before_srun_ends_the_others() -> None:
     """srun waits from the first task's end on: at least as long as workers may take to save, and a margin."""
     for path in SCRIPTS:
-        found = re.search(r"srun .*--kill-on-bad-exit=0 --wait=(\d+) ", text_of(path))
+        found = re.search(r"--wait=(\d+) |SLURM_WAIT:-(\d+)}", text_of(path))
         assert found is not None, path.name
-        assert int(found[1]) >= float(str(options(path).spec.get("stop_timeout_s", 30))) + 30, path.name
+        assert int(found[1] or found[2]) >= float(str(options(path).spec.get("stop_timeout_s", 30))) + 30, (
+            path.name
+        )
 
 
 def test_requeue_begins_in_time_and_knows_its_signals() -> None:

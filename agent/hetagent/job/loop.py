@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 import traceback
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Protocol
 from hetagent.job import failures
 from hetagent.job.account import STOPPING, Account, Spent
 from hetagent.job.between import Between, Once
-from hetagent.job.leaving import A_PERSONS, Leaving
+from hetagent.job.leaving import AtWork, Leaving, Step
 from hetagent.job.local_round import LocalRound
 from hetagent.job.ports import Ports
 from hetagent.job.ready.readiness import Readiness
@@ -107,7 +107,6 @@ class Agent:
         self._rooms = rooms
         self._worker_env = worker_env
         self._stop_timeout_s = stop_timeout_s
-        self._graces = defaultdict(lambda: grace_s, own_graces_s)
         self._group_stop_timeout_s = DEFAULTS.stop_timeout_s
         self._tell = tell
         self._warn = Once(tell)
@@ -121,7 +120,7 @@ class Agent:
         self._ready_after_stop = False  # join again once the workers are gone
         self._done = False  # the newest round's workers have succeeded, and others still work
         self._pids: list[int] = []  # of the newest round's workers
-        self._leaving = Leaving()
+        self._leaving = Leaving(grace_s, own_graces_s)
         self._leftovers = Leftovers(identity.incarnation, tell, partial(kept, rooms))
         self._account = Account(time.monotonic())
         self._between = Between(
@@ -146,19 +145,13 @@ class Agent:
         return self._round
 
     @property
-    def signum(self) -> signal.Signals | None:
-        """The signal on which the agent leaves, or None."""
-        return self._leaving.signum
-
-    @property
-    def announced(self) -> bool:
-        """Whether the others were told before, and workers here could save."""
-        return self._leaving.gone_at is not None and not self._leaving.hurried
-
-    @property
     def ended_by(self) -> str:
         """What ended the agent if no `exit` did: the name of a signal, or why this node left by itself."""
         return self._leaving.ended_by
+
+    def status(self, *, fixed: bool) -> int:
+        """The exit status; see `statuses.status_of`."""
+        return self._leaving.status(self.outcome, fixed=fixed)
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -300,53 +293,33 @@ class Agent:
     def _on_signals(self) -> None:
         while self._got_signals:
             signum = signal.Signals(self._got_signals.pop(0))
-            if self.signum is not None:
-                self._leaving.hurried = True
-                self._leaving.kill_at = time.monotonic()
-                self._tell(f"got {signum.name} again: killing the workers")
-                self._stop(signal.SIGKILL, 0.0)
-            else:
-                self._on_first_signal(signum)
+            self._leave(self._leaving.got(signum, self._at_work, self._stop_s(), time.monotonic()))
 
-    def _on_first_signal(self, signum: signal.Signals) -> None:
-        self._leaving.signum = signum
-        if signum not in A_PERSONS and self._graces[signum] > 0 and self._may_save:
-            save_s = self._leaving.announce(self._graces[signum], time.monotonic())
-            self._line.leaving(signum.name, save_s)
-            self._tell(
-                f"got {signum.name}: leaving once the workers have saved, in {save_s:g} s at the latest; "
-                "press again to kill them"
-            )
+    def _leave(self, step: Step | None) -> None:
+        if step is None:
             return
-        stop_s = self._stop_s()
-        self._leaving.kill_at = time.monotonic() + stop_s
-        self._line.leaving(signum.name)
-        if self._local is None or not self._local.present:
-            self._tell(f"got {signum.name}: leaving")
-        elif self._local.stopping:
-            self._tell(f"got {signum.name}: leaving once the workers have stopped; press again to kill them")
-        else:
-            self._tell(
-                f"got {signum.name}: passed on to the workers, which have {stop_s:g} s to stop; "
-                "press again to kill them"
-            )
-            self._stop(signum, stop_s)
-        self._account.loses(STOPPING, time.monotonic())
+        if step.why:
+            self._line.leaving(step.why, step.save_s)
+        self._tell(step.text)
+        if step.stop is not None:
+            self._stop(*step.stop)
+        if step.save_s is None:
+            self._account.loses(STOPPING, time.monotonic())
 
     @property
-    def _may_save(self) -> bool:
-        """Whether workers run here that save when they are told that their round is about to end."""
-        runs = self._local is not None and self._local.present and not self._local.stopping
-        return runs and any(room.heeds_notice() for room in self._rooms)
+    def _at_work(self) -> AtWork:
+        if self._local is None or not self._local.present:
+            return AtWork.NONE
+        if self._local.stopping:
+            return AtWork.STOPPING
+        return AtWork.SAVING if any(room.heeds_notice() for room in self._rooms) else AtWork.RUNNING
 
     def _on_end_of_grace(self) -> None:
         """Stop workers that have not been stopped in time by the end of their round."""
-        if self._leaving.stop_at is not None and time.monotonic() >= self._leaving.stop_at:
-            self._leaving.stop_at = None
-            if self._local is not None and self._local.present and not self._local.stopping:
-                self._tell("the time to save is over: stopping the workers")
-                self._account.loses(STOPPING, time.monotonic())
-                self._stop(signal.SIGTERM, self._stop_s())
+        if self._leaving.time_is_over(time.monotonic()) and self._at_work in (AtWork.RUNNING, AtWork.SAVING):
+            self._tell("the time to save is over: stopping the workers")
+            self._account.loses(STOPPING, time.monotonic())
+            self._stop(signal.SIGTERM, self._stop_s())
 
     def _on_rooms(self, readable: Collection[_Waking]) -> None:
         """Have those rooms look that have something to look at; start the workers if one has held that back."""
@@ -355,6 +328,9 @@ class Agent:
             due_at = None if is_stopping else room.due_at()
             if room in readable or (due_at is not None and time.monotonic() >= due_at):
                 room.look()
+            if (announcement := room.announces()) is not None:
+                step = self._leaving.told(announcement, self._at_work, self._stop_s(), time.monotonic())
+                self._leave(step)
         self._start_workers()
         if self._local is not None and (why := self._local.gives_up()):
             self._tell(f"round {self._round} {why}")
@@ -381,11 +357,8 @@ class Agent:
 
     def _obey(self, directive: DirectiveReply) -> None:
         self._group_stop_timeout_s = directive.stop_timeout_s
-        if (
-            self.signum is not None
-            and directive.kind is DirectiveKind.START
-            and directive.round > self._round
-        ):
+        starts = directive.kind is DirectiveKind.START and directive.round > self._round
+        if starts and self._leaving.ended_by:
             return
         match directive.kind:
             case DirectiveKind.WAIT:
@@ -434,9 +407,7 @@ class Agent:
         """How long workers have between SIGTERM and SIGKILL (seconds)."""
         given = self._stop_timeout_s
         stop_s = given if given is not None else self._group_stop_timeout_s
-        if self._leaving.kill_at is None:
-            return stop_s
-        return min(stop_s, max(0.0, self._leaving.kill_at - time.monotonic()))
+        return self._leaving.stop_s(stop_s, time.monotonic())
 
     def _stop(self, signum: int, grace_s: float) -> None:
         if self._local is not None:

@@ -6,7 +6,7 @@ loop's thread. It may be over before its workers were started: then `end` is all
 
 import subprocess
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetagent.job.workers.processes import Workers
 from hetagent.job.workers.starter import Program
@@ -14,6 +14,9 @@ from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.states import ReportKind
+
+if TYPE_CHECKING:
+    from hetagent.job.leaving import Announcement
 
 Environ = Mapping[str, str | None]
 """Changes to a worker's environment; None removes a variable."""
@@ -117,6 +120,10 @@ class Room:
 
     def look(self) -> None:
         """Look: it is time, or the descriptor is readable."""
+
+    def announces(self) -> "Announcement | None":
+        """That this machine is taken away; asked after each look. None: nobody has said so."""
+        return None
 
 
 def kept(rooms: Iterable[Room]) -> list[int]:

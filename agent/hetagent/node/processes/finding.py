@@ -24,7 +24,10 @@ GROUP = "TORCHELASTIC_RUN_ID"
 CHECK_FOR = "HET_CHECK_FOR"
 """Marks the processes of a node check; the incarnation of its agent."""
 
-MARKS = (INCARNATION, CHECK_FOR)
+WATCH_FOR = "HET_WATCH_FOR"
+"""Marks the processes of `--leave-when`; the incarnation of their agent."""
+
+MARKS = (INCARNATION, CHECK_FOR, WATCH_FOR)
 """What marks the processes that an agent has started, directly or not."""
 
 KILL_TIMEOUT_S = 10.0

@@ -1,0 +1,231 @@
+"""A node whose machine is taken away: who announces that, and what its agent does."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.agent.job.rig import Make, soon
+from tests.agent.job.test_notice import ASK, SAY, WAIT, running
+
+from hetagent import statuses
+from hetagent.job.announced.local import WhenCommand, WhenFile
+from hetagent.job.announced.watching import Announcements, Source
+from hetagent.job.leaving import Announcement, AtWork, Leaving
+from hetagent.node.processes import finding as processes
+from hetagent.options.model import UsageError
+from hetagent.options.parse import parse
+
+pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+
+MINE = "announced-test"
+
+
+class Told:
+    """An announcement that comes once it is set."""
+
+    def __init__(self) -> None:
+        self.now: Announcement | None = None
+
+    def ask(self) -> Announcement | None:
+        return self.now
+
+    def kept(self) -> tuple[int, ...]:
+        return ()
+
+    def close(self) -> None:
+        pass
+
+
+def watch(source: Source, grace_s: float = 60.0) -> Callable[[Callable[[str], None]], Announcements]:
+    return lambda tell: Announcements([source], tell, grace_s, look_s=0.02)
+
+
+def reclaim(told: Told, left_s: float | None) -> Callable[[], None]:
+    def act() -> None:
+        gone_at = None if left_s is None else time.monotonic() + left_s
+        told.now = Announcement("AWS is about to terminate this instance", gone_at)
+
+    return act
+
+
+# -- what the agent does -------------------------------------------------------------------------------------
+
+
+def test_workers_save_before_their_machine_is_taken_away(rig: Make) -> None:
+    told = Told()
+    made = rig(f"{ASK} touch up; {WAIT} touch told; {SAY} exit 0", grace_s=25.0, room=watch(told))
+    made.offers(takes_notice=True)
+    made.run(made.appears("up"), running(made), reclaim(told, 100.0))
+    assert made.agent.status(fixed=False) == statuses.RESUME
+    assert (made.folder / "told").exists()
+    said = " ".join(made.said)
+    assert (
+        "AWS is about to terminate this instance: leaving once the workers have saved, in 95 s at the" in said
+    )
+    assert "round 1 is about to end (a is leaving: AWS is about to terminate this instance)" in said
+    assert (made.group()["state"], made.group()["restarts"]) == ("waiting", 0)
+
+
+def test_workers_that_cannot_save_are_stopped_at_once(rig: Make) -> None:
+    told = Told()
+    script = "trap 'touch got; exit 0' TERM; touch up; while :; do sleep 0.05; done"
+    made = rig(script, grace_s=25.0, room=watch(told))
+    made.run(made.appears("up"), running(made), reclaim(told, None))
+    assert made.agent.status(fixed=False) == statuses.RESUME
+    assert (made.folder / "got").exists()
+
+
+def test_a_node_that_only_waits_leaves_at_once(rig: Make) -> None:
+    told = Told()
+    made = rig("exit 0", room=watch(told), min_nodes=2, max_nodes=2)
+    made.run(made.exists, reclaim(told, 100.0))
+    assert made.agent.status(fixed=False) == statuses.RESUME
+    assert "AWS is about to terminate this instance: leaving" in made.said
+
+
+def test_a_signal_after_it_shortens_the_time_and_does_not_kill() -> None:
+    leaving = Leaving(25.0, {})
+    step = leaving.told(Announcement("evicted", 1115.0), AtWork.SAVING, 30.0, 1000.0)
+    assert step is not None
+    assert (step.why, step.save_s, step.stop) == ("evicted", 110.0, None)
+    step = leaving.got(signal.SIGTERM, AtWork.SAVING, 30.0, 1010.0)
+    assert (step.why, step.save_s, step.stop) == ("SIGTERM", 20.0, None)
+    assert leaving.gone_at == 1035.0
+    assert leaving.told(Announcement("again", None), AtWork.SAVING, 30.0, 1011.0) is None
+    step = leaving.got(signal.SIGTERM, AtWork.SAVING, 30.0, 1012.0)
+    assert step.stop == (signal.SIGKILL, 0.0)
+    assert leaving.status(None, fixed=False) == statuses.SIGNAL + signal.SIGTERM
+
+
+def test_a_signal_before_it_counts() -> None:
+    leaving = Leaving(25.0, {})
+    leaving.got(signal.SIGTERM, AtWork.SAVING, 30.0, 1000.0)
+    assert leaving.told(Announcement("evicted", 1115.0), AtWork.SAVING, 30.0, 1001.0) is None
+    assert leaving.gone_at == 1025.0
+
+
+# -- the watch -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rooms() -> Iterator[list[Announcements]]:
+    made: list[Announcements] = []
+    yield made
+    for room in made:
+        room.close()
+
+
+def test_what_is_far_off_waits_and_may_be_taken_back(rooms: list[Announcements]) -> None:
+    told, said = Told(), list[str]()
+    reclaim(told, 900.0)()
+    rooms.append(watch(told)(said.append))
+    soon(lambda: said)
+    assert said == ["AWS is about to terminate this instance in 900 s: leaving 120 s before"]
+    assert rooms[0].announces() is None
+    told.now = None
+    reclaim(told, 119.0)()
+    soon(rooms[0].announces, "an announcement")
+    assert rooms[0].announces() is None, "once"
+    assert len(said) == 1
+
+
+def test_who_has_a_longer_grace_leaves_earlier(rooms: list[Announcements]) -> None:
+    told = Told()
+    reclaim(told, 500.0)()
+    rooms.append(watch(told, grace_s=600.0)(lambda text: None))
+    soon(rooms[0].announces, "an announcement")
+
+
+# -- files and commands --------------------------------------------------------------------------------------
+
+
+def test_a_file_that_appears_says_why(tmp_path: Path) -> None:
+    source = WhenFile(str(tmp_path / "sub" / "leave"))
+    assert source.ask() is None
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "leave").touch()
+    assert source.ask() == Announcement(f"{tmp_path}/sub/leave is there", None)
+    (tmp_path / "sub" / "leave").write_text("\n  maintenance of rack 4\x1b[1m\nmore\n")
+    told = source.ask()
+    assert told is not None
+    assert told.why.startswith("maintenance of rack 4")
+    assert "\x1b" not in told.why
+
+
+def asked(source: Source) -> Announcement:
+    found: Announcement = soon(source.ask, "an announcement")
+    return found
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], WhenCommand]]:
+    monkeypatch.chdir(tmp_path)
+    made: list[WhenCommand] = []
+
+    def make(text: str, tell: Callable[[str], None] = lambda text: None) -> WhenCommand:
+        made.append(WhenCommand(text, MINE, tell))
+        return made[-1]
+
+    yield make
+    for source in made:
+        source.close()
+    assert processes.marked(MINE, *processes.MARKS) == []
+
+
+def test_a_command_is_asked_again_until_it_says_so(command: Callable[[str], WhenCommand]) -> None:
+    source = command("echo x >> runs; test $(wc -l < runs) = 3 && echo a power cut at noon")
+    assert asked(source) == Announcement("a power cut at noon", None)
+
+
+def test_a_command_may_run_for_hours(command: Callable[[str], WhenCommand], tmp_path: Path) -> None:
+    source = command("echo x >> runs; sleep 3600 & until test -e go; do sleep 0.02; done")
+    for _ in range(20):
+        assert source.ask() is None
+        time.sleep(0.01)
+    assert len(source.kept()) == 1, "nobody ends it between rounds"
+    (tmp_path / "go").touch()
+    assert asked(source) == Announcement("the command of --leave-when says so", None)
+    assert (tmp_path / "runs").read_text() == "x\n"
+    assert processes.marked(MINE, processes.WATCH_FOR) == [], "nor is anything of it left"
+
+
+def test_what_a_command_has_started_ends_with_the_agent(
+    command: Callable[[str], WhenCommand], tmp_path: Path
+) -> None:
+    source = command("setsid sleep 3600 & touch up; sleep 3600")
+    source.ask()
+    soon((tmp_path / "up").exists, "a command")
+    source.close()
+    assert processes.marked(MINE, processes.WATCH_FOR) == []
+    assert source.ask() is None
+
+
+def test_a_command_that_is_none_is_told_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    source = WhenCommand("no-such-program --at all", MINE, said.append)
+    try:
+        for _ in range(40):
+            assert source.ask() is None
+            time.sleep(0.01)
+    finally:
+        source.close()
+    assert len(said) == 1
+    assert said[0].startswith("--leave-when: its command cannot be run (status 127): ")
+    assert "no-such-program" in said[0]
+
+
+# -- the command line ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "said"),
+    [
+        (["--watch", "spots"], {}, "--watch spots: give spot, or spot,rebalance"),
+        ([], {"HET_WATCH": "spot,weather"}, "HET_WATCH in the environment: weather: give spot"),
+    ],
+)
+def test_what_can_be_watched_is_checked(argv: list[str], environ: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse(["--server", "http://host:29400", *argv, "train.py"], environ)

@@ -1,0 +1,262 @@
+"""What the metadata services of clouds announce, asked of servers that answer as their documentation says."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+
+from hetagent.job.announced import clouds
+from hetagent.job.announced.clouds import Aws, Azure, Clouds, Google
+
+Answers = Callable[[str, str, Mapping[str, str]], "tuple[int, str, Mapping[str, str]]"]
+"""From method, path with query, and headers in lower case to status, body and headers."""
+
+
+class Service:
+    """A server on loopback that answers as it is told."""
+
+    def __init__(self, answers: Answers) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                given = {name.lower(): value for name, value in self.headers.items()}
+                status, body, headers = answers(self.command, self.path, given)
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            do_GET = do_PUT = answer
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.host = f"127.0.0.1:{self._server.server_port}"
+        self.url = f"http://{self.host}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+Serve = Callable[[Answers], Service]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    made: list[Service] = []
+
+    def make(answers: Answers) -> Service:
+        made.append(Service(answers))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.close()
+
+
+@pytest.fixture
+def http() -> Iterator[httpx.Client]:
+    with httpx.Client(trust_env=False, timeout=5.0) as client:
+        yield client
+
+
+class Ec2:
+    """IMDSv2: all but the token is refused without one.
+
+    Attributes:
+        said: what it knows, by path.
+        token: the one that counts.
+    """
+
+    def __init__(self) -> None:
+        self.said: dict[str, str] = {}
+        self.token = "one"
+
+    def __call__(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
+        if method == "PUT" and path == "/latest/api/token":
+            seconds = int(headers["x-aws-ec2-metadata-token-ttl-seconds"])
+            return (200, self.token, {}) if 1 <= seconds <= 21_600 else (400, "", {})
+        if headers.get("x-aws-ec2-metadata-token") != self.token:
+            return 401, "", {}
+        said = self.said.get(path.removeprefix("/latest/meta-data/"))
+        return (404, "", {}) if said is None else (200, said, {})
+
+
+def test_aws_says_when_it_takes_an_instance(
+    serve: Serve, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Ec2()
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", serve(service).url + "/")
+    aws = Aws(http, rebalance=False)
+    aws.find()
+    assert aws.ask() is None
+    at = (datetime.now(UTC) + timedelta(seconds=118)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    service.said["spot/instance-action"] = f'{{"action": "terminate", "time": "{at}"}}'
+    service.token = "two"  # the first is too old by now
+    told = aws.ask()
+    assert told is not None
+    assert told.why == "AWS is about to terminate this instance"
+    assert told.gone_at == pytest.approx(time.monotonic() + 118, abs=3)
+
+
+@pytest.mark.parametrize("rebalance", [False, True])
+def test_that_aws_may_take_an_instance_counts_where_it_was_asked_for(
+    serve: Serve, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, rebalance: bool
+) -> None:
+    service = Ec2()
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", serve(service).url)
+    aws = Aws(http, rebalance=rebalance)
+    aws.find()
+    service.said["events/recommendations/rebalance"] = '{"noticeTime": "2026-11-25T10:00:00Z"}'
+    told = aws.ask()
+    assert (told is not None) is rebalance
+    assert told is None or (told.why, told.gone_at) == (
+        "AWS says that it may soon interrupt this instance",
+        None,
+    )
+
+
+class Gce:
+    """The metadata server of Compute Engine: it refuses whoever does not say whom it asks."""
+
+    def __init__(self) -> None:
+        self.said = {"preempted": "FALSE", "maintenance-event": "NONE"}
+
+    def __call__(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
+        flavor = {"Metadata-Flavor": "Google"}
+        said = self.said.get(path.removeprefix("/computeMetadata/v1/instance/"))
+        if method != "GET" or said is None:
+            return 404, "", flavor
+        return (200, said, flavor) if headers.get("metadata-flavor") == "Google" else (403, "", flavor)
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "why"),
+    [
+        ("preempted", "TRUE", "Google Cloud has preempted this instance"),
+        (
+            "maintenance-event",
+            "TERMINATE_ON_HOST_MAINTENANCE",
+            "Google Cloud is about to stop this instance for maintenance",
+        ),
+        ("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE", None),
+    ],
+)
+def test_google_says_that_it_takes_an_instance(
+    serve: Serve,
+    http: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    said: str,
+    why: str | None,
+) -> None:
+    service = Gce()
+    monkeypatch.setenv("GCE_METADATA_HOST", serve(service).host)
+    google = Google(http)
+    google.find()
+    assert google.ask() is None
+    service.said[path] = said
+    told = google.ask()
+    assert (told.why if told is not None else None) == why
+    if path == "preempted":
+        assert told is not None
+        assert told.gone_at == pytest.approx(time.monotonic() + 30, abs=3)
+
+
+class Scheduled:
+    """Azure's metadata service, on a machine of a scale set."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def __call__(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
+        if method != "GET" or headers.get("metadata") != "true" or "api-version=" not in path:
+            return 400, "", {}
+        if path.startswith("/metadata/instance/compute/name?"):
+            return 200, "set_3", {}
+        if path.startswith("/metadata/scheduledevents?"):
+            return 200, httpx.Response(200, json={"DocumentIncarnation": 2, "Events": self.events}).text, {}
+        return 404, "", {}
+
+    def add(self, kind: str, resources: list[str], not_before: str) -> None:
+        self.events.append(
+            {
+                "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+                "EventType": kind,
+                "ResourceType": "VirtualMachine",
+                "Resources": resources,
+                "EventStatus": "Scheduled",
+                "NotBefore": not_before,
+            }
+        )
+
+
+def test_azure_says_when_it_takes_a_machine_and_freezes_and_others_do_not_count(
+    serve: Serve, http: httpx.Client
+) -> None:
+    service = Scheduled()
+    azure = Azure(http, serve(service).url)
+    azure.find()
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=25), usegmt=True)
+    service.add("Freeze", ["set_3"], soon)
+    service.add("Preempt", ["set_4"], soon)
+    assert azure.ask() is None
+    service.add(
+        "Redeploy", ["set_2", "set_3"], format_datetime(datetime.now(UTC) + timedelta(900), usegmt=True)
+    )
+    service.add("Preempt", ["set_3"], soon)
+    told = azure.ask()
+    assert told is not None
+    assert told.why == "Azure is about to evict this machine"
+    assert told.gone_at == pytest.approx(time.monotonic() + 25, abs=3)
+    service.add("Terminate", ["set_3"], "")
+    told = azure.ask()
+    assert told is not None
+    assert (told.why, told.gone_at) == ("Azure is about to delete this machine", None)
+
+
+def test_the_cloud_is_found_by_who_answers(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Though each address is asked in turn, and others answer something, too."""
+    service, said = Gce(), list[str]()
+    where = serve(service)
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", where.url)
+    monkeypatch.setenv("GCE_METADATA_HOST", where.host)
+    found = Clouds(said.append, rebalance=False)
+    request.addfinalizer(found.close)
+    assert found.ask() is None
+    assert said == ["--watch: looking for what Google Cloud announces"]
+    service.said["preempted"] = "TRUE"
+    told = found.ask()
+    assert told is not None
+    del service.said["preempted"]
+    assert found.ask() is None, "it does not answer at the moment"
+
+
+def test_where_no_cloud_answers_that_is_said_once(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    nobody = serve(lambda *_: (404, "", {}))
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", nobody.url)
+    monkeypatch.setenv("GCE_METADATA_HOST", nobody.host)
+    monkeypatch.setattr(clouds, "ADDRESS", nobody.url)
+    monkeypatch.setattr(clouds, "AGAIN_S", 0.0)
+    said: list[str] = []
+    found = Clouds(said.append, rebalance=False)
+    request.addfinalizer(found.close)
+    assert [found.ask(), found.ask()] == [None, None]
+    assert len(said) == 1
+    assert said[0].startswith("--watch: no metadata service of AWS, Google Cloud, Azure answers here")

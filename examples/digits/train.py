@@ -97,8 +97,9 @@ def share(digits: int, epoch: int, seed: int, seen: int) -> Tensor:
         seen: how many of the epoch's digits all ranks have trained on before.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    left = torch.randperm(digits, generator=torch.Generator().manual_seed(seed + epoch))[seen:]
-    left = torch.cat([left, left[: -len(left) % world_size]])
+    order = torch.randperm(digits, generator=torch.Generator().manual_seed(seed + epoch))
+    left = order[seen:]
+    left = torch.cat([left, order[: -len(left) % world_size]])
     return left[rank::world_size]
 
 

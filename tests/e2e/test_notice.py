@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.cluster import Cluster, cluster
 
@@ -121,3 +122,31 @@ def test_the_digits_go_on_at_the_step_at_which_they_were_stopped(tmp_path: Path)
         assert said(r"resuming after epoch \d+, step (\d+)") == saved
         (accuracy,) = said(r"final accuracy ([.\d]+)")
         assert float(accuracy) > 0.9
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_run_all_of_whose_nodes_go_and_come_back_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
+    """The ranks train on the same digits in the same order; DDP sums the first gradients in another order."""
+    slots = {"a": 2, "b": 1, "c": 1}
+
+    def train(name: str, *, disturbed: bool) -> dict[str, torch.Tensor]:
+        folder = tmp_path / name
+        args = ("--checkpoint-dir", str(folder / "digits"), "--epochs", "4", "--step-sleep", "0.1")
+        folder.mkdir()
+        with cluster(folder, "--nnodes", "3", "--grace-s", "60", "--max-restarts", "0") as job:
+            agents = [job.agent(node, gpus, script=TRAIN, args=args) for node, gpus in slots.items()]
+            if disturbed:
+                job.wait_for(lambda: "epoch  2/4" in agents[0].stderr, "two epochs")
+                for agent in agents:
+                    agent.send(signal.SIGTERM)
+                assert [agent.wait() for agent in agents] == [75] * 3, job.report()
+                agents = [job.agent(node, gpus, script=TRAIN, args=args) for node, gpus in slots.items()]
+            assert [agent.wait(300) for agent in agents] == [0] * 3, job.report()
+            assert ("saved after step" in job.report()) is disturbed
+        model: dict[str, torch.Tensor] = torch.load(folder / "digits" / "checkpoint.pt")["model"]
+        return model
+
+    undisturbed, disturbed = train("whole", disturbed=False), train("parts", disturbed=True)
+    far = max(float((undisturbed[name] - disturbed[name]).abs().max()) for name in undisturbed)
+    assert far < 1e-4, far

@@ -164,6 +164,7 @@ def test_a_drained_index_comes_back_after_undrain(pods: Pods) -> None:
     assert [pods.ends(pod) for pod in (kept, back, other)] == [(0, None)] * 3, pods.job.report()
 
 
+@pytest.mark.long
 def test_an_index_that_is_still_drained_ends_with_the_job(pods: Pods) -> None:
     first = [pods.start(0), pods.start(1), pods.start(2)]
     number = pods.job.world(3)

@@ -103,7 +103,7 @@ $(ECOSYSTEM)/.installed: pyproject.toml constraints.txt | $(STAMP)
 	$(ECOSYSTEM)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[agent,ecosystem]'
 	@touch $@
 
-test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, Transformers, DeepSpeed and FSDP on uneven nodes (more than ten minutes)
+test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, Transformers, DeepSpeed, FSDP and Ray on uneven nodes (more than ten minutes)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/ecosystem
 
 test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the examples of each launch style (needs test-mpi)

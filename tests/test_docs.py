@@ -148,7 +148,7 @@ def test_every_flag_is_told(program: str) -> None:
 def check_mentions(text: str, there: AbstractSet[str]) -> list[str]:
     """A flag that is mentioned in our own words is one of ours, of torchrun's parser, or of an example."""
     others = "curl|docker|docker-compose|etcd|kubectl|mpirun|pip|python|"
-    others += "sbatch|scancel|scontrol|sqlite3|srun|ss|systemctl"
+    others += "ray|sbatch|scancel|scontrol|sky|sqlite3|srun|ss|systemctl"
     text = re.sub(rf"^ {{4}}({others}|hetagent|hetctl|hetserver) .*$", "", text, flags=re.MULTILINE)
     text = re.sub(rf"`({others}) [^`]*`", "", text)
     told = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", text))
@@ -159,8 +159,8 @@ def check_mentions(text: str, there: AbstractSet[str]) -> list[str]:
 
 @cache
 def flags_of_examples() -> frozenset[str]:
-    """Every flag of the programs under examples/."""
-    programs = (ROOT / "examples").glob("*/*.py")
+    """Every flag of the programs under examples/ and deploy/."""
+    programs = [*(ROOT / "examples").glob("*/*.py"), *(ROOT / "deploy").glob("*/*.py")]
     return frozenset(
         flag for path in programs for flag in re.findall(r'"(--[a-z-]+)"', path.read_text("utf-8"))
     )

@@ -178,6 +178,12 @@ class Checks:
             return  # one that is lost and speaks is back
         if isinstance(command, commands.Join) and command.not_ready != before.not_ready:
             return  # whether it is ready may change back; what comes too late the session corrects
+        if (
+            isinstance(command, commands.Report)
+            and command.kind is ReportKind.LEAVING
+            and _hastened(old, new)
+        ):
+            return  # the first was late, and did not say so: the node goes earlier than it seemed
         renewed = step(old, commands.Renew(command.node_id, command.incarnation), now, leases).group
         settled = step(new, commands.Tick(), now, leases).group
         if step(renewed, commands.Tick(), now, leases).group != settled:
@@ -409,6 +415,14 @@ def _gone_or_open(group: Group, ended: Round, overdue: bool, done: Collection[st
             yield f"{member.node_id} is suspect"
         elif not overdue and node.acked_round < ended.number:
             yield f"{member.node_id} has not stopped"
+
+
+def _hastened(old: Group, new: Group) -> bool:
+    """Whether a notice ends earlier than it did, or has ended."""
+    before, after = (
+        group.active_round.notice if group.active_round is not None else None for group in (old, new)
+    )
+    return before is not None and (after is None or after.until < before.until)
 
 
 def _will_cancel(disk: Disk) -> bool:

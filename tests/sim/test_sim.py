@@ -30,6 +30,7 @@ FAILED_ONCE = {
     70_010_666: "a lost agent says that it leaves, and a join that it sent before brings its node back",
     160_013_307: "the same, but a person drained the old name before, and lets it in again after it",
     160_013_846: "all workers succeed in the notice of a cancellation, and agents are started again at once",
+    170_027_660: "a node says that it leaves, and the first report comes after ten seconds, with the second",
     170_004_260: "a node that has succeeded is lost at the moment at which its round is judged",
     97_011_838: "the answer that tells a node to stop is lost, since the node is cut off",
     97_011_357: "a server is killed while it stands still in the middle of a commit",

@@ -9,6 +9,7 @@ from hetagent.job.network import CheckNetwork
 from hetagent.job.output.collapse import Collapse
 from hetagent.job.progress import Watch
 from hetagent.job.ready.node_check import SiteCheck
+from hetagent.job.ready_file import ReadyFile
 from hetagent.options.slurm import Slurm
 from hetagent.sharing import ShareWork
 from hetagent.standby import Preload
@@ -21,6 +22,7 @@ FEATURES: Sequence[type[Feature]] = (
     CheckNetwork,
     ShareWork,
     SiteCheck,
+    ReadyFile,
     LeaveInTime,
     Preload,
 )

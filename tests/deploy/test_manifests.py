@@ -8,28 +8,29 @@ import json
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from hetagent import statuses
 from hetagent.options.parse import parse
 from hetrdzv.cli import hetserver
 from hetrdzv.client import servers_from
+from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.service.metrics import Metrics
-from tests.support import needs
+from tests.support import manifests, needs
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 BIN = Path(sys.executable).parent
-KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+KUSTOMIZED = ("kubernetes", "jobset", "kubeflow")
+OBJECTS = manifests.kustomized("kubernetes")
+POOLS = {pool.name: pool for name in KUSTOMIZED for pool in manifests.pools(name)}
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 RULES = DEPLOY / "prometheus" / "hetrdzv.rules.yml"
 GRAFANA = DEPLOY / "grafana" / "hetrdzv.json"
@@ -70,19 +71,6 @@ def compose() -> dict[str, Any]:
     return read
 
 
-def objects() -> Iterator[dict[str, Any]]:
-    """Every object of deploy/kubernetes."""
-    for path in KUBERNETES:
-        yield from yaml.safe_load_all(path.read_text(encoding="utf-8"))
-
-
-def pods() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Every object with pods, and what it says of them."""
-    for one in objects():
-        if template := one.get("spec", {}).get("template"):
-            yield one, template["spec"]
-
-
 def words(command: object) -> list[str]:
     """A command that is a list, or a line."""
     return shlex.split(command) if isinstance(command, str) else [str(word) for word in command or ()]  # type: ignore[attr-defined]
@@ -94,10 +82,12 @@ def starts() -> Iterator[tuple[str, str, list[str]]]:
         kind = {"hetrdzv-server": "hetserver", "hetrdzv-digits": "hetagent"}.get(service["image"])
         if kind is not None and "entrypoint" not in service:
             yield f"compose {name}", kind, words(service.get("command"))
-    for owner, pod in pods():
+    for owner, _, pod in manifests.pods(OBJECTS):
         for container in pod["containers"]:
-            if container["name"] in ("hetserver", "hetagent"):
-                yield f"kubernetes {owner['metadata']['name']}", container["name"], words(container["args"])
+            if container["name"] == "hetserver":
+                yield f"kubernetes {owner['metadata']['name']}", "hetserver", words(container["args"])
+    for name, pool in POOLS.items():
+        yield name, "hetagent", pool.agent
     for path in [*UNITS, *sorted((DEPLOY / "docker").glob("*.Dockerfile"))]:
         yield from unit_or_image_starts(path)
 
@@ -137,18 +127,21 @@ def test_every_start_is_one_that_our_programs_take(name: str, arguments: list[st
     else:
         options = parse(arguments, {})
         assert options.token_file is not None
-        assert options.script is not None
+        if options.script is None:  # the group has one
+            assert "train.py" in next(pool.create for pool in POOLS.values() if pool.agent == arguments)
+            return
         assert (ROOT / "examples/digits" / options.script).exists() or options.script.startswith("/srv/")
 
 
 def test_what_is_found() -> None:
-    """Two servers and three agents in compose, two and two in Kubernetes, two units, the image itself."""
+    """Two servers and three agents in compose, two servers and seven pools, two units, the image itself."""
     found = [(where.split()[0], name) for where, name, _ in STARTS]
     assert sorted(found) == sorted(
         [("compose", "hetserver")] * 2
         + [("compose", "hetagent")] * 3
         + [("kubernetes", "hetserver")] * 2
-        + [("kubernetes", "hetagent")] * 2
+        + [("kubernetes", "hetagent"), ("jobset", "hetagent")] * 2
+        + [("kubeflow", "hetagent")] * 3
         + [("systemd", "hetserver"), ("systemd", "hetagent"), ("image", "hetserver")]
     )
 
@@ -182,21 +175,21 @@ def test_an_agent_is_gone_before_it_is_killed() -> None:
     for where, name, arguments in STARTS:
         if name == "hetagent":
             options, given = parse(arguments, {}), grace_s(where)
-            stop_s = float(str(options.spec["stop_timeout_s"]))
+            stop_s = float(str(options.spec.get("stop_timeout_s", DEFAULTS.stop_timeout_s)))
             assert given >= stop_s + 15, f"{where}: {given} s for {stop_s} s"
             assert options.grace_s == given - 5, f"{where}: {given} s for {options.grace_s} s"
 
 
 def grace_s(where: str) -> float:
     """How long what supervises an agent waits before it kills it (seconds)."""
+    if where in POOLS:
+        return float(POOLS[where].pod["terminationGracePeriodSeconds"])
     kind, name = where.split()
     if kind == "compose":
         return float(compose()["services"][name]["stop_grace_period"].removesuffix("s"))
-    if kind == "systemd":
-        found = re.search(r"^TimeoutStopSec=(\d+)$", (DEPLOY / kind / name).read_text(), re.MULTILINE)
-        assert found is not None
-        return float(found[1])
-    return next(float(p["terminationGracePeriodSeconds"]) for o, p in pods() if o["metadata"]["name"] == name)
+    found = re.search(r"^TimeoutStopSec=(\d+)$", (DEPLOY / kind / name).read_text(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
 
 
 @pytest.mark.parametrize("path", sorted((DEPLOY / "docker").glob("*.Dockerfile")), ids=lambda path: path.name)
@@ -223,66 +216,42 @@ def test_shellcheck_likes_the_scripts() -> None:
 # -- Kubernetes ----------------------------------------------------------------------------------------------
 
 
-def test_kubernetes_takes_every_object() -> None:
-    said = checked(sys.executable, "-m", "kubernetes_validate", "--strict", *KUBERNETES)
-    assert said.count(" passed ") == len(list(objects()))
+def test_kubernetes_takes_every_object(tmp_path: Path) -> None:
+    """Also the Jobs that others make of what is written in a JobSet or a runtime."""
+    jobs = [
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "n"}, "spec": pool.spec}
+        for pool in POOLS.values()
+    ]
+    path = tmp_path / "all.yaml"
+    path.write_text(yaml.safe_dump_all([*OBJECTS, *jobs]), encoding="utf-8")
+    said = checked(sys.executable, "-m", "kubernetes_validate", "--strict", path)
+    assert said.count(" passed ") == len(OBJECTS) + len(jobs)
 
 
-@pytest.mark.parametrize(
-    ("status", "evicted", "action"),
-    [
-        (statuses.FAILED, False, "FailJob"),
-        (statuses.USAGE, False, "FailJob"),
-        (statuses.CANCELLED, False, "FailJob"),
-        (statuses.DRAINED, False, "FailIndex"),
-        (statuses.NOBODY, False, None),
-        (statuses.UNFIT, False, None),
-        (statuses.RESUME, False, None),
-        (statuses.SIGNAL + signal.SIGKILL, False, None),
-        (statuses.RESUME, True, "Ignore"),
-        (statuses.FAILED, True, "Ignore"),
-    ],
-)
-def test_what_becomes_of_a_pod_by_its_exit_status(status: int, evicted: bool, action: str | None) -> None:
-    """None: it is tried again, and counts against `backoffLimitPerIndex`."""
-    agents = [o for o in objects() if o["kind"] == "Job"]
-    assert len(agents) == 2
-    for job in agents:
-        assert _action(job["spec"]["podFailurePolicy"]["rules"], status, evicted) == action
-    for where, name, arguments in STARTS:
-        if name == "hetagent" and where.startswith("kubernetes"):
-            assert parse(arguments, {}).exit_codes == "agent", (
-                "a script's own codes would mean something else"
-            )
+@pytest.mark.parametrize("name", KUSTOMIZED)
+def test_kustomize_makes_the_same_objects(name: str) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl here, which kustomize comes with")
+    made = yaml.safe_load_all(checked("kubectl", "kustomize", DEPLOY / name))
 
+    def by_name(objects: Iterable[manifests.Object]) -> dict[tuple[str, str], manifests.Object]:
+        return {(one["kind"], one["metadata"]["name"]): one for one in objects}
 
-def _action(rules: list[dict[str, Any]], status: int, evicted: bool) -> str | None:
-    """The first rule that matches, as Kubernetes reads them."""
-    for rule in rules:
-        codes = rule.get("onExitCodes")
-        if codes is None:
-            matches = evicted and any(one["type"] == "DisruptionTarget" for one in rule["onPodConditions"])
-        else:
-            assert codes["operator"] == "In"
-            matches = status in codes["values"]
-        if matches:
-            return str(rule["action"])
-    return None
+    assert by_name(made) == by_name(manifests.kustomized(name))
 
 
 def test_every_pod_is_as_small_as_it_can_be() -> None:
-    for owner, pod in pods():
+    for owner, _, pod in manifests.pods([one for name in KUSTOMIZED for one in manifests.kustomized(name)]):
         name = owner["metadata"]["name"]
         assert pod["securityContext"]["runAsNonRoot"], name
         assert pod["automountServiceAccountToken"] is False, name
-        for container in pod["containers"]:
+        for container in manifests.containers(pod):
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }, name
-            assert not container["image"].endswith(":latest"), name
-            assert ":" in container["image"], name
+            assert "memory" in container["resources"]["limits"], name
         for volume in pod.get("volumes", ()):
             if secret := volume.get("secret"):
                 assert secret["defaultMode"] == TOKEN_MODE, name
@@ -290,26 +259,23 @@ def test_every_pod_is_as_small_as_it_can_be() -> None:
 
 
 def test_selectors_find_pods() -> None:
-    labels = [o["spec"]["template"]["metadata"]["labels"] for o, _ in pods()]
+    labels = [found for _, found, _ in manifests.pods(OBJECTS)]
     selectors = [
         o["spec"]["selector"].get("matchLabels", o["spec"]["selector"])
-        for o in objects()
+        for o in OBJECTS
         if o["kind"] in ("Service", "PodDisruptionBudget", "StatefulSet", "Deployment")
     ]
     policies = [
-        o["spec"]["podSelector"].get("matchLabels", {}) for o in objects() if o["kind"] == "NetworkPolicy"
+        o["spec"]["podSelector"].get("matchLabels", {}) for o in OBJECTS if o["kind"] == "NetworkPolicy"
     ]
-    assert len(policies) == 5
+    assert len(policies) == 6
     for selector in selectors + policies:
         assert any(selector.items() <= one.items() for one in labels), selector
 
 
-def test_pools_are_uneven_and_together_what_the_job_wants() -> None:
-    jobs = [(o, p["containers"][0]) for o, p in pods() if o["kind"] == "Job"]
-    assert len({container["resources"]["limits"]["nvidia.com/gpu"] for _, container in jobs}) == 2
-    options = parse(words(jobs[0][1]["args"]), {})
-    assert sum(o["spec"]["completions"] for o, _ in jobs) == options.spec["max_nodes"]
-    assert {o["spec"]["completionMode"] for o, _ in jobs} == {"Indexed"}
+def test_a_pod_that_is_broken_anyway_may_be_evicted() -> None:
+    budgets = [one["spec"] for one in OBJECTS if one["kind"] == "PodDisruptionBudget"]
+    assert [one["unhealthyPodEvictionPolicy"] for one in budgets] == ["AlwaysAllow"] * 3
 
 
 # -- systemd -------------------------------------------------------------------------------------------------

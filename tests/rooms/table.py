@@ -36,6 +36,7 @@ ROOMS: Mapping[str, Room] = {
     ),
     "announced": Room(("agent/hetagent/job/announced",), ("tests/agent/job/announced",)),
     "node-check": Room(("agent/hetagent/job/ready/node_check.py",), ("tests/agent/job/test_ready.py",)),
+    "ready-file": Room(("agent/hetagent/job/ready_file.py",), ("tests/agent/job/test_ready_file.py",)),
     "torchrun": Room(("agent/hetagent/torchrun",), ("tests/agent/torchrun", "tests/e2e/test_torchrun.py")),
     "mpi": Room(
         ("agent/hetagent/launch/mpi", "agent/hetagent/worker/rsh.py"),

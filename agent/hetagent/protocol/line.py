@@ -73,6 +73,8 @@ class Line:
         self._abandoned = False  # nobody takes directives any more
         self._error: Exception | None = None  # what broke the thread, or is about to
         self._on_question: Callable[[StacksAsked], None] = lambda asked: None
+        self._on_known: Callable[[bool], None] = lambda known: None
+        self._was_known = False
         self._asked: dict[Message[Any], Future[Any]] = {}
         self._waiting = Waiting(tell, show_live)
         self._told_stall: object = None  # what was shown of the stall: who is waited for
@@ -154,6 +156,14 @@ class Line:
     def tell(self) -> None:
         """The server has to know at once how far the workers have come."""
         self._do(lambda now: self._session.tell())
+
+    def on_known(self, changed: Callable[[bool], None]) -> None:
+        """Have it called in the line's thread when the server has this node, and when it no longer has; before `start`.
+
+        Args:
+            changed: gets whether it has; see `Session.known`.
+        """
+        self._on_known = changed
 
     def hang_timeout_s(self) -> float | None:
         """The group's setting, as last heard (seconds), or None."""
@@ -320,6 +330,9 @@ class Line:
             self._tell(notice)
 
     def _pass_on(self) -> None:
+        if self._session.known != self._was_known:
+            self._was_known = not self._was_known
+            self._on_known(self._was_known)
         self._tell_notices()
         for directive in self._session.directives():
             self._delivery.add(directive)

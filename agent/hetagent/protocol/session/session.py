@@ -252,6 +252,11 @@ class Session:
         return self._told.hang_timeout_s
 
     @property
+    def known(self) -> bool:
+        """Whether the server has this node, as far as this node knows: a server that is away has it still."""
+        return self._known
+
+    @property
     def finished(self) -> bool:
         """Whether the server accepted the goodbye, or did not answer it in time."""
         return self._finished

@@ -1,0 +1,84 @@
+"""`--ready-file`: a file that is there while the server has this node, for whoever has started the agent."""
+
+import os
+import threading
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from hetagent.feature import Feature, Flags
+from hetagent.job.room import Room
+from hetagent.options.model import UsageError
+
+if TYPE_CHECKING:
+    from hetagent.assembly import Node
+    from hetagent.protocol.line import Line
+
+
+class ReadyFile(Feature):
+    """`--ready-file`."""
+
+    flags: ClassVar[Flags] = {
+        "--ready-file": {
+            "metavar": "FILE",
+            "help": "A file that is there while the server has this node, in a round or not: for readiness probes.",
+        },
+    }
+
+    def __init__(self, args: Namespace, environ: Mapping[str, str]) -> None:
+        self._path = Path(args.ready_file).absolute() if args.ready_file else None
+
+    def room(self, node: "Node", line: "Line", others: "Sequence[Room]") -> "Room | None":
+        """The file, which is not there yet.
+
+        Raises:
+            UsageError: it cannot be made.
+        """
+        if self._path is None:
+            return None
+        made = Presence(self._path, node.tell)
+        line.on_known(made.change)
+        return made
+
+
+class Presence(Room):
+    """The file.
+
+    Args:
+        path: where it is to be; one that an earlier agent has left there is removed.
+        tell: shows one line to the person at the terminal.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+
+    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+        self._path = path
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._closed = False
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise UsageError(f"--ready-file {path}: {error.strerror}") from None
+        if not os.access(path.parent, os.W_OK):
+            raise UsageError(f"--ready-file {path}: no file can be made in {path.parent}")
+
+    def change(self, known: bool) -> None:
+        """The server has this node, or no longer; from any thread."""
+        with self._lock:
+            if known and self._closed:
+                return
+            try:
+                if known:
+                    self._path.touch()
+                else:
+                    self._path.unlink(missing_ok=True)
+            except OSError as error:
+                self._tell(f"--ready-file {self._path}: {error.strerror}")
+
+    def close(self) -> None:
+        """The agent ends, and with it the file."""
+        self._closed = True
+        self.change(False)

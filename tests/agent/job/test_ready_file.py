@@ -1,0 +1,74 @@
+"""The file that shows that the server has this node."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from tests.agent.job.rig import Make, OtherNode, soon
+from tests.agent.protocol.session.driver import Bench, problem
+
+from hetagent.job.ready_file import Presence, ReadyFile
+from hetagent.options.model import UsageError
+from hetrdzv.protocol.errors import HetError, Unreachable
+from hetrdzv.protocol.requests.joining import SpecFields
+
+
+def test_the_file_is_there_from_the_first_join_to_the_end_whether_in_a_round_or_not(
+    rig: Make, tmp_path: Path
+) -> None:
+    file = tmp_path / "ready"
+    file.touch()  # by an agent that was killed
+    seen = []
+
+    def look(when: str) -> None:
+        soon(file.exists, when)
+        seen.append((when, made.group()["state"]))
+
+    made = rig("touch began; sleep 100", min_nodes=2, max_nodes=2, room=lambda say: Presence(file, say))
+    made.line.on_known(made.agent._rooms[-1].change)  # type: ignore[attr-defined]
+    assert not file.exists()
+    other = OtherNode(made, "b", min_nodes=2, max_nodes=2)
+    acts = [made.exists, lambda: look("waits"), other.ready, made.appears("began"), lambda: look("member")]
+    made.run(*acts, made.asks("cancel"))
+    assert seen == [("waits", "waiting"), ("member", "starting")]
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "known"), [(problem(404, "unknown_node"), False), (Unreachable("nobody there"), True)]
+)
+def test_a_server_that_is_away_has_the_node_still_and_one_that_forgot_it_has_not(
+    answer: HetError, known: bool
+) -> None:
+    bench = Bench(spec=SpecFields(min_nodes=2))
+    assert not bench.session.known
+    bench.ready()
+    assert bench.session.known
+    ((poll, _),) = bench.flight
+    bench.receive(poll, answer)
+    assert bench.session.known == known
+
+
+def test_a_change_that_comes_late_makes_no_file(tmp_path: Path) -> None:
+    presence = Presence(tmp_path / "ready", print)
+    presence.close()
+    presence.change(True)
+    assert not (tmp_path / "ready").exists()
+
+
+def test_a_disk_that_fails_later_is_told_and_nothing_else(tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    presence = Presence(folder / "ready", said.append)
+    folder.rmdir()
+    presence.change(True)
+    assert said == [f"--ready-file {folder}/ready: No such file or directory"]
+
+
+def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no file can be made in"):
+        Presence(tmp_path / "none" / "ready", print)
+    with pytest.raises(UsageError, match=r"Is a directory|not permitted"):
+        Presence(tmp_path, print)
+    assert ReadyFile(Namespace(ready_file=None), {}).room(None, None, ()) is None  # type: ignore[arg-type]

@@ -307,14 +307,14 @@ def test_a_drained_node_is_not_missed() -> None:
     assert story.order == ["n1", "n3", "n4"]
 
 
-def test_a_node_that_was_drained_and_is_let_in_again_is_not_missed_until_it_joins() -> None:
+@pytest.mark.parametrize("order", ["drain leave undrain", "drain undrain leave"])
+def test_a_node_that_was_drained_and_is_let_in_again_is_not_missed_until_it_joins(order: str) -> None:
     story = Story(unit="rack", last_call_s=0)
     story.join("n1", labels={"rack": "a"})
     story.join("n2", labels={"rack": "a"})
     story.joins("n1", "n2")
-    story.drain("n2")
-    story.leave("n2")
-    story.undrain("n2")
+    for act in order.split():
+        getattr(story, act)("n2")
     story.joins("n1")
     assert story.order == ["n1"]
     story.join("n2", inc="n2-2", labels={"rack": "a"})
@@ -323,6 +323,15 @@ def test_a_node_that_was_drained_and_is_let_in_again_is_not_missed_until_it_join
     story.wait(6, silent=("n2",))
     story.joins("n1")
     assert units(story) == broken("n2")
+
+
+def test_a_lost_node_that_is_drained_is_not_missed_once_it_is_let_in_again() -> None:
+    story = racks()
+    story.lose("n2")
+    story.drain("n2")
+    story.undrain("n2")
+    story.join("n1")
+    assert story.order == ["n1", "n3", "n4"]
 
 
 def test_a_node_that_is_not_ready_makes_its_rack_wait() -> None:

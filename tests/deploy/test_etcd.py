@@ -140,14 +140,13 @@ def test_a_snapshot_is_put_back(etcd: Etcd) -> None:
     etcd.says("bert", "get", "hetrdzv/job", at="etcd-1")
 
 
-def test_old_snapshots_go(tmp_path: Path) -> None:
-    (keep,) = PODS["etcd-backup"]["containers"]
+def test_old_snapshots_go_before_there_is_a_new_one(tmp_path: Path) -> None:
+    (keep,) = PODS["etcd-backup"]["initContainers"]
     for number in range(60):
         (tmp_path / f"{number:02}.db").touch()
         os.utime(tmp_path / f"{number:02}.db", (number, number))
+    (tmp_path / "59.db.part").touch()  # the disk was full
     command = [word.replace("/backup", str(tmp_path)) for word in keep["command"]]
     for _ in range(2):
         subprocess.run(command, check=True)
-        assert sorted(path.stem for path in tmp_path.iterdir()) == [
-            f"{number:02}" for number in range(12, 60)
-        ]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [f"{n:02}.db" for n in range(13, 60)]

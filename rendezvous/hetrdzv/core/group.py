@@ -447,7 +447,9 @@ def _drain(work: Work, command: Drain) -> None:
         return
     work.change(drained=group.drained | {command.node_id})
     work.say(events.NodeDrained(), command.node_id)
-    if not group.state.terminal:
+    if node.gone and node.heir is None:
+        work.change_node(node, heir=node.node_id)
+    elif not group.state.terminal:
         set_leaving(work, node, Drained())
 
 
@@ -463,8 +465,6 @@ def _undrain(work: Work, command: Undrain) -> None:
     node = group.nodes.get(command.node_id)
     if node is not None and isinstance(node.leaving, Drained) and may_save(group, node):
         work.change_node(node, leaving=None)  # its agent has not been told to exit
-    elif node is not None and node.gone and node.heir is None and command.node_id in group.drained:
-        work.change_node(node, heir=node.node_id)  # its unit went on without it, and does so until it joins
     work.say(events.NodeUndrained(), command.node_id)
 
 

@@ -110,7 +110,7 @@ class Node(Offer):
         stop_told_at: when the agent first said that it has got what tells it to stop, its newest round having ended:
             an answer may be lost on its way; None before (memory only).
         heir: the node that takes its place in its unit, unless it is heard again (units.py); itself: nobody
-            needs to; None: nobody does.
+            needs to, a person having drained it; None: nobody does.
         maybe_late: its join may have come late, after its heir's, from an agent that is gone, until it is heard again.
     """
 

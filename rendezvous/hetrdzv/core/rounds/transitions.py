@@ -142,7 +142,9 @@ def take_out(work: Work, node: Node, phase: NodePhase, why: Going, since: float 
     done = done or (
         phase is NodePhase.LEFT and node.phase is NodePhase.SUCCEEDED and not work.group.active_round
     )
-    work.change_node(node, phase=phase, daemon=(), gone_at=work.now, gone_why=why, cut_at=None)
+    is_drained = node.node_id in work.group.drained or isinstance(node.leaving, Drained)
+    heir = node.node_id if is_drained and node.heir is None else node.heir
+    work.change_node(node, phase=phase, daemon=(), gone_at=work.now, gone_why=why, cut_at=None, heir=heir)
     lost = phase is NodePhase.LOST
     work.say(events.NodeLost(why=why) if lost else events.NodeLeft(why=why), node.node_id)
     if not was_gone:

@@ -1,10 +1,12 @@
 """Starts a hetagent on each of several unlike nodes of a Ray cluster, and again where it dies (docs/others.md).
 
-    python agents.py --bundles 8,4,4 -- --server http://head:29400 --token-file token --nnodes 2:3 train.py
+    hetctl create bert --nnodes 2:3 --server http://head:29400 --token-file token
+    python agents.py --bundles 8,4,4 -- --server http://head:29400 --token-file token --group bert train.py
 
 Each number is a bundle of a placement group: that many GPUs (`--resource CPU`: CPUs) of one node. What stands after
 `--` goes to hetagent, which has to be installed in the nodes' Python. Run it on the head node, or with
-`ray job submit`: if it ends, so do the agents.
+`ray job submit`: if it ends, so do the agents. The job is made beforehand, so that it stays finished when it is: an
+agent that is started again too late ends as the job did.
 """
 
 import argparse

@@ -116,6 +116,8 @@ class Leaving:
             return None
         self._announced, gone_at = announcement
         grace_s = self._grace_s if gone_at is None else max(0.0, gone_at - now)
+        if gone_at is not None:
+            self.gone_at = gone_at
         step = self._go(self._announced, signal.SIGTERM, at_work, grace_s, stop_s, now)
         return step._replace(why=self._announced)
 
@@ -127,6 +129,8 @@ class Leaving:
             save_s = self._announce(grace_s, now)
             text = f"{how}: leaving once the workers have saved, in {save_s:.3g} s at the latest{again}"
             return Step(text, save_s=save_s)
+        if self.gone_at is not None:
+            stop_s = min(stop_s, max(0.0, self.gone_at - now - GOODBYE_S))
         self.kill_at = now + stop_s
         match at_work:
             case AtWork.NONE:

@@ -59,6 +59,8 @@ class Presence(Room):
         self._lock = threading.Lock()
         self._closed = False
         try:
+            if path.exists() and (not path.is_file() or path.stat().st_size):
+                raise UsageError(f"--ready-file {path}: there is something else of that name")
             path.unlink(missing_ok=True)
         except OSError as error:
             raise UsageError(f"--ready-file {path}: {error.strerror}") from None

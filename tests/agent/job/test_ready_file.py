@@ -69,6 +69,15 @@ def test_a_disk_that_fails_later_is_told_and_nothing_else(tmp_path: Path) -> Non
 def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no file can be made in"):
         Presence(tmp_path / "none" / "ready", print)
-    with pytest.raises(UsageError, match=r"Is a directory|not permitted"):
+    with pytest.raises(UsageError, match="something else of that name"):
         Presence(tmp_path, print)
     assert ReadyFile(Namespace(ready_file=None), {}).room(None, None, ()) is None  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_something_else_stays(tmp_path: Path) -> None:
+    """Where the value was forgotten, the script is taken for it."""
+    script = tmp_path / "train.py"
+    script.write_text("print()")
+    with pytest.raises(UsageError, match="there is something else of that name"):
+        Presence(script, print)
+    assert script.read_text() == "print()"

@@ -10,7 +10,8 @@ from hetagent.options.model import UsageError
 
 if TYPE_CHECKING:
     from hetagent.assembly import Node
-    from hetagent.job.announced.watching import Source
+    from hetagent.job.announced.watching import Announcements, Source
+    from hetagent.job.ready.fitness import Check
     from hetagent.job.room import Room
     from hetagent.protocol.line import Line
 
@@ -36,18 +37,23 @@ class LeaveInTime(Feature):
         given: str = args.watch or environ.get("HET_WATCH", "")
         self.watched = frozenset(filter(None, given.split(",")))
         self.when: str = args.leave_when or environ.get("HET_LEAVE_WHEN", "")
+        self._announcements: Announcements | None = None
         if unknown := sorted(self.watched - {SPOT, REBALANCE}):
             where = "--watch" if args.watch else "HET_WATCH in the environment:"
             raise UsageError(f"{where} {unknown[0]}: give {SPOT}, or {SPOT},{REBALANCE}")
 
-    def room(self, node: "Node", line: "Line", others: "Sequence[Room]") -> "Room | None":
-        """What looks for announcements."""
+    def check(self, node: "Node", offers: Callable[..., None]) -> "Check | None":
+        """What is announced already: then this node does not join."""
         sources = self._sources(node.identity.incarnation, node.tell)
-        if not sources:
-            return None
-        from hetagent.job.announced.watching import Announcements
+        if sources:
+            from hetagent.job.announced.watching import Announcements
 
-        return Announcements(sources, node.tell, node.options.grace_s)
+            self._announcements = Announcements(sources, node.tell, node.options.grace_s)
+        return self._announcements
+
+    def room(self, node: "Node", line: "Line", others: "Sequence[Room]") -> "Room | None":
+        """What looks for announcements from then on."""
+        return self._announcements
 
     def _sources(self, incarnation: str, tell: Callable[[str], None]) -> "list[Source]":
         from hetagent.job.announced.clouds import Clouds

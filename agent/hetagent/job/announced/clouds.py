@@ -25,6 +25,9 @@ SLOW_S = 120.0
 AGAIN_S = 30.0
 """How long until the services are looked for again (seconds)."""
 
+INTERRUPTED_S = 120.0
+"""How long before it interrupts an instance AWS says so at most (seconds)."""
+
 PREEMPTED_S = 30.0
 """How long an instance of Google Cloud has left once it is preempted (seconds)."""
 
@@ -72,7 +75,7 @@ class Clouds:
             if self._cloud is not None:
                 return self._cloud.ask()
             self._find()
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+        except (httpx.HTTPError, KeyError, RuntimeError, TypeError, ValueError):
             pass  # it answers again next time
         return None
 
@@ -128,8 +131,9 @@ class Aws:
         """Whether EC2 interrupts this spot instance."""
         said = self._said("spot/instance-action")
         if said is not None:
-            why = f"AWS is about to {said['action']} this instance"
-            return Announcement(why, _moment(datetime.fromisoformat(said["time"])))
+            why, now = f"AWS is about to {said['action']} this instance", time.monotonic()
+            gone_at = min(_moment(datetime.fromisoformat(said["time"])), now + INTERRUPTED_S)
+            return Announcement(why, gone_at if gone_at > now else None)  # this clock may be wrong
         if self._rebalance and self._said("events/recommendations/rebalance") is not None:
             return Announcement("AWS says that it may soon interrupt this instance", None)
         return None

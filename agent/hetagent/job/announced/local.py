@@ -30,10 +30,10 @@ class WhenFile:
         try:
             with self._path.open("rb") as file:
                 said = file.read(4096)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError:
-            said = b""  # a folder, or one that this user must not read
+        except OSError:  # there is none; or it is a folder, or this user must not read it
+            if not os.path.lexists(self._path):
+                return None
+            said = b""
         return Announcement(_first_line(said) or f"{self._path} is there", None)
 
     def kept(self) -> Collection[int]:

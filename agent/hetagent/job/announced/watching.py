@@ -1,6 +1,7 @@
 """Looks for announcements in a thread beside the run loop."""
 
 import contextlib
+import queue
 import socket
 import threading
 import time
@@ -8,17 +9,21 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from hetagent.job.leaving import Announcement
+from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.job.room import Room
 
 LOOK_S = 2.0
 """How long between two looks (seconds)."""
+
+FIRST_LOOK_S = 5.0
+"""How long an agent waits for what its machine's announcements say before it joins (seconds)."""
 
 LEAD_S = 120.0
 """How long before its machine goes a node leaves at most (seconds), unless its grace is longer."""
 
 
 class Source(Protocol):
-    """Where announcements come from. `ask` is called in the thread of `Announcements`, the others in any."""
+    """Where announcements come from. `ask` is called in a thread of its own, the others in any."""
 
     def ask(self) -> Announcement | None:
         """What is announced; None: nothing, or it could not be asked."""
@@ -30,8 +35,8 @@ class Source(Protocol):
         """The agent ends."""
 
 
-class Announcements(Room):
-    """Has this node leave in time when its machine is taken away.
+class Announcements(Room, Check):
+    """Has this node leave in time when its machine is taken away; one that is to go soon does not join any more.
 
     Args:
         tell: shows one line to the person at the terminal.
@@ -50,11 +55,37 @@ class Announcements(Room):
         self._tell = tell
         self._lead_s = max(LEAD_S, grace_s)
         self._look_s = look_s
+        self._begun = False
+        self._looks = queue.SimpleQueue[object]()  # an item for each source that has answered
         self._over = threading.Event()
         self._announcement: Announcement | None = None
+        self._taken = False
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
-        threading.Thread(target=self._watch, name="hetagent-announced", daemon=True).start()
+
+    def begin_to_look(self) -> None:
+        """Look from now on, at each source in a thread of its own, since each may take its time; once."""
+        if not self._begun:
+            self._begun = True
+            for source in self._sources:
+                threading.Thread(
+                    target=self._watch, args=(source,), name="hetagent-announced", daemon=True
+                ).start()
+
+    # -- before a round ----------------------------------------------------------------------------------------
+
+    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
+        """Whether this machine stays, as far as the first look says."""
+        if not self._begun:
+            self.begin_to_look()
+            until = time.monotonic() + FIRST_LOOK_S
+            with contextlib.suppress(queue.Empty):
+                for _ in self._sources:
+                    self._looks.get(timeout=max(0.0, until - time.monotonic()))
+        announcement = self._announcement
+        return READY if announcement is None else Fitness(announcement.why)
+
+    # -- at any time -------------------------------------------------------------------------------------------
 
     def kept(self) -> Collection[int]:
         return [session for source in self._sources for session in source.kept()]
@@ -67,7 +98,8 @@ class Announcements(Room):
             self._wake_read.recv(16)
 
     def announces(self) -> Announcement | None:
-        announcement, self._announcement = self._announcement, None
+        announcement = None if self._taken else self._announcement
+        self._taken = self._taken or announcement is not None
         return announcement
 
     def close(self) -> None:
@@ -75,19 +107,30 @@ class Announcements(Room):
         for source in self._sources:
             source.close()
         self._wake_read.close()
+        self._wake_write.close()
 
-    def _watch(self) -> None:
-        early = ""
-        with self._wake_write:
-            while not self._over.is_set():
-                for announcement in filter(None, (source.ask() for source in self._sources)):
-                    left_s = 0.0 if announcement.gone_at is None else announcement.gone_at - time.monotonic()
-                    if left_s <= self._lead_s:
-                        self._announcement = announcement
-                        with contextlib.suppress(OSError):  # the agent has ended meanwhile
-                            self._wake_write.send(b"!")
-                        return
-                    if announcement.why != early:
-                        early = announcement.why
-                        self._tell(f"{early} in {left_s:.0f} s: leaving {self._lead_s:.0f} s before")
-                self._over.wait(self._look_s)
+    def _watch(self, source: Source) -> None:
+        told = set[str]()
+        while not self._over.is_set():
+            try:
+                self._take(source.ask(), told)
+            except Exception as error:  # it goes on, whatever is wrong with this answer
+                self._once(f"{type(error).__name__}: {error}", told)
+            self._looks.put(None)
+            self._over.wait(self._look_s)
+
+    def _take(self, announcement: Announcement | None, told: set[str]) -> None:
+        if announcement is None or self._announcement is not None:
+            return
+        left_s = 0.0 if announcement.gone_at is None else announcement.gone_at - time.monotonic()
+        if left_s > self._lead_s:
+            self._once(f"{announcement.why}: leaving {self._lead_s:.0f} s before", told)
+            return
+        self._announcement = announcement
+        with contextlib.suppress(OSError):  # the agent ends meanwhile
+            self._wake_write.send(b"!")
+
+    def _once(self, text: str, told: set[str]) -> None:
+        if text not in told and not self._over.is_set():
+            told.add(text)
+            self._tell(text)

@@ -109,6 +109,12 @@ def test_aws_says_when_it_takes_an_instance(
     assert told is not None
     assert told.why == "AWS is about to terminate this instance"
     assert told.gone_at == pytest.approx(time.monotonic() + 118, abs=3)
+    service.said["spot/instance-action"] = '{"action": "stop", "time": "2097-01-01T00:00:00Z"}'
+    told = aws.ask()
+    assert told is not None, "it says so two minutes before: the clock is slow"
+    assert told.gone_at == pytest.approx(time.monotonic() + 120, abs=3)
+    service.said["spot/instance-action"] = '{"action": "stop", "time": "2017-09-18T08:22:00Z"}'
+    assert aws.ask() == ("AWS is about to stop this instance", None), "or fast"
 
 
 @pytest.mark.parametrize("rebalance", [False, True])

@@ -115,7 +115,7 @@ test-long: $(STAMP) tools  ## run the tests of networks, faults, guides and torc
 test-torch: $(STAMP)  ## test the agent with the oldest torch, the newest and two in between, each in .cache/torch or in TORCHES (hours; docs/torch.md)
 	$(BIN)/python -m tests.torches
 
-test-rooms: $(STAMP)  ## take each optional feature out of a copy and test the rest (a minute and a half for each; only one: python -m tests.rooms NAME)
+test-rooms: $(STAMP)  ## take each optional feature out of a copy and test the rest (a quarter of an hour; only one: python -m tests.rooms NAME)
 	$(BIN)/python -m tests.rooms
 
 TORCH ?= $(patsubst torch==%,%,$(filter torch==%,$(shell cat constraints.txt)))

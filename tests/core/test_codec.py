@@ -20,6 +20,7 @@ from hetrdzv.protocol.bounds import (
     Slots,
 )
 from hetrdzv.protocol.codec import MAX_MISTAKES, Malformed, read, write
+from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.states import GroupState
 
 
@@ -156,6 +157,13 @@ def test_what_is_not_json_is_refused(data: bytes) -> None:
 def test_what_is_no_object_is_refused(data: bytes) -> None:
     with pytest.raises(Malformed, match="it must be a JSON object"):
         read(Outer, data)
+
+
+@pytest.mark.parametrize("kind", [[], {}, 3, None])
+def test_a_kind_that_is_no_text_is_refused(kind: object) -> None:
+    event = {"facts": {"kind": kind, "slots": 1}, "node_id": None, "round": None, "after_s": None}
+    with pytest.raises(Malformed, match="facts"):
+        read(Event, json.dumps(event).encode(), unknown="ignore")
 
 
 def test_many_mistakes_are_counted_only() -> None:

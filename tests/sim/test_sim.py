@@ -12,7 +12,7 @@ import pytest
 from tests.sim.__main__ import tell
 from tests.sim.world import run
 
-SEEDS, CHUNK = 100, 50
+SEEDS, CHUNK = 150, 50
 
 FRESH = int(os.environ.get("SIM_FROM") or time.time_ns())
 """The first of a thousand seeds that nobody has tried; `make test-long` draws and prints it."""

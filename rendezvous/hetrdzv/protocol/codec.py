@@ -254,6 +254,8 @@ def _by_kind(mark: ByKind, source: Any, handler: GetCoreSchemaHandler) -> CoreSc
 
     def tag(value: Any) -> str | None:
         kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+        if not isinstance(kind, str):  # whatever somebody has sent
+            return None
         return kind if kind in known or Other not in classes else ""
 
     tagged = reduce(or_, (Annotated[member, Tag(kind)] for kind, member in known.items()))

@@ -263,11 +263,13 @@ def test_a_node_that_has_succeeded_cuts_no_notice_short_by_leaving() -> None:
     assert story.ended is None
 
 
-def test_a_job_that_succeeds_while_it_is_about_to_be_cancelled_was_cancelled() -> None:
+@pytest.mark.parametrize("must_meet", [False, True])
+def test_a_job_that_ends_while_it_is_about_to_be_cancelled_was_cancelled(must_meet: bool) -> None:
     """Its workers may have saved and exited with 0; and agents that are started again begin no new job."""
     story = heeding("a", "b")
     story.do(Cancel(by="ada", at="10:00"))
-    story.succeeded("a", "b")
+    story.succeeded("a")
+    story.report("b", "succeeded", must_meet=must_meet)
     assert story.group.state is GroupState.CANCELLED
     story.wait(1)
     told = story.join("c", spec={})

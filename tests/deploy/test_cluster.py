@@ -29,7 +29,10 @@ PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kubectl")
 pytestmark = [
     pytest.mark.etcd,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(not all(map(shutil.which, PROGRAMS)), reason=f"not all of {', '.join(PROGRAMS)}"),
+    pytest.mark.skipif(
+        not all(map(shutil.which, PROGRAMS)),
+        reason=f"not all of {', '.join(PROGRAMS)} on the PATH: build them from the Kubernetes sources",
+    ),
 ]
 
 WAIT_S = 120.0

@@ -137,8 +137,8 @@ class Leaving:
                 return Step(f"{how}: leaving")
             case AtWork.STOPPING:
                 return Step(f"{how}: leaving once the workers have stopped{again}")
-        passed = "passed on" if self.signum is not None else f"{signum.name}"
-        text = f"{how}: {passed} to the workers, which have {stop_s:g} s to stop{again}"
+        passed = "passed on" if self.signum is not None else signum.name
+        text = f"{how}: {passed} to the workers, which have {stop_s:.3g} s to stop{again}"
         return Step(text, stop=(signum, stop_s))
 
     def _announce(self, grace_s: float, now: float) -> float:

@@ -56,13 +56,14 @@ class LeaveInTime(Feature):
         return self._announcements
 
     def _sources(self, incarnation: str, tell: Callable[[str], None]) -> "list[Source]":
-        from hetagent.job.announced.clouds import Clouds
-        from hetagent.job.announced.local import WhenCommand, WhenFile
-
         sources: list[Source] = []
         if self.watched:
+            from hetagent.job.announced.clouds import Clouds
+
             sources.append(Clouds(tell, rebalance=REBALANCE in self.watched))
         if self.when:
+            from hetagent.job.announced.local import WhenCommand, WhenFile
+
             is_command = len(self.when.split()) > 1 or shutil.which(self.when) is not None
             sources.append(WhenCommand(self.when, incarnation, tell) if is_command else WhenFile(self.when))
         return sources

@@ -1,7 +1,6 @@
 """Looks for announcements in a thread beside the run loop."""
 
 import contextlib
-import queue
 import socket
 import threading
 import time
@@ -56,7 +55,7 @@ class Announcements(Room, Check):
         self._lead_s = max(LEAD_S, grace_s)
         self._look_s = look_s
         self._begun = False
-        self._looks = queue.SimpleQueue[object]()  # an item for each source that has answered
+        self._looked = [threading.Event() for _ in sources]  # at each of them, once
         self._over = threading.Event()
         self._announcement: Announcement | None = None
         self._taken = False
@@ -67,9 +66,9 @@ class Announcements(Room, Check):
         """Look from now on, at each source in a thread of its own, since each may take its time; once."""
         if not self._begun:
             self._begun = True
-            for source in self._sources:
+            for each in zip(self._sources, self._looked, strict=True):
                 threading.Thread(
-                    target=self._watch, args=(source,), name="hetagent-announced", daemon=True
+                    target=self._watch, args=each, name="hetagent-announced", daemon=True
                 ).start()
 
     # -- before a round ----------------------------------------------------------------------------------------
@@ -79,9 +78,9 @@ class Announcements(Room, Check):
         if not self._begun:
             self.begin_to_look()
             until = time.monotonic() + FIRST_LOOK_S
-            with contextlib.suppress(queue.Empty):
-                for _ in self._sources:
-                    self._looks.get(timeout=max(0.0, until - time.monotonic()))
+            for looked in self._looked:
+                while not (looked.is_set() or cancelled.is_set()) and time.monotonic() < until:
+                    looked.wait(0.05)
         announcement = self._announcement
         return READY if announcement is None else Fitness(announcement.why)
 
@@ -109,14 +108,15 @@ class Announcements(Room, Check):
         self._wake_read.close()
         self._wake_write.close()
 
-    def _watch(self, source: Source) -> None:
+    def _watch(self, source: Source, looked: threading.Event) -> None:
         told = set[str]()
         while not self._over.is_set():
             try:
                 self._take(source.ask(), told)
             except Exception as error:  # it goes on, whatever is wrong with this answer
-                self._once(f"{type(error).__name__}: {error}", told)
-            self._looks.put(None)
+                text = f"cannot see whether this machine is taken away: {type(error).__name__}: {error}"
+                self._once(f"{text}; trying again", told)
+            looked.set()
             self._over.wait(self._look_s)
 
     def _take(self, announcement: Announcement | None, told: set[str]) -> None:

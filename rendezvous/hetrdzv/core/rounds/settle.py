@@ -90,12 +90,7 @@ def _progress(work: Work) -> None:
     if active is None:
         return
     if group.all_succeeded(active):
-        if active.notice is not None and active.notice.kind is EndKind.CANCELLED:
-            stop(
-                work, active.notice
-            )  # a person was told so, and scripts may exit with 0 once they have saved
-        else:
-            succeed(work, apart(active))
+        succeed(work, apart(active))
     elif group.state is GroupState.STARTING and not any(
         group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):

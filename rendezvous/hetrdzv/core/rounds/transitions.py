@@ -368,6 +368,9 @@ def _finish(work: Work, state: GroupState, facts: Facts, root_cause: RootCause |
     active = work.group.active_round
     if active is not None and active.notice is not None:
         work.change(round=replace(active, notice=None))
+        if active.notice.kind is EndKind.CANCELLED and state is not GroupState.CANCELLED:
+            finish_cancelled(work)  # a person was told so; and scripts may exit with 0 once they have saved
+            return
     work.change(
         state=state,
         root_cause=root_cause,

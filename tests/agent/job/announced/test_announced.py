@@ -167,7 +167,9 @@ def test_a_source_that_fails_or_hangs_stops_no_other(rooms: list[Announcements])
         soon(lambda: fails.asked > 2, "more looks")
         reclaim(told, None)()
         soon(rooms[0].announces, "an announcement")
-        assert said == ["OSError: nothing but trouble"]
+        assert said == [
+            "cannot see whether this machine is taken away: OSError: nothing but trouble; trying again"
+        ]
     finally:
         over.set()
 

@@ -27,6 +27,7 @@ import hetagent.options.flags
 import hetagent.options.parse
 import hetrdzv
 from hetrdzv.api.app import TABLE, create_app
+from hetrdzv.api.openapi import document
 from hetrdzv.cli import hetctl, hetserver
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.facts.events import CLASSES as FACTS
@@ -327,7 +328,7 @@ def routes() -> Mapping[str, set[str]]:
         f"{method.upper()} {path}": {
             one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"
         }
-        for path, operations in application().openapi()["paths"].items()
+        for path, operations in document(TABLE)["paths"].items()
         for method, operation in operations.items()
     }
     return {**found, **FOR_PEOPLE}

@@ -1,15 +1,14 @@
-"""Assembles the application: the table of routes, FastAPI with it, error handlers, and the gate around them."""
+"""Assembles the application: the table of routes, Starlette with it, error handlers, and the gate around them."""
 
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from hetrdzv import __version__
-from hetrdzv.api import openapi, problems
+from hetrdzv.api import problems
 from hetrdzv.api.bound import Table
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
@@ -62,21 +61,14 @@ def create_app(
         metrics: shared by services that follow one another.
         quotas: what the groups of each token may take; the same as the service's.
     """
-    app = FastAPI(
-        title="hetrdzv",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-    )
+    app = Starlette(routes=TABLE.routes)
+    app.router.redirect_slashes = False
     replica = SingleReplica(service) if isinstance(service, Service) else service
+    app.state.table = TABLE
     app.state.replica = replica
     app.state.metrics = metrics or Metrics()
     app.state.refusals = refusals = RefusalLog()
     problems.install(app, refuse)
-    openapi.install(app)
-    app.router.routes.extend(TABLE.routes)
     if token is not None:
         tokens = Tokens({token: EVERYTHING})
     admission = Admission(limits.max_polls_per_address)

@@ -1,19 +1,16 @@
-"""What answers each route: handlers bound to the rows of protocol/http/routes.py, for the gate and for FastAPI."""
+"""What answers each route: handlers bound to the rows of protocol/http/routes.py, for the gate and for Starlette."""
 
-import inspect
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import NoneType
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from fastapi import Header, Path, Query
-from fastapi.responses import JSONResponse, Response
-from fastapi.routing import APIRoute
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
 
-from hetrdzv.api import problems
-from hetrdzv.api.reading import PATH_KINDS, Reader
-from hetrdzv.protocol.http.route import Role, Route, Size
+from hetrdzv.api.reading import Reader
+from hetrdzv.protocol.http.route import Role, Route
 
 Handler = Callable[..., Awaitable[Response | bytes | None]]
 """Takes the request and what its route takes, by name. Returns JSON, nothing, or any response."""
@@ -46,7 +43,7 @@ class Bound:
 
 
 async def _nothing(request: Request) -> None:
-    """What is nowhere is answered by FastAPI: with 404, or 405."""
+    """What is nowhere is answered by Starlette: with 404, or 405."""
 
 
 NOWHERE = Bound(Route("", "", Role.ADMIN, NoneType), _nothing)
@@ -72,29 +69,6 @@ class Handlers:
         return bind
 
 
-class TableRoute(APIRoute):
-    """A route as FastAPI finds and documents it; what a request gives is read as for hot routes."""
-
-    def __init__(self, row: Bound) -> None:
-        self._row = row
-        route, handler = row.route, row.handler
-        super().__init__(
-            route.path,
-            _described(row),
-            methods=[route.method],
-            tags=[handler.__module__.rpartition(".")[2]],
-            status_code=204 if route.reply is NoneType else 200,
-            response_model=None if route.reply in (NoneType, str) else route.reply,
-            responses=_responses(route),
-            include_in_schema=not route.page,
-            response_class=Response if route.reply is str else JSONResponse,
-        )
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What answers, for FastAPI."""
-        return self._row.answer
-
-
 class Table:
     """All routes of an application.
 
@@ -103,12 +77,12 @@ class Table:
 
     Attributes:
         rows: routes, each with what answers it.
-        routes: the same for FastAPI; made once, since that takes a while.
+        routes: the same for Starlette.
     """
 
     def __init__(self, modules: Iterable[Handlers]) -> None:
         self.rows = [Bound(*handled) for handlers in modules for handled in handlers.of.items()]
-        self.routes = [TableRoute(row) for row in self.rows]
+        self.routes = [_route(row) for row in self.rows]
         self._page_folders = {row.route.path.split("/")[1] for row in self.rows if row.route.page}
         self._by_method: dict[str, list[tuple[re.Pattern[str], Bound]]] = {}
         for row in sorted(self.rows, key=lambda row: not row.route.hot):
@@ -124,41 +98,7 @@ class Table:
         return (NO_PAGE if folder in self._page_folders else NOWHERE), {}
 
 
-def _responses(route: Route[Any]) -> dict[int | str, dict[str, Any]]:
-    """What a route may answer, as far as its reply does not tell that."""
-    errors = problems.RESPONSES if route.path.startswith("/v1/") else problems.OF_THE_SERVER
-    own: dict[int | str, dict[str, Any]] = {}
-    if route.reply is str:
-        own[200] = {"content": {"text/plain": {}}}
-    elif route.size is Size.STREAM:
-        own[200] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
-    return {**errors, **own}
-
-
-def _described(row: Bound) -> Callable[[], None]:
-    """A function from whose signature FastAPI knows what a route takes; nobody calls it."""
-    takes: dict[str, tuple[Any, Any]] = {
-        name: (Annotated[PATH_KINDS[name], Path()], ...) for name in row.route.names
-    }
-    for parameter in row.route.takes:
-        about = (Header if parameter.header else Query)(description=parameter.about or None)
-        takes[parameter.name] = Annotated[parameter.kind, about], parameter.default
-    if row.route.body is not None:
-        default = ... if row.route.needs_body else row.route.body()
-        takes["body"] = row.route.body, default
-
-    def described() -> None: ...
-
-    described.__name__, described.__doc__ = row.handler.__name__, row.handler.__doc__
-    described.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if default is ... else default,
-                annotation=kind,
-            )
-            for name, (kind, default) in takes.items()
-        ]
-    )
-    return described
+def _route(row: Bound) -> StarletteRoute:
+    route = StarletteRoute(row.route.path, row.answer, methods=[row.route.method])
+    route.methods = {row.route.method}  # without HEAD, which the gate answers where it may be asked
+    return route

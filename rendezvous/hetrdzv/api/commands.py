@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from fastapi import Request
+from starlette.requests import Request
 
 from hetrdzv.api.rooms import JOIN_CHECKS
 from hetrdzv.auth.policy import permit_of

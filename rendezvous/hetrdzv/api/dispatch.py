@@ -1,6 +1,6 @@
 """Finds the service that answers a request about groups, with its open polls."""
 
-from fastapi import Request
+from starlette.requests import Request
 from starlette.types import Scope
 
 from hetrdzv.service.polls.polls import Polls

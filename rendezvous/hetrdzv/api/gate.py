@@ -1,6 +1,6 @@
 """What every request passes before it is answered: API version, access, limits, size of the body. Plain ASGI.
 
-Hot routes are answered here; all others have FastAPI around them, which reads and answers them in the same way.
+Hot routes are answered here; all others have Starlette around them, which reads and answers them in the same way.
 """
 
 import asyncio

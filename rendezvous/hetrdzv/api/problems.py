@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from hetrdzv.api.refused import client_of
 from hetrdzv.protocol import codec
@@ -21,26 +23,6 @@ from hetrdzv.protocol.errors import (
 from hetrdzv.protocol.pages import ConflictReply, ProblemReply
 
 MEDIA_TYPE = "application/problem+json"
-
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    307: {
-        "model": ProblemReply,
-        "description": "Another server leads: `Location`",
-        "headers": {"Location": {"schema": {"type": "string"}, "required": True}},
-    },
-    422: {"model": ProblemReply, "description": "A field is missing, malformed or out of range"},
-    "4XX": {"model": ProblemReply, "description": "Refused; `code` and `detail` say why"},
-    503: {
-        "model": ProblemReply,
-        "description": "Not now; try again after `Retry-After` seconds",
-        "headers": {"Retry-After": {"schema": {"type": "integer"}, "required": True}},
-    },
-}
-"""What every route about groups may answer besides its own reply, for the OpenAPI document."""
-
-
-OF_THE_SERVER = {code: RESPONSES[code] for code in ("4XX", 503)}
-"""The same of routes about the server itself."""
 
 
 class InvalidField(InvalidRequest):
@@ -126,15 +108,13 @@ def _answer(problem: ProblemReply, headers: Mapping[str, str]) -> Answer:
 # -- errors in routes ----------------------------------------------------------------------------------------
 
 
-def install(app: FastAPI, refuse: Callable[[HetError, Request], Response]) -> None:
+def install(app: Starlette, refuse: Callable[[HetError, Request], Response]) -> None:
     """Register the handlers that turn errors into answers."""
 
-    @app.exception_handler(HetError)
     async def refused(request: Request, error: HetError) -> Response:
         request.app.state.refusals.note(error, client_of(request.scope), request.method, request.url.path)
         return refuse(error, request)
 
-    @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         path = request.url.path[:200]
         code, detail = {
@@ -149,6 +129,9 @@ def install(app: FastAPI, refuse: Callable[[HetError, Request], Response]) -> No
             problem, {name.lower(): value for name, value in (error.headers or {}).items()}
         ).response()
 
-    @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:  # the gate logs it
         return answer(bug_report()).response()
+
+    app.add_exception_handler(HetError, refused)  # type: ignore[arg-type]  # Starlette's type knows no subclasses
+    app.add_exception_handler(HTTPException, http_error)  # type: ignore[arg-type]
+    app.add_exception_handler(Exception, bug)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.responses import Response
 
 from hetrdzv.api.bound import Handlers
@@ -25,7 +25,7 @@ class Room:
 
     handlers: ClassVar[Sequence[Handlers]] = ()
 
-    def __init__(self, app: FastAPI, tokens: Tokens | None) -> None:
+    def __init__(self, app: Starlette, tokens: Tokens | None) -> None:
         """Make what its handlers share."""
 
     def permit(self, headers: Mapping[str, str]) -> Permit | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from fastapi import Request
+from starlette.requests import Request
 
 from hetrdzv.api.bound import Handlers
 from hetrdzv.api.dispatch import service_of

@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from fastapi.responses import Response
+from starlette.responses import Response
 
 from hetrdzv.api.rooms import OF_ROUND
 from hetrdzv.api.workers import worker_replies
@@ -46,7 +46,6 @@ from hetrdzv.protocol.pages import (
     EventReply,
     ExportReply,
     GroupReply,
-    GroupsReply,
     GroupSummary,
     NodeReply,
     NodeState,
@@ -56,7 +55,6 @@ from hetrdzv.protocol.pages import (
     StallReply,
     UnreachableReply,
 )
-from hetrdzv.protocol.requests.plans import Plan
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
@@ -144,7 +142,7 @@ def _record_reply(key: str, value: bytes) -> RecordReply:
         return RecordReply(key=key, base64=b64encode(value).decode())
 
 
-codec.prepare(DirectiveReply, ProblemReply, GroupReply, GroupsReply, Plan)
+codec.prepare(DirectiveReply, ProblemReply)
 
 LARGE = 300
 """Replies about more nodes or events than this are made in a thread, so that polls are answered meanwhile."""

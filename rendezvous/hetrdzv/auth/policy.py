@@ -5,7 +5,7 @@ docs/security.md shows the roles; they are in the rows of routes (protocol/http/
 
 from typing import Any
 
-from fastapi import Request
+from starlette.requests import Request
 from starlette.types import Scope
 
 from hetrdzv.auth.tokens import Entry, Grant, Tokens

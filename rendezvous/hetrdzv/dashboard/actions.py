@@ -1,7 +1,7 @@
 """What a page does to a group: first the question, with the plan where there is one, then the deed."""
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from hetrdzv.api.bound import Handlers
 from hetrdzv.api.commands import cancellation

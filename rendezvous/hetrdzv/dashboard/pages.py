@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from fastapi import HTTPException, Request
-from fastapi.responses import Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
 from hetrdzv.api.bound import Handlers
 from hetrdzv.api.dispatch import service_of

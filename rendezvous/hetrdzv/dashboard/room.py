@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.requests import cookie_parser
 from starlette.responses import Response
 
@@ -22,7 +22,7 @@ class Dashboard(Room):
 
     handlers: ClassVar[Sequence[Handlers]] = (pages.handlers, actions.handlers, signing_in.handlers)
 
-    def __init__(self, app: FastAPI, tokens: Tokens | None) -> None:
+    def __init__(self, app: Starlette, tokens: Tokens | None) -> None:
         self._sessions = app.state.sessions = Sessions(tokens)
         app.state.hub = Hub()
 

@@ -9,7 +9,7 @@ from heapq import nsmallest
 from math import inf
 from typing import Any, TypeVar
 
-from fastapi import Request
+from starlette.requests import Request
 
 from hetrdzv.api import views
 from hetrdzv.api.workers import worker_reply

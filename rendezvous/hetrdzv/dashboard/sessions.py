@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fastapi import Request
+from starlette.requests import Request
 
 from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.auth.tokens import Entry, Tokens

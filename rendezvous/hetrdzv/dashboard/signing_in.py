@@ -1,7 +1,7 @@
 """Signing in with a code that works once, and out."""
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from hetrdzv.api.bound import Handlers
 from hetrdzv.auth.policy import permit_of

@@ -209,7 +209,8 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 def prepare(*kinds: Any) -> None:
     """Make what reads and writes values of some dataclasses now, so that the first request need not wait for it.
 
-    It is kept where pydantic looks for it, since FastAPI asks for it once for every route and kind of answer.
+    It is kept where pydantic looks for it, so that it is not made again for dataclasses that contain these: name those
+    later.
     """
     for kind in kinds:
         kind.__pydantic_core_schema__ = adapter(kind).core_schema

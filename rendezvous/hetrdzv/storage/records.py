@@ -94,7 +94,7 @@ class _Versioned:
     v: int
 
 
-codec.prepare(_Versioned, Group, Node, Round, StoredEvent)
+codec.prepare(_Versioned, Node, Round, Group, StoredEvent)
 
 
 # -- keys ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What agents ask all the time is answered without FastAPI, and as FastAPI answers it, whatever is wrong with it."""
+"""What agents ask all the time is answered without Starlette, and as it answers it, whatever is wrong with it."""
 
 from dataclasses import replace
 from functools import cache
@@ -23,7 +23,7 @@ def cold() -> Table:
 
 
 async def both_ways(monkeypatch: pytest.MonkeyPatch, method: str, path: str, **request: Any) -> list[Any]:
-    """What a request is answered as a hot one and by FastAPI, and what it leaves behind."""
+    """What a request is answered as a hot one and by Starlette, and what it leaves behind."""
     replies = []
     for table in (app.TABLE, cold()):
         monkeypatch.setattr(app, "TABLE", table)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from hetrdzv.api.app import create_app
 from hetrdzv.auth.policy import Permit
@@ -276,7 +276,7 @@ async def test_a_page_stops_following_when_its_token_is_gone(service: Service) -
     tokens = Tokens(TOKENS)
     async with browser(service, tokens) as client:
         await sign_in(client, "a-read-token")
-        app = FastAPI()
+        app = Starlette()
         dashboard, sessions, hub = Dashboard(app, tokens), app.state.sessions, app.state.hub
         cookie = sessions.redeem(sessions.code(tokens.entry("a-read-token")))
         permit = dashboard.permit({"cookie": f"hetrdzv={cookie}"})

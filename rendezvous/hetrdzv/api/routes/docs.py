@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse
 
 from hetrdzv.api.bound import Handlers
 from hetrdzv.protocol.http import routes
@@ -38,9 +38,14 @@ async def openapi(request: Request) -> JSONResponse:
 
 
 async def _document(request: Request) -> dict[str, Any]:
-    """The OpenAPI document; the first time it takes a tenth of a second to make."""
-    document: dict[str, Any] = await asyncio.to_thread(request.app.openapi)
-    return document
+    """The OpenAPI document; the first time it takes a second to import and to make."""
+
+    def document() -> dict[str, Any]:
+        from hetrdzv.api import openapi
+
+        return openapi.document(request.app.state.table)
+
+    return await asyncio.to_thread(document)
 
 
 def _page(document: dict[str, Any]) -> Iterator[str]:

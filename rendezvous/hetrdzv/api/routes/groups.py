@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
 from hetrdzv.api import views
 from hetrdzv.api.bound import Handlers

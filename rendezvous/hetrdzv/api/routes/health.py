@@ -1,7 +1,7 @@
 """Routes for supervision: health, readiness, metrics."""
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from hetrdzv.api.bound import Handlers
 from hetrdzv.protocol import codec

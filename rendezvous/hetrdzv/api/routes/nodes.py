@@ -1,7 +1,7 @@
 """Routes about one node of a group: join, poll for the directive, report, leave, drain."""
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from hetrdzv.api import views
 from hetrdzv.api.bound import Handlers

@@ -63,7 +63,7 @@ class Route(Generic[Reply]):
         needs_body: without one it is refused.
         takes: its parameters.
         scoped: it names no group, but shows only groups in the scope of the token, or none.
-        hot: it is asked all the time, so the gate has it answered without FastAPI, in the same way.
+        hot: it is asked all the time, so the gate has it answered without Starlette, in the same way.
         page: it is for people: a browser that is signed in may use it, and errors are pages.
         once: the client never sends it twice.
         wait_s: how long the server may take to answer (seconds).

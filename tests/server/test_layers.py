@@ -1,6 +1,8 @@
 """Direction of imports: each folder of hetrdzv imports only what is below it, hetagent only what clients need."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +119,18 @@ def test_etcd_is_imported_only_where_it_is_used() -> None:
             one for one in imports(path.read_text(encoding="utf-8"), when_loaded=True) if is_in(one, ETCD)
         ]
         assert not found or is_in(name, ETCD) or name in MAY_IMPORT_ETCD, f"{name} imports {found}"
+
+
+@pytest.mark.parametrize(
+    ("program", "late"),
+    [
+        ("hetrdzv.cli.hetserver", "fastapi"),  # makes the document
+        ("hetrdzv.cli.hetctl.main", "hetrdzv.core"),  # plans without a server
+    ],
+)
+def test_what_few_ask_for_is_imported_when_somebody_does(program: str, late: str) -> None:
+    source = f"import sys, {program}; sys.exit({late!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The HTTP API: FastAPI routers over the service, problem details for every error."""
+"""The HTTP API: routes over the service, problem details for every error."""

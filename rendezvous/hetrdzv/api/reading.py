@@ -38,9 +38,10 @@ class Reader:
         ]
         named = [(name, PATH_KINDS[name]) for name in route.names]
         self._parameters: Any = make_dataclass("Parameters", [*named, *required, *optional])
-        codec.adapter(self._parameters)  # now, for it takes long enough to look like a stall of the server
-        if route.body is not None:
-            codec.adapter(route.body)
+        if route.hot:  # now, for with many nodes it takes long enough to look like a stall of the server
+            codec.adapter(self._parameters)
+            if route.body is not None:
+                codec.adapter(route.body)
 
     async def read(self, request: Request) -> dict[str, Any]:
         """The arguments for what answers the route, by name; the body is `body`.

@@ -91,7 +91,7 @@ PAGES = {"all": ALL, "none": NONE}
 
 
 def json_response(reply: object) -> Response:
-    """A reply as a response. The codec writes it, since FastAPI would validate it again and copy it twice."""
+    """A reply as a response."""
     return Response(b"".join(codec.pieces(reply)), media_type="application/json")
 
 

@@ -13,7 +13,6 @@ from hetrdzv.api.plans import in_words
 from hetrdzv.cli.hetctl.calls import show_plan, tell_plan
 from hetrdzv.cli.hetctl.groups import settings_of_a_group, spec_of
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, Typed, command
-from hetrdzv.core.plan import first_round
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes, NewNode, Plan
@@ -92,6 +91,8 @@ def plan(
 
 def _without_server(spec: dict[str, object], nodes: Sequence[NewNode], request: Changes) -> Plan:
     """What a server would say, worked out here."""
+    from hetrdzv.core.plan import first_round  # a tenth of all that hetctl imports
+
     named, taken = [], {new.node_id for new in nodes}
     for number, new in enumerate(nodes, 1):
         if new.node_id is None:

@@ -186,13 +186,7 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
     handler = HetRendezvousHandler(options.group, options.node_id, node.hold_port)
     starter = _starter(node, handler, logs_specs)
     rooms: list[Room] = []
-    session, readiness = _session(node, partial(kept, rooms))
-    line = Line(
-        session,
-        node.access.client,
-        tell,
-        lambda text: console.show_live(text and f"hetagent[{options.node_id}]: {text}"),
-    )
+    line, readiness = _line(node, partial(kept, rooms))
     _furnish(rooms, node, line)
     if server is not None:
         server.watch(line.give_up)
@@ -203,7 +197,7 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
         if not node.place.moved():
             return False
         tell(f"this node has lost its address {lost}; offering {node.place.address} from now on")
-        session.offer = replace(session.offer, address=node.place.address)
+        line.offers(address=node.place.address)
         worker_env.clear()
         worker_env.update(node.place.socket_env(os.environ))
         return True
@@ -227,8 +221,8 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
     )
 
 
-def _session(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Session, Readiness]:
-    """What this node offers to the group, and what is found out about it before each round.
+def _line(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Line, Readiness]:
+    """What tells the group what this node offers, and what is found out about it before each round.
 
     Args:
         kept: the sessions of what is kept for later rounds.
@@ -236,7 +230,7 @@ def _session(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Session, 
     options = node.options
 
     def offers(**fields: Any) -> None:
-        session.offer = replace(session.offer, **fields)
+        line.offers(**fields)
 
     readiness = _readiness(node, offers, kept)
     offer = _offer(
@@ -257,7 +251,13 @@ def _session(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Session, 
         random.Random(),
         connect_timeout_s=options.connect_timeout_s,
     )
-    return session, readiness
+    line = Line(
+        session,
+        node.access.client,
+        node.tell,
+        lambda text: console.show_live(text and f"hetagent[{options.node_id}]: {text}"),
+    )
+    return line, readiness
 
 
 def _guardian(node: Node) -> Guardian:

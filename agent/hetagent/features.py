@@ -10,6 +10,7 @@ from hetagent.job.output.collapse import Collapse
 from hetagent.job.progress import Watch
 from hetagent.job.ready.node_check import SiteCheck
 from hetagent.job.ready_file import ReadyFile
+from hetagent.job.snapshots import KeepSnapshots
 from hetagent.options.slurm import Slurm
 from hetagent.sharing import ShareWork
 from hetagent.standby import Preload
@@ -24,6 +25,7 @@ FEATURES: Sequence[type[Feature]] = (
     SiteCheck,
     ReadyFile,
     LeaveInTime,
+    KeepSnapshots,
     Preload,
 )
 """In the order in which they look at the command line."""

@@ -78,6 +78,12 @@ def second_round_at(server: str) -> datetime:
     return datetime.fromisoformat([e["at"] for e in events if e["kind"] == "round_formed"][1])
 
 
+def lost_steps(server: str) -> int:
+    """How many steps the second round makes again, by the server's history."""
+    events = json.loads(hetctl(server, "--json", "events", GROUP))["events"]
+    return int(next(e["facts"]["lost"] for e in events if e["kind"] == "began_from_snapshot"))
+
+
 def first_rank_of(server: str, name: str) -> int:
     """The global rank of a node's first worker."""
     members = json.loads(hetctl(server, "--json", "status", GROUP))["current_round"]["members"]
@@ -155,7 +161,10 @@ def story(folder: Path, stack: contextlib.ExitStack) -> None:
     took_s = time.monotonic() - killed_at
     formed_s = (second_round_at(server) - killed_wall).total_seconds()
     say(f"5. Every node was told at once: the next round formed {formed_s:.2f} s after the kill. The workers")
-    say(f"   went on from the checkpoint after {took_s:.1f} s, with all imports made:")
+    say(
+        f"   went on after {took_s:.1f} s, with all imports made. Steps lost: {lost_steps(server)}, since those"
+    )
+    say("   that lived saved the last one in memory; the checkpoint of the last epoch was not needed:")
     statuses = {name: agent.wait(120) for name, agent in agents.items()}
     lines = training_lines(log)
     again = next(line for line in lines[before:] if line.startswith("world size"))

@@ -1,6 +1,7 @@
 """Train a small network on scikit-learn's digits with DDP; a restarted job resumes after its last epoch.
 
-Under hetagent with --notice-s, one that is stopped on purpose resumes after its last step (docs/notice.md).
+Under hetagent it resumes after its last step, by snapshots in memory (docs/snapshots.md), and one that is told to stop
+saves that in the checkpoint (docs/notice.md).
 
 Runs under hetagent or plain torchrun, on any number of nodes with any number of workers each:
 
@@ -12,6 +13,7 @@ import hashlib
 import io
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from hetagent import progress
+from hetagent import progress, snapshots
 
 HELD_OUT = 360
 """How many of the 1,797 digits are never trained on."""
@@ -108,11 +110,13 @@ def train_epoch(
     optimizer: torch.optim.Optimizer,
     train: TensorDataset,
     batches: tuple[Tensor, ...],
+    stepped: Callable[[int], None],
     step_sleep: float,
 ) -> tuple[float, int]:
     """Train on this rank's share of one epoch, or of what is left of it, until all ranks agree to stop.
 
     Args:
+        stepped: called after each step with the number of those that are left.
         step_sleep: how long to do nothing after every step (seconds).
 
     Returns:
@@ -127,8 +131,9 @@ def train_epoch(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        total += torch.stack([loss.detach() * len(batch), torch.tensor(len(batch), device=loss.device)])
         steps += 1
+        stepped(len(batches) - steps)
+        total += torch.stack([loss.detach() * len(batch), torch.tensor(len(batch), device=loss.device)])
         time.sleep(step_sleep)
         # The ranks hear of it at different moments; one that stopped alone would leave the others in their next step.
         stop = torch.tensor(int(progress.stop_requested()), device=images.device)
@@ -169,41 +174,45 @@ def main() -> None:
     network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
     optimizer = torch.optim.Adam(network.parameters(), lr=args.lr)
     checkpoint = args.checkpoint_dir and args.checkpoint_dir / "checkpoint.pt"
-    done = seen = step = 0
-    if state := load(checkpoint, device):
+    # How many epochs are done, how many digits of the next one all ranks have seen, and how many steps were made.
+    at = {"epoch": 0, "seen": 0, "step": 0}
+    snaps = snapshots.open({"model": network, "optimizer": optimizer, "at": at}, directory=None)
+    if snaps.load() is None and (state := load(checkpoint, device)):
         network.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        done, seen, step = state["epoch"], state["seen"], state["step"]
+        at.update(state["at"])
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    since = f"resuming after epoch {done}, step {step}" if step else "starting from scratch"
+    since = (
+        f"resuming after epoch {at['epoch']}, step {at['step']}" if at["step"] else "starting from scratch"
+    )
     say(f"world size {world_size}, restart {restart}, {since}")
 
     model = DistributedDataParallel(network)
     train, held_out = digits(device)
     batch_size = -(-args.batch_size // world_size)
 
-    def keep(epoch: int) -> None:
+    def keep() -> None:
         if rank == 0 and checkpoint:
-            state = {"epoch": epoch, "seen": seen, "step": step}
-            save(checkpoint, {**state, "model": network.state_dict(), "optimizer": optimizer.state_dict()})
+            save(checkpoint, {"at": at, "model": network.state_dict(), "optimizer": optimizer.state_dict()})
 
-    for epoch in range(done + 1, args.epochs + 1):
-        batches = share(len(train), epoch, args.seed, seen).split(batch_size)
-        loss, made = train_epoch(model, optimizer, train, batches, args.step_sleep)
-        step += made
+    def stepped(left: int) -> None:
+        seen = at["seen"] + batch_size * world_size
+        at.update(epoch=at["epoch"] + (not left), seen=seen if left else 0, step=at["step"] + 1)
+        snaps.step(at["step"])
+
+    for epoch in range(at["epoch"] + 1, args.epochs + 1):
+        batches = share(len(train), epoch, args.seed, at["seen"]).split(batch_size)
+        loss, made = train_epoch(model, optimizer, train, batches, stepped, args.step_sleep)
+        keep()
         if made < len(batches):
-            seen += made * batch_size * world_size
-            keep(epoch - 1)
             why = notice.why if (notice := progress.notice()) else "another rank was told"
-            say(f"saved after step {step}, since the workers are about to be stopped: {why}")
+            say(f"saved after step {at['step']}, since the workers are about to be stopped: {why}")
             dist.barrier()  # rank 0 has saved
             del model  # before the group: torch 2.13 may hang if DDP goes last with gloo
             dist.destroy_process_group()
             progress.ready_to_stop()
             return
-        seen = 0
         score = accuracy(network, held_out)
-        keep(epoch)
         say(f"epoch {epoch:2d}/{args.epochs}: loss {loss:.4f}, held-out accuracy {score:.3f}")
 
     say(f"final accuracy {accuracy(network, held_out):.3f} on {len(held_out)} held-out digits")

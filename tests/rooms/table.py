@@ -80,6 +80,32 @@ ROOMS: Mapping[str, Room] = {
             "tests/sim/shares.py",
         ),
     ),
+    "snapshots": Room(
+        (
+            "agent/hetagent/job/snapshots",
+            "agent/hetagent/snapshots",
+            "examples/snapshots",
+            "rendezvous/hetrdzv/api/snapshots.py",
+            "rendezvous/hetrdzv/cli/hetctl/snapshots.py",
+            "rendezvous/hetrdzv/core/rooms/snapshots",
+            "rendezvous/hetrdzv/protocol/rooms/snapshots.py",
+            "rendezvous/hetrdzv/service/snapshots.py",
+            "rendezvous/hetrdzv/words/snapshots.py",
+        ),
+        (
+            "benchmarks/snapshots.py",
+            "tests/agent/job/snapshots",
+            "tests/agent/snapshots",
+            "tests/core/rooms/test_copies.py",
+            "tests/core/rooms/test_snapshot_work.py",
+            "tests/core/rooms/test_snapshots.py",
+            "tests/server/api/test_snapshots.py",
+            "tests/server/test_snapshots.py",
+            "tests/sim/snapshots.py",
+            "tests/support/workload/snapped.py",
+            "tests/words/test_snapshots.py",
+        ),
+    ),
     "watching": Room(
         (
             "agent/hetagent/job/progress",

@@ -253,6 +253,8 @@ class Agent:
         assert directive.start is not None
         self.round = directive.round
         self._asked += 1
+        for room in self._rooms:
+            room.starts(directive)
         if directive.start.master.node_id == self.node_id:
             self._store, self._held = self._held, 0
         if not world.calm and self._rng.random() < scenario.fails / 5:
@@ -389,6 +391,8 @@ class Agent:
         if not self._held:
             self._held = self.world.new_port(self.machine)
         self._asked += 1
+        for room in self._rooms:
+            room.ready()
         self._not_ready = self._checked()
         self.session.ready(self.round, self._held, 0, self.world.timeline.now, self._not_ready)
         self.after(self._check.uniform(0.1, 5), self._check_again, self._asked)
@@ -407,6 +411,11 @@ class Agent:
             self._not_ready = why
             self.session.change_readiness(why, self.world.timeline.now)
         self.after(self._check.uniform(0.1, 5), self._check_again, asked)
+
+    def give_up(self) -> None:
+        """Stop the workers of a round that goes on, and join for another one."""
+        self._ready_after_stop = True
+        self._stop(self.world.stop_timeout_s)
 
     def sigterm(self) -> None:
         """A person or a scheduler wants this agent to go."""

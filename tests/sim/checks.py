@@ -140,6 +140,8 @@ class Checks:
         for event in transition.events:
             self.events[event.kind] += 1
             self.say("core", f"    {event.kind}: {event_text(event)}")
+        for room in self._rooms:
+            room.stepped(old, new)
         for wrong in violations(new):
             self.violate("invariants", wrong)
         if new.last_round > old.last_round and new.active_round is not None and (left := left_behind(new)):

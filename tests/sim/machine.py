@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.sim.agents import Agent
 from tests.sim.network import Link
@@ -17,6 +18,7 @@ class Machine:
         births: how many agents it has had.
         workers: all that run on it.
         down: whether it is without power.
+        memory: what optional features keep in it, which outlives agents.
     """
 
     node_id: str
@@ -29,3 +31,4 @@ class Machine:
     births: int = 0
     workers: list[Workers] = field(default_factory=list)
     down: bool = False
+    memory: dict[str, Any] = field(default_factory=dict)

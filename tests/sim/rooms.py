@@ -3,15 +3,31 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.sim import shares
+from tests.sim import shares, snapshots
+from tests.sim.room import InAgent, InChecks
 
-IN_AGENTS: Sequence[Callable[[Any], Any]] = (shares.Asking,)
-"""Made for each agent; each is told when workers were launched, and what was answered."""
+IN_AGENTS: Sequence[Callable[[Any], InAgent]] = (
+    shares.Asking,
+    snapshots.Holding,
+)
+"""Made for each agent; see `room.InAgent`."""
 
-ANSWERS: Sequence[Mapping[Any, Callable[..., Any]]] = (shares.ANSWERS,)
+ANSWERS: Sequence[Mapping[Any, Callable[..., Any]]] = (
+    shares.ANSWERS,
+    snapshots.ANSWERS,
+)
 """What the server answers on their routes."""
 
-IN_CHECKS: Sequence[Callable[[Any], Any]] = (shares.DecidedOnce,)
-"""Made for the checks; each sees every round that is stored, and every answer."""
+IN_CHECKS: Sequence[Callable[[Any], InChecks]] = (
+    shares.DecidedOnce,
+    snapshots.BeginsFromTheNewest,
+)
+"""Made for the checks; see `room.InChecks`."""
 
-WORDS: Sequence[Callable[[object], str | None]] = (shares.words,)
+WORDS: Sequence[Callable[[object], str | None]] = (
+    shares.words,
+    snapshots.words,
+)
+
+PLANTED_IN_ROOMS: Sequence[Mapping[str, tuple[Any, str, Any]]] = (snapshots.PLANTED,)
+"""Faults that are planted on purpose; see test_planted.py."""

@@ -14,6 +14,7 @@ from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
 from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 from hetrdzv.service.service import Service
 from hetrdzv.service.shares import decision
+from tests.sim.room import InAgent, InChecks
 from tests.sim.workers import Workers
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tests.sim.checks import Checks
 
 
-class Asking:
+class Asking(InAgent):
     """What the workers of an agent ask, and how much of the time they have worked."""
 
     def __init__(self, agent: "Agent") -> None:
@@ -32,7 +33,6 @@ class Asking:
         self._newest = Shares(round=0)
 
     def launched(self, workers: Workers) -> None:
-        """Workers were started."""
         if self._rng.random() < self._chance:
             self._agent.session.watch(self._sample)
             self._agent.after(self._rng.uniform(0, 5), self._ask, workers, 1)
@@ -51,7 +51,6 @@ class Asking:
             self._agent.session.ask(message, self._agent.world.timeline.now)
 
     def answered(self, answered: Answered) -> None:
-        """A question was answered, or nobody answers it."""
         _, told = answered
         workers = self._agent.workers
         if isinstance(told, Shares) and workers is not None and workers.round == told.round:
@@ -68,7 +67,7 @@ async def answer(service: Service, group: str, node: str, request: SharesRequest
 ANSWERS = {shares.SHARES: answer}
 
 
-class DecidedOnce:
+class DecidedOnce(InChecks):
     """Decisions are made once, and an answer is one that is on the disk."""
 
     def __init__(self, checks: "Checks") -> None:
@@ -76,7 +75,6 @@ class DecidedOnce:
         self._durable: dict[tuple[int, int], Any] = {}  # by round and number
 
     def round_is_durable(self, record: dict[str, Any]) -> None:
-        """A round was stored."""
         for decided in record["shares"]:
             key = record["number"], decided["number"]
             if self._durable.setdefault(key, decided) != decided:
@@ -84,7 +82,6 @@ class DecidedOnce:
                 self._checks.violate("shares are decided once", f"{what} is another than before")
 
     def lost(self, request: Request, answer: Answer) -> str | None:
-        """What an answer implies that is not on the disk."""
         match request:
             case Say(topic=topic, body=asked) if topic is SHARES:
                 if self._durable.get((asked.round, asked.number)) != codec.plain(answer):

@@ -23,6 +23,7 @@ from hetrdzv.service import ledger
 from hetrdzv.service.liveness import clock
 from hetrdzv.service.liveness.leases import Leases
 from hetrdzv.service.service import Service
+from tests.sim.rooms import PLANTED_IN_ROOMS
 from tests.sim.world import run
 
 MOST_SEEDS = 400
@@ -86,6 +87,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "who has to go is given no time": (transitions, "notice_until", lambda group, now, gone_at: now + 0.05),
     "any world size is a multiple": (Worlds, "downward", _downward),
     "bounds in nodes are forgotten": (subset._Search, "is_allowed", lambda search, found: True),
+    **{what: how for of_room in PLANTED_IN_ROOMS for what, how in of_room.items()},
 }
 """What is broken: the module or class, the name in it, and what it becomes."""
 

@@ -291,6 +291,7 @@ class World:
         self.network.process_died(machine.link, silently=power)
         if power:
             machine.down = True
+            machine.memory.clear()
             for workers in list(machine.workers):
                 self.workers_end(machine, workers, "power cut")
         elif not guardian and agent is not None:

@@ -43,10 +43,24 @@ from hetrdzv.protocol.facts.causes import (
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.events import Event, NodeJoined
 from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.warnings import Differs, NoWeights, Version
 from hetrdzv.protocol.facts.who import Nodes, Ranks
 from hetrdzv.protocol.rooms.network import NetworkFound, Reached, SlowWay
 from hetrdzv.protocol.rooms.shares import Alike, Measured, Shares, SlowNode, SlowSlots, Source
+from hetrdzv.protocol.rooms.snapshots import (
+    Chosen,
+    FailedAgain,
+    Held,
+    Holdings,
+    NotLoaded,
+    NotWanted,
+    PassedBy,
+    RankPart,
+    Stamp,
+)
+from hetrdzv.protocol.rooms.snapshots import Kept as SnapshotsKept
+from hetrdzv.protocol.rooms.snapshots import Source as SnapshotSource
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind
@@ -242,6 +256,27 @@ def member(number: int, slots: int = 4) -> Member:
     )
 
 
+HELD = Held(
+    round=3,
+    step=90,
+    world_size=8,
+    whole=True,
+    sharded=True,
+    size=7,
+    ranks=(RankPart(rank=2, digest="ab"),),
+    values={"seed": "cd"},
+)
+HOLDINGS = Holdings(
+    origin="0123456789abcdef",
+    port=7000,
+    key="k",
+    held=(HELD,),
+    reached=94,
+    every=8,
+    refused=(Stamp(round=2, step=50),),
+)
+
+
 def full() -> Group:
     """A group in which no field has its default."""
     failure = Failure(
@@ -269,6 +304,7 @@ def full() -> Group:
         weighed=True,
         speeds=(1.0, 0.5, 0.5, 1.0),
         measured=Measured(dtype="float16", on=(Alike(slots=4, device="NVIDIA H100"),)),
+        snapshots=HOLDINGS,
         device={"gpu": "H200"},
         wants_command=True,
         wants_members=True,
@@ -350,6 +386,18 @@ def full() -> Group:
                 Shares(round=8, weights=((4, 1.0), (4, 0.5)), source=Source.BY_HAND),
                 Shares(round=8, number=1, weights=((1, 1.0), (7, 0.25)), source=Source.PACE),
             ),
+            snapshot=Chosen(
+                round=3,
+                step=90,
+                world_size=8,
+                sharded=True,
+                lost=4,
+                sources=(
+                    SnapshotSource(
+                        node_id="gpu1", address="x", port=7000, key="k", whole=True, ranks=HELD.ranks
+                    ),
+                ),
+            ),
             notice=Notice(cause=Cancelled(by="an admin"), at=97.5, until=127.5),
             end=end,
         ),
@@ -367,6 +415,18 @@ def full() -> Group:
         rests_until=101.0,
         collectives=70,
         step=12,
+        snapshots=SnapshotsKept(
+            origin="0123456789abcdef",
+            tried=Stamp(round=3, step=90),
+            failed=(FailedWorker(exit_code=1, said=Quoted("ValueError: x")),),
+            not_loaded=1,
+            passed=(
+                PassedBy(stamp=Stamp(round=3, step=100), why=FailedAgain(worker=FailedWorker(exit_code=1))),
+                PassedBy(stamp=Stamp(round=3, step=110), why=NotLoaded(nodes=Nodes.of(["gpu1"]))),
+                PassedBy(stamp=Stamp(round=3, step=120), why=NotWanted()),
+            ),
+            wanted=Stamp(round=3, step=80),
+        ),
         conduct={"gpu0": Conduct(departures=3, free_at=190.0, aside=True, blamed=2)},
         root_cause=RootCause(
             reason=WorkerFault(worker=FailedWorker.of("gpu0", failure), hopeless="permanent"),

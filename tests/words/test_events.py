@@ -54,6 +54,7 @@ from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.words.events import LONGEST, event_text
 from tests.support.stalls import behind
 from tests.words.test_network import SENTENCES as NETWORK
+from tests.words.test_snapshots import HAPPENED as SNAPSHOTS
 
 FAILED = FailedWorker(node_id="gpu2", rank=2, local_rank=0, exit_code=1, said=Quoted("ValueError: x"))
 KILLED = FailedWorker(node_id="gpu2", rank=2, local_rank=0, signal="SIGKILL")
@@ -179,6 +180,7 @@ SHOWN: list[tuple[Facts, str]] = [
         ),
     ),
     *((SlowNetwork(what=value), sentence) for value, sentence in NETWORK),
+    *SNAPSHOTS,
     (
         events.Stalled(stall=WAIT, for_s=15.0),
         "round 3 stalls: rank 1 has waited 15 s for rank 0 (gpu2), which is at collective 4 of 5",

@@ -25,6 +25,7 @@ from hetrdzv.protocol.rooms.shares import (
 )
 from hetrdzv.words.warnings import unseen, warning
 from tests.words.test_network import SENTENCES as NETWORK
+from tests.words.test_snapshots import SENTENCES as SNAPSHOTS
 from tests.words.unions import classes
 
 
@@ -92,6 +93,7 @@ SENTENCES: list[tuple[AnyWarning, str]] = [
         "speeds were measured differently (a, c in float16, b in float32): give every agent the same --measure-dtype",
     ),
     *NETWORK,
+    *SNAPSHOTS,
     (
         Straggler(ranks=Ranks.of([3]), node_id="gpu2", share=0.46),
         "rank 3 (gpu2) is the slowest: the others wait for it 46% of the time",

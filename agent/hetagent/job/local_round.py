@@ -20,6 +20,9 @@ from hetrdzv.protocol.directive import StartReply
 from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.states import ReportKind
 
+SAVE_S = 10.0
+"""How long workers may save before they are stopped (seconds), but no longer than until they would be killed."""
+
 FAILING_S = 5.0
 """How long a program may take to end after one of its processes has died (seconds); it stops the others first."""
 
@@ -32,22 +35,24 @@ class Phase(StrEnum):
     RUNNING = "running"
     ENDING = "ending"  # the processes have ended, or one has failed: reported in a moment
     ENDED = "ended"  # that was reported
-    STOPPING = "stopping"  # the processes were asked to stop
+    SAVING = "saving"  # the processes are to be stopped, once they have saved
+    STOPPING = "stopping"  # they were asked to stop
     GONE = "gone"  # they were cleared away, or never came to be
 
 
 NEXT: Mapping[Phase, Collection[Phase]] = {
     Phase.HELD: {Phase.WAITING, Phase.RUNNING, Phase.GONE},
     Phase.WAITING: {Phase.HELD, Phase.GONE},
-    Phase.RUNNING: {Phase.ENDING, Phase.STOPPING, Phase.GONE},
-    Phase.ENDING: {Phase.ENDED, Phase.STOPPING, Phase.GONE},
-    Phase.ENDED: {Phase.STOPPING, Phase.GONE},
+    Phase.RUNNING: {Phase.ENDING, Phase.SAVING, Phase.STOPPING, Phase.GONE},
+    Phase.ENDING: {Phase.ENDED, Phase.SAVING, Phase.STOPPING, Phase.GONE},
+    Phase.ENDED: {Phase.SAVING, Phase.STOPPING, Phase.GONE},
+    Phase.SAVING: {Phase.STOPPING, Phase.GONE},
     Phase.STOPPING: {Phase.GONE},
     Phase.GONE: set(),
 }
 """What may follow on each phase."""
 
-WITH_PROCESSES = frozenset({Phase.RUNNING, Phase.ENDING, Phase.ENDED, Phase.STOPPING})
+WITH_PROCESSES = frozenset({Phase.RUNNING, Phase.ENDING, Phase.ENDED, Phase.SAVING, Phase.STOPPING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +130,8 @@ class LocalRound:
 
     @property
     def stopping(self) -> bool:
-        """Whether the workers have been asked to stop."""
-        return self.phase is Phase.STOPPING
+        """Whether the workers have been asked to stop, or to save before that."""
+        return self.phase in (Phase.SAVING, Phase.STOPPING)
 
     @property
     def startable(self) -> bool:
@@ -155,7 +160,9 @@ class LocalRound:
         if not self.present:
             return None
         moments = [self._stop.kill_at] if self._stop is not None else []
-        if self.phase is not Phase.STOPPING:
+        if self.phase is Phase.SAVING:
+            moments.append(self._saves_until())
+        elif self.phase is not Phase.STOPPING:
             moments += [self._end.due_at] if self.phase is Phase.ENDING and self._end is not None else []
             moments += [at for room in self._rooms if (at := room.due_at()) is not None]
         return min(moments, default=None)
@@ -227,6 +234,8 @@ class LocalRound:
             self._note_end(self._workers, [end for end in ended if not end.succeeded])
         if self.phase is not Phase.ENDING or self._end is None or time.monotonic() < self._end.due_at:
             return None
+        if self._end.failure is not None and self.gives_up():
+            return None  # it has failed for that reason, which is no failure of the script
         self._move(Phase.ENDED)
         self._workers.catch_up()
         return self._end
@@ -274,7 +283,7 @@ class LocalRound:
 
     def gives_up(self) -> str:
         """Why a room wants this node to end its part of the round and join again; empty: none does."""
-        if not self.present or self.phase is Phase.STOPPING:
+        if not self.present or self.stopping:
             return ""
         return next((why for room in self._rooms if (why := room.gives_up())), "")
 
@@ -294,28 +303,51 @@ class LocalRound:
             self.stop(signum, grace_s)
 
     def stop(self, signum: int, grace_s: float) -> None:
-        """Ask the workers to end; they are killed after the grace. A second call can only shorten it."""
+        """Ask the workers to end, once those have saved that can; they are killed after the grace.
+
+        A second call can only shorten it.
+        """
         if self._workers is None:
             return
         stop = Stop(signum, grace_s, time.monotonic() + grace_s)
-        if self.phase is not Phase.STOPPING:
+        if not self.stopping:
             if self.phase is Phase.ENDING:
                 self._end = None  # nobody has heard of it
-            self._move(Phase.STOPPING)
             self._stop = stop
-            self._workers.send(signum)
+            for room in self._rooms if grace_s > 0 else ():
+                room.save(min(grace_s, SAVE_S))
+            if self._saves_until() > time.monotonic():
+                self._move(Phase.SAVING)
+            else:
+                self._send_stop()
         elif self._stop is None or stop.kill_at < self._stop.kill_at:
             self._stop = stop
+
+    def _saves_until(self) -> float:
+        """Until when the stop waits for workers that save (monotonic seconds)."""
+        assert self._stop is not None
+        moments = [at for room in self._rooms if (at := room.saves_until()) is not None]
+        return min(max(moments, default=0.0), self._stop.kill_at)
+
+    def _send_stop(self) -> None:
+        assert self._workers is not None
+        assert self._stop is not None
+        self._move(Phase.STOPPING)
+        self._workers.send(self._stop.signum)
 
     def stopped(self) -> bool:
         """Whether the workers have ended since `stop`, or their grace is over."""
         if self._workers is None or self._stop is None:
             return False
-        if self.phase is not Phase.STOPPING:  # it was put off
+        if not self.stopping:  # it was put off
             if time.monotonic() < self._stop.kill_at:
                 return False
             self.stop(self._stop.signum, self._stop.grace_s)
         self._workers.collect()
+        if self.phase is Phase.SAVING:
+            if self._workers.running and time.monotonic() < self._saves_until():
+                return False
+            self._send_stop()
         return not self._workers.running or time.monotonic() >= self._stop.kill_at
 
     def overstayed(self) -> str | None:

@@ -388,7 +388,8 @@ class Agent:
                 self._stop(signal.SIGTERM, self._stop_s())
 
     def _tell_rooms(self, directive: DirectiveReply) -> None:
-        if self._local is not None and self._local.present and not self._local.stopping:
+        runs = self._local is not None and self._local.present and not self._local.stopping
+        if runs or directive.kind is DirectiveKind.EXIT:
             for room in self._rooms:
                 room.heard(directive)
 

@@ -77,11 +77,21 @@ class Room:
         """
 
     def heard(self, directive: DirectiveReply) -> None:
-        """The server has said this of the round that runs; a start was obeyed before, a stop or an exit is after."""
+        """The server has said this of the round that runs; a start was obeyed before, a stop or an exit is after.
+
+        An exit is heard between rounds, too.
+        """
 
     def heeds_notice(self) -> bool:
         """Whether workers of this node save when they are told that their round is about to end."""
         return False
+
+    def save(self, within_s: float) -> None:
+        """The workers are about to be stopped: those save before that can, in so many seconds at most."""
+
+    def saves_until(self) -> float | None:
+        """Until when the stop waits for that (monotonic seconds); None: nobody saves, or all have."""
+        return None
 
     def recount(self, number: int, others: bool) -> None:
         """From now on the workers work with the shares of a decision; from any thread.

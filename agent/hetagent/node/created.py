@@ -1,33 +1,36 @@
-"""Notices new files in a folder without looking again and again: the kernel's inotify."""
+"""Notices new files in folders without looking again and again: the kernel's inotify."""
 
 import ctypes
 import os
 
-_CREATE, _ONLY_FOLDER = 0x100, 0x01000000
+_WRITTEN, _MOVED_TO, _CREATE, _ONLY_FOLDER = 0x8, 0x80, 0x100, 0x01000000
 
 
 class Created:
     """Readable (`fileno`) once files have been created in a folder.
 
     Args:
-        folder: which is there.
+        folders: which are there.
+        complete: also once they have been written, or moved there under their names.
 
     Raises:
         OSError: this host allows no more of these (fs.inotify.max_user_instances), or knows none.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, *folders: str, complete: bool = False) -> None:
         self._fd = -1
+        events = _CREATE | _ONLY_FOLDER | (_WRITTEN | _MOVED_TO if complete else 0)
         try:
             libc = ctypes.CDLL(None, use_errno=True)
             made = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         except AttributeError as error:
             raise OSError(str(error)) from None
         self._fd = made
-        if made < 0 or libc.inotify_add_watch(made, os.fsencode(folder), _CREATE | _ONLY_FOLDER) < 0:
-            number = ctypes.get_errno()
-            self.close()
-            raise OSError(number, os.strerror(number), folder)
+        for folder in folders:
+            if made < 0 or libc.inotify_add_watch(made, os.fsencode(folder), events) < 0:
+                number = ctypes.get_errno()
+                self.close()
+                raise OSError(number, os.strerror(number), folder)
 
     def fileno(self) -> int:
         """A descriptor that is readable while there are new files that `clear` has not taken note of."""

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from hetagent.protocol import reports
@@ -103,6 +104,14 @@ class Line:
         return self._error is not None
 
     # -- what the agent says ---------------------------------------------------------------------------------
+
+    def offers(self, **fields: Any) -> None:
+        """From the next join on, these fields of what this node offers to the group are others; see `Offer`."""
+
+        def change(now: float) -> None:
+            self._session.offer = replace(self._session.offer, **fields)
+
+        self._do(change)
 
     def ready(self, after_round: int, port: int, script_port: int, not_ready: str = "") -> None:
         """Join, or ready for the next round: all workers of `after_round` are gone; see `Session.ready`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from hetrdzv.protocol.bounds import MAX_NOT_READY, UNSET
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.rooms.shares import Measured, Speeds
+from hetrdzv.protocol.rooms.snapshots import Holdings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class Offer:
     weight: float | None = None
     speeds: Speeds = ()
     measured: Measured | None = None
+    snapshots: Holdings | None = None
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False
     wants_members: bool = False

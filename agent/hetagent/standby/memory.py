@@ -1,14 +1,9 @@
 """Whether this node has memory for more standbys."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
-import psutil
+from hetagent.node.memory import free_memory
 
 NEEDED_BYTES = 1 << 30
 """Free memory for each standby to be made; with torch it takes 290 MB (CPU build), more with CUDA."""
-
-CGROUP, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def shortage(standbys: int) -> str | None:
@@ -17,31 +12,3 @@ def shortage(standbys: int) -> str | None:
     if free >= needed:
         return None
     return f"{free / 2**30:.1f} GiB of memory are free, {needed / 2**30:.0f} GiB are needed"
-
-
-def free_memory() -> int:
-    """How much memory this process and its children may still take (bytes): the machine's, or its cgroup's."""
-    return min([psutil.virtual_memory().available, *_cgroup_room()])
-
-
-def _cgroup_room() -> Sequence[int]:
-    """What is left of the limits of this process's cgroups, version 2 (bytes)."""
-    try:
-        [own] = [line[3:] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")]
-    except (OSError, ValueError):
-        return []
-    room = []
-    folder = CGROUP / own.lstrip("/")
-    for place in (folder, *folder.parents):
-        try:
-            limit = (place / "memory.max").read_text().strip()
-            if limit != "max":
-                # Files in the page cache count as used, though the kernel would give them up.
-                reclaimable = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
-                used = int((place / "memory.current").read_text()) - int(reclaimable.get("inactive_file", 0))
-                room.append(int(limit) - used)
-        except (OSError, ValueError):
-            pass
-        if place == CGROUP:
-            break
-    return room

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 AHEAD, BEFORE, AFTER = "HET_STARTED_AHEAD", "HET_BEFORE_SCRIPT", "HET_AFTER_TORCH"
 """The variables that name files, see above."""
 
+SNAPSHOTS = "hetagent.snapshots"
+"""What saves the state of a script that has imported it, before the exception unwinds."""
+
 CANNOT_OPEN = 2
 """The exit status of `python` when it cannot open the script."""
 
@@ -217,6 +220,8 @@ def _recorded(run: "Callable[[], None]", anew: "Callable[[str], NoReturn] | None
     except BaseException as error:
         theirs = _without_ours(error.__traceback__)
         # A child that the script forked may get here as well, but it is not the worker.
+        if os.getpid() == pid and not _is_good(error):
+            getattr(sys.modules.get(SNAPSHOTS), "save_now", int)()
         if os.getpid() == pid and not _is_orderly(error):
             if anew is not None and _is_in_imports(theirs):
                 anew(type(error).__name__)
@@ -230,6 +235,11 @@ def _is_orderly(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return error.code is None or isinstance(error.code, int)
     return isinstance(error, KeyboardInterrupt)
+
+
+def _is_good(error: BaseException) -> bool:
+    """Whether the script has ended as it should."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _is_permanent(error: BaseException, traceback: "TracebackType | None") -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from hetrdzv.api.rooms import OF_ROUND
+from hetrdzv.api.rooms import OF_GROUP, OF_ROUND, SECRETS
 from hetrdzv.api.workers import worker_replies
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import Directive, Start, Warned, warned
@@ -129,6 +129,10 @@ def quarantined_summary(group_id: str, why: str) -> GroupSummary:
     )
 
 
+HIDDEN = b"..."
+"""Stands for a secret in a record that somebody is shown."""
+
+
 def export_reply(group_id: str, stored: Mapping[str, bytes], why: str | None) -> ExportReply:
     """The records of a group; `why` it is set aside, or None."""
     records = tuple(_record_reply(key, value) for key, value in sorted(stored.items()))
@@ -136,6 +140,8 @@ def export_reply(group_id: str, stored: Mapping[str, bytes], why: str | None) ->
 
 
 def _record_reply(key: str, value: bytes) -> RecordReply:
+    for secret in SECRETS:
+        value = secret.sub(HIDDEN, value)
     try:
         return RecordReply(key=key, text=value.decode())
     except UnicodeDecodeError:
@@ -276,6 +282,7 @@ def group_summary(group: Group, now: float) -> GroupSummary:
         restarts=group.restarts,
         max_restarts=group.spec.max_restarts,
         counts=_counts(group),
+        **{name: value for of_group in OF_GROUP for name, value in of_group(group).items()},
     )
 
 
@@ -355,7 +362,7 @@ def _warnings(group: Group) -> tuple[AnyWarning, ...]:
     """What differs between the nodes that are here and matters, and what was found in their round."""
     nodes = [node for node in group.live if node.job == group.job]
     current = group.active_round
-    of_round = (fact for room in ROOMS for fact in room.found(current)) if current is not None else ()
+    of_round = (fact for room in ROOMS for fact in room.found(group, current)) if current is not None else ()
     return (*drift(nodes), *(fact for room in ROOMS for fact in room.warnings(nodes)), *of_round)
 
 

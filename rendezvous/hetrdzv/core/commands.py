@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hetrdzv.core.model import Offer, Stall
 from hetrdzv.protocol.facts.failure import Failure
@@ -157,9 +157,14 @@ class Put:
 
 
 class OfRoom:
-    """A command of an optional feature (rooms/)."""
+    """A command of an optional feature (rooms/).
+
+    Attributes:
+        one_of_many: all nodes of a group say this at about the same time.
+    """
 
     __slots__ = ()
+    one_of_many: ClassVar[bool] = False
 
     def apply(self, work: "Work") -> None:
         """Apply it to a group.

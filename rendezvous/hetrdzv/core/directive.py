@@ -279,7 +279,7 @@ def _start(group: Group, current: Round, node: Node) -> Start | None:
         command=group.spec.command if node.wants_command else None,
         members=current.members if node.wants_members else None,
         daemon=node.daemon or None,
-        more={name: value for room in ROOMS for name, value in room.starting(current).items()},
+        more={name: value for room in ROOMS for name, value in room.starting(group, current, member).items()},
         restarted_by=current.restarted_by,
         warnings=current.warnings,
     )

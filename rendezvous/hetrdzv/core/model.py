@@ -15,6 +15,7 @@ from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.warnings import RoundWarning
 from hetrdzv.protocol.rooms.network import NetworkFound
 from hetrdzv.protocol.rooms.shares import Measured, Shares, Speeds
+from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, Kept
 from hetrdzv.protocol.rooms.stalls import StallFacts, kind_of
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
@@ -74,6 +75,7 @@ class Offer:
     weighed: bool = False
     speeds: Speeds = ()
     measured: Measured | None = None
+    snapshots: Holdings | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     device: Mapping[str, str] = field(default_factory=dict)
     wants_command: bool = False
@@ -270,6 +272,7 @@ class Round:
         warnings: what differs between its nodes and matters (health/drift.py).
         network: what its nodes found wrong with the network between them (rooms/network.py); None: nothing.
         shares: the decisions on them that are kept (rooms/shares).
+        snapshot: the one that it began from (rooms/snapshots); None: none.
         stall: who is waited for, as the service last saw it; None: nobody (memory only).
         notice: why it is about to end; None: it is not, or has ended.
         end: how it ended; None while it runs, and for the round in which a job succeeded.
@@ -286,6 +289,7 @@ class Round:
     warnings: tuple[RoundWarning, ...] = ()
     network: NetworkFound | None = None
     shares: tuple[Shares, ...] = ()
+    snapshot: Chosen | None = None
     stall: Stall | None = None
     notice: Notice | None = None
     end: End | None = None
@@ -350,6 +354,7 @@ class Group:
         rests_until: until when the next restart waits, since the last ones came in quick succession, or None (seconds).
         collectives: how many the last round that failed had asked for; None: unknown, or none has failed.
         step: the highest step that a script has told, as far as failures say; None: none has.
+        snapshots: what is kept of those of this job (rooms/snapshots); None: its nodes hold none.
         conduct: nodes that did not stay, or whose workers failed, by node id.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
@@ -380,6 +385,7 @@ class Group:
     rests_until: float | None = None
     collectives: int | None = None
     step: int | None = None
+    snapshots: Kept | None = None
     conduct: Mapping[str, Conduct] = field(default_factory=dict)
     root_cause: RootCause | None = None
     previous_outcome: GroupState | None = None

@@ -27,6 +27,7 @@ from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 from hetrdzv.words.past import KINDS, PastReply, past
+from hetrdzv.words.rooms import SUMMARY
 from hetrdzv.words.warnings import warning
 
 Made = TypeVar("Made")
@@ -221,6 +222,7 @@ class GroupScene:
                 "now.html",
                 group=brief,
                 state=state_shown(group),
+                summary=[(name, text) for name, shown, _ in SUMMARY if (text := shown(brief))],
                 restarted_by=running.restarted_by if running is not None else "",
                 slow=[warning(fact) for fact in of_workers if isinstance(fact, Straggler)],
                 notes=[warning(fact) for fact in of_workers if not isinstance(fact, Straggler)],

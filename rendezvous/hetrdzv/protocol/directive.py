@@ -8,6 +8,7 @@ from hetrdzv.protocol.facts.causes import ShownCause, ShownFailedBecause
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.reasons import Reason
 from hetrdzv.protocol.rooms.shares import Shares
+from hetrdzv.protocol.rooms.snapshots import Chosen
 from hetrdzv.protocol.states import DirectiveKind, GroupState
 
 
@@ -65,6 +66,8 @@ class StartReply:
             a `start` does not grow with the round.
         daemon: what the master wants this node to run, once it has said so; for a node that joined with `wants_daemon`.
         shares: those of the beginning of the round; None: all ranks have the same.
+        snapshot: the one that the round begins from; None: none.
+        origin: the name of this job in `Holdings`; None: nobody holds snapshots.
         restarted_by: the failure that a restart was spent on to form this round, in a line.
     """
 
@@ -82,6 +85,8 @@ class StartReply:
     members: tuple[MemberReply, ...] | None = None
     daemon: tuple[str, ...] | None = None
     shares: Shares | None = None
+    snapshot: Chosen | None = None
+    origin: str | None = None
     restarted_by: str | None = None
 
 

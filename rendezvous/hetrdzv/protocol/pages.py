@@ -21,6 +21,7 @@ from hetrdzv.protocol.facts.reasons import Ended, LeftOutReason, Reason
 from hetrdzv.protocol.facts.warnings import AnyWarning
 from hetrdzv.protocol.http import versions
 from hetrdzv.protocol.rooms.shares import Measured, SharesShown, Speeds
+from hetrdzv.protocol.rooms.snapshots import SafeShown
 from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.rooms.stalls import StallFacts
 from hetrdzv.protocol.states import GroupState
@@ -188,6 +189,7 @@ class GroupSummary:
     Attributes:
         reason, why: why it stands where it stands, and the same in a sentence; None: `why` says it.
         clock: what the server's clock reads, which the moments in `reason` are of (seconds).
+        snapshot: what of the job's work is safe; None: its nodes hold no snapshots.
     """
 
     group_id: str
@@ -201,6 +203,7 @@ class GroupSummary:
     restarts: int
     max_restarts: int
     counts: CountsReply
+    snapshot: SafeShown | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ WARNINGS = frozenset(
         "restart_spent",
         "stalled",
         "slow_network",
+        "snapshot_passed_by",
         "node_lost",
         "node_rejected",
         "node_left_out",

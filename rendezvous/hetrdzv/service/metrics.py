@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.states import GroupState, NodePhase, StallKind
+from hetrdzv.service.rooms import COUNTED
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -74,6 +75,9 @@ class Metrics:
             ["kind"],
         )
         self._stalls = counter("hetrdzv_stalls", "How often workers began to wait for long.")
+        self._of_rooms = [
+            (kind, by, counter(name, about)) for room in COUNTED for name, about, kind, by in room
+        ]
         self._rendezvous = seconds(
             "hetrdzv_rendezvous_seconds", "Time from the first waiting node to the round."
         )
@@ -146,6 +150,9 @@ class Metrics:
             self._known[group_id] = _Known(now)
 
     def _happened(self, known: _Known, event: Event, old: Group | None, now: float) -> None:
+        for kind, by, counter in self._of_rooms:
+            if event.kind == kind:
+                counter.inc(by(event.facts))
         match event.kind:
             case "job_began":
                 known.cause = "first"

@@ -60,6 +60,7 @@ class Service:
         progress: how far workers have come, and who is waited for.
         questions: what agents are asked about their workers.
         plans: what would happen to groups.
+        of_rooms: what optional features keep in memory, by their names; it can be made anew from the groups.
         stopping: whether a stop has begun.
     """
 
@@ -87,6 +88,7 @@ class Service:
             lambda: self._ledger.groups, self.now, self.execute, self._spawn, self.questions, self._quotas
         )
         self.plans = Plans(limits)
+        self.of_rooms: dict[str, Any] = {}
         self._retention = Retention(limits)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False

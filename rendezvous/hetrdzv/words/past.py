@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hetrdzv.protocol.facts.events import RestartSpent, RoundEnded, RoundFormed, RoundJudged
+from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.words.causes import ending, failed_worker
+from hetrdzv.words.rooms import COSTS
 
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}
 """What an event says about the outcome of a job, by its kind."""
 
-KINDS = {"round_formed", "round_running", "round_ended", "round_judged", "restart_spent", *OUTCOMES}
+_COSTS = {kind: cost for room in COSTS for kind, cost in room.items()}
+
+KINDS = {"round_formed", "round_running", "round_ended", "round_judged", "restart_spent", *OUTCOMES, *_COSTS}
 """The kinds of events that `past` looks at."""
 
 
@@ -62,6 +66,7 @@ class PastRoundReply:
         cost_restart: a restart was spent on it.
         trained_s: how long all its workers ran (seconds).
         down: what its end cost; None: it runs, or the job ended at the same moment.
+        costs: what else its end cost, as optional features say, in a few words each.
     """
 
     number: int
@@ -75,6 +80,7 @@ class PastRoundReply:
     cost_restart: bool = False
     trained_s: float = 0.0
     down: DownReply | None = None
+    costs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +120,7 @@ class _Round:
         self.why = ""
         self.job_ended: datetime | None = None
         self.cost_restart = False
+        self.costs: list[str] = []
 
     def reply(self, now: datetime) -> PastRoundReply:
         over = self.ended if self.ended is not None else now
@@ -132,6 +139,7 @@ class _Round:
             is_last=self.job_ended is not None,
             cost_restart=self.cost_restart,
             trained_s=round(trained_s, 3),
+            costs=tuple(self.costs),
             down=self._down() if self.ended is not None and self.ended != self.job_ended else None,
         )
 
@@ -199,6 +207,14 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
             case "restart_spent":
                 current.stopped, current.cost_restart, current.cause = at, True, "failed"
                 current.why = _why(event)
+            case kind if kind in _COSTS:
+                if (
+                    len(rounds) > 1
+                    and rounds[-2].job_ended is None
+                    and not isinstance(event.facts, Other)
+                    and (cost := _COSTS[kind](event.facts))
+                ):
+                    rounds[-2].costs.append(cost)
             case kind if kind in OUTCOMES:
                 if current.ended is None:
                     current.ended = at

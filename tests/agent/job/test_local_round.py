@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -66,6 +67,8 @@ class Gate(Room):
     def __init__(self) -> None:
         self.before_start = False
         self.before_end = False
+        self.save_for_s: float | None = None
+        self.why_not = ""
         self.told: list[str] = []
         self.ahead: subprocess.Popen[bytes] | None = None
 
@@ -77,6 +80,15 @@ class Gate(Room):
 
     def holds_end(self) -> bool:
         return self.before_end
+
+    def gives_up(self) -> str:
+        return self.why_not
+
+    def save(self, within_s: float) -> None:
+        self.told.append(f"save {within_s:g}")
+
+    def saves_until(self) -> float | None:
+        return None if self.save_for_s is None else time.monotonic() + self.save_for_s
 
     def enter(self, assignment: Assignment) -> None:
         self.told.append("enter")
@@ -189,6 +201,75 @@ def test_a_round_that_is_over_before_its_start_never_starts(part: Callable[[str]
     made.round.start_again(made.round.assignment.start)
     assert (made.round.phase, made.round.startable) == (Phase.GONE, False)
     assert made.gate.told == ["enter", "end"]
+
+
+def test_a_failure_for_which_a_room_gives_up_is_none(part: Callable[[str], Part]) -> None:
+    made = part("exit 7")
+    made.begin()
+    made.gate.why_not = "cannot begin from there"
+    soon(lambda: made.round.end() is None and made.round.phase is Phase.ENDING)
+    assert (made.round.end(), made.round.gives_up()) == (None, "cannot begin from there")
+    made.gate.why_not = ""
+    assert made.ends().failure.exit_code == 7
+
+
+def saving(part: Callable[[str], Part], grace_s: float = 60.0) -> Part:
+    """A worker that is to be stopped, once it has saved."""
+    made = part("trap 'exit 5' TERM; while :; do sleep 0.01; done")
+    made.begin()
+    made.gate.save_for_s = 60.0
+    made.round.stop(signal.SIGTERM, grace_s)
+    assert (made.round.phase, made.round.stopping, made.round.stopped()) == (Phase.SAVING, True, False)
+    return made
+
+
+def test_workers_are_stopped_once_they_have_saved(part: Callable[[str], Part]) -> None:
+    made = saving(part)
+    assert made.gate.told[-1] == "save 10"
+    due_at = made.round.due_at()
+    assert due_at is not None
+    assert due_at > time.monotonic()
+    made.gate.save_for_s = None
+    assert not made.round.stopped()
+    assert made.round.phase is Phase.STOPPING
+    soon(made.round.stopped)
+    made.round.clear()
+    assert made.gate.told[-1] == "end"
+
+
+def test_nobody_saves_longer_than_until_he_would_be_killed(part: Callable[[str], Part]) -> None:
+    made = saving(part, grace_s=5.0)
+    assert made.gate.told[-1] == "save 5"
+    made.round.stop(signal.SIGKILL, 0.0)
+    assert made.round.stopped(), "a second stop waits for nobody"
+    assert made.round.phase is Phase.STOPPING
+
+
+def test_workers_that_end_while_they_save_are_not_waited_for(part: Callable[[str], Part]) -> None:
+    made = saving(part)
+    os.kill(made.round.pids[0], signal.SIGKILL)
+    soon(made.round.stopped)
+
+
+def test_a_stop_without_grace_saves_nothing(part: Callable[[str], Part]) -> None:
+    made = part("sleep 100")
+    made.begin()
+    made.round.stop(signal.SIGTERM, 0.0)
+    assert (made.round.phase, made.gate.told[-1]) == (Phase.STOPPING, "begin")
+
+
+def test_a_stop_where_nobody_saves_comes_at_once(part: Callable[[str], Part]) -> None:
+    made = part("sleep 100")
+    made.begin()
+    made.round.stop(signal.SIGTERM, 60.0)
+    assert (made.round.phase, made.gate.told[-1]) == (Phase.STOPPING, "save 10")
+
+
+def test_what_ends_during_a_save_is_reported_by_nobody(part: Callable[[str], Part]) -> None:
+    made = saving(part)
+    os.kill(made.round.pids[0], signal.SIGKILL)
+    soon(made.round.stopped)
+    assert made.round.end() is None
 
 
 def test_a_failure_is_reported_once_and_known_in_the_end(part: Callable[[str], Part]) -> None:

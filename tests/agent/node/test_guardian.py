@@ -294,7 +294,7 @@ def test_one_that_hangs_is_killed() -> None:
 def test_one_that_does_not_come_up(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(guardian, "_sys_path", list)
+    monkeypatch.setattr(guardian, "sys_path", list)
     one = make_guardian([])
     with pytest.raises(GuardianError, match=r"guardian of node 'n1' did not start \(status 1 of .*stderr"):
         one.start()

@@ -102,7 +102,7 @@ class Guardian:
             )
         except OSError as error:  # no process or file descriptor is left
             raise GuardianError(f"{self._who} cannot be started ({error}): {WITHOUT}") from None
-        self._send(json.dumps(self._message | {"sys_path": _sys_path()}))
+        self._send(json.dumps(self._message | {"sys_path": sys_path()}))
         if not select.select([self], [], [], START_TIMEOUT_S)[0]:
             self._process.kill()
         if os.read(self.fileno(), 64) != b"ready\n":
@@ -160,7 +160,7 @@ def _text(path: Path | None) -> str | None:
     return str(path) if path is not None else None
 
 
-def _sys_path() -> list[str]:
+def sys_path() -> list[str]:
     """Where this process imports from, as absolute paths, and where both packages are if import hooks found them."""
     places = [os.path.abspath(place) for place in sys.path]
     roots = [

@@ -75,7 +75,7 @@ async def delete_group(request: Request, group_id: str) -> None:
 
 @handlers(routes.EXPORT)
 async def export_group(request: Request, group_id: str) -> Response:
-    """What is stored of a group, byte for byte; also of one that is quarantined, since it cannot be served."""
+    """What is stored of a group, byte for byte but for secrets; also of a quarantined one, which cannot be served."""
     service = service_of(request)
     stored = await asyncio.to_thread(service.stored, group_id)
     return views.json_response(views.export_reply(group_id, stored, service.quarantined().get(group_id)))

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 import click
 
 from hetrdzv import __version__
-from hetrdzv.cli.hetctl import dashboard, events, groups, nodes, plan, stacks
+from hetrdzv.cli.hetctl import dashboard, events, groups, nodes, plan, snapshots, stacks
 from hetrdzv.cli.hetctl.calls import complain
 from hetrdzv.cli.hetctl.look import describe, get, history, logs, top, wait
 from hetrdzv.cli.hetctl.options import takes_shared
@@ -27,6 +27,7 @@ SUBCOMMANDS = (
     logs.logs,
     dashboard.dashboard,
     stacks.stacks,
+    snapshots.snapshots,
     plan.plan,
     groups.restart,
     groups.cancel,

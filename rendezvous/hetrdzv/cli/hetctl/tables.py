@@ -20,6 +20,7 @@ from hetrdzv.protocol.texts.inert import inert
 from hetrdzv.words.events import spent_of
 from hetrdzv.words.phrasing import count
 from hetrdzv.words.reasons import told
+from hetrdzv.words.rooms import SUMMARY
 from hetrdzv.words.times import Clock, lasted
 
 TRACEBACK_LINES = 20
@@ -96,13 +97,14 @@ def groups_table(groups: Iterable[GroupSummary], *, wide: bool = False) -> Table
     """Groups, one per row.
 
     Args:
-        wide: also how many jobs each has had, and how its nodes are spread.
+        wide: also how many jobs each has had, how its nodes are spread, and what optional features say of it.
     """
     table = new_table(
         folded("GROUP", 8),
         word("STATE"),
         *numbers("ROUND", "WORLD", "NODES", "RESTARTS"),
         *(numbers("JOB", "SLOTS", "MEMBERS", "SPARES", "GONE") if wide else ()),
+        *(word(name.upper()) for name, _, _ in SUMMARY if wide),
         folded("WHY", 20),
     )
     for group in groups:
@@ -116,6 +118,7 @@ def groups_table(groups: Iterable[GroupSummary], *, wide: bool = False) -> Table
             str(group.counts.nodes),
             spent_of(group.restarts, group.max_restarts),
             *map(str, more),
+            *(brief(group) or "-" for _, _, brief in SUMMARY if wide),
             one_line(group.why),
         )
     return table
@@ -224,6 +227,7 @@ def _heading(group: GroupReply) -> Table:
         facts.append(("progress", _progress(current)))
         facts += [(name, shown(current)) for name, shown in OF_ROUND]
         facts += [("slow", one_line(straggler)) for straggler in current.stragglers]
+    facts += [(name, one_line(shown(group))) for name, shown, _ in SUMMARY]
     facts.append(("restarts", spent_of(group.restarts, group.max_restarts)))
     if current is not None and current.ended is None:
         master = current.master

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from hetrdzv.core.commands import Report
-from hetrdzv.core.model import Node, Round
+from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rooms.room import Room
 from hetrdzv.core.rounds.transitions import Work
 from hetrdzv.protocol.facts.warnings import AnyWarning
@@ -35,7 +35,7 @@ class NetworkRoom(Room):
             for warning in warnings:
                 work.say(SlowNetwork(what=warning), node.node_id)
 
-    def found(self, current: Round) -> Sequence[AnyWarning]:
+    def found(self, group: Group, current: Round) -> Sequence[AnyWarning]:
         return current.network.warnings() if current.network is not None else ()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hetrdzv.core.commands import Report
-from hetrdzv.core.model import Node, Round
+from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.protocol.facts.warnings import AnyWarning, RoundWarning
 
 if TYPE_CHECKING:
@@ -30,8 +30,15 @@ class Room:
         """
         return {}
 
-    def starting(self, current: Round) -> Mapping[str, Any]:
-        """Fields of the start that members of a round are told."""
+    def formed(self, work: "Work", before: Group) -> None:
+        """A round has formed.
+
+        Args:
+            before: the group without it, whose newest round has been judged.
+        """
+
+    def starting(self, group: Group, current: Round, member: Member) -> Mapping[str, Any]:
+        """Fields of the start that a member of a round is told."""
         return {}
 
     def started(self, work: "Work", node: Node, report: Report) -> None:
@@ -41,7 +48,7 @@ class Room:
         """What to know of the nodes of a round, or of those that are here."""
         return ()
 
-    def found(self, current: Round) -> Sequence[AnyWarning]:
+    def found(self, group: Group, current: Round) -> Sequence[AnyWarning]:
         """What else to know of a round that runs."""
         return ()
 

@@ -336,6 +336,8 @@ def _start_round(work: Work, selection: Selection) -> None:
     if first and not group.spec.bounded:
         restarts = group.spec.on_join is OnJoin.RESTART
         work.say(events.StartedUnbounded(nodes=len(new.members), restarts=restarts))
+    for room in ROOMS:
+        room.formed(work, group)
 
 
 def _started_nothing(former: Round) -> bool:

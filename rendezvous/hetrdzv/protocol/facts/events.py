@@ -12,6 +12,7 @@ from hetrdzv.protocol.facts.parts import BY_KIND, NOTHING, SHOWN_BY_KIND, Apart,
 from hetrdzv.protocol.facts.who import Nodes, Place
 from hetrdzv.protocol.rooms.network import SlowNetwork
 from hetrdzv.protocol.rooms.shares import SharesChanged
+from hetrdzv.protocol.rooms.snapshots import BeganFromSnapshot, SnapshotPassedBy, SnapshotWanted
 from hetrdzv.protocol.rooms.stalls import StallFacts
 
 # -- a job from its beginning to its end ---------------------------------------------------------------------
@@ -352,6 +353,9 @@ _Known = (
     | Stalled
     | GoesOn
     | SharesChanged
+    | BeganFromSnapshot
+    | SnapshotPassedBy
+    | SnapshotWanted
     | DaemonStarted
     | StopAnnounced
     | ReadyToStop

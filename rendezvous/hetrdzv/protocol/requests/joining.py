@@ -26,6 +26,7 @@ from hetrdzv.protocol.bounds import (
     Whole,
 )
 from hetrdzv.protocol.rooms.shares import Measured, Speeds
+from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.settings import DAY_S, SETTINGS, Setting
 
 MAX_COMMAND = 131_072
@@ -94,6 +95,7 @@ class JoinRequest(Body):
     weight: Given[Weight] = UNSET
     speeds: Speeds = ()
     measured: Measured | None = None
+    snapshots: Holdings | None = None
     labels: Labels = field(default_factory=dict)
     device: Labels = field(default_factory=dict)
     wants_command: bool = False

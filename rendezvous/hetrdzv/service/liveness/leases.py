@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hetrdzv.core.commands import Command, Join, Leave, Renew, Report, StartDaemon
+from hetrdzv.core.commands import Command, Join, Leave, OfRoom, Renew, Report, StartDaemon
 from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
@@ -296,6 +296,11 @@ def is_heartbeat(group: Group, command: Command) -> bool:
 
 def is_one_of_many(command: Command) -> bool:
     """Whether all nodes of a group say this at about the same time, so that many are handled at once."""
-    return isinstance(command, Join | Renew) or (
-        isinstance(command, Report) and command.kind in (ReportKind.STARTED, ReportKind.READY_TO_STOP)
-    )
+    match command:
+        case Join() | Renew():
+            return True
+        case Report():
+            return command.kind in (ReportKind.STARTED, ReportKind.READY_TO_STOP)
+        case OfRoom():
+            return command.one_of_many
+    return False

@@ -58,7 +58,7 @@ def past_view(reply: PastReply, most: int | None = None) -> Iterator[RenderableT
             tables.span(past_round.trained_s),
             *(tables.span(part) for part in parts),
             tables.one_line(past_round.cause or "-"),
-            tables.one_line(past_round.why) or "-",
+            tables.one_line("; ".join(filter(None, [past_round.why, *past_round.costs]))) or "-",
         )
     yield table
     spent = sum(1 for past_round in reply.rounds if past_round.cost_restart)

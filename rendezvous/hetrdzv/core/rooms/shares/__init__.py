@@ -10,7 +10,7 @@ from math import fsum, inf
 from typing import Any
 
 from hetrdzv.core.commands import OfRoom
-from hetrdzv.core.model import Node, Round
+from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.core.rooms.room import Room
 from hetrdzv.core.rooms.shares.decisions import Worked, at_forming, by_pace
 from hetrdzv.core.rooms.shares.slow_slots import slow_slots, unlike_speeds
@@ -38,7 +38,7 @@ class SharesRoom(Room):
     def forming(self, number: int, nodes: Sequence[Node]) -> Mapping[str, Any]:
         return {"shares": (at_forming(number, nodes),)}
 
-    def starting(self, current: Round) -> Mapping[str, Any]:
+    def starting(self, group: Group, current: Round, member: Member) -> Mapping[str, Any]:
         first = decisions(current)[0]
         return {"shares": first if first.weights else None}
 

@@ -1,0 +1,122 @@
+"""Snapshots of the state of training in the memory of each node: where they are, what they may take, who serves them.
+
+`room.py` is the agent's part in each round; `folder.py` and `space.py` say where the files are, `exchange.py` what it
+and the workers tell each other in them, `holdings.py` what a node has (pure); other nodes fetch it from `serving.py`.
+"""
+
+import re
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from hetagent.feature import Feature, Flags
+from hetagent.options.model import UsageError
+
+if TYPE_CHECKING:
+    from hetagent.assembly import Node
+    from hetagent.job.room import Room
+    from hetagent.protocol.line import Line
+
+SHM = "/dev/shm"
+"""Where Linux has memory that looks like files."""
+
+
+class KeepSnapshots(Feature):
+    """`--snapshot-dir`, `--snapshot-memory` and `--snapshot-every`.
+
+    Attributes:
+        folder: where the node's folder is made.
+        memory: what all snapshots of the node may take, as text; None: half of what is free.
+        every: how often one is taken (steps); 0: it is found out while the workers run.
+    """
+
+    flags: ClassVar[Flags] = {
+        "--snapshot-dir": {
+            "metavar": "DIR",
+            "help": f"Where snapshots are kept (hetagent.snapshots): a tmpfs (or HET_SNAPSHOT_DIR; default: {SHM}).",
+        },
+        "--snapshot-memory": {
+            "metavar": "SIZE|off",
+            "help": "What all snapshots of this node may take, such as 64G (or HET_SNAPSHOT_MEMORY; default: half of "
+            "what is free there); off or 0: no snapshots.",
+        },
+        "--snapshot-every": {
+            "metavar": "STEPS",
+            "help": "How often to take one (or HET_SNAPSHOT_EVERY; default 0: as often as costs below 1 %%).",
+        },
+    }
+
+    def __init__(self, args: Namespace, environ: Mapping[str, str]) -> None:
+        self._args, self._environ = args, environ
+        self.folder = Path(self._given("dir") or SHM).absolute()
+        self.memory = self._given("memory")
+        every = self._given("every") or "0"
+        if not re.fullmatch(r"\d{1,9}", every, re.ASCII):
+            raise UsageError(f"{self._named('every')} {every}: give a number of steps, or 0")
+        self.every = int(every)
+
+    def _given(self, what: str) -> str | None:
+        flag: str | None = getattr(self._args, f"snapshot_{what}")
+        return flag or self._environ.get(f"HET_SNAPSHOT_{what.upper()}") or None
+
+    def _named(self, what: str) -> str:
+        """By which name something was given."""
+        flag = getattr(self._args, f"snapshot_{what}")
+        return f"--snapshot-{what}" if flag else f"HET_SNAPSHOT_{what.upper()}"
+
+    def room(self, node: "Node", line: "Line", others: "Sequence[Room]") -> "Room | None":
+        """What keeps them; None: nobody wants any, or there is no place.
+
+        Raises:
+            UsageError: what was asked for cannot be.
+        """
+        from hetagent.job.snapshots.space import parsed
+
+        try:
+            memory = parsed(self.memory) if self.memory is not None else None
+        except ValueError as error:
+            raise UsageError(f"{self._named('memory')}: {error}") from None
+        if memory == 0:
+            return None
+        try:
+            return self._made(node, line, memory)
+        except OSError as error:
+            if self._given("dir"):
+                raise UsageError(f"{self._named('dir')} {self.folder}: {error.strerror or error}") from None
+            node.tell(f"no snapshots on this node: {error}")
+        except ModuleNotFoundError as error:
+            node.tell(
+                f"no snapshots on this node: {error.name} is not installed: pip install 'hetrdzv[agent]'"
+            )
+        return None
+
+    def _made(self, node: "Node", line: "Line", memory: int | None) -> "Room":
+        from hetagent.job.snapshots.folder import Folder, sweep
+        from hetagent.job.snapshots.room import Snapshots
+        from hetagent.job.snapshots.serving import Serving
+        from hetagent.job.snapshots.space import space
+        from hetagent.snapshots import banked
+        from hetagent.snapshots.folder import Folder as Kept
+
+        sweep(self.folder)
+        identity, options = node.identity, node.options
+        alone = options.standalone or options.spec.get("max_nodes") == 1
+        folder = Folder(self.folder, identity.group, identity.node_id, node.access.servers)
+        try:
+            there = space(folder.path, memory)
+            serving = Serving(folder.path, identity, node.hold_port, lambda: node.place.address, node.tell)
+            return Snapshots(
+                node_id=identity.node_id,
+                line=line,
+                tell=node.tell,
+                folder=folder,
+                space=there,
+                serving=None if alone else serving,
+                every=self.every,
+                one_per_node=node.launch.one_per_node,
+                rescue=lambda: banked.rescue(Kept(folder.path)),
+            )
+        except OSError:
+            folder.close(remove=False)
+            raise

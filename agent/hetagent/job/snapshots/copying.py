@@ -1,0 +1,105 @@
+"""Copies parts of a sharded snapshot from another node to this one, in a thread: shards live once, and nodes die."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from xxhash import xxh3_64_hexdigest
+
+from hetagent.node.network import host_port
+from hetagent.snapshots.folder import INDEX, OWN, SMALL, Folder, Index, Slot, Stamp, put
+from hetagent.snapshots.sources import Source, SourceError, read_index
+from hetrdzv.protocol.rooms.snapshots import Copy
+
+CHUNK = 8 << 20
+"""How much is fetched at a time (bytes)."""
+
+
+class Copying:
+    """One copy at a time.
+
+    Args:
+        folder: of this node.
+        tell: shows one line to the person at the terminal.
+    """
+
+    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._tell = tell
+        self._thread: threading.Thread | None = None
+        self._told: set[str] = set()
+
+    def begin(self, copy: Copy) -> None:
+        """Fetch it, unless something is being fetched. What comes of it is in the folder."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, args=(copy,), name="hetagent-copy", daemon=True)
+            self._thread.start()
+
+    def _run(self, copy: Copy) -> None:
+        try:
+            fetch(self._folder, copy)
+        except (SourceError, OSError) as error:
+            if (
+                text := f"no copy of a part of the snapshot of node '{copy.source.node_id}': {error}"
+            ) not in self._told:
+                self._told.add(text)
+                self._tell(text)
+
+
+def fetch(path: Path, copy: Copy) -> None:
+    """Fetch parts, each with its index at last.
+
+    Raises:
+        SourceError: they cannot be had, or are not what was announced.
+        OSError: there is no room for them.
+    """
+    stamp = Stamp(step=copy.stamp.step, round=copy.stamp.round)
+    folder, of = Folder(path), copy.source
+    told = {
+        "node": of.node_id,
+        "url": f"http://{host_port(of.address, of.port)}/",
+        "key": of.key,
+        "ranks": {str(part.rank): part.digest for part in of.ranks},
+    }
+    with contextlib.closing(Source(told, stamp)) as source:
+        for part in of.ranks:
+            slot = folder.slots().get(stamp)
+            if slot is None:
+                return  # it made room for a newer one
+            text = source.index(part.rank)
+            index = read_index(source, part.rank, xxh3_64_hexdigest)
+            for name, size, parts in _files(index):
+                _fetch_file(source, slot, name, size)
+                _check(slot.path / name, index, parts)
+            if stamp in folder.slots():
+                put(slot.path / INDEX.format(part.rank), text)
+
+
+def _files(index: Index) -> Iterator[tuple[str, int, list[tuple[int, int, str]]]]:
+    """The files of a rank's own part: name, size, and which bytes have which digest."""
+    own = [place for place in index.tensors if place.file == OWN.format(index.rank)]
+    if own:
+        parts = [(place.at, place.bytes, place.digest) for place in own if place.bytes]
+        yield own[0].file, max(place.at + place.bytes for place in own), parts
+    yield SMALL.format(index.rank), index.small_bytes, [(0, index.small_bytes, index.small_digest)]
+
+
+def _fetch_file(source: Source, slot: Slot, name: str, size: int) -> None:
+    path = slot.path / name
+    with path.open("r+b" if path.exists() else "w+b") as file:  # memory that is there is used again
+        memory = memoryview(bytearray(min(CHUNK, max(size, 1))))
+        for at in range(0, size, CHUNK):
+            piece = memory[: min(CHUNK, size - at)]
+            source.read_into(name, at, piece)
+            file.seek(at)
+            file.write(piece)
+        file.truncate(size)
+
+
+def _check(path: Path, index: Index, parts: list[tuple[int, int, str]]) -> None:
+    with path.open("rb") as file:
+        for at, size, digest in parts:
+            file.seek(at)
+            if xxh3_64_hexdigest(file.read(size)) != digest:
+                raise SourceError(f"the part of rank {index.rank} is corrupt")

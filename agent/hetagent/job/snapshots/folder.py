@@ -1,0 +1,104 @@
+"""The folder with a node's snapshots: made, locked, taken over from an agent that died, and removed."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+PREFIX = "hets_"
+"""How the names of such folders begin."""
+
+OLD_S, EMPTY_S = 3600.0, 60.0
+"""For how long nothing has been written to a folder that is swept, and to one that never held a snapshot (seconds)."""
+
+LOCK, SLOTS = "lock", "slots.json"
+
+
+class Folder:
+    """The folder of one node of a group, which no other agent uses as long as this process lives.
+
+    What an earlier agent of the same node has left in it is still there.
+
+    Args:
+        parent: where it is.
+        group, node_id: whose it is.
+        servers: URLs of the servers that the group is on.
+
+    Attributes:
+        path: its path.
+
+    Raises:
+        OSError: it cannot be made, is somebody else's, or another agent uses it.
+    """
+
+    def __init__(self, parent: Path, group: str, node_id: str, servers: Sequence[str]) -> None:
+        key = "\0".join([str(os.getuid()), group, node_id, *sorted(set(servers))])
+        self.path = parent / (PREFIX + hashlib.sha256(key.encode()).hexdigest()[:16])
+        while True:
+            with contextlib.suppress(FileExistsError):
+                self.path.mkdir(mode=0o700)
+            with contextlib.suppress(FileNotFoundError):  # its last owner has removed it just now
+                self._lock = _locked(self.path)
+                return
+
+    def close(self, *, remove: bool) -> None:
+        """Let the next agent have it, or remove it with all that is in it."""
+        if self._lock < 0:
+            return
+        if remove:
+            _remove(self.path)
+        os.close(self._lock)
+        self._lock = -1
+
+
+def sweep(parent: Path) -> None:
+    """Remove the folders that agents of this user have left and nobody has come back for."""
+    for path in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            old_s = OLD_S if (path / SLOTS).exists() else EMPTY_S
+            if time.time() - _changed_at(path) < old_s:
+                continue
+            lock = _locked(path)
+            _remove(path)
+            os.close(lock)
+
+
+def _locked(path: Path) -> int:
+    """Lock a folder; returns the descriptor that holds the lock.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        OSError: it is somebody else's, or locked.
+    """
+    stats = os.lstat(path)
+    if not stat.S_ISDIR(stats.st_mode) or stats.st_uid != os.getuid() or stats.st_mode & 0o077:
+        raise PermissionError(f"{path} is not a folder of this user alone")
+    fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(fd), os.stat(path / LOCK)):
+            raise FileNotFoundError(path)
+    except BlockingIOError:
+        os.close(fd)
+        raise BlockingIOError(f"another agent uses {path}") from None
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder at once for whoever looks for it by its name."""
+    gone = path.with_name(f"{path.name}.{os.getpid()}")
+    os.rename(path, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _changed_at(path: Path) -> float:
+    """When something in a folder was written last (wall clock, seconds)."""
+    return max(os.lstat(each).st_mtime for each in (path, *path.glob("*"), *path.glob("*/*")))

@@ -1,0 +1,328 @@
+"""This node's part in the snapshots of each round: what its workers hold, and from which one they begin."""
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+from hetagent.job.room import Environ, Room
+from hetagent.job.snapshots import exchange, holdings
+from hetagent.job.snapshots.copying import Copying
+from hetagent.job.snapshots.exchange import Bad, Exchange
+from hetagent.job.snapshots.folder import Folder
+from hetagent.job.snapshots.serving import Serving
+from hetagent.job.snapshots.space import Space
+from hetagent.job.workers.processes import Workers
+from hetagent.launch.base import Assignment
+from hetagent.launch.command import WorkerCommand
+from hetagent.node.created import Created
+from hetagent.protocol.line import Line
+from hetagent.protocol.topics import Message, Topic
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.rooms.snapshots import (
+    MOST_REFUSED,
+    SNAPSHOTS,
+    Holdings,
+    SnapshotsReply,
+    SnapshotsRequest,
+    Stamp,
+)
+from hetrdzv.protocol.states import DirectiveKind
+
+HELD = Topic(route=SNAPSHOTS)
+
+PAUSE_S = 1.0
+"""How long after the server was told what this node holds it is told again (seconds)."""
+
+ASKS = 5
+"""How often the server is asked for what to copy of a sharded snapshot: the other node may not have it yet."""
+
+
+class Snapshots(Room):
+    """Tells the workers from which snapshot they begin, and the server what they have of others; has them save in time.
+
+    Args:
+        node_id: this node's.
+        line: where the server is told.
+        tell: shows one line to the person at the terminal.
+        folder: with the files.
+        space: what they may take.
+        serving: serves them to other nodes; None: there will be none.
+        every: how often a person wants a snapshot (steps); 0: it is found out while the workers run.
+        one_per_node: a single process stands for all workers of this node.
+        rescue: adds what dead workers have kept of their last steps to the snapshots of this node, and returns the
+            newest step that one of them had told.
+
+    Raises:
+        OSError: the folder cannot be written to, or not be watched.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        line: Line,
+        tell: Callable[[str], None],
+        folder: Folder,
+        space: Space,
+        serving: Serving | None,
+        every: int = 0,
+        one_per_node: bool = False,
+        rescue: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._node_id = node_id
+        self._line = line
+        self._tell = tell
+        self._folder = folder
+        self._space = space
+        self._serving = serving
+        self._fixed = every
+        self._one_per_node = one_per_node
+        self._rescue = rescue
+        self._exchange = Exchange(folder.path, tell)
+        self._copying = Copying(folder.path, tell)
+        self._asks = 0  # how often the server may still be asked for what to copy
+        self._created = Created(*self._exchange.folders(), complete=True)
+        self._assignment: Assignment | None = None
+        self._workers: Workers | None = None
+        self._opened = False  # a worker has opened snapshots or saved one, ever
+        self._over = False  # no agent comes after this one
+        self._saving: set[int] = set()  # the ranks that were asked to and have not answered
+        self._save_until = 0.0
+        self._reply = SnapshotsReply()
+        self._answer: Future[SnapshotsReply] | None = None
+        self._not_before = 0.0  # when the server may be told again (monotonic seconds)
+        self._refuses = False  # it takes none of this
+        self._reached = self._rescued()
+        self._refused: list[Stamp] = []
+        self._dropped: set[Stamp] = set()  # copies of this node's that cannot be loaded
+        self._holdings = self._told = Holdings()
+        self._offered: Holdings | None = None
+        self._refresh()
+        if self._holdings.held:
+            self._serve()
+
+    def steady(self, given: Mapping[str, str]) -> Mapping[str, str]:
+        return {exchange.FOLDER: str(self._folder.path)}
+
+    def kept(self) -> Collection[int]:
+        pid = self._serving.pid if self._serving is not None else None
+        return () if pid is None else (pid,)
+
+    # -- a round -----------------------------------------------------------------------------------------------
+
+    def enter(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._answer = None
+
+    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
+        """Tell the workers where they begin; without space for that they begin anew."""
+        chosen = assignment.start.snapshot
+        confirmed = Stamp(round=chosen.round, step=chosen.step) if chosen is not None else None
+        self._reply = SnapshotsReply(complete=confirmed, every=self._reply.every)
+        try:
+            self._exchange.begin(assignment.start.origin or "")
+            self._exchange.start(chosen, self._node_id)
+            self._control()
+        except OSError as error:
+            self._tell(f"no snapshots in this round: {error}")
+        self._refresh()
+        if chosen is not None:
+            lost = f", {chosen.lost} before the last" if chosen.lost else ""
+            self._tell(f"round {assignment.round}: begins from the snapshot of step {chosen.step}{lost}")
+
+    def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
+        self._workers, self._reached = workers, 0
+
+    def heard(self, directive: DirectiveReply) -> None:
+        if directive.kind is DirectiveKind.EXIT:
+            self._over = directive.outcome is not None or directive.code == "drained"
+
+    def heeds_notice(self) -> bool:
+        return bool(self._pipes())
+
+    def gives_up(self) -> str:
+        if not (bad := self._bad()):
+            return ""
+        first = bad[0]
+        whose = (
+            "the copy on this node"
+            if first.node_id == self._node_id
+            else f"the copy on node '{first.node_id}'"
+        )
+        cause = f"{whose} is of no use" if first.node_id else "no copy is of use"
+        return (
+            f"cannot begin from the snapshot of step {first.stamp.step}, since {cause} ({first.why}): "
+            "joining again to begin from another one"
+        )
+
+    def end(self) -> None:
+        """Let the server know with the next join what this node has now."""
+        if self._assignment is None:
+            return
+        for rank in sorted(self._saving):
+            if self._exchange.done(rank) is None:
+                self._tell(f"rank {rank} has not saved before it was stopped")
+        self._saving.clear()
+        if self._workers is not None:
+            self._forget(self._bad())
+            self._refresh(ended=self._assignment.round)
+        self._assignment = self._workers = None
+
+    def close(self) -> None:
+        if self._serving is not None:
+            self._serving.close()
+        self._created.close()
+        self._folder.close(remove=self._over or not self._holdings.held)
+
+    # -- before the end ----------------------------------------------------------------------------------------
+
+    def save(self, within_s: float) -> None:
+        if not self._over:
+            self._saving = {rank for rank, pipe in self._pipes().items() if exchange.ask(pipe)}
+            self._save_until = time.monotonic() + within_s
+
+    def saves_until(self) -> float | None:
+        living = self._pipes() if self._saving else {}
+        for rank in sorted(self._saving):
+            done = self._exchange.done(rank)
+            if done is not None and (done.why or done.step is None):
+                self._tell(f"rank {rank} has not saved: {done.why or 'it has no snapshot'}")
+            if done is not None or rank not in living:
+                self._saving.discard(rank)
+        return self._save_until if self._saving else None
+
+    def _pipes(self) -> dict[int, Path]:
+        """Those of the workers that run and have opened snapshots, by rank."""
+        workers, assignment = self._workers, self._assignment
+        if workers is None or assignment is None or not workers.running:
+            return {}
+        pipes, first = self._exchange.pipes(), assignment.start.rank_offset
+        if self._one_per_node:  # nobody here knows which of its workers run
+            return pipes
+        return {rank: pipe for rank, pipe in pipes.items() if rank - first in workers.alive}
+
+    # -- waking up ---------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._created.fileno()
+
+    def due_at(self) -> float | None:
+        if self._answer is not None:
+            return 0.0 if self._answer.done() else None
+        return self._not_before if self._has_news else None
+
+    def look(self) -> None:
+        """See what the workers have made, tell the server, and pass on its answer."""
+        self._created.clear()
+        if self._workers is None or self._assignment is None:
+            return
+        self._hear()
+        self._refresh()
+        if not self._opened and (self._pipes() or self._holdings.held):  # who saves by DCP has no pipe
+            self._opened = True
+            if self._space.problem:
+                self._tell(f"snapshots: {self._space.problem}")
+        if self._opened and (self._holdings.held or self._assignment.start.nnodes > 1):
+            self._serve()  # also where no other node is yet: what nobody serves is of no use to one that comes
+        if self._has_news and self._answer is None and time.monotonic() >= self._not_before:
+            lives_once = (
+                any(each.sharded for each in self._holdings.held) and self._assignment.start.nnodes > 1
+            )
+            self._asks = (ASKS if lives_once else 0) if self._holdings != self._told else self._asks - 1
+            self._not_before = time.monotonic() + PAUSE_S
+            self._answer = self._line.ask(Message(HELD, self._body(self._assignment.round)))
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether the server has to be told, while a round runs."""
+        if not self._opened or self._workers is None or self._refuses:
+            return False
+        return self._holdings != self._told or self._asks > 0
+
+    def _body(self, number: int) -> Callable[..., SnapshotsRequest]:
+        def body(incarnation: str) -> SnapshotsRequest:
+            self._told = self._holdings  # the newest counts
+            return SnapshotsRequest(incarnation=incarnation, round=number, holdings=self._told)
+
+        return body
+
+    def _hear(self) -> None:
+        """Pass on what the server has answered, if it has."""
+        answer = self._answer
+        if answer is None or not answer.done():
+            return
+        self._answer = None
+        if answer.cancelled():
+            return
+        if (refusal := answer.exception()) is not None:
+            self._refuses = True
+            self._tell(f"the server does not hear of snapshots: {refusal}")
+            return
+        reply = answer.result()
+        if reply.copy is not None:
+            self._copying.begin(reply.copy)
+        if self._reply != (reply := replace(reply, copy=None)):
+            self._reply = reply
+            with contextlib.suppress(OSError):
+                self._control()
+
+    def _control(self) -> None:
+        assert self._assignment is not None
+        every, number = max(self._fixed, self._reply.every), self._assignment.round
+        memory, fixed = self._space.memory, bool(self._fixed)
+        self._exchange.control(number, self._reply.complete, every, memory, fixed=fixed)
+
+    # -- what this node has ------------------------------------------------------------------------------------
+
+    def _refresh(self, ended: int | None = None) -> None:
+        """See what this node has by now; the next join says it.
+
+        Args:
+            ended: the round whose workers are gone.
+        """
+        rescued = self._rescued() if ended is not None else 0
+        held, every = self._exchange.held()
+        if ended is not None:
+            steps = [each.step for each in held if each.round == ended]
+            self._reached = max(rescued, self._exchange.reached(), *steps)
+        self._holdings = Holdings(
+            origin=self._exchange.origin,
+            port=self._serving.port if self._serving is not None else 0,
+            key=self._serving.key if self._serving is not None and self._serving.port else "",
+            held=holdings.newest(held, self._dropped),
+            reached=self._reached,
+            every=self._fixed or every,
+            refused=tuple(self._refused),
+        )
+        if self._holdings != self._offered:
+            self._offered = self._holdings
+            self._line.offers(snapshots=self._holdings)
+
+    def _rescued(self) -> int:
+        try:
+            return self._rescue()
+        except OSError as error:  # full, perhaps
+            self._tell(f"what dead workers have kept of their last steps is lost: {error}")
+            return 0
+
+    def _bad(self) -> list[Bad]:
+        """The copies that workers of this round could not load."""
+        return self._exchange.bad() if self._workers is not None else []
+
+    def _forget(self, bad: Sequence[Bad]) -> None:
+        for each in bad:
+            if each.stamp not in self._refused:
+                self._refused.append(each.stamp)
+            if each.node_id == self._node_id:
+                self._dropped.add(each.stamp)
+        del self._refused[:-MOST_REFUSED]
+
+    def _serve(self) -> None:
+        if self._serving is not None:
+            before = self._serving.port
+            self._serving.start()
+            if self._serving.port != before:
+                self._refresh()

@@ -1,0 +1,144 @@
+"""For training scripts: the state of training, kept in memory that outlives the worker. Needs torch.
+
+    from hetagent import snapshots
+
+    snaps = snapshots.open({"model": model, "optimizer": optimizer, "sampler": sampler})
+    step = snaps.load() or 0          # the newest state that is complete, in this world
+    for step in range(step, last):
+        train_one_step()
+        snaps.step(step + 1)          # the state is whole here
+
+Scripts that use torch.distributed.checkpoint already have `writer` and `reader` for its `save` and `load`.
+
+Under hetagent, snapshots go to memory that the agent owns, and when a round ends, the workers that live save the last
+step, too. Without an agent they go to a directory, for one machine. See docs/snapshots.md.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetagent.snapshots.errors import SnapshotError
+from hetagent.snapshots.folder import FOLDER, Folder
+
+if TYPE_CHECKING:
+    from hetagent.snapshots.dcp import Reader, Writer
+    from hetagent.snapshots.script import Snapshots
+    from hetagent.snapshots.taking import Who
+
+__all__ = ["SnapshotError", "open", "reader", "save_now", "writer"]
+
+LOCAL = "snapshots"
+"""Where snapshots go without an agent, below the working directory."""
+
+AGENT = "HET_NODE_ID"
+"""A variable that workers of an agent have, also of one that keeps no snapshots."""
+
+_opened: "list[Snapshots]" = []
+
+
+def open(  # noqa: A001 - as in `snapshots.open`
+    state: Mapping[str, Any],
+    *,
+    per_rank: Mapping[str, Any] | None = None,
+    directory: str | os.PathLike[str] | None = LOCAL,
+) -> "Snapshots":
+    """Keep a script's state.
+
+    Args:
+        state: by name, what is the same on all ranks, or of which ranks hold parts (FSDP2): modules, optimizers,
+            tensors, objects with `state_dict()` and `load_state_dict()`, dictionaries and lists of plain values.
+        per_rank: by name, what each rank has of its own, such as random number generators. Where the world has another
+            size, a rank without a predecessor keeps what it has.
+        directory: where snapshots go without an agent, on one machine; None: nowhere.
+
+    Raises:
+        SnapshotError: a value of a kind that cannot be saved.
+    """
+    from hetagent.snapshots.script import Snapshots  # what the agent imports of this package has no torch
+    from hetagent.snapshots.state import State
+
+    who = _who()
+    told = os.environ.get(FOLDER)
+    where = told or (directory if AGENT not in os.environ else None)
+    if not told and where is not None and who.world_size != who.local_world_size:
+        where = None
+        if who.rank == 0:
+            print(
+                f"hetagent.snapshots: no snapshots, since {who.world_size - who.local_world_size} of {who.world_size} "
+                "ranks are on other machines, and this worker has no agent of hetrdzv",
+                file=sys.stderr,
+            )
+    folder = Folder(Path(where)) if where is not None else None
+    snaps = Snapshots(folder, State(state, per_rank or {}), who, asked=bool(told))
+    _opened.append(snaps)
+    return snaps
+
+
+def writer(step: int, *, directory: str | os.PathLike[str] = LOCAL) -> "Writer":
+    """For `dcp.save(state, storage_writer=snapshots.writer(step))`, and `dcp.async_save`: makes a snapshot of it.
+
+    All ranks of the job have to save. Without an agent, snapshots go to `directory`, for one machine.
+
+    Args:
+        step: so many steps are done; the same on all ranks.
+
+    Raises:
+        ValueError: that is no whole number.
+        SnapshotError: the script has opened snapshots as well, or without an agent there is more than one machine.
+    """
+    from hetagent.snapshots.dcp import Writer
+
+    if type(step) is not int or step < 0:
+        raise ValueError(f"snapshots.writer({step!r}): steps are whole numbers")
+    if _opened:
+        raise SnapshotError(
+            "a script that has opened snapshots saves by snaps.step(), not by dcp.save as well"
+        )
+    return Writer(*_here(directory), step)
+
+
+def reader(*, directory: str | os.PathLike[str] = LOCAL) -> "Reader":
+    """For `dcp.load(state, storage_reader=snapshots.reader())`: the newest snapshot that is complete.
+
+    Its `step` says which one that is, or None if there is none: then leave `dcp.load` out. The names are those of
+    `dcp.save`, or of what `snapshots.open` was given.
+
+    Raises:
+        SnapshotError: it cannot be read (the agent then has another one taken), or without an agent there is more than
+            one machine.
+    """
+    from hetagent.snapshots.dcp import Reader
+
+    return Reader(*_here(directory))
+
+
+def _here(directory: str | os.PathLike[str]) -> "tuple[Folder, Who]":
+    """The folder of this node, and which worker this is."""
+    who, told = _who(), os.environ.get(FOLDER)
+    if not told and who.world_size != who.local_world_size:
+        raise SnapshotError(
+            f"this worker has no agent of hetrdzv, and {who.world_size - who.local_world_size} of {who.world_size} "
+            "ranks are on other machines: start it by hetagent"
+        )
+    return Folder(Path(told or directory)), who
+
+
+def _who() -> "Who":
+    from hetagent.snapshots.taking import Who
+
+    return Who(*(int(os.environ.get(name, default)) for name, default in _PLACE))
+
+
+_PLACE = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1))
+
+
+def save_now() -> None:
+    """Save what is open, before the worker ends by an exception; nothing else is raised."""
+    for snaps in _opened:
+        try:
+            snaps.save_now()
+        except Exception as error:
+            print(f"hetagent.snapshots: nothing was saved: {type(error).__name__}: {error}", file=sys.stderr)

@@ -1,0 +1,9 @@
+"""What can go wrong with snapshots."""
+
+
+class SnapshotError(RuntimeError):
+    """A snapshot cannot be taken or loaded; the text says why, and what to do."""
+
+
+class Overtaken(SnapshotError):
+    """Its slot was needed for a newer snapshot before this one was complete; nothing is wrong."""

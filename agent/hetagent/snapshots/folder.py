@@ -1,0 +1,327 @@
+"""The files of snapshots on a node: three slots with a snapshot each, and what agent and workers tell each other.
+
+A slot has `shared.bin`, the tensors that all ranks have alike; `RANK.bin`, those of which a rank has parts;
+`RANK.small`, what is kept at every step; and `RANK.json`, the index of a rank's part, which is written last.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER = "HET_SNAPSHOTS"
+"""The variable that names the agent's folder."""
+
+SLOTS = 3
+"""How many snapshots a node has: two that may be complete, and one that is being written."""
+
+VERSION = 1
+
+SHARED, CLAIMS, INDEX, OWN, SMALL = "shared.bin", "claims", "{}.json", "{}.bin", "{}.small"
+"""The files of a slot; see above. `claims` has a byte for each block of `shared.bin`: 1 once it is copied."""
+
+PLACES = "tensors", "small", "items"
+"""What an index has places of."""
+
+DONE = b"\1"
+
+
+class Stamp(NamedTuple):
+    """Which snapshot: the state after a step, as the workers of a round had it. The newest is the largest."""
+
+    step: int
+    round: int
+
+    @classmethod
+    def read(cls, told: Sequence[int]) -> "Stamp":
+        """From `[round, step]`."""
+        return cls(step=told[1], round=told[0])
+
+    def told(self) -> list[int]:
+        """As `[round, step]`."""
+        return [self.round, self.step]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """What the agent tells its workers while a round runs.
+
+    Attributes:
+        round: the round; without an agent 0.
+        confirmed: the newest snapshot that is complete, over all nodes.
+        every: how often to take one (steps); 0: nothing is said.
+        fixed: whether a person has said so.
+        memory: how many bytes all slots together may have; None: whatever there is.
+    """
+
+    round: int = 0
+    confirmed: Stamp | None = None
+    every: int = 0
+    fixed: bool = False
+    memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a tensor, or a rank's part of one, lies.
+
+    Attributes:
+        shape: of the whole tensor.
+        offsets, lengths: which part of it this is.
+        file, at, bytes: in which file of the slot.
+        digest: of these bytes; empty where they are part of what has a digest.
+        device: the type of the device that had it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    file: str
+    at: int
+    bytes: int
+    digest: str = ""
+    device: str = "cpu"
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> "Place":
+        """From its form in an index."""
+        lists = {name: tuple(told[name]) for name in ("shape", "offsets", "lengths")}
+        return cls(**{**told, **lists})
+
+    def told(self) -> dict[str, Any]:
+        """As it is in an index."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """A rank's part of a snapshot.
+
+    Attributes:
+        every: how often its worker would take one (steps).
+        alike: the tensors in `shared.bin`, whoever has copied them, with their sizes (bytes).
+        tensors: those that this worker has copied, and its own parts.
+        small: its tensors in `RANK.small`.
+        values: where the values begin in that file.
+        small_bytes, small_digest: of that file; the digest is empty if DCP has made the snapshot.
+        items: values that DCP has made bytes of, as tensors of bytes.
+        digests: of values that have to be the same on all ranks.
+    """
+
+    stamp: Stamp
+    rank: int
+    world_size: int
+    sharded: bool
+    every: int = 0
+    alike: Mapping[str, int] = field(default_factory=dict)
+    tensors: tuple[Place, ...] = ()
+    small: tuple[Place, ...] = ()
+    values: int = 0
+    small_bytes: int = 0
+    small_digest: str = ""
+    items: tuple[Place, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+    def written(self) -> bytes:
+        """As it is in its file."""
+        told = {name: getattr(self, name) for name in self.__slots__ if name != "stamp"}
+        told |= {"v": VERSION, "round": self.stamp.round, "step": self.stamp.step}
+        told |= {name: [place.told() for place in getattr(self, name)] for name in PLACES}
+        return json.dumps(told).encode()
+
+    @classmethod
+    def read(cls, text: bytes) -> "Index":
+        """From its file.
+
+        Raises:
+            ValueError: it is none, or of a version that is not known.
+        """
+        try:
+            told = json.loads(text)
+            if told.pop("v") != VERSION:
+                raise ValueError("its version is not known: install the same hetrdzv everywhere")
+            stamp = Stamp(step=told.pop("step"), round=told.pop("round"))
+            places = {name: tuple(map(Place.read, told[name])) for name in PLACES}
+            return cls(stamp=stamp, **{**told, **places})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"it is no index of a snapshot ({type(error).__name__}: {error})") from None
+
+
+class Slot:
+    """The files of one snapshot on this node.
+
+    Attributes:
+        number: of the slot.
+    """
+
+    def __init__(self, path: Path, number: int, stamp: Stamp) -> None:
+        self.path = path
+        self.number = number
+        self.stamp = stamp
+
+    def indexes(self) -> dict[int, Path]:
+        """The indexes that are there, by rank."""
+        return {int(path.stem): path for path in self.path.glob("*.json") if path.stem.isdecimal()}
+
+    def empty(self) -> None:
+        """Forget what it holds; the files stay, since their memory is used again."""
+        for path in self.indexes().values():
+            path.unlink(missing_ok=True)
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        (self.path / CLAIMS).write_bytes(b"")
+
+
+class Folder:
+    """All files of a node.
+
+    Args:
+        path: the folder; made if it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._control = (0, Control())
+
+    def control(self) -> Control:
+        """What the agent says by now."""
+        try:
+            changed = os.stat(self.path / "control.json").st_mtime_ns
+        except OSError:
+            return self._control[1]
+        if changed != self._control[0]:
+            told = json.loads((self.path / "control.json").read_bytes())
+            confirmed = told.get("confirmed")
+            control = Control(
+                round=told.get("round", 0),
+                confirmed=Stamp.read(confirmed) if confirmed else None,
+                every=told.get("every") or 0,
+                fixed=bool(told.get("fixed")),
+                memory=told.get("memory"),
+            )
+            self._control = changed, control
+        return self._control[1]
+
+    def start(self) -> Mapping[str, Any] | None:
+        """From which snapshot to start, as the agent says; None: there is no agent."""
+        try:
+            told: Mapping[str, Any] = json.loads((self.path / "start.json").read_bytes())
+        except FileNotFoundError:
+            return None
+        return told
+
+    def slots(self) -> dict[Stamp, Slot]:
+        """What is held, or being written."""
+        return {
+            stamp: Slot(self.path / str(number), number, stamp)
+            for number, stamp in self._stamps().items()
+            if stamp is not None
+        }
+
+    def begin(self, stamp: Stamp) -> Slot:
+        """The slot for a snapshot: that which one of this node's workers has begun, or the one that is needed least.
+
+        The newest, and the newest that is complete, are kept.
+        """
+        with self._locked():
+            stamps = self._stamps()
+            number = next((number for number, known in stamps.items() if known == stamp), None)
+            if number is not None:
+                return Slot(self.path / str(number), number, stamp)
+            confirmed = self.control().confirmed
+            kept = {confirmed, max(filter(None, stamps.values()), default=None)}
+            free = [number for number in stamps if stamps[number] is None or stamps[number] not in kept]
+            number = min(free, key=lambda each: stamps[each] or Stamp(-1, -1))
+            slot = Slot(self.path / str(number), number, stamp)
+            slot.empty()
+            self.bad(stamp).unlink(missing_ok=True)
+            self._write({**stamps, number: stamp})
+            return slot
+
+    def bad(self, stamp: Stamp) -> Path:
+        """The file that says that a snapshot cannot be loaded, and why."""
+        return self.path / "bad" / f"{stamp.round}-{stamp.step}"
+
+    def forget(self, stamps: Sequence[Stamp]) -> None:
+        """These are not needed any more."""
+        with self._locked():
+            for slot in self.slots().values():
+                if slot.stamp in stamps:
+                    slot.empty()
+            left = {number: None if stamp in stamps else stamp for number, stamp in self._stamps().items()}
+            self._write(left)
+
+    def _stamps(self) -> dict[int, Stamp | None]:
+        told: Mapping[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            told = json.loads((self.path / "slots.json").read_bytes())
+        known = {number: told.get(str(number)) for number in range(SLOTS)}
+        return {number: Stamp.read(each) if each else None for number, each in known.items()}
+
+    def _write(self, stamps: Mapping[int, Stamp | None]) -> None:
+        put(
+            self.path / "slots.json",
+            json.dumps({number: stamp and stamp.told() for number, stamp in stamps.items()}).encode(),
+        )
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.path / "slots.lock").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+class Claims:
+    """Shares the copying of blocks among the living workers of a node, without a word between them.
+
+    Who copies a block has a lock on its byte, which the kernel takes back if the worker dies.
+
+    Args:
+        path: the file of a slot.
+        count: how many blocks there are.
+    """
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._count = count
+
+    def mine(self, *, wait: bool) -> Iterator[int]:
+        """The blocks that this worker has to copy, each until the next is asked for.
+
+        Args:
+            wait: until those are copied that others have begun; if these die, they are ours.
+        """
+        for mode in (fcntl.LOCK_NB, 0)[: 1 + wait]:
+            for block in range(self._count):
+                if self._is_done(block):
+                    continue
+                try:
+                    fcntl.lockf(self._fd, fcntl.LOCK_EX | mode, 1, block)
+                except (BlockingIOError, PermissionError):
+                    continue
+                try:
+                    if not self._is_done(block):
+                        yield block
+                        os.pwrite(self._fd, DONE, block)
+                finally:
+                    fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, block)
+
+    def _is_done(self, block: int) -> bool:
+        return os.pread(self._fd, 1, block) == DONE
+
+    def close(self) -> None:
+        """Nothing more is to be copied."""
+        os.close(self._fd)
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file that others see only once it is complete."""
+    new = path.with_name(f"{path.name}.new{os.getpid()}")
+    new.write_bytes(content)
+    os.replace(new, path)

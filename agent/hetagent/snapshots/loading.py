@@ -1,0 +1,301 @@
+"""Loads a snapshot into a script's state, whatever world it was taken in."""
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem
+from xxhash import xxh3_64_hexdigest
+
+from hetagent.snapshots.errors import SnapshotError
+from hetagent.snapshots.folder import SMALL, Folder, Index, Place, Slot, Stamp, put
+from hetagent.snapshots.memory import as_bytes, dtype_of
+from hetagent.snapshots.small import unpack
+from hetagent.snapshots.sources import Source, SourceError, read_index
+from hetagent.snapshots.state import State
+
+GIVEN_UP_S = 2.0
+"""How long a worker that cannot load waits for its agent to end the round: its own end would be a failure (seconds)."""
+
+
+@dataclass(slots=True)
+class Found:
+    """A snapshot that may be loaded.
+
+    Attributes:
+        sources: who has parts of it, this node first.
+        alike: of the tensors that ranks have alike, by name: where each lies.
+        parts: of the tensors of which ranks have parts, by name and offsets.
+        items: of the values that DCP has made bytes of, by name.
+        indexes: of the ranks' own parts, with who has them.
+    """
+
+    stamp: Stamp
+    world_size: int
+    sources: Sequence[Source]
+    alike: dict[str, list[tuple[Source, Place]]] = field(default_factory=dict)
+    parts: dict[tuple[str, tuple[int, ...]], list[tuple[Source, Place]]] = field(default_factory=dict)
+    items: dict[str, list[tuple[Source, Place]]] = field(default_factory=dict)
+    indexes: dict[int, tuple[Source, Index]] = field(default_factory=dict)
+
+    @property
+    def from_dcp(self) -> bool:
+        """Whether `dcp.save` has made it."""
+        return not any(index.small_digest for _, index in self.indexes.values())
+
+    def close(self) -> None:
+        """Nothing more is to be read."""
+        for source in self.sources:
+            source.close()
+
+
+class Loader:
+    """Loads what the agent has found, or without one what is on this node.
+
+    Args:
+        folder: this node's.
+        rank: of this worker.
+    """
+
+    def __init__(self, folder: Folder, rank: int) -> None:
+        self._folder = folder
+        self._rank = rank
+
+    def find(self) -> Found | None:
+        """The snapshot to load; None: there is none.
+
+        Raises:
+            SnapshotError: it cannot be read.
+        """
+        start = self._folder.start()
+        if start is None:
+            start = _newest(self._folder)
+        if not start:
+            return None
+        stamp = Stamp(step=start["step"], round=start["round"])
+        sources = [Source(told, stamp) for told in start["sources"]]
+        found = Found(stamp, start["world_size"], sources)
+        trouble = []
+        for source in sources:
+            for rank in source.ranks:
+                if rank in found.indexes and not source.whole:
+                    continue
+                try:
+                    index = read_index(source, rank, xxh3_64_hexdigest)
+                except SourceError as error:
+                    trouble.append((source, str(error)))
+                    continue
+                if index.stamp != stamp or index.world_size != found.world_size:
+                    trouble.append((source, f"node '{source.node}' has another snapshot in its place"))
+                    continue
+                _add(found, source, index)
+        missing = {name for _, index in found.indexes.values() for name in index.alike} - found.alike.keys()
+        if missing or not found.indexes:
+            what = f"nobody has '{min(missing)}'" if missing else "nobody has any part of it"
+            self._is_bad(found, trouble or [(None, what)])
+        absent = set(range(found.world_size)) - set(found.indexes)
+        if absent and any(index.sharded for _, index in found.indexes.values()):
+            self._is_bad(found, trouble or [(None, f"nobody has the part of rank {min(absent)}")])
+        return found
+
+    def load(self, found: Found, state: State) -> None:
+        """Load it.
+
+        Raises:
+            SnapshotError: it is of another model, no copy of a part is good, or `dcp.save` has made it.
+        """
+        if found.from_dcp:
+            raise SnapshotError(
+                f"the snapshot of step {found.stamp.step} was made by dcp.save: load it by dcp.load with "
+                "snapshots.reader()"
+            )
+        shapes = {
+            name: (place.shape, dtype_of(place), place.device)
+            for name, place in _places(found, self._rank).items()
+        }
+        targets = state.targets(shapes)
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(targets, self.metadata(found), is_coordinator=False)
+        with torch.no_grad():
+            for item in planner.create_local_plan().items:
+                self.read(found, item, planner.resolve_tensor(item).detach())
+        alike, own = self._values(found)
+        state.restore(targets, alike, own if found.indexes.get(self._rank) else {})
+        found.close()
+
+    def metadata(self, found: Found) -> Metadata:
+        """What torch's planner needs to know of the tensors."""
+        return _metadata(found, self._rank)
+
+    def values(self, found: Found) -> dict[str, Any]:
+        """Plain values by name: those that all ranks have alike, and this rank's own if it has a predecessor.
+
+        Raises:
+            SnapshotError: they are corrupt.
+        """
+        alike, own = self._values(found)
+        return {**alike, **(own if self._rank in found.indexes else {})}
+
+    def read(self, found: Found, item: ReadItem, target: Tensor) -> None:
+        """Fill a tensor, or a part of it, from the first copy that is good.
+
+        Raises:
+            SnapshotError: none is.
+        """
+        name, offset = item.storage_index.fqn, tuple(item.storage_index.offset or ())
+        copies = found.items.get(name) or found.alike.get(name) or found.parts.get((name, offset))
+        copies = copies or self._small(found, name)
+        trouble: list[tuple[Source | None, str]] = []
+        for source, place in copies:
+            try:
+                self._read_from(source, place, item, target)
+            except SourceError as error:
+                trouble.append((source, str(error)))
+            else:
+                return
+        self._is_bad(found, trouble)
+
+    def _read_from(self, source: Source, place: Place, item: ReadItem, target: Tensor) -> None:
+        is_whole = tuple(item.lengths) == place.lengths and target.dtype == dtype_of(place)
+        direct = is_whole and target.is_contiguous() and target.device.type == "cpu"
+        into = target if direct else torch.empty(place.lengths, dtype=dtype_of(place))
+        memory = as_bytes(into)
+        source.read_into(place.file, place.at, memory)
+        if place.digest and xxh3_64_hexdigest(memory) != place.digest:
+            raise SourceError(f"'{place.name}' on node '{source.node}' is corrupt: its digest is wrong")
+        if not direct:
+            target.copy_(part_of(into, item))
+
+    def _small(self, found: Found, name: str) -> list[tuple[Source, Place]]:
+        """Where a small tensor lies: this rank's own if there is one, else that of the lowest rank."""
+        source, index = _own(found, self._rank)
+        return [(source, place) for place in index.small if place.name == name]
+
+    def _values(self, found: Found) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        source, index = _own(found, self._rank)
+        memory = bytearray(index.small_bytes)
+        try:
+            source.read_into(SMALL.format(index.rank), 0, memoryview(memory))
+            if xxh3_64_hexdigest(memory) != index.small_digest:
+                raise SourceError(f"the values of rank {index.rank} on node '{source.node}' are corrupt")
+        except SourceError as error:
+            self._is_bad(found, [(source, str(error))])
+        return unpack(memoryview(memory)[index.values :])
+
+    def _is_bad(self, found: Found, trouble: Sequence[tuple[Source | None, str]]) -> None:
+        """No copy is good: tell the agent, which has another one taken.
+
+        Raises:
+            SnapshotError: always.
+        """
+        stamp = found.stamp
+        source, why = trouble[0] if trouble else (None, "no node has it")
+        told = {"node": source.node if source is not None else "", "why": why}
+        with contextlib.suppress(OSError):
+            self._folder.bad(stamp).parent.mkdir(mode=0o700, exist_ok=True)
+            put(self._folder.bad(stamp), json.dumps(told).encode())
+            if self._folder.start() is not None:
+                time.sleep(GIVEN_UP_S)
+        raise SnapshotError(
+            f"the snapshot of step {stamp.step} (round {stamp.round}) cannot be loaded: {why}"
+        )
+
+
+def part_of(tensor: Tensor, item: ReadItem) -> Tensor:
+    """What is to be read of a piece."""
+    ranges = zip(item.storage_offsets, item.lengths, strict=True)
+    return tensor[tuple(slice(at, at + length) for at, length in ranges)]
+
+
+def _add(found: Found, source: Source, index: Index) -> None:
+    found.indexes.setdefault(index.rank, (source, index))
+    for place in index.items:
+        found.items.setdefault(place.name, []).append((source, place))
+    for place in index.tensors:
+        if place.name in index.alike:
+            found.alike.setdefault(place.name, []).append((source, place))
+        else:
+            found.parts.setdefault((place.name, place.offsets), []).append((source, place))
+
+
+def _own(found: Found, rank: int) -> tuple[Source, Index]:
+    return found.indexes.get(rank) or found.indexes[min(found.indexes)]
+
+
+def _places(found: Found, rank: int) -> dict[str, Place]:
+    """One place of each tensor, by name."""
+    places = {name: copies[0][1] for name, copies in found.alike.items()}
+    places |= {name: copies[0][1] for (name, _), copies in found.parts.items()}
+    return places | {place.name: place for place in _own(found, rank)[1].small}
+
+
+def _metadata(found: Found, rank: int) -> Metadata:
+    """What torch's planner needs to know."""
+    chunks: dict[str, list[ChunkStorageMetadata]] = {}
+    for (name, offsets), copies in found.parts.items():
+        lengths = copies[0][1].lengths
+        chunks.setdefault(name, []).append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(lengths)))
+    told: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    for name, place in _places(found, rank).items():
+        whole = ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.lengths))
+        told[name] = TensorStorageMetadata(
+            properties=TensorProperties(dtype=dtype_of(place)),
+            size=torch.Size(place.shape),
+            chunks=chunks.get(name, [whole]),
+        )
+    return Metadata(state_dict_metadata=told)
+
+
+def _newest(folder: Folder) -> Mapping[str, Any]:
+    """As `start.json`, what is complete on this node alone."""
+    for stamp, slot in sorted(folder.slots().items(), reverse=True):
+        indexes = _indexes(slot)
+        if _is_complete(indexes) and not folder.bad(stamp).exists():
+            source = {"path": str(slot.path), "whole": True, "ranks": dict.fromkeys(indexes, "")}
+            world_size = indexes[0].world_size
+            return {"round": stamp.round, "step": stamp.step, "world_size": world_size, "sources": [source]}
+    return {}
+
+
+def _is_complete(indexes: Mapping[int, Index]) -> bool:
+    """Whether these are the parts of all ranks, with all that they have alike."""
+    found = {place.name for index in indexes.values() for place in index.tensors}
+    return bool(indexes) and all(
+        set(indexes) == set(range(index.world_size)) and index.alike.keys() <= found
+        for index in indexes.values()
+    )
+
+
+def _indexes(slot: Slot) -> dict[int, Index]:
+    indexes = {}
+    for rank, path in slot.indexes().items():
+        with contextlib.suppress(OSError, ValueError):
+            index = Index.read(path.read_bytes())
+            if index.stamp == slot.stamp:
+                indexes[rank] = index
+    return indexes
+
+
+def forget_newer(folder: Folder, chosen: Stamp | None) -> None:
+    """Drop what former rounds have beyond the snapshot that all start from: they make those steps again."""
+    current = folder.control().round
+    newer = [
+        stamp
+        for stamp in folder.slots()
+        if (stamp.round < current or not current) and stamp != chosen and (chosen is None or stamp > chosen)
+    ]
+    if newer:
+        folder.forget(newer)

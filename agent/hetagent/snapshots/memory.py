@@ -1,0 +1,139 @@
+"""Files in memory that a worker copies tensors into: mapped once, and touched before they are needed."""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from xxhash import xxh3_64_hexdigest
+
+from hetagent.snapshots.errors import SnapshotError
+from hetagent.snapshots.folder import Place
+
+ALIGNED = 64
+"""Where tensors begin in a file: at multiples of so many bytes."""
+
+BLOCK = 4 << 20
+"""How much one worker copies at a time at least (bytes)."""
+
+_POPULATE_WRITE = 23
+"""`madvise`, since Linux 5.14: have all pages, as if each had been written to."""
+
+
+class Mapped:
+    """A file, mapped. What is not there yet takes a while: 10 times as long as a copy.
+
+    Raises:
+        SnapshotError: there is no room for it.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.size = max(size, 1)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(fd).st_size > self.size:
+                os.ftruncate(fd, self.size)
+            os.posix_fallocate(fd, 0, self.size)
+            self._map = mmap.mmap(fd, self.size)
+        except OSError as error:
+            raise SnapshotError(
+                f"no room for {size / 1e6:.0f} MB in {path.parent}: {error.strerror}"
+            ) from None
+        finally:
+            os.close(fd)
+        self.bytes = memoryview(self._map)
+        self._tensor = torch.frombuffer(self._map, dtype=torch.uint8)
+        libc = ctypes.CDLL(None)  # without the GIL; older kernels refuse, and the first copy takes longer
+        libc.madvise(
+            ctypes.c_void_p(self._tensor.data_ptr()),
+            ctypes.c_size_t(self.size),
+            ctypes.c_int(_POPULATE_WRITE),
+        )
+
+    def tensor(self, place: Place) -> Tensor:
+        """The memory of a tensor in the file."""
+        return view(self._tensor, place)
+
+    def digest(self, place: Place) -> str:
+        """Of the bytes of a tensor in the file."""
+        return xxh3_64_hexdigest(self.bytes[place.at : place.at + place.bytes])
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where tensors go in a file, side by side.
+
+    Attributes:
+        blocks: which of the places are copied together.
+        size: of the file (bytes).
+    """
+
+    places: tuple[Place, ...]
+    blocks: tuple[tuple[Place, ...], ...]
+    size: int
+
+
+def laid_out(places: Sequence[Place], file: str) -> Layout:
+    """Give tensors their places in a file, in their order."""
+    at, found, blocks = 0, [], []
+    block: list[Place] = []
+    for place in places:
+        found.append(replace(place, file=file, at=at))
+        block.append(found[-1])
+        at += -(-place.bytes // ALIGNED) * ALIGNED
+        if at - block[0].at >= BLOCK:
+            blocks.append(tuple(block))
+            block = []
+    return Layout(tuple(found), (*blocks, *([tuple(block)] if block else [])), at)
+
+
+def place_of(
+    name: str, tensor: Tensor, shape: Sequence[int] | None = None, offsets: Sequence[int] = ()
+) -> Place:
+    """What is known of a tensor before it has its place.
+
+    Args:
+        shape, offsets: of the whole, if this is a part.
+    """
+    return Place(
+        name=name,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape if shape is None else shape),
+        offsets=tuple(offsets) or (0,) * tensor.dim(),
+        lengths=tuple(tensor.shape),
+        file="",
+        at=0,
+        bytes=tensor.numel() * tensor.element_size(),
+        device=tensor.device.type,
+    )
+
+
+def dtype_of(place: Place) -> torch.dtype:
+    """Its dtype.
+
+    Raises:
+        ValueError: this torch has no such dtype.
+    """
+    dtype = getattr(torch, place.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"'{place.name}' is of dtype {place.dtype}, which this torch does not have")
+    return dtype
+
+
+def view(memory: Tensor, place: Place) -> Tensor:
+    """A tensor in memory of bytes."""
+    if not place.bytes:
+        return torch.empty(place.lengths, dtype=dtype_of(place))
+    return memory[place.at : place.at + place.bytes].view(dtype_of(place)).view(place.lengths)
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU; valid as long as the tensor is there."""
+    size = tensor.numel() * tensor.element_size()
+    if not size:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")

@@ -1,0 +1,141 @@
+"""Where the parts of a snapshot are read from: files on this node, or another node's agent."""
+
+import contextlib
+import http.client
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from hetagent.snapshots.folder import INDEX, Index, Stamp
+
+TIMEOUT_S = 30.0
+"""How long a source may be silent (seconds)."""
+
+
+class SourceError(Exception):
+    """A source does not give what it should have; says why."""
+
+
+class Source:
+    """A node that has parts of a snapshot.
+
+    Args:
+        told: an entry of `sources` in `start.json`.
+        stamp: of the snapshot.
+
+    Attributes:
+        node: its id.
+        whole: whether it has all tensors that ranks have alike.
+        ranks: the digests of the indexes that it has, by rank; empty: nobody told.
+    """
+
+    def __init__(self, told: Mapping[str, Any], stamp: Stamp) -> None:
+        self.node: str = told.get("node", "")
+        self.whole = bool(told.get("whole"))
+        self.ranks = {int(rank): str(digest) for rank, digest in told.get("ranks", {}).items()}
+        self._stamp = stamp
+        self._url = urlsplit(told.get("url") or "")
+        self._key: str = told.get("key", "")
+        self._connection: http.client.HTTPConnection | None = None
+        self._path = Path(told["path"]) if told.get("path") else None
+
+    @property
+    def local(self) -> bool:
+        """Whether its files are on this node."""
+        return self._path is not None
+
+    def index(self, rank: int) -> bytes:
+        """The index of a rank's part.
+
+        Raises:
+            SourceError: it cannot be had.
+        """
+        name = INDEX.format(rank)
+        if self._path is not None:
+            try:
+                return (self._path / name).read_bytes()
+            except OSError as error:
+                raise SourceError(f"{error.strerror}: {self._path / name}") from None
+        with self._asked(name, {}) as response:
+            return response.read()
+
+    def read_into(self, file: str, at: int, into: memoryview) -> None:
+        """Fill memory with a part of a file.
+
+        Raises:
+            SourceError: it cannot be had, or is shorter.
+        """
+        if not into.nbytes:
+            return
+        if self._path is not None:
+            self._read_local(self._path / file, at, into)
+            return
+        with self._asked(file, {"Range": f"bytes={at}-{at + into.nbytes - 1}"}) as response:
+            got = 0
+            while got < into.nbytes:
+                count = response.readinto(into[got:])
+                if not count:
+                    raise SourceError(f"node '{self.node}' stopped sending {file}")
+                got += count
+
+    def close(self) -> None:
+        """Nothing more is to be read."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _read_local(self, path: Path, at: int, into: memoryview) -> None:
+        try:
+            with path.open("rb", buffering=0) as file:
+                got = 0
+                while got < into.nbytes:
+                    count = os.preadv(file.fileno(), [into[got:]], at + got)
+                    if not count:
+                        raise SourceError(f"{path} is too short")
+                    got += count
+        except OSError as error:
+            raise SourceError(f"{error.strerror}: {path}") from None
+
+    @contextlib.contextmanager
+    def _asked(self, name: str, headers: Mapping[str, str]) -> Any:
+        try:
+            if self._connection is None:
+                self._connection = http.client.HTTPConnection(
+                    self._url.hostname or "", self._url.port, timeout=TIMEOUT_S
+                )
+            path = f"/{self._stamp.round}-{self._stamp.step}/{name}"
+            self._connection.request("GET", path, headers={**headers, "Authorization": f"Bearer {self._key}"})
+            response = self._connection.getresponse()
+            if response.status not in (200, 206):
+                response.read()
+                raise SourceError(f"node '{self.node}' answers {response.status} to {name}")
+            yield response
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            self._connection = None
+            raise SourceError(
+                f"node '{self.node}' cannot be asked: {type(error).__name__}: {error}"
+            ) from None
+
+
+def read_index(source: Source, rank: int, digest_of: Any) -> Index:
+    """The index of a rank's part, if it is what was told of it.
+
+    Args:
+        digest_of: makes the digest of bytes.
+
+    Raises:
+        SourceError: it cannot be had, or is another.
+    """
+    text = source.index(rank)
+    if source.ranks.get(rank) and digest_of(text) != source.ranks[rank]:
+        raise SourceError(
+            f"the index of rank {rank} on node '{source.node}' is not the one that was announced"
+        )
+    try:
+        return Index.read(text)
+    except ValueError as error:
+        raise SourceError(
+            f"the index of rank {rank} on node '{source.node}' cannot be read: {error}"
+        ) from None

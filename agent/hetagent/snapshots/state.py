@@ -1,0 +1,315 @@
+"""What a script's state consists of, by name: as torch's `get_state_dict` names it, without calling what that calls.
+
+`get_state_dict` makes an optimizer's state by a real step where there is none, so nothing here does that.
+"""
+
+import pickle
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from hetagent.snapshots.errors import SnapshotError
+
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+"""What torch.compile and activation checkpointing add to the names of what they wrap."""
+
+REFUSED = {
+    "FullyShardedDataParallel": "FSDP1 flattens parameters: use torch.distributed.fsdp.fully_shard (FSDP2)",
+    "ZeroRedundancyOptimizer": "its state_dict() needs a collective: use fully_shard (FSDP2), which shards as well",
+    "DeepSpeedEngine": "its state_dict() needs a collective: use fully_shard (FSDP2), or DeepSpeed's own checkpoints",
+    "DeepSpeedZeroOptimizer": "its state_dict() needs a collective: use fully_shard (FSDP2)",
+}
+"""Classes whose state cannot be taken by a rank alone, and what to do instead."""
+
+
+def optimizer_in(value: object) -> Optimizer | None:
+    """The optimizer that a value is, or wraps as Accelerate and Lightning Fabric do."""
+    inner = getattr(value, "optimizer", None)
+    if isinstance(inner, Optimizer) and hasattr(value, "param_groups"):  # a scheduler has one, too
+        return optimizer_in(inner)
+    return value if isinstance(value, Optimizer) else None
+
+
+def module_in(value: nn.Module) -> nn.Module:
+    """The module itself, or the one that Lightning Fabric has wrapped, whose names its state_dict() has."""
+    wrapped = getattr(value, "module", None)
+    is_fabric = isinstance(getattr(value, "_forward_module", None), nn.Module)
+    return wrapped if is_fabric and isinstance(wrapped, nn.Module) else value
+
+
+class State:
+    """A script's state.
+
+    Args:
+        state: what all ranks have alike, or hold parts of: modules, optimizers, tensors, objects with `state_dict` and
+            `load_state_dict`, dictionaries and lists of plain values.
+        per_rank: what each rank has of its own; no modules or optimizers.
+
+    Raises:
+        SnapshotError: a value of a kind that cannot be saved; says what to do.
+    """
+
+    def __init__(self, state: Mapping[str, Any], per_rank: Mapping[str, Any]) -> None:
+        self._modules: dict[str, nn.Module] = {}
+        self.optimizers: dict[str, Optimizer] = {}
+        self._tensors: dict[str, Tensor] = {}
+        self._alike: dict[str, Any] = {}
+        self._own = dict(per_rank)
+        if twice := sorted(state.keys() & per_rank.keys()):
+            raise SnapshotError(f"'{twice[0]}' is given twice: as state and as per_rank")
+        for name, value in state.items():
+            _check(name, value)
+            if (optimizer := optimizer_in(value)) is not None:
+                _check(name, optimizer)
+                self.optimizers[name] = optimizer
+            elif isinstance(value, nn.Module):
+                for module in value.modules():
+                    _check(name, module)
+                self._modules[name] = module_in(value)
+            elif isinstance(value, Tensor):
+                self._tensors[name] = value
+            else:
+                _check_plain(name, value)
+                self._alike[name] = value
+        for name, value in per_rank.items():
+            if isinstance(value, nn.Module | Optimizer | Tensor):
+                raise SnapshotError(f"per_rank '{name}' is a {type(value).__name__}: give it as state")
+            _check_plain(name, value)
+        self._names: dict[Tensor, str] = {}  # of parameters, without the prefix of their module
+        self._named: dict[str, Tensor] = {}
+        self._parameters: dict[str, Tensor] = {}
+        self._buffers: list[tuple[str, MutableMapping[str, Tensor | None], str]] = []
+        self._extra: dict[str, nn.Module] = {}
+        self._grouped: dict[str, list[_Pickled]] = {}  # names of parameters, by optimizer
+        self._plain: dict[str, bool] = {}  # whether an optimizer keeps more than tensors for a parameter
+        self._is_known = False
+
+    def learn(self) -> None:
+        """Find the names of parameters and buffers; calls `state_dict()` of modules, which shards FSDP2's again."""
+        if self._is_known:
+            return
+        self._buffers.clear()
+        for prefix, module in self._modules.items():
+            clean = _cleaner(module)
+            kept = {clean(name) for name in module.state_dict()}
+            for name, parameter in module.named_parameters():
+                self._names[parameter] = clean(name)
+                self._parameters[f"{prefix}.{clean(name)}"] = parameter
+                self._named[clean(name)] = parameter
+            for path, owner in module.named_modules():
+                where = f"{path}." if path else ""
+                for key in owner._buffers:
+                    if clean(where + key) in kept:
+                        self._buffers.append((f"{prefix}.{clean(where + key)}", owner._buffers, key))
+                if clean(f"{where}_extra_state") in kept:
+                    self._extra[f"{prefix}.{clean(f'{where}_extra_state')}"] = owner
+        for name, optimizer in self.optimizers.items():
+            for group in optimizer.param_groups:
+                if any(parameter not in self._names for parameter in group["params"]):
+                    raise SnapshotError(
+                        f"optimizer '{name}' has parameters of no module of the state: give that module, too"
+                    )
+            self._grouped[name] = [
+                _Pickled([self._names[parameter] for parameter in group["params"]])
+                for group in optimizer.param_groups
+            ]
+        self._is_known = True
+
+    # -- what there is ---------------------------------------------------------------------------------------
+
+    def large(self) -> dict[str, Tensor]:
+        """Parameters and the optimizers' tensors: what only optimizers change. Calls nothing of the script."""
+        found = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        for prefix, optimizer in self.optimizers.items():
+            for parameter, state in optimizer.state.items():
+                where = f"{prefix}.state.{self._names[parameter]}"
+                found |= {
+                    f"{where}.{key}": value for key, value in state.items() if isinstance(value, Tensor)
+                }
+        return found
+
+    def await_devices(self) -> None:
+        """Wait until devices have done what they were told: what is copied then is what the script has made so far."""
+        for device in {parameter.device for parameter in self._parameters.values()}:
+            if device.type not in ("cpu", "meta"):
+                torch.get_device_module(device).synchronize(device)
+
+    def small(self) -> list[tuple[str, Tensor]]:
+        """Buffers and tensors that were given as such, always in the same order."""
+        buffers = ((name, owner[key]) for name, owner, key in self._buffers)
+        return [*((name, each) for name, each in buffers if each is not None), *self._tensors.items()]
+
+    def alike(self) -> dict[str, Any]:
+        """Plain values that have to be the same on all ranks; calls `state_dict()` of what has it."""
+        values = {name: _value(value) for name, value in self._alike.items()}
+        values |= {name: module.get_extra_state() for name, module in self._extra.items()}
+        for prefix, optimizer in self.optimizers.items():
+            if len(optimizer.param_groups) != len(self._grouped[prefix]):
+                self._is_known = False
+                self.learn()
+            values[f"{prefix}.param_groups"] = [
+                {**group, "params": names}
+                for group, names in zip(optimizer.param_groups, self._grouped[prefix], strict=True)
+            ]
+            for parameter, state in optimizer.state.items() if self._keeps_plain(prefix) else ():
+                plain = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+                if plain:
+                    values[f"{prefix}.state.{self._names[parameter]}"] = plain
+        return values
+
+    def _keeps_plain(self, prefix: str) -> bool:
+        """Whether an optimizer keeps more than tensors for a parameter; to look each time takes long."""
+        states = self.optimizers[prefix].state
+        if states and prefix not in self._plain:
+            values = (value for state in states.values() for value in state.values())
+            self._plain[prefix] = not all(isinstance(value, Tensor) for value in values)
+        return self._plain.get(prefix, False)
+
+    def own(self) -> dict[str, Any]:
+        """Plain values of this rank; calls `state_dict()` of what has it."""
+        return {name: _value(value) for name, value in self._own.items()}
+
+    # -- what comes back -------------------------------------------------------------------------------------
+
+    def targets(self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype, str]]) -> dict[str, Tensor]:
+        """Tensors to load into: the script's own, and new ones for the optimizers' state.
+
+        Args:
+            shapes: of what was saved by name: shape, dtype, type of device.
+
+        Raises:
+            SnapshotError: it is not of this model; says where they differ.
+        """
+        self.learn()
+        targets = {**{name: value.detach() for name, value in self._parameters.items()}, **dict(self.small())}
+        for name, target in targets.items():
+            if name not in shapes:
+                raise SnapshotError(f"the snapshot has no '{name}': it is of another model")
+            if tuple(target.shape) != shapes[name][0]:
+                raise SnapshotError(
+                    f"'{name}' has the shape {list(shapes[name][0])} in the snapshot, and {list(target.shape)} here: "
+                    "it is of another model"
+                )
+        for name, (shape, dtype, device) in shapes.items():
+            if name in targets:
+                continue
+            parameter = self._holder(name)
+            if parameter is None:
+                raise SnapshotError(
+                    f"the snapshot has '{name}', which nothing here has: it is of another model"
+                )
+            if tuple(parameter.shape) == shape:
+                targets[name] = torch.empty_like(parameter.detach(), dtype=dtype)
+            else:
+                targets[name] = torch.empty(shape, dtype=dtype, device=device)
+        return targets
+
+    def _holder(self, name: str) -> Tensor | None:
+        """The parameter that an optimizer's tensor belongs to."""
+        for prefix in self.optimizers:
+            if name.startswith(f"{prefix}.state."):
+                fqn = name.removeprefix(f"{prefix}.state.").rpartition(".")[0]
+                return self._named.get(fqn)
+        return None
+
+    def restore(self, loaded: Mapping[str, Tensor], alike: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Give optimizers and objects what was loaded; parameters and buffers have theirs."""
+        states: dict[str, dict[str, Any]] = {}
+        for name, tensor in loaded.items():
+            where, _, key = name.rpartition(".")
+            states.setdefault(where, {})[key] = tensor
+        for prefix, optimizer in self.optimizers.items():
+            optimizer.state.clear()
+            for parameter, name in self._names.items():
+                where = f"{prefix}.state.{name}"
+                if state := {**states.get(where, {}), **alike.get(where, {})}:
+                    optimizer.state[parameter] = state
+            for group, saved in zip(optimizer.param_groups, alike[f"{prefix}.param_groups"], strict=True):
+                group.update({key: value for key, value in saved.items() if key != "params"})
+        for name, module in self._extra.items():
+            module.set_extra_state(alike[name])
+        for values, saved in ((self._alike, alike), (self._own, own)):
+            for name, value in values.items():
+                if name in saved:
+                    _take(value, saved[name])
+
+    # -- when it changes -------------------------------------------------------------------------------------
+
+    def before_changes(self, told: Callable[[], None]) -> Sequence[Any]:
+        """Have a function called before each step of an optimizer.
+
+        Returns:
+            handles, which have `remove()`.
+        """
+
+        def hook(*_: Any) -> None:
+            told()
+
+        return [optimizer.register_step_pre_hook(hook) for optimizer in self.optimizers.values()]
+
+
+class _Pickled:
+    """A value that is pickled once, since it is always the same."""
+
+    def __init__(self, value: object) -> None:
+        self._content = pickle.dumps(value)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return pickle.loads, (self._content,)
+
+
+def _check(name: str, value: object) -> None:
+    for kind in type(value).__mro__:
+        if kind.__name__ in REFUSED:
+            raise SnapshotError(f"'{name}' has a {kind.__name__}: {REFUSED[kind.__name__]}")
+
+
+def _check_plain(name: str, value: object) -> None:
+    if not isinstance(value, Stateful | MutableMapping | MutableSequence):
+        raise SnapshotError(
+            f"'{name}' is a {type(value).__name__}, into which nothing can be loaded: give an object with state_dict() "
+            "and load_state_dict(), or a dictionary that has it"
+        )
+
+
+def _value(value: Any) -> Any:
+    return value.state_dict() if isinstance(value, Stateful) else value
+
+
+def _take(value: Any, saved: Any) -> None:
+    if isinstance(value, Stateful):
+        value.load_state_dict(saved)
+    elif isinstance(value, MutableMapping):
+        value.clear()
+        value.update(saved)
+    else:
+        value[:] = saved
+
+
+def _cleaner(module: nn.Module) -> Callable[[str], str]:
+    """What makes the name of something in a module that of `get_state_dict`."""
+
+    def without_wrappers(name: str) -> str:
+        for wrapper in WRAPPERS:
+            name = name.replace(wrapper, "")
+        return name
+
+    wrapped = [
+        f"{without_wrappers(f'{path}.') if path else ''}module."
+        for path, each in module.named_modules()
+        if isinstance(each, DistributedDataParallel)
+    ]
+
+    def clean(name: str) -> str:
+        name = without_wrappers(name)
+        for prefix in wrapped:
+            if name.startswith(prefix):
+                name = prefix.removesuffix("module.") + name.removeprefix(prefix)
+        return name
+
+    return clean

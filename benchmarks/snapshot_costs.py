@@ -1,0 +1,201 @@
+"""What snapshots cost: while nothing fails, when one is due, and between a worker's death and the next new step.
+
+    python -m benchmarks.snapshot_costs [--mb 100 1000] [--kills 5]
+
+*While nothing fails*: one process, DDP-like steps without a network. *Restart*: a job of two workers on one node, DDP
+with AdamW, standbys; rank 1 is killed, and time runs until the first optimizer step of the next round on all ranks,
+with snapshots and for the same script that loads and keeps nothing. All sizes are those of parameters and optimizer
+state together; a copy is one of as many bytes by a single thread, warm.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.support.cluster import Cluster, cluster
+
+from benchmarks.tables import Table
+
+STEADY = 12
+"""How many steps are made before a kill."""
+
+
+def copy_s(megabytes: float) -> float:
+    """How long a warm copy of so many MB takes a single thread (seconds)."""
+    import torch
+
+    source = torch.ones(int(megabytes * 1e6 / 4))
+    target = torch.empty_like(source)
+    return min(taken(lambda: target.copy_(source)) for _ in range(7))
+
+
+def taken(what: Callable[[], Any]) -> float:
+    """How long something takes (seconds)."""
+    began = time.perf_counter()
+    what()
+    return time.perf_counter() - began
+
+
+def made(megabytes: float, width: int = 512) -> Any:
+    """A model of which parameters and AdamW's state are so many MB."""
+    import torch
+
+    layers = max(1, round(megabytes * 1e6 / 12 / width**2))
+    return torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
+
+
+def while_running(megabytes: float, table: Table) -> None:
+    """Add the row of one process in which nothing fails."""
+    import torch
+
+    from hetagent import snapshots
+
+    torch.set_num_threads(1)
+    model = made(megabytes)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        optimizer.step()
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        snaps = snapshots.open({"model": model, "optimizer": optimizer}, directory=folder)
+        taker: Any = snaps._taker
+        step()
+        snaps.step(1)
+        taker._ahead.join()
+        due, others, digests = [], [], []
+        for number in range(2, 12):
+            step()
+            taker._every = 1
+            due.append(taken(lambda number=number: snaps.step(number)))  # type: ignore[misc]
+            digests.append(taken(taker._closing.join))
+        for number in range(12, 212):
+            taker._changes()
+            taker._every = 1 << 40
+            others.append(taken(lambda number=number: snaps.step(number)))  # type: ignore[misc]
+        taker._saved = None
+        saved = taken(snaps.save_now)
+        again = made(megabytes)
+        other = torch.optim.AdamW(again.parameters())
+        loading = snapshots.open({"model": again, "optimizer": other}, directory=folder)
+        loaded = taken(loading.load)
+    copy = copy_s(megabytes)
+    cells = (f"{value / copy:.2f}" for value in (median(due), median(digests), saved, loaded))
+    table.row(f"{megabytes:g} MB", f"{1000 * copy:.1f} ms", f"{1e6 * median(others):.0f} us", *cells)
+
+
+# -- a worker is killed --------------------------------------------------------------------------------------
+
+
+def worker(into: Path, megabytes: float, *, keeps: bool) -> None:
+    """What the workers run."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from hetagent import snapshots
+
+    dist.init_process_group("gloo")
+    model = made(megabytes)
+    trained = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(trained.parameters())
+    snaps = snapshots.open({"model": model, "optimizer": optimizer}) if keeps else None
+    log = (into / f"{os.getpid()}.jsonl").open("a", buffering=1)
+    who = {"round": int(os.environ["HET_ROUND"]), "rank": dist.get_rank(), "pid": os.getpid()}
+    began = time.monotonic()
+    first = (snaps.load() if snaps is not None else None) or 0
+    loaded_s = time.monotonic() - began
+    inputs = torch.ones(1, 512)
+    for step in range(first, 1 << 40):
+        trained(inputs).sum().backward()
+        optimizer.step()
+        if snaps is not None:
+            snaps.step(step + 1)
+        log.write(json.dumps({**who, "step": step, "at": time.monotonic(), "loaded_s": loaded_s}) + "\n")
+
+
+def restarts(megabytes: float, kills: int, *, keeps: bool) -> tuple[list[float], list[float]]:
+    """Seconds from each kill to the first step of all ranks, and how long the slower rank has loaded."""
+    back, loads = [], []
+    with (
+        tempfile.TemporaryDirectory(prefix="hetrdzv-costs-") as folder,
+        cluster(Path(folder), "--nnodes", "1") as job,
+    ):
+        log = Path(folder) / "log"
+        log.mkdir()
+        words = ["--worker", str(log), "--mb", str(megabytes), *(["--keeps"] if keeps else [])]
+        flags = ("--max-restarts", "1000", "--crash-loop", "0", "--preload", "torch,torch._dynamo")
+        job.agent("a", 2, *flags, script=__file__, args=words)
+        number, killed_at = 0, 0.0
+        for _ in range(kills + 1):
+            lines = job.wait_for(lambda number=number: steady(log, number), "steps", 300)  # type: ignore[misc]
+            number = lines[0]["round"]
+            if killed_at:
+                firsts = [min(line["at"] for line in lines if line["rank"] == rank) for rank in (0, 1)]
+                back.append(max(firsts) - killed_at)
+                loads.append(max(line["loaded_s"] for line in lines))
+            ready(job)
+            killed_at = time.monotonic()
+            os.kill(next(line["pid"] for line in lines if line["rank"] == 1), signal.SIGKILL)
+    return back, loads
+
+
+def ready(job: Cluster) -> None:
+    """Wait for standbys."""
+    job.wait_for(lambda: len(job.agents["a"].standbys()) == 2, "standbys", 120)
+    time.sleep(2.0)
+
+
+def steady(log: Path, above: int) -> list[dict[str, Any]]:
+    """The lines of the newest round after `above`, once both ranks have made some steps in it."""
+    texts = (text for path in log.glob("*.jsonl") for text in path.read_text().splitlines())
+    lines = [json.loads(text) for text in texts if text.endswith("}")]
+    newest = max((line["round"] for line in lines), default=0)
+    there = [line for line in lines if line["round"] == newest]
+    enough = all(sum(line["rank"] == rank for line in there) >= STEADY for rank in (0, 1))
+    return there if newest > above and enough else []
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mb", type=float, nargs="+", default=[100.0, 1000.0])
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--keeps", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker is not None:
+        worker(args.worker, args.mb[0], keeps=args.keeps)
+    columns = ("a copy", "none due", "due", "its digest, beside the script", "saved at the end", "loaded")
+    table = Table("snaps.step() of one process in /dev/shm, in copies of the state", "state", *columns)
+    for megabytes in args.mb:
+        while_running(megabytes, table)
+    table.show()
+    columns = ("with snapshots (s)", "loads nothing (s)", "difference, in copies", "of this loading")
+    table = Table("A worker of two is killed: until the first new step of both", "state", *columns)
+    for megabytes in args.mb:
+        copy = copy_s(megabytes)
+        (with_s, loads), (without_s, _) = (
+            restarts(megabytes, args.kills, keeps=keeps) for keeps in (True, False)
+        )
+        cells = (f"{median(values):.2f}, {max(values):.2f}" for values in (with_s, without_s))
+        copies = (median(with_s) - median(without_s)) / copy, median(loads) / copy
+        table.row(f"{megabytes:g} MB", *cells, *(f"{each:.1f}" for each in copies))
+    table.note("Median, worst.")
+    table.show()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,323 @@
+"""Steps lost by random faults, with snapshots: what is loaded is what was saved, and the run ends as if undisturbed.
+
+    python -m benchmarks.snapshots [--faults 200] [--seed 1] [--kind ddp fsdp2]
+
+Jobs in float64 on nodes with 2 + 1 + 1, 2 + 1 and 3 workers. In half of the faults the world stays as it is (a worker,
+an agent or a server is killed, and comes back), and the model has BatchNorm and dropout, whose random numbers are kept
+per rank; in the others nodes lose their memory, are drained and evicted, too. Every rank logs a digest of its state at
+each step; a state that was loaded has to have that of its step, in the same world. The losses of all steps are held
+against those of a run without faults.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.cluster import Cluster, cluster
+
+from benchmarks.tables import Table
+
+SCRIPT = str(Path(__file__).parents[1] / "tests" / "support" / "workload" / "snapped.py")
+SIZES: Sequence[Mapping[str, int]] = ({"a": 2, "b": 1, "c": 1}, {"a": 2, "b": 1}, {"a": 3})
+STEP_S = 0.03
+AHEAD = 25
+"""How many steps a round makes at least before the next fault."""
+
+WAIT_S = 90.0
+SAME = ("worker", "agent", "server")
+CHANGING = (*SAME, "node", "drain", "leave")
+BOUND = 1e-9
+"""By how much losses may differ (relative): sums in another order."""
+
+
+@dataclass
+class Job:
+    """What became of one job."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    lost: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    back_s: list[float] = field(default_factory=list)
+    compared: int = 0
+    wrong: list[str] = field(default_factory=list)
+    apart: float = 0.0
+
+
+class Lines:
+    """What the workers have logged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+        self.lines: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """All lines by now."""
+        for path in self._folder.glob("*.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                for line in file:
+                    if line.endswith(b"\n"):
+                        self.lines.append(json.loads(line))
+                        self._read[path] = self._read.get(path, 0) + len(line)
+        return self.lines
+
+    def reached(self, number: int) -> int:
+        """The newest step of a round."""
+        return max(
+            (line["step"] for line in self.read() if line["round"] == number and line["event"] == "step"),
+            default=0,
+        )
+
+
+def words(kind: str, steps: int, folder: Path, *, same: bool) -> list[str]:
+    """The script's arguments."""
+    return ["--into", str(folder), "--kind", kind, "--steps", str(steps), "--step-s", str(STEP_S)] + (
+        ["--same-world"] if same else []
+    )
+
+
+def losses(lines: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """The loss of each step over all ranks, as the last round has it that made the step with all of them."""
+    by_round: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+    worlds: dict[int, int] = {}
+    for line in lines:
+        worlds[line["round"]] = line["world"]
+        if line["event"] == "step":
+            by_round[line["step"], line["round"]][line["rank"]] = line["loss"]
+    found = {}
+    for (step, number), ranks in sorted(by_round.items()):
+        if len(ranks) == worlds[number]:
+            found[step] = sum(ranks[rank] for rank in sorted(ranks))
+    return found
+
+
+def undisturbed(kind: str, nodes: Mapping[str, int], steps: int, *, same: bool) -> dict[int, float]:
+    """The losses of a run without faults."""
+    with (
+        tempfile.TemporaryDirectory(prefix="hetrdzv-steps-") as folder,
+        cluster(Path(folder), "--nnodes", str(len(nodes))) as job,
+    ):
+        for name, slots in nodes.items():
+            job.agent(name, slots, script=SCRIPT, args=words(kind, steps, Path(folder) / "log", same=same))
+        for name in nodes:
+            assert job.agents[name].wait(600) == 0, job.report()
+        return losses(Lines(Path(folder) / "log").read())
+
+
+class Campaign:
+    """One job and its faults."""
+
+    def __init__(
+        self, job: Cluster, kind: str, nodes: Mapping[str, int], rng: random.Random, *, same: bool
+    ) -> None:
+        self.job, self.kind, self.rng, self.same = job, kind, rng, same
+        self.nodes = dict(nodes)
+        self.lines = Lines(job.folder / "log")
+        self.found = Job()
+        self.snaps = job.folder / "snaps"
+        self.snaps.mkdir()
+
+    def start(self, name: str) -> None:
+        """Start a node."""
+        flags = ("--snapshot-dir", str(self.snaps / name))
+        (self.snaps / name).mkdir(exist_ok=True)
+        args = words(self.kind, self.steps, self.job.folder / "log", same=self.same)
+        self.job.agent(name, self.nodes[name], *flags, script=SCRIPT, args=args)
+
+    def run(self, faults: int) -> Job:
+        """Do so many faults, let the job end, and check everything."""
+        self.steps = faults * 4 * AHEAD
+        for name in self.nodes:
+            self.start(name)
+        number = self.trained(0)
+        for _ in range(faults):
+            fault = self.rng.choice(SAME if self.same or len(self.nodes) == 1 else CHANGING)
+            before = self.lines.reached(number)
+            at = time.monotonic()
+            moved = self.do(fault, number)
+            self.found.faults[fault] += 1
+            if moved:
+                after = self.trained(number)
+                loaded = [
+                    line for line in self.lines.read() if line["round"] == after and line["event"] == "loaded"
+                ]
+                reached = max(before, self.lines.reached(number))
+                self.found.lost[fault].append(reached - (loaded[0]["step"] or 0))
+                self.found.back_s.append(
+                    min(
+                        line["at"]
+                        for line in self.lines.read()
+                        if line["round"] == after and line["event"] == "step"
+                    )
+                    - at
+                )
+                number = after
+                print(
+                    f"  {self.kind}: {fault}: lost {self.found.lost[fault][-1]}, round {number}", flush=True
+                )
+            else:
+                time.sleep(AHEAD * STEP_S)
+        self.job.post("cancel")
+        self.check()
+        return self.found
+
+    def trained(self, above: int) -> int:
+        """Wait for a round after `above` in which all ranks have made some steps; its number."""
+
+        def found() -> int:
+            rounds: dict[int, dict[int, int]] = defaultdict(dict)
+            worlds: dict[int, int] = {}
+            for line in self.lines.read():
+                worlds[line["round"]] = line["world"]
+                if line["event"] == "step":
+                    ranks = rounds[line["round"]]
+                    ranks[line["rank"]] = ranks.get(line["rank"], 0) + 1
+            for number in sorted(rounds, reverse=True):
+                if (
+                    number > above
+                    and len(rounds[number]) == worlds[number]
+                    and min(rounds[number].values()) >= AHEAD
+                ):
+                    return number
+            return 0
+
+        return self.job.wait_for(found, f"a round after {above}", WAIT_S)
+
+    def do(self, fault: str, number: int) -> bool:
+        """Bring a fault about; returns whether another round follows."""
+        name = self.rng.choice(sorted(self.nodes))
+        agent = self.job.agents[name]
+        match fault:
+            case "worker":
+                pids = sorted({line["pid"] for line in self.lines.read() if line["round"] == number})
+                os.kill(self.rng.choice(pids), signal.SIGKILL)
+            case "agent" | "node":
+                agent.send(signal.SIGKILL)
+                agent.wait()
+                if fault == "node":
+                    shutil.rmtree(self.snaps / name)
+                self.start(name)
+            case "server":
+                self.job.server.kill()
+                self.job.server.start()
+                return False
+            case "drain":
+                self.job.post(f"nodes/{name}/drain")
+                agent.wait()
+                self.job.post(f"nodes/{name}/undrain")
+                self.trained(number)
+                self.start(name)
+            case "leave":
+                agent.send(signal.SIGTERM)
+                agent.wait()
+                self.trained(number)
+                self.job.post(f"nodes/{name}/undrain")
+                self.start(name)
+        return True
+
+    def check(self) -> None:
+        """Hold what was loaded against what was saved."""
+        saved: dict[tuple[int, int], dict[int, tuple[int, str]]] = defaultdict(
+            dict
+        )  # by step and rank, then round
+        for line in self.lines.read():
+            if line["event"] == "step":
+                saved[line["step"], line["rank"]][line["round"]] = line["world"], line["digest"]
+        for line in self.lines.read():
+            rounds = saved.get((line["step"], line["rank"]), {}) if line["event"] == "loaded" else {}
+            former = max((number for number in rounds if number < line["round"]), default=None)
+            if former is None or rounds[former][0] != line["world"]:
+                continue  # its sums are in another order
+            self.found.compared += 1
+            if line["digest"] != rounds[former][1]:
+                self.found.wrong.append(f"round {line['round']} rank {line['rank']} step {line['step']}")
+        alone = undisturbed(self.kind, self.nodes, max(losses(self.lines.read())), same=self.same)
+        for step, loss in losses(self.lines.read()).items():
+            self.found.apart = max(self.found.apart, abs(loss - alone[step]) / max(abs(alone[step]), 1e-12))
+
+
+def main() -> None:
+    """Run all jobs, print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=200, help="in all (default: 200)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kind", nargs="+", choices=("ddp", "fsdp2"), default=["ddp", "fsdp2"])
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+    jobs = [
+        (kind, nodes, same)
+        for kind in args.kind
+        for nodes in SIZES
+        for same in (True, False)
+        if same or len(nodes) > 1
+    ]
+    table = Table(
+        "Steps lost by faults, with snapshots",
+        "",
+        "world",
+        "faults",
+        "lost: median, most",
+        "by fault, most",
+        "back after (s)",
+        "states compared",
+        "wrong",
+        "losses apart",
+    )
+    for kind, nodes, same in jobs:
+        flags = (
+            "--nnodes",
+            str(len(nodes)) if same else f"1:{len(nodes)}",
+            "--max-restarts",
+            "100000",
+            "--last-call-s",
+            "1",
+            "--crash-loop",
+            "0",
+            "--preload",
+            "torch",
+        )
+        with (
+            tempfile.TemporaryDirectory(prefix="hetrdzv-steps-") as folder,
+            cluster(Path(folder), *flags) as job,
+        ):
+            found = Campaign(job, kind, nodes, rng, same=same).run(max(1, args.faults // len(jobs)))
+        lost = sorted(step for steps in found.lost.values() for step in steps)
+        most = ", ".join(f"{fault} {max(steps)}" for fault, steps in sorted(found.lost.items()))
+        back = sorted(found.back_s)
+        row = f"{kind}, {'+'.join(map(str, nodes.values()))}"
+        middle = (
+            (f"{lost[len(lost) // 2]}, {lost[-1]}", most, f"{back[len(back) // 2]:.2f}")
+            if lost
+            else ("", "", "")
+        )
+        table.row(
+            row,
+            "same" if same else "changes",
+            sum(found.faults.values()),
+            *middle,
+            found.compared,
+            len(found.wrong),
+            f"{found.apart:.1e}",
+        )
+        for wrong in found.wrong:
+            print(f"wrong: {row}: {wrong}", flush=True)
+    table.note(
+        f"Losses apart: the largest relative difference from a run without faults, over all steps (bound: {BOUND:g})."
+    )
+    table.show()
+
+
+if __name__ == "__main__":
+    main()

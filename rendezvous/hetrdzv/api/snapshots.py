@@ -1,0 +1,104 @@
+"""Snapshots over HTTP: members say what they hold, people see what there is and choose. Nobody is shown a key."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+
+from hetrdzv.api.bound import Handlers
+from hetrdzv.api.dispatch import service_of
+from hetrdzv.core.memo import kept
+from hetrdzv.core.model import Group
+from hetrdzv.core.rooms.snapshots import Use, next_snapshot
+from hetrdzv.core.rooms.snapshots.complete import Gathered, gathered
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.rooms.snapshots import (
+    SNAPSHOTS,
+    SNAPSHOTS_OF,
+    USE_SNAPSHOT,
+    SafeShown,
+    SnapshotShown,
+    SnapshotsRequest,
+    SnapshotsShown,
+    Stamp,
+    UseRequest,
+)
+from hetrdzv.service.snapshots import declare
+
+MOST_SHOWN = 32
+"""How many snapshots are shown: the newest."""
+
+SECRET = re.compile(rb'(?<=,"key":")(?:[^"\\]|\\.)*')
+"""The keys in records of nodes and rounds: their field is called `key`, and is not the first of its value."""
+
+handlers = Handlers()
+
+
+@handlers(SNAPSHOTS)
+async def declare_snapshots(request: Request, group_id: str, node_id: str, body: SnapshotsRequest) -> bytes:
+    """What a member holds has changed while its round runs; answers what all nodes hold together."""
+    return codec.write(await declare(service_of(request), group_id, node_id, body))
+
+
+@handlers(SNAPSHOTS_OF)
+async def list_snapshots(request: Request, group_id: str) -> bytes:
+    """The snapshots of the job: of which step, whether they are complete, who has them, and what is passed by."""
+    return await asyncio.to_thread(_written, service_of(request).group(group_id))
+
+
+@handlers(USE_SNAPSHOT)
+async def use_snapshot(request: Request, group_id: str, body: UseRequest) -> bytes:
+    """Have the next round begin from a snapshot, in place of the newest one; newer ones are passed by then."""
+    return await asyncio.to_thread(_written, await service_of(request).execute(group_id, Use(body.step)))
+
+
+def _written(group: Group) -> bytes:
+    return codec.write(shown(group))
+
+
+def shown(group: Group) -> SnapshotsShown:
+    """The snapshots of a group as people see them."""
+    after, known = next_snapshot(group), group.snapshots
+    return SnapshotsShown(
+        group_id=group.group_id,
+        next=after.stamp if after is not None else None,
+        wanted=known is not None and after is not None and known.wanted == after.stamp,
+        snapshots=tuple(_shown(group, one) for one in gathered(group)[:MOST_SHOWN]),
+    )
+
+
+def _shown(group: Group, one: Gathered) -> SnapshotShown:
+    passed = group.snapshots.passed if group.snapshots is not None else ()
+    return SnapshotShown(
+        stamp=one.stamp,
+        world_size=one.world_size,
+        sharded=one.sharded,
+        lack=one.lack,
+        passed=next((what for what in passed if what.stamp == one.stamp), None),
+        nodes=_holders(one),
+        size=sum(held.size for _, held in one.holders),
+    )
+
+
+def _holders(one: Gathered) -> Nodes:
+    return Nodes.of([node.node_id for node, _ in one.holders])
+
+
+def of_group(group: Group) -> Mapping[str, Any]:
+    """What of a job's work is safe; nothing where no node holds snapshots."""
+    return {"snapshot": _safe(group)} if group.snapshots is not None else {}
+
+
+@kept
+def _safe(group: Group) -> SafeShown:
+    newest, current = next_snapshot(group), group.round
+    began = current.snapshot if current is not None else None
+    return SafeShown(
+        safe=newest.stamp if newest is not None else None,
+        nodes=_holders(newest) if newest is not None else Nodes(),
+        began=Stamp(round=began.round, step=began.step) if began is not None else None,
+        lost=began.lost if began is not None else 0,
+    )

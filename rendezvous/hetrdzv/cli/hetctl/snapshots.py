@@ -1,0 +1,89 @@
+"""The subcommand `snapshots`: from which steps a group's job can go on, and which of them the next round takes."""
+
+from collections.abc import Iterator
+
+import click
+from rich.console import RenderableType
+from rich.text import Text
+
+from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.calls import call, print_json
+from hetrdzv.cli.hetctl.options import GROUP, command, shared
+from hetrdzv.client import Client
+from hetrdzv.protocol.rooms.snapshots import (
+    SNAPSHOTS_OF,
+    USE_SNAPSHOT,
+    SnapshotShown,
+    SnapshotsShown,
+    UseRequest,
+)
+from hetrdzv.words.phrasing import names
+from hetrdzv.words.snapshots import lacks, passed_by
+
+
+@command("Show the snapshots of a group, or choose one.")
+@GROUP
+@click.option(
+    "--use", type=click.IntRange(0), metavar="STEP", help="Have the next round begin from this step."
+)
+def snapshots(group: str, use: int | None) -> None:
+    """Show the snapshots that the nodes of GROUP hold: of which step, where, and why one is not complete or passed by.
+
+    With --use the next round begins from the snapshot of that step, and newer ones are passed by. Nothing stops for
+    that: hetctl restart GROUP ends the round that runs. Needs an admin token.
+    """
+
+    async def ask(client: Client) -> SnapshotsShown:
+        if use is None:
+            return await client.ask(SNAPSHOTS_OF, group)
+        return await client.ask(USE_SNAPSHOT, group, UseRequest(step=use))
+
+    reply = call(ask)
+    if shared().as_json:
+        print_json(reply)
+    else:
+        tables.show(*view(reply))
+
+
+def view(reply: SnapshotsShown) -> Iterator[RenderableType]:
+    """Snapshots as a terminal shows them."""
+    if not reply.snapshots:
+        yield Text(f"no node of group '{reply.group_id}' holds a snapshot")
+        return
+    table = tables.new_table(
+        *tables.numbers("STEP", "ROUND"),
+        tables.word("COMPLETE"),
+        *tables.numbers("SIZE"),
+        tables.folded("NODES", 10),
+        tables.folded("WHY NOT", 20),
+    )
+    for one in reply.snapshots:
+        table.add_row(
+            str(one.stamp.step),
+            str(one.stamp.round),
+            "yes" if one.lack is None else "no",
+            size(one.size),
+            tables.one_line(names(one.nodes)),
+            tables.one_line(_why_not(one)),
+        )
+    yield table
+    yield ""
+    if reply.next is None:
+        yield Text("a round that forms now begins from none of them")
+    else:
+        chosen = ", which was chosen with --use" if reply.wanted else ""
+        yield Text(f"the next round begins from step {reply.next.step} of round {reply.next.round}{chosen}")
+
+
+def _why_not(one: SnapshotShown) -> str:
+    clauses = [lacks(one.lack)] if one.lack is not None else []
+    clauses += [passed_by(one.passed)] if one.passed is not None else []
+    return "; ".join(clauses) or "-"
+
+
+def size(of: float) -> str:
+    """So many bytes, as people know them: `1.5 GB`."""
+    for unit, least in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if of >= least:
+            return f"{of / least:.3g} {unit}"
+    return f"{of:g} B"

@@ -1,0 +1,185 @@
+"""Snapshots: which of them are complete, and from which one the next round begins.
+
+What nodes hold is what they declare; nothing else says that a snapshot exists. A group keeps how the rounds failed that
+began from the last one (`Group.snapshots`), a round the one that it began from (`Round.snapshot`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2s
+from typing import Any, ClassVar
+
+from hetrdzv.core.commands import OfRoom
+from hetrdzv.core.model import Group, Member, Node, Round
+from hetrdzv.core.rooms.room import Room
+from hetrdzv.core.rooms.snapshots.choice import after_choice, after_round, choose
+from hetrdzv.core.rooms.snapshots.complete import Gathered, gathered, gathered_for
+from hetrdzv.core.rooms.snapshots.told import chosen, told, wrong
+from hetrdzv.core.rounds.transitions import Work, require_speaker
+from hetrdzv.protocol.errors import GroupFinished, StaleRound
+from hetrdzv.protocol.facts.warnings import AnyWarning
+from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.rooms.snapshots import (
+    BeganFromSnapshot,
+    Holdings,
+    Kept,
+    NoSuchSnapshot,
+    SnapshotPassedBy,
+    SnapshotWanted,
+    Stamp,
+    ValuesDiffer,
+)
+
+MOST_SHOWN = 5
+"""How many steps an error names."""
+
+
+class SnapshotsRoom(Room):
+    """A round begins from the newest complete snapshot of its job."""
+
+    said_anew = ("snapshots",)
+
+    def formed(self, work: Work, before: Group) -> None:
+        group, current = work.group, work.group.active_round
+        assert current is not None
+        members = [group.nodes[member.node_id] for member in current.members]
+        known = group.snapshots
+        if known is None:
+            origin = _origin(before, members)
+            if origin is None:
+                return
+            known = Kept(origin=origin)
+        found = gathered_for(group, known.origin, [node.node_id for node in members], before.last_round)
+        judged = after_round(known, before, found)
+        taken = choose(judged, found)
+        kept = after_choice(judged, taken, found)
+        work.change(snapshots=kept)
+        for passed in kept.passed:
+            if passed not in known.passed:
+                work.say(SnapshotPassedBy(what=passed))
+        if taken is not None:
+            lost = max(0, _reached(before, known.origin) - taken.stamp.step)
+            snapshot = chosen(taken, (node.node_id for node in members), lost)
+            work.change(round=replace(current, snapshot=snapshot))
+            who = Nodes.of([node.node_id for node, _ in taken.holders])
+            work.say(BeganFromSnapshot(stamp=taken.stamp, nodes=who, lost=lost))
+
+    def starting(self, group: Group, current: Round, member: Member) -> Mapping[str, Any]:
+        if group.snapshots is None:
+            return {}
+        snapshot = told(current.snapshot, member) if current.snapshot is not None else None
+        return {"snapshot": snapshot, "origin": group.snapshots.origin}
+
+    def found(self, group: Group, current: Round) -> Sequence[AnyWarning]:
+        if group.snapshots is None:
+            return ()
+        differ = (one.lack for one in gathered(group) if isinstance(one.lack, ValuesDiffer))
+        return (*group.snapshots.passed, *differ)
+
+    def violations(self, current: Round) -> Iterator[str]:
+        snapshot = current.snapshot
+        if snapshot is None:
+            return
+        where = f"round {current.number} begins from step {snapshot.step} of round {snapshot.round}"
+        if snapshot.round >= current.number:
+            yield f"{where}, which is no earlier one"
+        for clause in wrong(snapshot):
+            yield f"{where}, but {clause}"
+
+
+def _origin(before: Group, members: Sequence[Node]) -> str | None:
+    """The name of a job whose nodes hold snapshots; None: none does.
+
+    A server may have forgotten a job that goes on: agents that have run a round of it know its name.
+    """
+    holding = [node for node in members if node.snapshots is not None]
+    if not holding:
+        return None
+    if before.round is None and before.job == 1:
+        for node in holding:
+            if node.acked_round and node.snapshots is not None and node.snapshots.origin:
+                return node.snapshots.origin
+    return blake2s(members[0].incarnation.encode(), digest_size=8).hexdigest()
+
+
+def _reached(before: Group, origin: str) -> int:
+    """The newest step that a worker had reached in the round that has ended, as far as nodes that are here know."""
+    ended = before.round
+    nodes = (before.speaker(member) for member in ended.members) if ended is not None else ()
+    return max(
+        (
+            node.snapshots.reached
+            for node in nodes
+            if node is not None and node.snapshots is not None and node.snapshots.origin == origin
+        ),
+        default=0,
+    )
+
+
+def next_snapshot(group: Group) -> Gathered | None:
+    """The snapshot from which a round would begin now; None: there is none."""
+    return choose(group.snapshots, gathered(group)) if group.snapshots is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declare(OfRoom):
+    """A member says what it holds while its round runs, in place of what it said before; that is no heartbeat."""
+
+    one_of_many: ClassVar[bool] = True
+
+    node_id: str
+    incarnation: str
+    round: int
+    holdings: Holdings
+
+    def apply(self, work: Work) -> None:
+        """Keep what it says.
+
+        Raises:
+            StaleRound: the round is over.
+        """
+        node = require_speaker(work.group, self.node_id, self.incarnation)
+        group, current = work.group, work.group.active_round
+        if (
+            current is None
+            or group.state.terminal
+            or not group.in_round(node)
+            or self.round != current.number
+        ):
+            raise StaleRound(
+                f"round {self.round} of group '{group.group_id}' is over for node '{node.node_id}'"
+            )
+        if node.snapshots != self.holdings:
+            work.change_node(node, snapshots=self.holdings)
+
+
+@dataclass(frozen=True, slots=True)
+class Use(OfRoom):
+    """A person chooses the snapshot from which the next round begins, by its step."""
+
+    step: int
+
+    def apply(self, work: Work) -> None:
+        """Keep that.
+
+        Raises:
+            GroupFinished: the job is over.
+            NoSuchSnapshot: there is no complete one of that step.
+        """
+        group = work.group
+        if group.state.terminal:
+            raise GroupFinished(f"group '{group.group_id}' has already {group.state}: no round follows")
+        complete = [one.stamp for one in gathered(group) if one.lack is None]
+        stamp = next((one for one in complete if one.step == self.step), None)
+        if stamp is None or group.snapshots is None:
+            raise NoSuchSnapshot(
+                f"group '{group.group_id}' has no complete snapshot of step {self.step}; {_there_are(complete)}"
+            )
+        if group.snapshots.wanted != stamp:
+            work.change(snapshots=replace(group.snapshots, wanted=stamp))
+            work.say(SnapshotWanted(stamp=stamp))
+
+
+def _there_are(complete: Sequence[Stamp]) -> str:
+    steps = [str(stamp.step) for stamp in complete[:MOST_SHOWN]]
+    return f"there are those of step {', '.join(steps)}" if steps else "there is none"

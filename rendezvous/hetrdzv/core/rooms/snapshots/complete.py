@@ -1,0 +1,152 @@
+"""Which snapshots the nodes of a group have together, and what is missing of each."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from hetrdzv.core.memo import kept
+from hetrdzv.core.model import Group, Node
+from hetrdzv.protocol.facts.who import MOST_RANGES, Nodes, Ranks
+from hetrdzv.protocol.rooms.snapshots import (
+    Held,
+    Holdings,
+    Lack,
+    NobodyHasAll,
+    PartsMissing,
+    Stamp,
+    ValuesDiffer,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A snapshot, who has some of it, and why it is not complete; None: it is."""
+
+    stamp: Stamp
+    world_size: int
+    sharded: bool
+    holders: tuple[tuple[Node, Held], ...]
+    lack: Lack | None
+
+
+@kept
+def gathered(group: Group) -> Sequence[Gathered]:
+    """All snapshots of a group, the newest first; of its running round, if one runs, each node may use its own."""
+    active = group.active_round
+    members = [member.node_id for member in active.members] if active is not None else list(group.nodes)
+    origin = group.snapshots.origin if group.snapshots is not None else ""
+    return gathered_for(group, origin, members, group.last_round)
+
+
+def gathered_for(group: Group, origin: str, members: Sequence[str], last_round: int) -> Sequence[Gathered]:
+    """All snapshots of a job that the nodes of a group have, the newest first.
+
+    Args:
+        origin: the name of the job.
+        members: the nodes that are to use them: what nobody serves is of use to its own node alone.
+        last_round: what claims to be of a later one is none.
+    """
+    alone = members[0] if len(members) == 1 else None
+    found: dict[tuple[int, int, int, bool], _Found] = {}
+    for node in group.nodes.values():
+        for held in usable(group, node, origin, alone):
+            if held.round > last_round:
+                continue
+            key = held.step, held.round, held.world_size, held.sharded
+            found.setdefault(key, _Found()).add(node, held)
+    return [
+        Gathered(Stamp(round=key[1], step=key[0]), key[2], key[3], tuple(one.holders), _lack(key, one))
+        for key, one in sorted(found.items(), key=lambda item: item[0], reverse=True)
+    ]
+
+
+def usable(group: Group, node: Node, origin: str, alone: str | None) -> Iterable[Held]:
+    """What a node has of the snapshots of a job that others can use; `alone`: that only it will use them."""
+    holdings = node.snapshots
+    if holdings is None or not _is_of(holdings, origin) or not _is_here(group, node):
+        return ()
+    if not holdings.port and node.node_id != alone:
+        return ()
+    if not holdings.refused:
+        return holdings.held
+    return [held for held in holdings.held if stamp_of(held) not in holdings.refused]
+
+
+def _is_of(holdings: Holdings, origin: str) -> bool:
+    return bool(holdings.held) and bool(origin) and holdings.origin == origin
+
+
+def _is_here(group: Group, node: Node) -> bool:
+    return not node.gone and node.job == group.job and node.leaving is None and node.rejected is None
+
+
+def is_copied(one: Gathered) -> bool:
+    """Whether a complete snapshot outlives any node: what ranks have alike all can save again, but not their parts."""
+    copies = Counter(part.rank for _, held in one.holders for part in held.ranks)
+    return not one.sharded or all(copies[rank] > 1 for rank in range(one.world_size))
+
+
+def stamp_of(held: Held) -> Stamp:
+    """Which snapshot a node has something of."""
+    return Stamp(round=held.round, step=held.step)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is found of a snapshot."""
+
+    holders: list[tuple[Node, Held]] = field(default_factory=list)
+    whole: bool = False
+    ranks: set[int] = field(default_factory=set)
+    values: dict[frozenset[tuple[str, str]], list[str]] = field(default_factory=dict)
+
+    def add(self, node: Node, held: Held) -> None:
+        self.holders.append((node, held))
+        self.whole = self.whole or held.whole
+        if held.sharded:
+            self.ranks.update(part.rank for part in held.ranks if part.rank < held.world_size)
+        if held.values:
+            self.values.setdefault(frozenset(held.values.items()), []).append(node.node_id)
+
+
+def _lack(key: tuple[int, int, int, bool], found: _Found) -> Lack | None:
+    step, number, world_size, sharded = key
+    if len(found.values) > 1 and (differ := _differing(Stamp(round=number, step=step), found)) is not None:
+        return differ
+    if not found.whole:
+        return NobodyHasAll()
+    if sharded and len(found.ranks) < world_size:
+        return PartsMissing(ranks=missing(found.ranks, world_size))
+    return None
+
+
+def _differing(stamp: Stamp, found: _Found) -> ValuesDiffer | None:
+    """The first value by its name of which nodes have different digests."""
+    digests: dict[str, Counter[str]] = {}
+    for values, nodes in found.values.items():
+        for name, digest in values:
+            digests.setdefault(name, Counter())[digest] += len(nodes)
+    differ = sorted(name for name, counted in digests.items() if len(counted) > 1)
+    if not differ:
+        return None
+    usual = digests[differ[0]].most_common(1)[0][0]
+    odd = [
+        node_id
+        for values, nodes in found.values.items()
+        if dict(values).get(differ[0], usual) != usual
+        for node_id in nodes
+    ]
+    return ValuesDiffer(stamp=stamp, name=differ[0], more=len(differ) - 1, nodes=Nodes.of(odd))
+
+
+def missing(ranks: AbstractSet[int], world_size: int) -> Ranks:
+    """The ranks of a world that are not among some; costs as much as there are of those."""
+    gaps: list[tuple[int, int]] = []
+    after = -1
+    for rank in (*sorted(ranks), world_size):
+        if rank > after + 1:
+            gaps.append((after + 1, rank - 1))
+        after = rank
+    more = sum(last - first + 1 for first, last in gaps[MOST_RANGES:])
+    return Ranks(ranges=tuple(gaps[:MOST_RANGES]), more=more)

@@ -1,0 +1,362 @@
+"""Snapshots of the state of training: what nodes hold of them, and from which one a round begins.
+
+A snapshot is what the workers of a round held after a step. Its parts are on nodes, which declare all that they hold
+with each join and whenever it changes; the server keeps no other record of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le, MaxLen
+
+from hetrdzv.protocol.bounds import AtMost, Body, Count, Id, Positive, Rank, ShortText
+from hetrdzv.protocol.errors import Refused
+from hetrdzv.protocol.facts.causes import FailedWorker
+from hetrdzv.protocol.facts.parts import BY_KIND
+from hetrdzv.protocol.facts.who import NOBODY, Nodes, Ranks
+from hetrdzv.protocol.http.route import NODE, Role, Route, Size
+from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
+
+MOST_HELD = 4
+"""Of how many snapshots a node declares what it holds."""
+
+MOST_PARTS = 2 * MAX_SLOTS
+"""Of how many ranks a node declares the parts of a snapshot."""
+
+MOST_VALUES = 64
+"""Of how many plain values a node declares digests."""
+
+MOST_REFUSED = 8
+"""How many snapshots a node refuses at a time."""
+
+Digest = Annotated[str, MaxLen(32)]
+"""Of some bytes: hexadecimal digits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp(Body):
+    """Which snapshot: of which round, after which step of it."""
+
+    round: Positive
+    step: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPart(Body):
+    """A node has what a rank of a snapshot's round has written; `digest` is that of its index."""
+
+    rank: Rank
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held(Body):
+    """What a node has of a snapshot.
+
+    Attributes:
+        round, step: which one.
+        world_size: of that round.
+        whole: the node has all tensors that its ranks have alike.
+        sharded: each rank has tensors of its own, without which the snapshot is not complete.
+        size: of all that the node has of it (bytes).
+        ranks: whose parts it has.
+        values: digests of plain values that have to be alike on all ranks, by name.
+    """
+
+    round: Positive
+    step: Count
+    world_size: Annotated[int, Ge(1), Le(MAX_WORLD_SIZE)]
+    whole: bool = False
+    sharded: bool = False
+    size: Count = 0
+    ranks: Annotated[tuple[RankPart, ...], AtMost(MOST_PARTS)] = ()
+    values: Annotated[Mapping[ShortText, Digest], MaxLen(MOST_VALUES)] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings(Body):
+    """All that a node holds of snapshots.
+
+    Attributes:
+        origin: of which job, as the `start` of its rounds said; empty: of none yet. Those of another job do not count.
+        port: where its agent serves them; 0: it does not.
+        key: by which members fetch them; a secret of agents.
+        reached: the newest step that a worker of the node had reached in the round that has ended.
+        every: how often this node would take one (steps); 0: it does not say.
+        refused: those that a worker of the node could not load.
+    """
+
+    origin: Annotated[str, MaxLen(32)] = ""
+    port: Annotated[Count, Le(65_535)] = 0
+    key: Annotated[str, MaxLen(128)] = field(default="", repr=False)
+    held: Annotated[tuple[Held, ...], AtMost(MOST_HELD)] = ()
+    reached: Count = 0
+    every: Count = 0
+    refused: Annotated[tuple[Stamp, ...], AtMost(MOST_REFUSED)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotsRequest(Body):
+    """`POST /v1/groups/{g}/nodes/{n}/snapshots`: what a member holds has changed while its round runs."""
+
+    incarnation: Id
+    round: Positive
+    holdings: Holdings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A node that has some of a snapshot, and where its agent serves that; see `Held` and `Holdings`."""
+
+    node_id: str
+    address: str
+    port: int
+    key: str = field(default="", repr=False)
+    whole: bool = False
+    ranks: tuple[RankPart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Parts of a sharded snapshot that only one node has, and another one is to have, too.
+
+    Attributes:
+        source: that node, with the ranks whose parts are wanted.
+    """
+
+    stamp: Stamp
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotsReply:
+    """What all nodes together hold.
+
+    Attributes:
+        complete: the newest snapshot that is complete; None: none is.
+        every: how often all members take one (steps): the largest that one of them has asked for.
+        copy: parts of another member that this one is to keep copies of; None: none that are known by now.
+    """
+
+    complete: Stamp | None = None
+    every: int = 0
+    copy: Copy | None = None
+
+
+SNAPSHOTS = Route(
+    "POST", f"{NODE}/snapshots", Role.AGENT, SnapshotsReply, size=Size.SMALL, body=SnapshotsRequest
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The snapshot that a round begins from.
+
+    Attributes:
+        lost: how many steps of the round before are lost with that.
+        sources: who has it. A member is told those that it needs, itself first: of what all ranks have alike a few, and
+            of ranks' own parts all if the snapshot is sharded, else those of its own ranks.
+    """
+
+    round: int
+    step: int
+    world_size: int
+    sharded: bool = False
+    lost: int = 0
+    sources: tuple[Source, ...] = ()
+
+
+# -- which are passed by -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAgain:
+    """Rounds that began from it failed twice in the same way, with no newer snapshot in between."""
+
+    kind: Literal["failed_again"] = "failed_again"
+    worker: FailedWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotLoaded:
+    """Workers of some nodes could not load it, though there were other copies than their own."""
+
+    kind: Literal["not_loaded"] = "not_loaded"
+    nodes: Nodes = NOBODY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotWanted:
+    """A person has chosen an older one."""
+
+    kind: Literal["not_wanted"] = "not_wanted"
+
+
+WhyPassedBy = FailedAgain | NotLoaded | NotWanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedBy:
+    """No round begins from a snapshot any more, if there is another."""
+
+    kind: Literal["passed_by"] = "passed_by"
+    stamp: Stamp
+    why: Annotated[WhyPassedBy, BY_KIND]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a group keeps of the snapshots of its job.
+
+    Attributes:
+        origin: the name of the job in `Holdings`.
+        tried: the snapshot that the last rounds began from.
+        failed: how they failed, as far as that says something about it; where is left out.
+        not_loaded: how many of them could not load it.
+        passed: those that are passed by, and that some node still has.
+        wanted: the one that a person has chosen for the next round.
+    """
+
+    origin: str
+    tried: Stamp | None = None
+    failed: tuple[FailedWorker, ...] = ()
+    not_loaded: int = 0
+    passed: tuple[PassedBy, ...] = ()
+    wanted: Stamp | None = None
+
+
+# -- what happens --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeganFromSnapshot:
+    """A round begins from a snapshot, which some nodes have; `lost`: so many steps of the round before are lost."""
+
+    kind: Literal["began_from_snapshot"] = "began_from_snapshot"
+    stamp: Stamp
+    nodes: Nodes
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPassedBy:
+    """A snapshot is passed by from now on."""
+
+    kind: Literal["snapshot_passed_by"] = "snapshot_passed_by"
+    what: PassedBy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotWanted:
+    """A person has chosen the snapshot from which the next round begins."""
+
+    kind: Literal["snapshot_wanted"] = "snapshot_wanted"
+    stamp: Stamp
+
+
+# -- what people see -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NobodyHasAll:
+    """No node has all tensors that the ranks of a snapshot have alike."""
+
+    kind: Literal["nobody_has_all"] = "nobody_has_all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartsMissing:
+    """Nobody has the parts of some ranks."""
+
+    kind: Literal["parts_missing"] = "parts_missing"
+    ranks: Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValuesDiffer:
+    """A plain value should be alike on all ranks, but is not.
+
+    Attributes:
+        name: of the first such value.
+        more: how many there are besides.
+        nodes: whose value is another than that of most.
+    """
+
+    kind: Literal["values_differ"] = "values_differ"
+    stamp: Stamp
+    name: str
+    more: int = 0
+    nodes: Nodes
+
+
+Lack = NobodyHasAll | PartsMissing | ValuesDiffer
+"""Why a snapshot is not complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotShown:
+    """A snapshot of which some node has something.
+
+    Attributes:
+        lack: why it is not complete; None: it is.
+        passed: why it is passed by; None: it is not.
+        nodes: who has some of it.
+        size: of all that they have (bytes).
+    """
+
+    stamp: Stamp
+    world_size: int
+    sharded: bool
+    lack: Annotated[Lack, BY_KIND] | None = None
+    passed: PassedBy | None = None
+    nodes: Nodes = NOBODY
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotsShown:
+    """`GET /v1/groups/{g}/snapshots`: the newest first.
+
+    Attributes:
+        next: from which one a round would begin now; None: from none.
+        wanted: a person has chosen that.
+    """
+
+    group_id: str
+    next: Stamp | None = None
+    wanted: bool = False
+    snapshots: tuple[SnapshotShown, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafeShown:
+    """What of a job's work is safe, as people see it.
+
+    Attributes:
+        safe: the snapshot from which a round would begin now, which `nodes` have; None: there is none.
+        began: the one that the newest round began from; None: from none.
+        lost: how many steps of the round before were lost with that.
+    """
+
+    safe: Stamp | None = None
+    nodes: Nodes = NOBODY
+    began: Stamp | None = None
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseRequest(Body):
+    """`POST /v1/groups/{g}/snapshots`: the next round begins from the newest complete snapshot of this step."""
+
+    step: Count
+
+
+class NoSuchSnapshot(Refused, code="no_such_snapshot"):
+    """There is no complete snapshot of that step."""
+
+
+_OF_GROUP = "/v1/groups/{group_id}/snapshots"
+
+SNAPSHOTS_OF = Route("GET", _OF_GROUP, Role.READ, SnapshotsShown)
+USE_SNAPSHOT = Route("POST", _OF_GROUP, Role.ADMIN, SnapshotsShown, body=UseRequest)

@@ -1,0 +1,81 @@
+"""Answers members that say what they hold of snapshots: what all hold together, once that is committed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hetrdzv.core.model import Group, Node
+from hetrdzv.core.rooms.snapshots import Declare
+from hetrdzv.core.rooms.snapshots.copies import copy_for
+from hetrdzv.core.rooms.snapshots.tally import Tally
+from hetrdzv.protocol.errors import StaleRound
+from hetrdzv.protocol.rooms.snapshots import BeganFromSnapshot, SnapshotsReply, SnapshotsRequest
+
+if TYPE_CHECKING:
+    from hetrdzv.service.service import Service
+
+MOST_TALLIES = 256
+"""Of how many groups what their nodes hold is counted along; of others it is counted anew when it is needed."""
+
+
+class Tallies:
+    """What the nodes of each group hold in its running round; made anew from the groups whenever it is not there."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[tuple[int, int], Tally]] = {}
+
+    def said(self, group: Group, node: Node) -> SnapshotsReply:
+        """What all nodes of a group hold, now that one of them has said something."""
+        current = group.active_round
+        which = group.job, current.number if current is not None else 0
+        known = self._of.pop(group.group_id, None)
+        tally = known[1] if known is not None and known[0] == which else Tally(group)
+        self._of[group.group_id] = which, tally
+        if len(self._of) > MOST_TALLIES:
+            del self._of[next(iter(self._of))]
+        return tally.said(group, node)
+
+
+async def declare(
+    service: "Service", group_id: str, node_id: str, request: SnapshotsRequest
+) -> SnapshotsReply:
+    """Keep what a member holds, and say what all nodes of its group do.
+
+    Raises:
+        StaleRound: the round is over.
+        Refused, StorageError, ServerStopping: as `Service.execute`.
+    """
+    command = Declare(
+        node_id=node_id,
+        incarnation=request.incarnation,
+        round=request.round,
+        holdings=request.holdings,
+    )
+    group = await service.execute(group_id, command)
+    node, current = group.nodes.get(node_id), group.active_round
+    if node is None or current is None or current.number != request.round:  # it has ended in the same turn
+        raise StaleRound(f"round {request.round} of group '{group_id}' has ended")
+    tallies: Tallies = service.of_rooms.setdefault("snapshots", Tallies())
+    return replace(tallies.said(group, node), copy=copy_for(group, node))
+
+
+def _lost(facts: object) -> int:
+    return facts.lost if isinstance(facts, BeganFromSnapshot) else 0
+
+
+COUNTED: Sequence[tuple[str, str, str, Callable[[object], int]]] = (
+    (
+        "hetrdzv_rounds_from_snapshot",
+        "Rounds that began from a snapshot.",
+        "began_from_snapshot",
+        lambda facts: 1,
+    ),
+    ("hetrdzv_steps_lost", "Steps that were lost when rounds ended.", "began_from_snapshot", _lost),
+    (
+        "hetrdzv_snapshots_passed_by",
+        "Snapshots from which no round begins any more.",
+        "snapshot_passed_by",
+        lambda facts: 1,
+    ),
+)
+"""See `hetrdzv.service.rooms`."""

@@ -1,0 +1,118 @@
+"""Words for snapshots: which step is safe, what is missing of one, why one is passed by, and what was lost."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, assert_never
+
+from hetrdzv.protocol.facts.events import Event
+from hetrdzv.protocol.pages import GroupSummary
+from hetrdzv.protocol.rooms.snapshots import (
+    BeganFromSnapshot,
+    FailedAgain,
+    Lack,
+    NobodyHasAll,
+    NotLoaded,
+    NotWanted,
+    PartsMissing,
+    PassedBy,
+    SafeShown,
+    SnapshotPassedBy,
+    SnapshotWanted,
+    Stamp,
+    ValuesDiffer,
+)
+from hetrdzv.words.causes import failed_worker
+from hetrdzv.words.phrasing import count, have, names, one_or_more, ranked
+
+
+def of_group(group: GroupSummary) -> str:
+    """What of a job's work is safe; empty where nobody holds snapshots."""
+    return safe(group.snapshot) if group.snapshot is not None else ""
+
+
+def in_brief(group: GroupSummary) -> str:
+    """The same in two words."""
+    newest = group.snapshot.safe if group.snapshot is not None else None
+    return f"step {newest.step}" if newest is not None else ""
+
+
+def safe(value: SafeShown) -> str:
+    """Which step is safe, where, and what was lost before: `step 120 is safe (gpu1, gpu2); 4 steps were lost ...`."""
+    now = f"step {value.safe.step} is safe ({names(value.nodes)})" if value.safe is not None else ""
+    if value.began is None:
+        return now or "no step is safe yet"
+    began = f"the newest round began from step {value.began.step}, {lost(value.lost)}"
+    return f"{now or 'no step is safe now'}; {began}"
+
+
+def lost(steps: int) -> str:
+    """How many steps were lost: `1 step lost`, `no step lost`."""
+    return f"{count(steps, 'step') if steps else 'no step'} lost"
+
+
+def lacks(lack: Lack) -> str:
+    """Why a snapshot is not complete, in a clause."""
+    match lack:
+        case NobodyHasAll():
+            return "no node has all that its ranks have alike"
+        case PartsMissing():
+            return f"nobody has the {one_or_more(lack.ranks, 'part', 'parts')} of {ranked(lack.ranks)}"
+        case ValuesDiffer():
+            more = f" (and {count(lack.more, 'more value')})" if lack.more else ""
+            return f"the value '{lack.name}'{more} is not the same on all ranks: another one on {names(lack.nodes)}"
+        case _:
+            assert_never(lack)
+
+
+def passed_by(value: PassedBy) -> str:
+    """Why a snapshot is passed by, in a clause."""
+    match value.why:
+        case FailedAgain():
+            how = failed_worker(value.why.worker, last_line=True)
+            return f"rounds that began from it failed twice in the same way, the last time {how}"
+        case NotLoaded():
+            return f"workers on {names(value.why.nodes)} could not load any copy of it"
+        case NotWanted():
+            return "an older one was chosen with hetctl snapshots --use"
+        case _:
+            assert_never(value.why)
+
+
+def _which(stamp: Stamp) -> str:
+    return f"step {stamp.step} of round {stamp.round}"
+
+
+def _values_differ(value: ValuesDiffer) -> str:
+    advice = "name it in per_rank, or make it the same"
+    return f"the snapshot of {_which(value.stamp)} is not complete: {lacks(value)}; {advice}"
+
+
+def _is_passed_by(value: PassedBy) -> str:
+    return f"the snapshot of {_which(value.stamp)} is passed by: {passed_by(value)}"
+
+
+def _began(facts: BeganFromSnapshot, event: Event) -> str:
+    where = f"the snapshot of {_which(facts.stamp)}, which {have(facts.nodes)}"
+    return f"round {event.round} begins from {where}: {lost(facts.lost)}"
+
+
+def _passed(facts: SnapshotPassedBy, event: Event) -> str:
+    return _is_passed_by(facts.what)
+
+
+def _wanted(facts: SnapshotWanted, event: Event) -> str:
+    return f"the next round is to begin from the snapshot of {_which(facts.stamp)}"
+
+
+EVENTS: Mapping[type, Callable[[Any, Event], str]] = {
+    BeganFromSnapshot: _began,
+    SnapshotPassedBy: _passed,
+    SnapshotWanted: _wanted,
+}
+
+WARNINGS: Mapping[type, Callable[[Any], str]] = {PassedBy: _is_passed_by, ValuesDiffer: _values_differ}
+
+COSTS: Mapping[str, Callable[[Any], str]] = {
+    "began_from_snapshot": lambda facts: lost(facts.lost) if facts.lost else "",
+    "snapshot_passed_by": lambda facts: f"step {facts.what.stamp.step} is passed by",
+}
+"""What a round that begins says about what the end of the one before has cost, by the kind of event; empty: nothing."""

@@ -1,0 +1,556 @@
+"""The agent's part in the snapshots of each round, with stand-ins for workers."""
+
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.agent.job.rig import Make, Rig, soon
+from tests.agent.job.snapshots import standin
+from tests.agent.job.snapshots.standin import part, put
+from tests.agent.job.test_store import start
+
+from hetagent.job.loop import Identity
+from hetagent.job.snapshots import room as rooms
+from hetagent.job.snapshots.folder import Folder
+from hetagent.job.snapshots.room import Snapshots
+from hetagent.job.snapshots.serving import Serving
+from hetagent.job.snapshots.space import Space
+from hetagent.job.workers.processes import Workers
+from hetagent.job.workers.starter import Exit
+from hetagent.launch.base import Assignment
+from hetagent.launch.command import WorkerCommand
+from hetagent.node.network import hold_port
+from hetagent.protocol.line import Line
+from hetagent.protocol.topics import Message
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.errors import InvalidRequest
+from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, SnapshotsReply, SnapshotsRequest, Source, Stamp
+from hetrdzv.protocol.states import DirectiveKind
+
+# torch forgets the files of workers that end by themselves.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+COMMAND = WorkerCommand("/bin/true", (), is_python=False)
+
+
+class Told:
+    """A line that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.offered: list[Holdings] = []
+        self.asked: list[tuple[SnapshotsRequest, Future[SnapshotsReply]]] = []
+
+    def offers(self, *, snapshots: Holdings) -> None:
+        self.offered.append(snapshots)
+
+    def ask(self, message: Message[SnapshotsReply]) -> "Future[SnapshotsReply]":
+        answer: Future[SnapshotsReply] = Future()
+        body = cast(SnapshotsRequest, message.body(incarnation="i"))
+        self.asked.append((codec.checked(SnapshotsRequest, body), answer))
+        return answer
+
+
+class Ran:
+    """Workers that run, or have ended."""
+
+    def __init__(self, *living: int, exits: tuple[Exit, ...] = ()) -> None:
+        self.alive = dict.fromkeys(living, 1)
+        self.exits = exits
+
+    @property
+    def running(self) -> bool:
+        return bool(self.alive)
+
+
+class Node:
+    """A room of a node with two workers, ranks 2 and 3 of 4 unless a test says otherwise."""
+
+    def __init__(
+        self, parent: Path, serving: bool = False, rescue: Callable[["Node"], int] | None = None
+    ) -> None:
+        self.line, self.said = Told(), list[str]()
+        self.folder = Folder(parent, "g", "a", ())
+        self.path = self.folder.path
+        self.serving = self._serving() if serving else None
+        self.room = Snapshots(
+            node_id="a",
+            line=cast(Line, self.line),
+            tell=self.said.append,
+            folder=self.folder,
+            space=Space(1000, "little space"),
+            serving=self.serving,
+            rescue=lambda: rescue(self) if rescue is not None else 0,
+        )
+
+    def _serving(self) -> Serving:
+        hold = lambda: hold_port("127.0.0.1", None)  # noqa: E731
+        return Serving(self.path, Identity("g", "a", "1234"), hold, lambda: "127.0.0.1", self.said.append)
+
+    def enters(self, number: int = 4, chosen: Chosen | None = None, nnodes: int = 1, **more: Any) -> None:
+        """It takes part in a round, whose workers run."""
+        directive = start("a", number)
+        assert directive.start is not None
+        more = {"rank_offset": 2, "slots": 2, "world_size": 4, "origin": "job1", **more}
+        begun = replace(directive.start, nnodes=nnodes, snapshot=chosen, **more)
+        assignment = Assignment(group="g", node_id="a", round=number, start=begun)
+        self.room.enter(assignment)
+        self.room.prepare(assignment, COMMAND)
+        self.works(Ran(0, 1))
+
+    def works(self, workers: Ran) -> None:
+        self.room.begin(cast(Workers, workers), ())
+
+    def hears(self, kind: DirectiveKind, **more: Any) -> None:
+        self.room.heard(replace(start("a", 4), kind=kind, start=None, **more))
+
+    def opens(self, rank: int = 2) -> int:
+        """A worker opens snapshots; returns the end of its pipe that it reads."""
+        pipe = self.path / "ask" / str(rank)
+        os.mkfifo(pipe)
+        return os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+
+    def answers(self, rank: int = 2, **more: Any) -> None:
+        told = {"step": 120, "reached": 120, "why": "", **more}
+        put(self.path / "ask" / f"{rank}.done", json.dumps(told))
+
+    def control(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads((self.path / "control.json").read_bytes())
+        return told
+
+    def part(self, stamp: tuple[int, int], slot: int = 0, rank: int = 2, **more: Any) -> None:
+        part(self.path, slot, stamp, rank, **{"world_size": 4, **more})
+
+    @property
+    def offer(self) -> Holdings:
+        return self.line.offered[-1]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
+    monkeypatch.setattr(rooms, "PAUSE_S", 0.0)
+    made: list[Node] = []
+
+    def make(**more: Any) -> Node:
+        made.append(Node(tmp_path, **more))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.room.close()
+
+
+@pytest.fixture
+def node(nodes: Callable[..., Node]) -> Node:
+    return nodes()
+
+
+# -- what it tells the server ----------------------------------------------------------------------------------
+
+
+def test_a_node_says_that_it_could_hold_snapshots(node: Node) -> None:
+    assert node.line.offered == [Holdings()]
+
+
+def test_without_snapshots_the_server_is_told_nothing_more(node: Node) -> None:
+    node.enters()
+    node.room.look()
+    node.hears(DirectiveKind.STOP)
+    node.room.end()
+    assert node.line.asked == []
+    assert [(offer.held, offer.origin) for offer in node.line.offered] == [((), ""), ((), "job1")]
+    assert node.said == []
+
+
+def test_the_server_is_told_what_workers_write(node: Node) -> None:
+    node.enters()
+    os.close(node.opens())
+    node.part((4, 120))
+    soon(lambda: poll(node), "news")
+    node.room.look()
+    [(request, answer)] = node.line.asked
+    assert (request.round, request.holdings.origin, request.holdings.every) == (4, "job1", 8)
+    assert [(held.step, held.whole) for held in request.holdings.held] == [(120, True)]
+    assert node.offer == request.holdings, "whatever has this node join again"
+    node.part((4, 130), slot=1)
+    node.part((4, 140), slot=2)
+    node.room.look()
+    assert len(node.line.asked) == 1, "one at a time"
+    answer.set_result(SnapshotsReply(complete=Stamp(round=4, step=120), every=16))
+    assert node.room.due_at() == 0.0
+    node.room.look()
+    assert (node.control()["confirmed"], node.control()["every"]) == ([4, 120], 16)
+    assert [held.step for held in node.line.asked[1][0].holdings.held] == [140, 130, 120]
+
+
+def poll(node: Node) -> bool:
+    return bool(select.select([node.room], [], [], 0)[0])
+
+
+def test_what_is_saved_without_a_pipe_counts_and_is_served(nodes: Callable[..., Node]) -> None:
+    """Scripts that save by torch.distributed.checkpoint open nothing."""
+    node = nodes(serving=True)
+    node.enters(nnodes=2)
+    node.room.look()
+    assert node.line.asked == []
+    node.part((4, 80))
+    node.room.look()
+    [(request, _)] = node.line.asked
+    assert request.holdings.held[0].step == 80
+    assert node.serving is not None
+    assert node.serving.pid is not None
+
+
+def test_a_server_that_knows_no_snapshots_is_told_once(node: Node) -> None:
+    node.enters()
+    os.close(node.opens())
+    node.room.look()
+    node.line.asked[0][1].set_exception(InvalidRequest("there is no such route"))
+    node.part((4, 120))
+    node.room.look()
+    node.room.look()
+    assert len(node.line.asked) == 1
+    assert sum("the server does not hear of snapshots" in text for text in node.said) == 1
+    assert node.room.due_at() is None
+
+
+def test_an_answer_after_the_end_of_the_round_changes_nothing(node: Node) -> None:
+    node.enters()
+    os.close(node.opens())
+    node.room.look()
+    node.line.asked[0][1].cancel()
+    node.room.look()
+    assert node.room.due_at() is None
+    assert node.control()["confirmed"] is None
+
+
+def test_the_next_join_says_what_was_saved_last_and_how_far_workers_had_come(node: Node) -> None:
+    node.part((3, 500))
+    node.enters(number=4)
+    os.close(node.opens())
+    node.part((4, 120), slot=1)
+    node.answers(reached=123)
+    node.room.end()
+    assert (node.offer.reached, [held.step for held in node.offer.held]) == (123, [120])
+    node.room.end()
+    assert node.offer.reached == 123
+
+
+def test_what_dead_workers_had_kept_is_declared_with_the_next_join(nodes: Callable[..., Node]) -> None:
+    def rescue(node: Node) -> int:
+        if (node.path / "now" / "2.small").exists():
+            node.part((4, 130))
+            return 131
+        return 0
+
+    node = nodes(rescue=rescue)
+    node.enters()
+    (node.path / "now" / "2.small").touch()
+    node.room.look()
+    assert node.offer.held == ()
+    node.room.end()
+    assert (node.offer.reached, [held.step for held in node.offer.held]) == (131, [130])
+    node.room.close()
+    assert nodes(rescue=rescue).offer.reached == 131, "the next agent looks, too"
+
+
+def test_a_rescue_without_space_is_said(nodes: Callable[..., Node]) -> None:
+    def full(node: Node) -> int:
+        raise OSError(28, "No space left on device")
+
+    node = nodes(rescue=full)
+    assert node.said == [
+        "what dead workers have kept of their last steps is lost: [Errno 28] No space left on device"
+    ]
+
+
+def test_little_space_is_said_once_it_matters(node: Node) -> None:
+    node.enters()
+    node.room.look()
+    assert node.said == []
+    os.close(node.opens())
+    node.room.look()
+    node.room.look()
+    assert node.said == ["snapshots: little space"]
+
+
+def test_the_next_agent_declares_what_is_left(nodes: Callable[..., Node]) -> None:
+    first = nodes()
+    first.enters()
+    first.part((4, 120))
+    first.room.end()
+    first.room.close()
+    second = nodes()
+    assert second.offer.held == first.offer.held != ()
+    assert second.offer.origin == "job1"
+
+
+# -- what it tells the workers ---------------------------------------------------------------------------------
+
+
+def chosen(step: int = 120, node_id: str = "a") -> Chosen:
+    source = Source(node_id=node_id, address="127.0.0.1", port=7, whole=True)
+    return Chosen(round=3, step=step, world_size=4, lost=2, sources=(source,))
+
+
+def test_workers_find_from_where_to_begin(node: Node) -> None:
+    node.enters(number=3)
+    node.part((3, 120))
+    node.room.end()
+    node.enters(chosen=chosen())
+    told = json.loads((node.path / "start.json").read_bytes())
+    assert (told["step"], told["sources"][0]["path"]) == (120, str(node.path / "0"))
+    control = {"round": 4, "confirmed": [3, 120], "every": 0, "fixed": False, "memory": 1000}
+    assert node.control() == control
+    assert "round 4: begins from the snapshot of step 120, 2 before the last" in node.said
+    assert node.room.steady({}) == {"HET_SNAPSHOTS": str(node.path)}
+
+
+def test_a_copy_that_cannot_be_loaded_ends_the_round_and_is_refused(node: Node) -> None:
+    node.enters(number=3)
+    node.part((3, 120))
+    node.part((3, 60), slot=1)
+    node.room.end()
+    node.enters(chosen=chosen())
+    assert node.room.gives_up() == ""
+    put(node.path / "bad" / "3-120", '{"node": "a", "why": "model.w has another digest"}')
+    assert (
+        "snapshot of step 120, since the copy on this node is of no use (model.w has" in node.room.gives_up()
+    )
+    node.room.end()
+    assert node.offer.refused == (Stamp(round=3, step=120),)
+    assert [held.step for held in node.offer.held] == [60]
+    assert node.room.gives_up() == ""
+
+
+def test_another_nodes_copy_is_refused_but_the_own_one_kept(node: Node) -> None:
+    node.enters(number=3)
+    node.part((3, 120))
+    node.room.end()
+    node.enters(chosen=chosen(node_id="b"))
+    put(node.path / "bad" / "3-120", '{"node": "b", "why": "it is short"}')
+    assert "the copy on node 'b' is of no use (it is short)" in node.room.gives_up()
+    put(node.path / "bad" / "3-120", '{"node": "", "why": "nobody has it"}')
+    assert "no copy is of use (nobody has it)" in node.room.gives_up()
+    node.room.end()
+    assert (node.offer.refused, len(node.offer.held)) == ((Stamp(round=3, step=120),), 1)
+
+
+# -- others fetch it -------------------------------------------------------------------------------------------
+
+
+def test_it_is_served_once_there_are_snapshots_and_other_nodes(nodes: Callable[..., Node]) -> None:
+    node = nodes(serving=True)
+    assert node.serving is not None
+    node.enters(nnodes=2)
+    node.room.look()
+    assert (node.serving.port, list(node.room.kept())) == (0, [])
+    os.close(node.opens())
+    node.room.look()
+    assert node.serving.port > 0
+    assert list(node.room.kept()) == [node.serving.pid]
+    assert (node.offer.port, node.offer.key) == (node.serving.port, node.serving.key)
+
+
+def test_a_node_alone_serves_what_it_has_to_those_that_may_come(nodes: Callable[..., Node]) -> None:
+    node = nodes(serving=True)
+    assert node.serving is not None
+    node.enters()
+    os.close(node.opens())
+    node.room.look()
+    assert (node.serving.port, node.offer.key) == (0, "")
+    node.part((4, 120))
+    node.room.look()
+    assert node.offer.port == node.serving.port > 0
+
+
+def test_the_next_agent_serves_what_is_left(nodes: Callable[..., Node]) -> None:
+    first = nodes()
+    first.enters()
+    first.part((4, 120))
+    first.room.end()
+    first.room.close()
+    assert nodes(serving=True).offer.port > 0
+
+
+# -- before the end --------------------------------------------------------------------------------------------
+
+
+def test_those_who_listen_and_run_are_asked_and_waited_for(node: Node) -> None:
+    node.enters()
+    pipes = [node.opens(2), node.opens(3)]
+    os.close(node.opens(7))
+    assert node.room.heeds_notice()
+    node.works(Ran(0))
+    node.room.save(60.0)
+    until = node.room.saves_until()
+    assert until is not None
+    assert [os.read(pipe, 9) for pipe in pipes] == [b"!", b""], "rank 3 has ended"
+    node.answers()
+    assert node.room.saves_until() is None
+    for pipe in pipes:
+        os.close(pipe)
+
+
+def test_who_dies_or_cannot_save_is_not_waited_for(node: Node) -> None:
+    node.enters()
+    pipes = [node.opens(2), node.opens(3)]
+    node.room.save(60.0)
+    node.answers(2, step=None, why="no snapshot was ever taken")
+    assert node.room.saves_until() is not None
+    node.works(Ran(0))
+    assert node.room.saves_until() is None
+    assert node.said == ["rank 2 has not saved: no snapshot was ever taken"]
+    for pipe in pipes:
+        os.close(pipe)
+
+
+def test_without_snapshots_nobody_is_waited_for(node: Node) -> None:
+    assert not node.room.heeds_notice()
+    node.enters()
+    assert not node.room.heeds_notice()
+    node.room.save(60.0)
+    assert node.room.saves_until() is None
+
+
+def test_a_job_that_is_over_saves_nothing_and_leaves_nothing(node: Node) -> None:
+    node.enters()
+    pipe = node.opens()
+    node.part((4, 120))
+    node.hears(DirectiveKind.EXIT, outcome="succeeded")
+    node.room.save(60.0)
+    assert node.room.saves_until() is None
+    os.close(pipe)
+    node.room.end()
+    node.room.close()
+    assert not node.path.exists()
+
+
+@pytest.mark.parametrize(("code", "outcome", "kept"), [("no server", None, True), ("drained", None, False)])
+def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
+    node: Node, code: str, outcome: str | None, kept: bool
+) -> None:
+    node.enters()
+    node.part((4, 120))
+    node.room.end()
+    node.hears(DirectiveKind.EXIT, code=code, outcome=outcome)
+    node.room.close()
+    assert node.path.exists() is kept
+
+
+def test_an_agent_without_snapshots_leaves_nothing(node: Node) -> None:
+    node.enters()
+    node.room.end()
+    node.room.close()
+    assert not node.path.exists()
+
+
+# -- in a real agent -------------------------------------------------------------------------------------------
+
+WORKER = f"exec {sys.executable} -S {standin.__file__}"
+
+
+def furnished(made: Rig, parent: Path) -> Snapshots:
+    """Give an agent the room."""
+    folder = Folder(parent, made.group_id, "a", ())
+    room = Snapshots(
+        node_id="a",
+        line=made.line,
+        tell=made.said.append,
+        folder=folder,
+        space=Space(1000),
+        serving=None,
+    )
+    cast(list[Any], made.agent._rooms).append(room)
+    return room
+
+
+def offered(made: Rig) -> Holdings:
+    found = made.line._session.offer.snapshots
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Path:
+    (tmp_path / "snapshots").mkdir()
+    return tmp_path / "snapshots"
+
+
+def joins(made: Rig) -> list[Holdings]:
+    """What the agent declares with each join from now on."""
+    told: list[Holdings] = []
+    join = made.line.ready
+
+    def ready(*args: Any) -> None:
+        made.line._do(lambda now: told.append(offered(made)))
+        join(*args)
+
+    made.line.ready = ready  # type: ignore[method-assign]
+    return told
+
+
+def test_workers_save_before_a_restart_stops_them(rig: Make, parent: Path) -> None:
+    made = rig(f"[ $HET_ROUND = 2 ] && exit 0; {WORKER} 120")
+    furnished(made, parent)
+    told = joins(made)
+    assert made.run(made.appears("up.0.1"), made.asks("restart")) == 0
+    assert [(held.step, held.round, held.whole) for held in told[1].held] == [(120, 1, True)]
+    assert told[1].reached == 120
+    assert list(parent.iterdir()) == [], "the job is over"
+
+
+def test_the_others_of_a_failed_worker_save(rig: Make, parent: Path) -> None:
+    fails = "until [ -e up.0.1 ]; do sleep 0.01; done; exit 3"
+    made = rig(f"[ $HET_ROUND = 2 ] && exit 0; [ $RANK = 1 ] && {{ {fails}; }}; {WORKER} 7", slots=2)
+    furnished(made, parent)
+    told = joins(made)
+    assert made.run() == 0
+    assert (told[1].reached, [each.rank for each in told[1].held[0].ranks]) == (7, [0])
+    assert made.group()["restarts"] == 1
+
+
+def test_a_node_that_leaves_has_its_workers_save_and_keeps_that(rig: Make, parent: Path) -> None:
+    made = rig(f"{WORKER} 120", grace_s=25.0)
+    furnished(made, parent)
+    made.run(made.appears("up.0.1"), made.gets(signal.SIGTERM))
+    assert made.agent.status(fixed=False) == 75, "an announced stop, without a word in the script"
+    assert [held.step for held in offered(made).held] == [120]
+    [kept] = parent.iterdir()
+    assert (kept / "0" / "0.json").exists()
+
+
+def test_a_second_signal_waits_for_nobody(rig: Make, parent: Path) -> None:
+    opens = "trap '' TERM INT; P=$HET_SNAPSHOTS/ask/0; mkfifo $P; exec 7<>$P; touch ready"
+    made = rig(f"{opens}; while :; do sleep 1; done", stop_timeout_s=60.0)
+    furnished(made, parent)
+    saves = lambda: soon(lambda: made.agent._local is not None and made.agent._local.phase == "saving")  # noqa: E731
+    made.run(made.appears("ready"), made.gets(signal.SIGINT), saves, made.gets(signal.SIGINT))
+    assert any("killing the workers" in text for text in made.said)
+    assert "rank 0 has not saved before it was stopped" in made.said
+
+
+def test_a_copy_that_cannot_be_loaded_costs_no_restart(rig: Make, parent: Path) -> None:
+    bad = "echo '{}' > $HET_SNAPSHOTS/bad/1-9; exit 1"
+    made = rig(f"[ $HET_ROUND = 2 ] && exit 0; {bad}")
+    furnished(made, parent)
+    assert made.run() == 0
+    assert (made.group()["restarts"], made.group()["round"]) == (0, 2)
+    assert offered(made).refused == (Stamp(round=1, step=9),)
+
+
+def test_the_agent_s_end_is_heard_between_rounds(rig: Make, parent: Path) -> None:
+    made = rig("exit 0")
+    room = furnished(made, parent)
+    assert made.run() == 0
+    assert cast(Any, room)._over
+    assert isinstance(made.agent.outcome, DirectiveReply)
+    assert list(parent.iterdir()) == []

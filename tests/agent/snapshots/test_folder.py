@@ -1,0 +1,144 @@
+"""The files of snapshots on a node."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetagent.snapshots.folder import Claims, Folder, Index, Place, Stamp
+
+ONE, TWO, THREE, FOUR = (Stamp(step, 1) for step in (1, 2, 3, 4))
+
+
+def control(folder: Folder, **told: object) -> None:
+    (folder.path / "control.json").write_text(json.dumps(told))
+
+
+def test_all_workers_of_a_node_get_the_same_slot_for_a_snapshot(tmp_path: Path) -> None:
+    first, second = Folder(tmp_path), Folder(tmp_path)
+    assert first.begin(ONE).number == second.begin(ONE).number
+    assert second.begin(TWO).number == first.begin(TWO).number != first.begin(ONE).number
+
+
+def test_the_oldest_makes_room(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    for stamp in (ONE, TWO, THREE, FOUR):
+        folder.begin(stamp)
+    assert set(folder.slots()) == {TWO, THREE, FOUR}
+
+
+def test_the_newest_that_is_complete_is_kept_however_old_it_is(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    control(folder, round=1, confirmed=ONE.told())
+    for stamp in (ONE, TWO, THREE, FOUR):
+        folder.begin(stamp)
+    assert set(folder.slots()) == {ONE, THREE, FOUR}
+
+
+def test_two_steps_fit_beside_the_complete_one(tmp_path: Path) -> None:
+    """Living workers may be a step apart when a round ends."""
+    folder = Folder(tmp_path)
+    for stamp in (ONE, TWO, THREE):
+        folder.begin(stamp)
+    control(folder, round=1, confirmed=ONE.told())
+    folder.begin(Stamp(7, 1))
+    folder.begin(Stamp(6, 1))
+    assert set(folder.slots()) >= {ONE, Stamp(6, 1)}
+    folder.begin(Stamp(7, 1))
+    assert set(folder.slots()) == {ONE, Stamp(6, 1), Stamp(7, 1)}
+
+
+def test_a_slot_that_is_given_away_has_no_index_any_more(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    slot = folder.begin(ONE)
+    (slot.path / "0.json").write_text("{}")
+    folder.forget([ONE])
+    assert folder.slots() == {}
+    assert slot.indexes() == {}
+
+
+def test_control_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    assert folder.control().confirmed is None
+    control(folder, round=3, confirmed=[2, 8], every=16, fixed=True, memory=9)
+    told = folder.control()
+    assert (told.round, told.confirmed, told.every, told.fixed, told.memory) == (3, Stamp(8, 2), 16, True, 9)
+
+
+def test_claims_share_blocks_and_each_is_copied_once(tmp_path: Path) -> None:
+    claims = Claims(tmp_path / "claims", 10)
+    first = claims.mine(wait=False)
+    taken = [next(first) for _ in range(3)]
+    code = """
+import sys
+from pathlib import Path
+from hetagent.snapshots.folder import Claims
+print(*Claims(Path(sys.argv[1]), 10).mine(wait=False))
+"""
+    other = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "claims")], capture_output=True, text=True, check=True
+    )
+    theirs = [int(word) for word in other.stdout.split()]
+    rest = list(first)
+    assert sorted([*taken, *theirs, *rest]) == list(range(10))
+    claims.close()
+
+
+def test_what_a_killed_worker_was_copying_is_copied_by_another(tmp_path: Path) -> None:
+    code = """
+import sys, time
+from pathlib import Path
+from hetagent.snapshots.folder import Claims
+mine = Claims(Path(sys.argv[1]), 4).mine(wait=False)
+print(next(mine), next(mine), flush=True)
+time.sleep(100)
+"""
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "claims")], stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline().split() == ["0", "1"]  # it has copied 0, and is at 1
+    claims = Claims(tmp_path / "claims", 4)
+    mine = claims.mine(wait=True)
+    assert [next(mine), next(mine)] == [2, 3]
+    os.kill(other.pid, signal.SIGKILL)
+    other.wait()
+    assert list(mine) == [1]
+    other.stdout.close()
+    claims.close()
+
+
+def test_an_index_comes_back_as_it_was_written() -> None:
+    place = Place(
+        name="model.weight",
+        dtype="float32",
+        shape=(4, 2),
+        offsets=(2, 0),
+        lengths=(2, 2),
+        file="1.bin",
+        at=64,
+        bytes=16,
+        digest="ab",
+    )
+    index = Index(
+        stamp=Stamp(12, 3),
+        rank=1,
+        world_size=2,
+        sharded=True,
+        alike={"a": 4},
+        tensors=(place,),
+        digests={"sampler": "cd"},
+    )
+    assert Index.read(index.written()) == index
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"{}", b"null", b'{"v": 2}', b'{"v": 1}', b'{"v": 1, "round": 1, "step": 1}']
+)
+def test_what_is_no_index_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        Index.read(text)

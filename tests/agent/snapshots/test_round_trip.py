@@ -1,0 +1,364 @@
+"""What is saved comes back bit for bit, and what is not good is not loaded; one worker, without an agent."""
+
+import errno
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hetagent import snapshots
+from hetagent.snapshots import SnapshotError
+from hetagent.snapshots.folder import Folder
+from hetagent.snapshots.script import Snapshots
+from hetagent.snapshots.small import Bank
+
+STEPS = 4
+
+
+class Net(nn.Module):
+    """With buffers, and parameters that get no gradients."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2))
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.body(inputs)
+
+
+class Job:
+    """A script that trains."""
+
+    def __init__(self, folder: Path, optimizer: Callable[..., torch.optim.Optimizer], width: int = 8) -> None:
+        torch.manual_seed(3)
+        self.model = Net(width).double()
+        self.optimizer = optimizer(self.model.parameters())
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+        self.seen: dict[str, Any] = {"losses": []}
+        self.generator = {"state": torch.Generator().manual_seed(5).get_state()}
+        self.folder = folder
+        self.snaps = self.opened()
+
+    def opened(self) -> Snapshots:
+        state = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "seen": self.seen,
+        }
+        return snapshots.open(state, per_rank={"generator": self.generator}, directory=self.folder)
+
+    def train(self, first: int, last: int, *, saves: bool = True) -> None:
+        for step in range(first, last):
+            generator = torch.Generator()
+            generator.set_state(self.generator["state"])
+            inputs = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+            self.generator["state"] = generator.get_state()
+            loss = (self.model(inputs) - inputs[:, :2]).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            self.seen["losses"].append(loss.item())
+            if saves:
+                self.snaps.step(step + 1)
+                settle(self.snaps)
+
+    def everything(self) -> dict[str, Any]:
+        """All of its state, to compare."""
+        states = {
+            f"{number}.{name}": value
+            for number, state in enumerate(self.optimizer.state.values())
+            for name, value in state.items()
+        }
+        return {
+            **self.model.state_dict(),
+            **states,
+            "groups": [{**group, "params": len(group["params"])} for group in self.optimizer.param_groups],
+            "scheduler": {k: v for k, v in self.scheduler.state_dict().items() if not callable(v)},
+            "seen": self.seen,
+            **self.generator,
+        }
+
+
+def settle(snaps: Snapshots) -> None:
+    """Wait until nothing is being done beside the script."""
+    assert snaps._taker is not None
+    for thread in (snaps._taker._ahead, snaps._taker._closing):
+        if thread is not None:
+            thread.join()
+
+
+def assert_same(left: dict[str, Any], right: dict[str, Any]) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        same = torch.equal(value, right[name]) if isinstance(value, torch.Tensor) else value == right[name]
+        assert same, name
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.05)
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def plain(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+@pytest.mark.parametrize("optimizer", [adamw, momentum, plain])
+def test_a_job_that_begins_again_ends_like_one_that_was_left_alone(
+    tmp_path: Path, optimizer: Callable[..., torch.optim.Optimizer]
+) -> None:
+    alone = Job(tmp_path / "alone", optimizer)
+    alone.train(0, 2 * STEPS, saves=False)
+    first = Job(tmp_path / "snaps", optimizer)
+    first.train(0, STEPS)
+    first.snaps.save_now()
+    again = Job(tmp_path / "snaps", optimizer)
+    assert again.snaps.load() == STEPS
+    assert_same(again.everything(), first.everything())
+    again.train(STEPS, 2 * STEPS)
+    assert_same(again.everything(), alone.everything())
+
+
+class Counting(torch.optim.SGD):
+    """Keeps a plain number for each parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
+        return super().step(closure)
+
+
+def test_plain_values_of_optimizers_come_back_and_are_saved_again(tmp_path: Path) -> None:
+    def made(parameters: Any) -> torch.optim.Optimizer:
+        return Counting(parameters, lr=0.05)
+
+    for steps in (2, 4):
+        job = Job(tmp_path, made)
+        job.train(job.snaps.load() or 0, steps)
+        job.snaps.save_now()
+        assert {state["count"] for state in job.optimizer.state.values()} == {steps}
+
+
+def test_a_group_of_parameters_that_is_added_is_saved(tmp_path: Path) -> None:
+    def made(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(list(parameters)[:2], lr=0.05)
+
+    job = Job(tmp_path, made)
+    job.train(0, 2)
+    job.optimizer.add_param_group({"params": [job.model.body[3].weight], "lr": 0.5})
+    job.train(2, 4)
+    job.snaps.save_now()
+    again = Job(tmp_path, made)
+    again.optimizer.add_param_group({"params": [again.model.body[3].weight]})
+    assert again.snaps.load() == 4
+    assert again.optimizer.param_groups[1]["lr"] == job.optimizer.param_groups[1]["lr"] == 0.25
+    assert again.model.body[3].weight in again.optimizer.state
+
+
+def test_a_value_that_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    job = Job(tmp_path, adamw)
+    job.seen["how"] = lambda: 0
+    with pytest.raises(SnapshotError, match=r"a value of the state cannot be saved: .*lambda"):
+        job.train(0, 1)
+
+
+def test_no_room_is_said_once_and_training_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    job = Job(tmp_path, adamw)
+    job.train(0, 5)
+    job.snaps.save_now()
+    assert capfd.readouterr().err.count("No space left on device") == 1
+    assert not list(tmp_path.glob("*/shared.bin"))
+
+
+def test_nothing_found_touches_nothing(tmp_path: Path) -> None:
+    job = Job(tmp_path, adamw)
+    before = {name: value.clone() for name, value in job.model.state_dict().items()}
+    assert job.snaps.load() is None
+    assert not job.optimizer.state
+    assert_same(dict(job.model.state_dict()), before)
+
+
+def test_a_step_that_is_not_whole_is_not_saved(tmp_path: Path) -> None:
+    """After the optimizer's step and before snaps.step, parameters belong to no step."""
+    job = Job(tmp_path, adamw)
+    job.train(0, STEPS)
+    job.snaps._taker._saved = None
+    job.optimizer.step()
+    job.snaps.save_now()
+    assert job.snaps._taker._saved is None
+
+
+def test_the_last_step_is_saved_though_none_was_due(tmp_path: Path) -> None:
+    job = Job(tmp_path, adamw)
+    job.train(0, 2)
+    job.snaps._taker._every = 1 << 20
+    job.train(2, 7)
+    job.snaps.save_now()
+    assert Job(tmp_path, adamw).snaps.load() == 7
+
+
+def test_what_is_kept_on_a_device_is_saved_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the device is the CPU; the way through a copy that stays there is the same."""
+    monkeypatch.setattr(Bank, "_stays", staticmethod(lambda tensor: True))
+    job = Job(tmp_path, adamw)
+    job.train(0, 2)
+    assert job.snaps._taker is not None
+    job.snaps._taker._every = 1 << 20
+    job.train(2, 5)
+    with torch.no_grad():
+        job.model(torch.ones(3, 4, dtype=torch.float64))  # a step that is under way has changed its buffers
+    kept = {
+        name: value
+        for name, value in job.everything().items()
+        if "running" not in name and "tracked" not in name
+    }
+    job.snaps.save_now()
+    again = Job(tmp_path, adamw)
+    assert again.snaps.load() == 5
+    loaded = again.everything()
+    assert_same({name: loaded[name] for name in kept}, kept)
+    assert loaded["body.1.num_batches_tracked"] == job.model.body[1].num_batches_tracked - 1
+
+
+# -- what is not good ----------------------------------------------------------------------------------------
+
+
+def damage_of(kind: str, slot: Path, random_: random.Random) -> None:
+    """Spoil a snapshot."""
+    name = {"large": "shared.bin", "small": "0.small", "index": "0.json"}[kind.partition(" ")[0]]
+    path = slot / name
+    content = bytearray(path.read_bytes())
+    if kind.endswith("bit"):
+        ranges = [(0, len(content))]
+        if name == "shared.bin":  # what is between tensors is nobody's
+            index = json.loads((slot / "0.json").read_bytes())
+            ranges = [(place["at"], place["at"] + place["bytes"]) for place in index["tensors"]]
+        at = random_.choice([at for first, end in ranges for at in range(first, end)])
+        content[at] ^= 1 << random_.randrange(8)
+    elif kind.endswith("end"):
+        del content[random_.randrange(len(content) // 2) :]
+    else:
+        content = bytearray(len(content))
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "kind", [f"{file} {what}" for file in ("large", "small") for what in ("bit", "end", "zeros")]
+)
+def test_a_corrupt_copy_is_found_and_the_older_one_is_taken(tmp_path: Path, kind: str) -> None:
+    random_ = random.Random(kind)
+    for number in range(17):
+        folder = tmp_path / str(number)
+        job = Job(folder, adamw)
+        job.train(0, 2)
+        job.snaps._taker._every = 1
+        job.train(2, 4)
+        slots = Folder(folder).slots()
+        damage_of(kind, slots[max(slots)].path, random_)
+        with pytest.raises(SnapshotError, match=r"step 4 .*(corrupt|too short)"):
+            Job(folder, adamw).snaps.load()
+        again = Job(folder, adamw)
+        assert again.snaps.load() == 3
+        assert again.seen["losses"] == job.seen["losses"][:3]
+
+
+def test_an_index_that_is_torn_is_no_part(tmp_path: Path) -> None:
+    job = Job(tmp_path, adamw)
+    job.train(0, 4)
+    slots = Folder(tmp_path).slots()
+    newest = max(slots)
+    damage_of("index end", slots[newest].path, random.Random(1))
+    step = Job(tmp_path, adamw).snaps.load()
+    assert step is not None
+    assert step < newest.step
+
+
+def test_a_snapshot_of_another_model_is_named(tmp_path: Path) -> None:
+    Job(tmp_path, adamw).train(0, 3)
+    other = Job(tmp_path, adamw, width=9)
+    before = {name: value.clone() for name, value in other.model.state_dict().items()}
+    with pytest.raises(
+        SnapshotError,
+        match=r"'model\.body\.0\.weight' has the shape \[8, 4\] .* \[9, 4\] here: .*another model",
+    ):
+        other.snaps.load()
+    assert_same(dict(other.model.state_dict()), before)
+
+
+def test_too_little_memory_is_said_once_and_training_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = Folder(tmp_path)
+    (folder.path / "control.json").write_text(json.dumps({"memory": 1000}))
+    job = Job(tmp_path, adamw)
+    job.train(0, 5)
+    job.snaps.save_now()
+    assert capfd.readouterr().err.count("--snapshot-memory") == 1
+    assert Folder(tmp_path).slots() == {}
+
+
+# -- what cannot be saved ------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_loaded_into_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match=r"'epoch' is a int, .* dictionary that has it"):
+        snapshots.open({"epoch": 3}, directory=tmp_path)
+
+
+def test_an_optimizer_without_its_module_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = adamw(model.parameters())
+    snaps = snapshots.open({"optimizer": optimizer}, directory=tmp_path)
+    with pytest.raises(SnapshotError, match=r"'optimizer' has parameters of no module"):
+        snaps.step(1)
+
+
+def test_state_that_needs_a_collective_is_refused_by_name(tmp_path: Path) -> None:
+    kind = type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})
+    model = nn.Linear(2, 2)
+    with pytest.raises(SnapshotError, match=r"'o' has a ZeroRedundancyOptimizer: .*fully_shard"):
+        snapshots.open({"m": model, "o": kind(model.parameters(), lr=1.0)}, directory=tmp_path)
+
+
+def test_steps_count_up(tmp_path: Path) -> None:
+    job = Job(tmp_path, adamw)
+    job.train(0, 2)
+    with pytest.raises(ValueError, match=r"snaps\.step\(2\) after step 2"):
+        job.snaps.step(2)
+
+
+def test_more_machines_without_an_agent_keep_nothing_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    snaps = snapshots.open({"m": nn.Linear(1, 1)}, directory=tmp_path / "snaps")
+    assert snaps.load() is None
+    snaps.step(1)
+    assert "no snapshots, since 2 of 4 ranks are on other machines" in capfd.readouterr().err
+    assert not (tmp_path / "snaps").exists()
+
+
+def test_an_agent_that_keeps_no_snapshots_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HET_NODE_ID", "a")
+    snapshots.open({"m": nn.Linear(1, 1)}, directory=tmp_path / "snaps").step(1)
+    assert not (tmp_path / "snaps").exists()

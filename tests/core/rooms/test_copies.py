@@ -1,0 +1,111 @@
+"""Who keeps copies for whom of the parts of a sharded snapshot."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hetrdzv.core.model import Group
+from hetrdzv.core.rooms.snapshots import Declare
+from hetrdzv.core.rooms.snapshots.copies import copy_for, kept_by
+from hetrdzv.protocol.rooms.snapshots import Held, Holdings, RankPart, Stamp
+from tests.core.driver import Story
+
+SERVES = Holdings(port=7000, key="secret")
+
+
+class Job(Story):
+    """Nodes that run together, each with a worker."""
+
+    def begin(self, *names: str, **labels: str) -> "Job":
+        for name in names:
+            own = {"rack": labels[name]} if name in labels else {}
+            self.join(name, snapshots=SERVES, labels=own)
+        self.wait(30.0)
+        self.started(*self.order)
+        return self
+
+    def declare(self, node_id: str, *ranks: int, step: int = 8, **more: Any) -> None:
+        current = self.group.active_round
+        assert current is not None
+        parts = tuple(RankPart(rank=rank, digest=f"d{rank}") for rank in ranks)
+        held = Held(
+            round=current.number, step=step, world_size=current.world_size, sharded=True, ranks=parts, **more
+        )
+        node = self.node(node_id)
+        self.do(
+            Declare(
+                node_id=node_id,
+                incarnation=node.incarnation,
+                round=current.number,
+                holdings=replace(SERVES, held=(held,)),
+            )
+        )
+
+
+def keepers(group: Group) -> dict[str, str]:
+    """The keeper of each member."""
+    assert group.active_round is not None
+    return {
+        member.node_id: name for name in group.nodes for member in kept_by(group, group.active_round, name)
+    }
+
+
+def test_the_next_one_keeps_copies() -> None:
+    assert keepers(Job(min_nodes=3, max_nodes=3).begin("a", "b", "c").group) == {"a": "b", "b": "c", "c": "a"}
+
+
+def test_one_alone_has_nobody() -> None:
+    assert keepers(Job(min_nodes=1, max_nodes=1).begin("a").group) == {}
+
+
+@pytest.mark.parametrize(
+    ("racks", "expected"),
+    [
+        ({"a": "1", "b": "1", "c": "2", "d": "2"}, {"a": "c", "b": "c", "c": "a", "d": "a"}),
+        ({"a": "1", "b": "1", "c": "1", "d": "1"}, {"a": "b", "b": "c", "c": "d", "d": "a"}),
+        ({"a": "1", "b": "1"}, {"a": "c", "b": "c", "c": "d", "d": "a"}),
+    ],
+)
+def test_copies_are_kept_in_another_unit_where_there_is_one(
+    racks: dict[str, str], expected: dict[str, str]
+) -> None:
+    job = Job(min_nodes=4, max_nodes=4, unit="rack").begin("a", "b", "c", "d", **racks)
+    assert keepers(job.group) == expected
+
+
+def test_a_keeper_is_told_what_it_lacks_once_it_is_there() -> None:
+    job = Job(min_nodes=3, max_nodes=3).begin("a", "b", "c")
+    job.declare("b", 1)
+    assert copy_for(job.group, job.node("b")) is None  # a has not said anything yet
+    job.declare("a", 0)
+    copy = copy_for(job.group, job.node("b"))
+    assert copy is not None
+    assert copy.stamp == Stamp(round=1, step=8)
+    assert (copy.source.node_id, copy.source.port, copy.source.key) == ("a", 7000, "secret")
+    assert copy.source.ranks == (RankPart(rank=0, digest="d0"),)
+    job.declare("b", 0, 1)
+    assert copy_for(job.group, job.node("b")) is None
+
+
+def test_copies_are_not_copied_again() -> None:
+    job = Job(min_nodes=3, max_nodes=3).begin("a", "b", "c")
+    job.declare("a", 0)
+    job.declare("b", 0, 1)
+    job.declare("c", 2)
+    copy = copy_for(job.group, job.node("c"))
+    assert copy is not None
+    assert [part.rank for part in copy.source.ranks] == [1]
+
+
+def test_what_all_have_alike_needs_no_copies() -> None:
+    job = Job(min_nodes=2, max_nodes=2).begin("a", "b")
+    for name, rank in (("a", 0), ("b", 1)):
+        node = job.node(name)
+        held = Held(round=1, step=8, world_size=2, whole=True, ranks=(RankPart(rank=rank, digest="d"),))
+        job.do(
+            Declare(
+                node_id=name, incarnation=node.incarnation, round=1, holdings=replace(SERVES, held=(held,))
+            )
+        )
+    assert copy_for(job.group, job.node("b")) is None

@@ -1,0 +1,503 @@
+"""A round begins from the newest complete snapshot that the nodes of its job hold, unless that is passed by."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hetrdzv.core.invariants import violations
+from hetrdzv.core.model import Group
+from hetrdzv.core.rooms.snapshots import Declare, Use
+from hetrdzv.core.rooms.snapshots.choice import MOST_PASSED, pass_by
+from hetrdzv.core.rooms.snapshots.complete import gathered, missing
+from hetrdzv.core.rooms.snapshots.told import MOST_WHOLE, told
+from hetrdzv.protocol.errors import NodeIdInUse, StaleIncarnation, StaleRound
+from hetrdzv.protocol.facts.causes import FailedWorker
+from hetrdzv.protocol.facts.parts import Quoted
+from hetrdzv.protocol.facts.who import Nodes, Ranks
+from hetrdzv.protocol.rooms.snapshots import (
+    BeganFromSnapshot,
+    Chosen,
+    FailedAgain,
+    Held,
+    Holdings,
+    Kept,
+    NobodyHasAll,
+    NoSuchSnapshot,
+    NotLoaded,
+    NotWanted,
+    PartsMissing,
+    PassedBy,
+    RankPart,
+    SnapshotPassedBy,
+    SnapshotWanted,
+    Source,
+    Stamp,
+    ValuesDiffer,
+)
+from tests.core.driver import Story
+
+NOTHING = Holdings(port=7000, key="secret")
+
+
+def held(step: int, of: int = 1, **more: Any) -> Held:
+    fields: dict[str, Any] = {"world_size": 2, "whole": True, "size": 10}
+    ranks = tuple(RankPart(rank=rank, digest=f"d{rank}") for rank in more.pop("ranks", ()))
+    return Held(round=of, step=step, ranks=ranks, **(fields | more))
+
+
+class Job(Story):
+    """Nodes a and b, which always run together and hold snapshots."""
+
+    def __init__(self, **spec: Any) -> None:
+        super().__init__(**{"min_nodes": 2, "max_nodes": 2, "restart_wait_s": 0.0, **spec})
+        self.held: dict[str, Holdings] = {}
+
+    def begin(self, *names: str) -> "Job":
+        for name in names or ("a", "b"):
+            self.join(name, snapshots=NOTHING)
+        self.run()
+        return self
+
+    def run(self) -> None:
+        assert self.group.active_round is not None, self.why
+        self.started(*self.order)
+
+    @property
+    def origin(self) -> str:
+        assert self.group.snapshots is not None
+        return self.group.snapshots.origin
+
+    def holds(self, *held: Held, **more: Any) -> Holdings:
+        """What a node declares."""
+        return replace(NOTHING, held=held, **({"origin": self.origin} | more))
+
+    def declare(self, node_id: str, holdings: Holdings) -> None:
+        node = self.node(node_id)
+        self.do(
+            Declare(node_id=node_id, incarnation=node.incarnation, round=node.member_of, holdings=holdings)
+        )
+
+    def again(self, a: Holdings, b: Holdings | None = None, **failure: Any) -> None:
+        """The round fails, and both join again."""
+        self.failed("a", **failure)
+        self.join("b", snapshots=b or a)
+        self.join("a", snapshots=a)
+        self.run()
+
+    @property
+    def began(self) -> Chosen | None:
+        assert self.group.round is not None
+        return self.group.round.snapshot
+
+    @property
+    def step(self) -> int | None:
+        return self.began.step if self.began is not None else None
+
+    @property
+    def passed(self) -> Mapping[tuple[int, int], str]:
+        assert self.group.snapshots is not None
+        return {(one.stamp.round, one.stamp.step): one.why.kind for one in self.group.snapshots.passed}
+
+
+# -- what is complete ------------------------------------------------------------------------------------------
+
+
+def test_without_snapshots_nothing_is_kept_or_told() -> None:
+    story = Story(min_nodes=2, max_nodes=2)
+    story.joins("a", "b")
+    start = story.told("a").start
+    assert start is not None
+    assert "snapshot" not in start.more
+    assert "origin" not in start.more
+    assert story.group.snapshots is None
+    assert story.group.round is not None
+    assert story.group.round.snapshot is None
+
+
+def test_a_round_begins_from_the_newest_complete_snapshot_and_says_what_is_lost() -> None:
+    job = Job().begin()
+    assert job.began is None
+    both = job.holds(held(90), held(100), reached=104)
+    job.again(job.holds(held(90), held(100), held(110, whole=False), reached=103), both)
+    assert (job.step, job.began and job.began.round, job.began and job.began.lost) == (100, 1, 4)
+    event = BeganFromSnapshot(stamp=Stamp(round=1, step=100), nodes=Nodes.of(["a", "b"]), lost=4)
+    assert job.facts("began_from_snapshot") == [event]
+    assert job.events[-2].round == 2 or job.events[-1].round == 2
+    start = job.told("a").start
+    assert start is not None
+    assert start.more["origin"] == job.origin
+    assert start.more["snapshot"].sources[0] == Source(
+        node_id="a", address="10.0.0.1", port=7000, key="secret", whole=True
+    )
+
+
+def test_of_equal_steps_that_of_the_newer_round_is_taken() -> None:
+    job = Job().begin()
+    job.again(job.holds(held(100)))
+    job.again(job.holds(held(100), held(100, of=2)))
+    assert job.began is not None
+    assert job.began.round == 2
+
+
+def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
+    job = Job().begin()
+    sharded = {"sharded": True}
+    a, b = held(100, ranks=(0,), **sharded), held(100, ranks=(1,), whole=False, **sharded)
+    job.again(job.holds(held(90), a), job.holds(held(90)))
+    assert job.step == 90
+    job.again(job.holds(held(90), a), job.holds(held(90), b))
+    assert job.step == 100
+    start = job.told("b").start
+    assert start is not None
+    sources = start.more["snapshot"].sources
+    assert [(one.node_id, [part.rank for part in one.ranks]) for one in sources] == [("b", [1]), ("a", [0])]
+
+
+def test_what_is_missing_is_named() -> None:
+    job = Job().begin()
+    job.declare("a", job.holds(held(3, whole=False), held(2, sharded=True, world_size=9, ranks=(0, 2, 3, 8))))
+    assert [one.lack for one in gathered(job.group)] == [
+        NobodyHasAll(),
+        PartsMissing(ranks=Ranks(ranges=((1, 1), (4, 7)))),
+    ]
+    assert missing(set(), 100_000_000) == Ranks(ranges=((0, 99_999_999),))
+    assert missing({1, 3, 5, 7, 9, 11}, 13) == Ranks(ranges=((0, 0), (2, 2), (4, 4), (6, 6), (8, 8)), more=2)
+
+
+def test_values_that_differ_make_a_snapshot_incomplete_and_are_named() -> None:
+    job = Job().begin()
+    job.declare("a", job.holds(held(5, values={"seed": "1", "epoch": "7", "x": "0"})))
+    job.declare("b", job.holds(held(5, values={"seed": "2", "epoch": "8", "y": "0"})))
+    [one] = gathered(job.group)
+    assert isinstance(one.lack, ValuesDiffer)
+    assert (one.lack.name, one.lack.more, one.lack.nodes) == ("epoch", 1, Nodes.of(["b"]))
+    job.again(job.holds(held(5, values={"a": "1"})), job.holds(held(5, values={"a": "2"})))
+    assert job.began is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"origin": "other"}, {"origin": ""}, {"port": 0}, {"refused": (Stamp(round=1, step=100),)}],
+    ids=str,
+)
+def test_what_nobody_can_use_does_not_count(more: dict[str, Any]) -> None:
+    job = Job().begin()
+    job.again(job.holds(held(100), **more))
+    assert job.began is None
+
+
+def test_what_claims_to_be_of_a_later_round_does_not_count() -> None:
+    """It would be impossible: one node's mistake may not keep all from going on."""
+    job = Job().begin()
+    job.again(job.holds(held(100, of=2), held(200, of=2**40)))
+    assert job.began is None
+
+
+def test_a_node_alone_needs_nobody_to_serve_its_own() -> None:
+    job = Job(min_nodes=1, max_nodes=1).begin("a")
+    job.failed("a")
+    job.join("a", snapshots=job.holds(held(7, world_size=1), port=0))
+    assert job.step == 7
+
+
+def test_nodes_that_are_gone_or_leave_hold_nothing() -> None:
+    job = Job(min_nodes=1, max_nodes=3, replace_wait_s=0.0).begin("a", "b", "c")
+    job.declare("c", job.holds(held(100)))
+    job.declare("a", job.holds(held(90)))
+    assert [one.stamp.step for one in gathered(job.group)] == [100, 90]
+    job.leaving("c")
+    assert [one.stamp.step for one in gathered(job.group)] == [90]
+    job.leave("c")
+    job.join("a", snapshots=job.holds(held(80)))
+    job.join("b", snapshots=job.holds(held(85)))
+    assert job.order == ["a", "b"]
+    assert job.step == 85
+    job.run()
+    job.lose("b")
+    job.join("a", snapshots=job.holds(held(80)))
+    job.wait(1.0)
+    assert job.order == ["a"]
+    assert job.step == 80
+
+
+# -- which job -------------------------------------------------------------------------------------------------
+
+
+def test_a_new_job_forgets_all_and_takes_nothing_of_the_old_one() -> None:
+    job = Job().begin()
+    left = job.holds(held(100))
+    job.succeeded("a", "b")
+    assert job.group.state == "succeeded"
+    job.leave("a")
+    job.leave("b")
+    job.join("a", inc="a-2", snapshots=left)
+    job.join("b", inc="b-2", snapshots=left)
+    assert job.group.job == 2
+    assert job.began is None
+    assert job.origin != left.origin
+    job.run()
+    job.again(left, job.holds(held(3, of=2)))
+    assert job.step == 3, "the copies of the old job stay where they are"
+
+
+def test_leftovers_of_a_job_that_the_server_has_forgotten_are_not_taken() -> None:
+    """Their round is one of this job, too, as round numbers begin again."""
+    job = Job()
+    left = replace(NOTHING, origin="forgotten", held=(held(900),))
+    job.join("a", snapshots=left)
+    job.join("b", snapshots=NOTHING)
+    job.run()
+    job.again(left, job.holds(held(3)))
+    assert job.step == 3
+
+
+def test_a_job_that_goes_on_though_the_server_forgot_it_keeps_its_snapshots() -> None:
+    job = Job()
+    job.join("a", after=7, snapshots=replace(NOTHING, origin="before", held=(held(900, of=6),)))
+    job.join("b", snapshots=NOTHING)
+    assert job.origin == "before"
+    assert job.step == 900
+
+
+def test_the_next_agent_of_a_node_may_hold_what_the_last_one_left() -> None:
+    job = Job().begin()
+    job.declare("a", job.holds(held(20)))
+    job.cut("a")
+    job.join("a", inc="a-2", snapshots=job.holds(held(20)))
+    job.join("b", snapshots=NOTHING)
+    assert job.step == 20
+
+
+# -- passed by -------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_after_which_rounds_fail_twice_alike_is_passed_by() -> None:
+    job = Job(max_restarts=100).begin()
+    copies = job.holds(held(90), held(100))
+    job.again(copies)
+    assert job.step == 100
+    job.again(copies, message="ValueError: loss is nan", rank=1)
+    assert job.step == 100
+    assert not job.facts("snapshot_passed_by")
+    job.again(copies, message="something\nValueError: loss is nan", rank=0)
+    assert job.step == 90
+    worker = FailedWorker(
+        node_id="a", rank=0, local_rank=0, exit_code=1, said=Quoted("ValueError: loss is nan")
+    )
+    passed = PassedBy(stamp=Stamp(round=1, step=100), why=FailedAgain(worker=worker))
+    assert job.facts("snapshot_passed_by") == [SnapshotPassedBy(what=passed)]
+    assert job.passed == {(1, 100): "failed_again"}
+
+
+def test_failures_of_other_kinds_and_from_outside_say_nothing_about_a_snapshot() -> None:
+    job = Job(max_restarts=100, crash_loop=0).begin()
+    copies = job.holds(held(90), held(100))
+    job.again(copies)
+    job.again(copies, message="A: 1")
+    job.again(copies, message="B: 2")
+    for _ in range(3):
+        job.again(copies, exit_code=None, signal="SIGKILL")
+    assert job.step == 100
+    job.again(copies, message="A: 1")
+    assert job.step == 90, "the same failure again, with others in between"
+
+
+def test_a_newer_snapshot_ends_the_count() -> None:
+    job = Job(max_restarts=100).begin()
+    job.again(job.holds(held(100)))
+    job.again(job.holds(held(100), held(110, of=2)), message="A: 1")
+    assert job.step == 110
+    job.again(job.holds(held(100), held(110, of=2)), message="A: 1")
+    assert job.step == 110
+    job.again(job.holds(held(100), held(110, of=2)), message="A: 1")
+    assert job.step == 100
+
+
+def test_the_same_step_again_is_no_newer_snapshot() -> None:
+    job = Job(max_restarts=100).begin()
+    job.again(job.holds(held(90), held(100)))
+    job.again(job.holds(held(90), held(100), held(100, of=2)), message="A: 1")
+    assert job.began is not None
+    assert (job.began.round, job.step) == (2, 100)
+    job.again(job.holds(held(90), held(100), held(100, of=2)), message="A: 1")
+    assert job.step == 90
+    assert job.passed == {(1, 100): "failed_again", (2, 100): "failed_again"}
+
+
+def test_what_a_round_leaves_that_fails_alike_before_it_got_further_is_passed_by_at_once() -> None:
+    """Else a job would go to and fro between a bad state and the step before it."""
+    job = Job(max_restarts=100).begin()
+    job.again(job.holds(held(90), held(100)))
+    job.again(job.holds(held(90), held(100)), message="A: 1")
+    job.again(job.holds(held(90), held(100)), message="A: 1")
+    assert job.step == 90
+    job.again(job.holds(held(90), held(100, of=4)), message="A: 1")
+    assert job.step == 90
+    assert job.passed == {(4, 100): "failed_again"}
+    job.again(job.holds(held(90)), message="A: 1")
+    assert job.step == 90, "there is nothing else"
+    assert job.passed == {(1, 90): "failed_again"}
+
+
+def gives_up(job: Job, node_id: str, mine: Holdings, others: Holdings) -> None:
+    """The workers of a node cannot load what they should; it stops them, and the others come as they do."""
+    job.join(node_id, snapshots=mine)
+    other = "b" if node_id == "a" else "a"
+    job.join(other, snapshots=others)
+    job.run()
+
+
+def test_a_snapshot_that_cannot_be_loaded_from_others_either_is_passed_by_for_good() -> None:
+    job = Job().begin()
+    copies = job.holds(held(90), held(100))
+    job.again(copies)
+    refuses = replace(copies, held=(held(90),), refused=(Stamp(round=1, step=100),))
+    gives_up(job, "b", refuses, copies)
+    assert job.step == 100, "its own copy was bad, that of a may be good"
+    start = job.told("b").start
+    assert start is not None
+    assert [one.node_id for one in start.more["snapshot"].sources] == ["a"]
+    gives_up(job, "b", refuses, copies)
+    assert job.step == 90
+    assert job.passed == {(1, 100): "not_loaded"}
+    only = job.holds(held(100))
+    job.again(only, replace(only, held=(), refused=refuses.refused))
+    assert job.began is None, "nobody can load it: nothing is better"
+    assert job.group.restarts == 2
+
+
+def test_what_nobody_has_any_more_is_forgotten() -> None:
+    kept = pass_by(Kept(origin="o"), [Stamp(round=1, step=step) for step in range(20)], NotWanted())
+    assert [one.stamp.step for one in kept.passed] == list(range(20 - MOST_PASSED, 20))
+    worse = pass_by(kept, [Stamp(round=1, step=15)], NotLoaded())
+    assert [one.why.kind for one in worse.passed].count("not_loaded") == 1, (
+        "nobody can load it: that counts more"
+    )
+    assert pass_by(worse, [Stamp(round=1, step=15)], NotWanted()) == worse
+    job = Job().begin()
+    job.again(job.holds(held(100)))
+    assert job.group.snapshots is not None
+    job.group = replace(
+        job.group,
+        snapshots=pass_by(job.group.snapshots, [Stamp(round=1, step=s) for s in (100, 110)], NotWanted()),
+    )
+    job.again(job.holds(held(100)))
+    assert job.passed == {(1, 100): "not_wanted"}
+
+
+# -- a person chooses ------------------------------------------------------------------------------------------
+
+
+def test_a_person_chooses_and_newer_ones_are_passed_by() -> None:
+    job = Job().begin()
+    copies = job.holds(held(90), held(100))
+    for name in "ab":
+        job.declare(name, copies)
+    job.do(Use(90))
+    job.do(Use(90))
+    assert job.facts("snapshot_wanted") == [SnapshotWanted(stamp=Stamp(round=1, step=90))]
+    job.again(copies)
+    assert job.step == 90
+    assert job.passed == {(1, 100): "not_wanted"}
+    assert job.group.snapshots is not None
+    assert job.group.snapshots.wanted is None
+    job.again(copies, message="A: 1")
+    assert job.step == 90, "the choice holds for later rounds, too"
+    job.do(Use(100))
+    job.again(copies, message="B: 1")
+    assert job.step == 100
+    assert job.passed == {}
+
+
+def test_a_choice_that_is_gone_when_the_round_forms_is_dropped() -> None:
+    job = Job().begin()
+    job.declare("a", job.holds(held(90), held(100)))
+    job.do(Use(90))
+    job.again(job.holds(held(100)))
+    assert job.step == 100
+
+
+def test_what_is_not_there_cannot_be_chosen() -> None:
+    job = Job().begin()
+    with pytest.raises(NoSuchSnapshot, match="no complete snapshot of step 5; there is none"):
+        job.do(Use(5))
+    job.declare("a", job.holds(held(90), held(100), held(5, whole=False)))
+    with pytest.raises(NoSuchSnapshot, match="step 5; there are those of step 100, 90"):
+        job.do(Use(5))
+
+
+# -- what is told ----------------------------------------------------------------------------------------------
+
+
+def test_a_member_is_told_a_few_copies_and_the_parts_of_its_ranks() -> None:
+    job = Job(min_nodes=12, max_nodes=12)
+    names = [f"n{number:02}" for number in range(12)]
+    for name in names:
+        job.join(name, snapshots=NOTHING)
+    job.run()
+    job.failed(names[0])
+    for rank, name in reversed(list(enumerate(names))):
+        job.join(name, snapshots=job.holds(held(5, world_size=12, whole=rank != 3, ranks=(rank,))))
+    assert job.group.round is not None
+    asked: list[str] = []
+    for place, member in enumerate(job.group.round.members):
+        sources = told(job.began, member).sources if job.began is not None else ()
+        assert sources[0].node_id == member.node_id
+        assert sum(one.whole for one in sources) == MOST_WHOLE
+        parts = [(one.node_id, part.rank) for one in sources for part in one.ranks]
+        assert (member.node_id, place) in parts
+        asked += [one.node_id for one in sources[1:]]
+    assert max(map(asked.count, names)) <= MOST_WHOLE + 2, "all are asked about equally often"
+    smaller = replace(job.group.round.members[0], node_id="new", slots=2, rank_offset=2)
+    parts = (
+        [(one.node_id, part.rank) for one in told(job.began, smaller).sources for part in one.ranks]
+        if job.began is not None
+        else []
+    )
+    assert {("n02", 2), ("n03", 3)} <= set(parts)
+    assert all(rank == int(name[1:]) for name, rank in parts), "of what is whole, all its indexes"
+
+
+def test_keys_are_not_in_any_text_of_a_value() -> None:
+    job = Job().begin()
+    job.again(job.holds(held(5)))
+    assert "secret" not in repr(job.group)
+    assert "secret" not in repr(job.events)
+
+
+# -- declaring -------------------------------------------------------------------------------------------------
+
+
+def test_only_members_of_the_running_round_declare() -> None:
+    job = Job().begin()
+    with pytest.raises(StaleIncarnation):
+        job.do(Declare(node_id="a", incarnation="x", round=1, holdings=NOTHING))
+    with pytest.raises(StaleRound):
+        job.do(Declare(node_id="a", incarnation="a-1", round=2, holdings=NOTHING))
+    job.failed("a")
+    with pytest.raises(StaleRound):
+        job.do(Declare(node_id="a", incarnation="a-1", round=1, holdings=NOTHING))
+    with pytest.raises(NodeIdInUse):
+        job.join("a", inc="other", snapshots=NOTHING)
+
+
+def test_impossible_choices_are_violations() -> None:
+    job = Job().begin()
+    job.again(job.holds(held(5)))
+
+    def wrong(**fields: Any) -> list[str]:
+        current = job.group.round
+        assert current is not None
+        assert current.snapshot is not None
+        bad = replace(current, snapshot=replace(current.snapshot, **fields))
+        group: Group = replace(job.group, round=bad)
+        return list(violations(group))
+
+    source = Source(node_id="a", address="x", port=1, whole=True)
+    assert wrong() == []
+    assert wrong(round=2) == ["round 2 begins from step 5 of round 2, which is no earlier one"]
+    assert wrong(sources=()) == ["round 2 begins from step 5 of round 1, but nobody has all of it"]
+    assert "a node has it twice" in wrong(sources=(source, source))[0]
+    assert "nobody has the parts of some ranks" in wrong(sources=(source,), sharded=True)[0]

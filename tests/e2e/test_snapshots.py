@@ -1,0 +1,142 @@
+"""Jobs with snapshots in memory: what was done is not lost, and they end like jobs that were left alone."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import WORKLOAD, Cluster, cluster
+
+SCRIPT = str(WORKLOAD.with_name("snapped.py"))
+PAIR = {"a": 2, "b": 1}
+AHEAD = 12
+"""How many steps a round makes before something happens."""
+
+
+class Job:
+    """A job of which every rank logs each step and what it loads."""
+
+    def __init__(self, job: Cluster, kind: str, steps: int) -> None:
+        self.job = job
+        self._args = ["--kind", kind, "--steps", str(steps), "--step-s", "0.05"]
+
+    @property
+    def log(self) -> Path:
+        return self.job.folder / "log"
+
+    def start(self, name: str) -> None:
+        snaps = self.job.folder / "snaps" / name
+        snaps.mkdir(parents=True, exist_ok=True)
+        args = ["--into", str(self.log), *self._args]
+        self.job.agent(name, PAIR[name], "--snapshot-dir", str(snaps), script=SCRIPT, args=args)
+
+    def forget(self, name: str) -> None:
+        """The node loses its memory."""
+        shutil.rmtree(self.job.folder / "snaps" / name)
+
+    def lines(self, event: str, number: int = 0) -> list[dict[str, Any]]:
+        found = []
+        for path in self.log.glob("*.jsonl"):
+            found += [json.loads(text) for text in path.read_text().splitlines() if text.endswith("}")]
+        return [line for line in found if line["event"] == event and number in (0, line["round"])]
+
+    def reached(self, number: int) -> int:
+        return max(line["step"] for line in self.lines("step", number))
+
+    def trained(self, above: int = 0, world: int = 3) -> int:
+        """Wait until all ranks of a round have made some steps; its number."""
+
+        def found() -> int:
+            for number in sorted({line["round"] for line in self.lines("step")}, reverse=True):
+                made = [line["rank"] for line in self.lines("step", number) if line["world"] == world]
+                if number > above and all(made.count(rank) >= AHEAD for rank in range(world)):
+                    return number
+            return 0
+
+        return self.job.wait_for(found, f"a round of {world} after {above}")
+
+    def loaded(self, number: int) -> int:
+        """From which step a round has begun: all ranks from the same."""
+        steps = {line["step"] for line in self.lines("loaded", number)}
+        assert len(steps) == 1
+        step: int | None = steps.pop()
+        return step or 0
+
+    def losses(self) -> dict[int, float]:
+        """Of each step over all ranks, as the newest round has it."""
+        found: dict[int, dict[int, tuple[int, float]]] = {}
+        for line in sorted(self.lines("step"), key=lambda line: line["round"]):
+            found.setdefault(line["step"], {})[line["rank"]] = line["round"], line["loss"]
+        return {step: sum(loss for _, loss in ranks.values()) for step, ranks in sorted(found.items())}
+
+    def lost(self) -> list[int]:
+        """How many steps each round has lost, as the server says."""
+        return [
+            event["facts"]["lost"] if "facts" in event else -1
+            for event in self.job.events()
+            if event["kind"] == "began_from_snapshot"
+        ]
+
+    def end_well(self) -> None:
+        statuses = {name: self.job.agents[name].wait() for name in PAIR}
+        assert statuses == dict.fromkeys(PAIR, 0), self.job.report()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path, "--nnodes", "1:2", "--last-call-s", "2", "--max-restarts", "9") as made:
+        yield made
+
+
+def begun(cluster: Cluster, kind: str, steps: int) -> Job:
+    made = Job(cluster, kind, steps)
+    for name in PAIR:
+        made.start(name)
+    return made
+
+
+def test_a_killed_worker_costs_the_step_in_flight_at_most(job: Cluster) -> None:
+    run = begun(job, "ddp", 60)
+    number = run.trained()
+    victim = next(line["pid"] for line in run.lines("step", number) if line["rank"] == 0)
+    os.kill(victim, signal.SIGKILL)
+    after = run.trained(number)
+    assert run.reached(number) - run.loaded(after) <= 1
+    assert job.told("began_from_snapshot")
+    run.end_well()
+    assert sorted(run.losses()) == list(range(1, 61))
+
+
+def test_a_node_that_has_to_go_loses_nothing_without_a_word_in_the_script(job: Cluster) -> None:
+    run = begun(job, "ddp", 100_000)
+    number = run.trained()
+    job.agents["b"].send(signal.SIGTERM)
+    assert job.agents["b"].wait() == 75
+    after = run.trained(number, world=2)
+    assert run.reached(number) - run.loaded(after) <= 1
+    assert job.group()["restarts"] == 0
+    run.start("b")
+    grown = run.trained(after)
+    assert run.reached(after) - run.loaded(grown) <= 1
+
+
+@pytest.mark.long
+def test_shards_of_a_node_that_loses_its_memory_are_on_another(job: Cluster) -> None:
+    run = begun(job, "fsdp2", 100_000)
+    number = run.trained()
+    job.wait_for(lambda: job.group().get("snapshot", {}).get("safe"), "a snapshot that is kept")
+    safe = job.group()["snapshot"]["safe"]["step"]
+    job.agents["b"].send(signal.SIGKILL)
+    job.agents["b"].wait()
+    run.forget("b")
+    after = run.trained(number, world=2)
+    assert run.loaded(after) > 0
+    assert run.loaded(after) >= safe // 4
+    run.start("b")
+    grown = run.trained(after)
+    assert run.loaded(grown) > 0

@@ -1,0 +1,270 @@
+"""Snapshots over HTTP: in joins and starts, while a round runs, after a failover, for people; and never a key."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from hetrdzv.api.snapshots import SECRET
+from hetrdzv.protocol.rooms.snapshots import MOST_HELD
+from hetrdzv.service.snapshots import MOST_TALLIES, Tallies
+from tests.support.served import FaultyStore, api, serving, settled
+
+GROUP = "/v1/groups/g"
+NODES = f"{GROUP}/nodes"
+KEY = "the-key-of-a-node"
+
+
+def held(step: int, of: int = 1, **more: Any) -> dict[str, Any]:
+    return {"round": of, "step": step, "world_size": 2, "whole": True, "size": 1_500_000_000} | more
+
+
+def holdings(*what: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"port": 7000, "key": KEY, "held": list(what), **more}
+
+
+async def join(client: httpx.AsyncClient, node_id: str, **more: Any) -> dict[str, Any]:
+    offer: dict[str, Any] = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000}
+    spec = {"min_nodes": 2, "max_nodes": 2, "restart_wait_s": 0}
+    offer |= {"spec": spec, "snapshots": holdings()} | more
+    reply = await client.put(f"{NODES}/{node_id}", json=offer)
+    assert reply.status_code == 200, reply.text
+    body: dict[str, Any] = reply.json()
+    return body
+
+
+async def told(client: httpx.AsyncClient, node_id: str) -> dict[str, Any]:
+    """A node's `start`."""
+    reply = await client.get(f"{NODES}/{node_id}/directive", params={"incarnation": "1"})
+    body: dict[str, Any] = reply.json()["start"]
+    return body
+
+
+async def declare(client: httpx.AsyncClient, node_id: str, what: dict[str, Any], of: int = 1) -> Any:
+    body = {"incarnation": "1", "round": of, "holdings": what}
+    return await client.post(f"{NODES}/{node_id}/snapshots", json=body)
+
+
+async def report(client: httpx.AsyncClient, node_id: str, kind: str, of: int = 1, **more: Any) -> None:
+    body = {"incarnation": "1", "round": of, "kind": kind} | more
+    (await client.post(f"{NODES}/{node_id}/report", json=body)).raise_for_status()
+
+
+async def fail(client: httpx.AsyncClient, of: int, what: dict[str, Any]) -> None:
+    """A round fails, and both nodes come again with what they hold."""
+    failure = {"local_rank": 0, "rank": 0, "exit_code": 1, "message": "ValueError: loss is nan"}
+    await report(client, "a", "failed", of, failure=failure)
+    for name in "ab":
+        await join(client, name, after_round=of, snapshots=what)
+
+
+async def begin(client: httpx.AsyncClient) -> str:
+    """Both nodes run round 1; returns the name of the job."""
+    for name in "ab":
+        await join(client, name)
+    for name in "ab":
+        await report(client, name, "started")
+    origin = (await told(client, "a"))["origin"]
+    assert (await told(client, "b"))["origin"] == origin
+    return str(origin)
+
+
+async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it() -> None:
+    async with serving() as (service, _), api(service) as client:
+        origin = await begin(client)
+        assert "snapshot" not in await told(client, "a")
+        sharded = {"sharded": True}
+        part = {"ranks": [{"rank": 0, "digest": "d0"}], **sharded}
+        reply = await declare(client, "a", holdings(held(8, **part), origin=origin, every=4))
+        assert (reply.status_code, reply.json()) == (200, {"every": 4})
+        part = {"ranks": [{"rank": 1, "digest": "d1"}], **sharded}
+        reply = await declare(client, "b", holdings(held(8, **part), origin=origin, every=8))
+        assert reply.json()["copy"]["source"]["ranks"] == [{"rank": 0, "digest": "d0"}]
+        both = {"ranks": [{"rank": 0, "digest": "d0"}, {"rank": 1, "digest": "d1"}], **sharded}
+        for name in "ab":
+            reply = await declare(client, name, holdings(held(8, **both), origin=origin, every=8))
+        assert reply.json() == {"complete": {"round": 1, "step": 8}, "every": 8}
+        shown = (await client.get(GROUP)).json()["snapshot"]
+        assert shown == {
+            "safe": {"round": 1, "step": 8},
+            "nodes": {"first": ["a", "b"], "more": 0},
+            "began": None,
+            "lost": 0,
+        }
+        await fail(client, 1, holdings(held(5), origin=origin, reached=7))
+        snapshot = (await told(client, "b"))["snapshot"]
+        assert snapshot == {
+            "round": 1,
+            "step": 5,
+            "world_size": 2,
+            "sharded": False,
+            "lost": 2,
+            "sources": [
+                {"node_id": name, "address": "10.0.0.1", "port": 7000, "key": KEY, "whole": True, "ranks": []}
+                for name in "ba"
+            ],
+        }
+        shown = (await client.get(GROUP)).json()["snapshot"]
+        assert (shown["began"], shown["lost"]) == ({"round": 1, "step": 5}, 2)
+
+
+async def test_nodes_without_snapshots_see_nothing_of_them() -> None:
+    async with serving() as (service, _), api(service) as client:
+        for name in "ab":
+            await join(client, name, snapshots=None)
+        start = await told(client, "a")
+        assert "snapshot" not in start
+        assert "origin" not in start
+        assert (await client.get(GROUP)).json()["snapshot"] is None
+        reply = (await client.get(f"{GROUP}/snapshots")).json()
+        assert reply == {"group_id": "g", "wanted": False, "snapshots": []}
+
+
+async def test_what_is_declared_survives_a_server() -> None:
+    store = FaultyStore()
+    async with serving(store) as (service, _), api(service) as client:
+        origin = await begin(client)
+        await declare(client, "a", holdings(held(8), held(16), origin=origin))
+        await fail(client, 1, holdings(held(8), held(16), origin=origin))
+        before = await told(client, "a")
+    async with serving(FaultyStore(store.content)) as (service, _), api(service) as client:
+        assert await told(client, "a") == before
+        await report(client, "a", "started", 2)
+        await report(client, "b", "started", 2)
+        reply = await declare(client, "b", holdings(origin=origin), of=2)
+        assert reply.json()["complete"] == {"round": 1, "step": 16}, "a has it"
+
+
+async def test_a_reply_waits_for_its_commit() -> None:
+    async with serving() as (service, store), api(service) as client:
+        origin = await begin(client)
+        store.open.clear()
+        asked = asyncio.create_task(declare(client, "a", holdings(held(8), origin=origin)))
+        await settled()
+        assert not asked.done()
+        store.open.set()
+        assert (await asked).json()["complete"] == {"round": 1, "step": 8}
+
+
+async def test_what_is_of_another_round_is_stale() -> None:
+    async with serving() as (service, _), api(service) as client:
+        origin = await begin(client)
+        reply = await declare(client, "a", holdings(origin=origin), of=2)
+        assert (reply.status_code, reply.json()["code"]) == (409, "stale_round")
+
+
+@pytest.mark.parametrize(
+    ("what", "field"),
+    [
+        ({"held": [held(1)] * (MOST_HELD + 1)}, "held"),
+        ({"held": [held(1, world_size=0)]}, "held.0.world_size"),
+        ({"held": [held(-1)]}, "held.0.step"),
+        ({"port": 70_000}, "port"),
+        ({"key": "k" * 129}, "key"),
+        ({"held": [held(1, ranks=[{"rank": 0, "digest": "d" * 33}])]}, "held.0.ranks.0.digest"),
+        ({"held": [held(1, values={str(number): "d" for number in range(65)})]}, "held.0.values"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_is_too_much_is_refused_by_name(what: dict[str, Any], field: str) -> None:
+    async with serving() as (service, _), api(service) as client:
+        body = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000, "snapshots": what}
+        reply = await client.put(f"{NODES}/a", json=body)
+        assert reply.status_code == 422
+        assert reply.json()["field"] == f"snapshots.{field}"
+
+
+async def test_people_see_what_there_is_and_choose() -> None:
+    async with serving() as (service, _), api(service) as client:
+        origin = await begin(client)
+        both = holdings(held(8), held(16), held(24, whole=False), origin=origin)
+        for name in "ab":
+            await declare(client, name, both)
+        reply = (await client.get(f"{GROUP}/snapshots")).json()
+        assert reply["next"] == {"round": 1, "step": 16}
+        shown = [(one["stamp"]["step"], one.get("lack", {}).get("kind")) for one in reply["snapshots"]]
+        assert shown == [(24, "nobody_has_all"), (16, None), (8, None)]
+        assert reply["snapshots"][1] == {
+            "stamp": {"round": 1, "step": 16},
+            "world_size": 2,
+            "sharded": False,
+            "nodes": {"first": ["a", "b"], "more": 0},
+            "size": 3_000_000_000,
+        }
+        refused = await client.post(f"{GROUP}/snapshots", json={"step": 24})
+        assert (refused.status_code, refused.json()["code"]) == (409, "no_such_snapshot")
+        reply = (await client.post(f"{GROUP}/snapshots", json={"step": 8})).json()
+        assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 8}, True)
+        await fail(client, 1, both)
+        assert (await told(client, "a"))["snapshot"]["step"] == 8
+        reply = (await client.get(f"{GROUP}/snapshots")).json()
+        assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 8}, False)
+        assert [one.get("passed", {}).get("why") for one in reply["snapshots"]] == [
+            {"kind": "not_wanted"},
+            {"kind": "not_wanted"},
+            None,
+        ]
+
+
+async def everything_shown(client: httpx.AsyncClient) -> str:
+    """All that people can see of a group."""
+    paths = [GROUP, "/v1/groups", f"{GROUP}/events", f"{GROUP}/export", f"{GROUP}/snapshots", "/metrics"]
+    replies = [(await client.get(path)).raise_for_status().text for path in (*paths, "/groups/g", "/")]
+    replies.append((await client.post(f"{GROUP}/plan", json={"remove": ["b"]})).raise_for_status().text)
+    return "\n".join(replies)
+
+
+async def test_keys_are_told_to_members_only(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    async with serving() as (service, store), api(service) as client:
+        origin = await begin(client)
+        both = holdings(held(8), origin=origin, reached=9)
+        await declare(client, "a", both)
+        for number in (1, 2, 3):
+            await fail(client, number, both)
+        await client.put(f"{NODES}/c", json={"incarnation": "1", "snapshots": both})
+        assert KEY in json.dumps(await told(client, "a"))
+        stored = "\n".join(value.decode() for value in store.content.records.values())
+        assert stored.count(KEY) > 2, "both nodes and the round"
+        shown = await everything_shown(client)
+        assert KEY not in shown
+        assert '"key":"..."' in json.dumps([json.loads(shown.split("\n")[3])]).replace('\\"', '"')
+        assert KEY not in caplog.text
+        assert "step 8 of round 1" in shown
+        assert "the snapshot of step 8 of round 1 is passed by" in shown
+        metrics = (await client.get("/metrics")).text
+        assert "hetrdzv_steps_lost_total 3.0" in metrics
+        assert "hetrdzv_rounds_from_snapshot_total 3.0" in metrics
+        assert "hetrdzv_snapshots_passed_by_total 1.0" in metrics
+
+
+def test_a_key_is_found_whatever_is_in_it() -> None:
+    record = rb'{"labels":{"key":"mine"},"snapshots":{"port":1,"key":"a\"b\\","held":[]}}'
+    assert SECRET.sub(b"...", record) == (
+        b'{"labels":{"key":"mine"},"snapshots":{"port":1,"key":"...","held":[]}}'
+    )
+    assert SECRET.sub(b"...", b'{"port":1,"key":"torn') == b'{"port":1,"key":"...'
+
+
+async def test_the_page_says_what_is_safe() -> None:
+    async with serving() as (service, _), api(service) as client:
+        origin = await begin(client)
+        await declare(client, "a", holdings(held(8), origin=origin))
+        page = (await client.get("/groups/g", headers={"accept": "text/html"})).text
+        assert "<b>Snapshot:</b> step 8 is safe (a)" in page
+        await fail(client, 1, holdings(held(8), origin=origin, reached=11))
+        page = (await client.get("/groups/g", headers={"accept": "text/html"})).text
+        assert "the newest round began from step 8, 3 steps lost" in page
+        assert '<span class="tag">3 steps lost</span>' in page
+
+
+async def test_a_few_groups_are_counted_along() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await begin(client)
+        group = service.group("g")
+        tallies = Tallies()
+        for _ in range(MOST_TALLIES + 9):
+            tallies.said(group, group.nodes["a"])
+        assert len(tallies._of) == 1

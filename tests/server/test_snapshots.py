@@ -1,0 +1,88 @@
+"""hetctl snapshots with a real hetserver: what there is, why one is not complete, and a person's choice."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from hetrdzv.cli import hetctl
+from hetrdzv.cli.hetctl.snapshots import size
+from hetrdzv.client import Client
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.rooms.snapshots import SNAPSHOTS, Held, Holdings, SnapshotsRequest
+from tests.support.servers import Hetserver
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hetserver]:
+    with Hetserver() as running:
+        asyncio.run(hold(running.url))
+        yield running
+
+
+async def hold(url: str) -> None:
+    """A group of one node that holds snapshots, and one of a node that holds none."""
+    async with Client([url]) as client:
+        for group in ("bert", "plain"):
+            spec = SpecFields(last_call_s=0, lease_s=600, max_nodes=1)
+            request = JoinRequest(
+                incarnation="1",
+                slots=1,
+                address="127.0.0.1",
+                port=4000,
+                spec=spec,
+                snapshots=Holdings(key="secret") if group == "bert" else None,
+            )
+            start = (await client.join(group, "gpu1", request)).start
+            assert start is not None
+            held = [
+                Held(round=1, step=step, world_size=1, whole=step < 30, size=2_500_000_000)
+                for step in (10, 20, 30)
+            ]
+            if start.origin is not None:
+                holdings = Holdings(origin=start.origin, port=7000, key="secret", held=tuple(held))
+                body = SnapshotsRequest(incarnation="1", round=1, holdings=holdings)
+                await client.ask(SNAPSHOTS, group, "gpu1", body)
+
+
+def shown(server: Hetserver, capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> str:
+    assert hetctl.run([*argv, "--server", server.url]) == status
+    out, err = capsys.readouterr()
+    assert "secret" not in out + err
+    return " ".join((out or err).split())
+
+
+def test_snapshots_are_listed_and_one_is_chosen(
+    server: Hetserver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = (
+        "STEP ROUND COMPLETE SIZE NODES WHY NOT "
+        "30 1 no 2.5 GB gpu1 no node has all that its ranks have alike "
+        "20 1 yes 2.5 GB gpu1 - 10 1 yes 2.5 GB gpu1 - "
+    )
+    assert (
+        shown(server, capsys, "snapshots", "bert") == f"{table}the next round begins from step 20 of round 1"
+    )
+    chosen = f"{table}the next round begins from step 10 of round 1, which was chosen with --use"
+    assert shown(server, capsys, "snapshots", "bert", "--use", "10") == chosen
+    reply = json.loads(shown(server, capsys, "snapshots", "bert", "--json"))
+    assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 10}, True)
+    refused = shown(server, capsys, "snapshots", "bert", "--use", "30", status=1)
+    assert refused == (
+        "hetctl: group 'bert' has no complete snapshot of step 30; there are those of step 20, 10"
+    )
+    assert "step 10 is safe (gpu1)" in shown(server, capsys, "describe", "bert")
+    assert "GONE SNAPSHOT WHY bert" in (wide := shown(server, capsys, "get", "groups", "-o", "wide"))
+    assert " 0 step 10 round 1" in wide
+    assert " 0 - round 1" in wide
+
+
+def test_without_snapshots_that_is_said(server: Hetserver, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(server, capsys, "snapshots", "plain") == "no node of group 'plain' holds a snapshot"
+    assert "snapshot" not in shown(server, capsys, "describe", "plain")
+
+
+def test_bytes_as_people_know_them() -> None:
+    sizes = (999, 1_500, 2_340_000, 1e9, 3.21e13)
+    assert [size(of) for of in sizes] == ["999 B", "1.5 kB", "2.34 MB", "1 GB", "32.1 TB"]

@@ -1,0 +1,234 @@
+"""Nodes hold snapshots: what agents declare, and which one a round may begin from."""
+
+import random
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hetagent.protocol.requests import Say
+from hetagent.protocol.topics import Message, Topic
+from hetrdzv.core.model import Group
+from hetrdzv.core.rooms import snapshots as room
+from hetrdzv.core.rooms.snapshots import complete
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.rooms import snapshots
+from hetrdzv.protocol.rooms.snapshots import (
+    Chosen,
+    Held,
+    Holdings,
+    NotLoaded,
+    RankPart,
+    SnapshotsRequest,
+    Stamp,
+)
+from hetrdzv.service.snapshots import declare
+from tests.sim.room import InAgent, InChecks
+from tests.sim.workers import Workers
+
+if TYPE_CHECKING:
+    from tests.sim.agents import Agent
+    from tests.sim.checks import Checks
+
+HELD = Topic(route=snapshots.SNAPSHOTS)
+
+SLOTS = 3
+"""How many snapshots a node keeps."""
+
+BAD = 0.1
+"""Chance that a node cannot load what its round begins from."""
+
+
+class Holding(InAgent):
+    """What an agent does about snapshots; what a node holds outlives its agent, but no power cut."""
+
+    def __init__(self, agent: "Agent") -> None:
+        self._agent = agent
+        seed = agent.world.seed
+        of_story = random.Random(f"{seed}.snapshots")
+        self._on, self._sharded = of_story.random() < 0.7, of_story.random() < 0.5
+        self._every = of_story.choice((1, 4, 16))
+        self._just_in_time = of_story.choice((0.0, 0.0, 0.5, 1.0))
+        self._rng = random.Random(f"{seed}.snapshots.{agent.incarnation}")
+        self._refused: tuple[Stamp, ...] = ()
+        self._start: DirectiveReply | None = None
+        self._step = self._reached = 0
+
+    @property
+    def _memory(self) -> dict[str, Any]:
+        return self._agent.machine.memory
+
+    def ready(self) -> None:
+        if self._on:
+            if self._reached and self._rng.random() < self._just_in_time:
+                self._take()
+            holdings = self._holdings()
+            self._agent.session.offer = replace(self._agent.session.offer, snapshots=holdings)
+
+    def starts(self, directive: DirectiveReply) -> None:
+        start = directive.start
+        if not self._on or start is None:
+            return
+        if start.origin != self._memory.get("origin"):
+            self._memory.clear()
+            self._memory["origin"] = start.origin
+        self._start, self._reached = directive, 0
+        self._step = start.snapshot.step if start.snapshot is not None else 0
+
+    def launched(self, workers: Workers) -> None:
+        if not self._on:
+            return
+        agent, told = self._agent, self._start
+        chosen = told.start.snapshot if told is not None and told.start is not None else None
+        if chosen is not None:
+            agent.world.note("a round begins from a snapshot")
+        if chosen is not None and not agent.world.calm and self._rng.random() < BAD:
+            agent.after(self._rng.uniform(0.1, 1), self._give_up, workers, chosen)
+        agent.after(self._rng.uniform(0.1, 1), self._works, workers)
+
+    def _give_up(self, workers: Workers, chosen: Chosen) -> None:
+        """What was loaded is of no use: whoever's copy it was."""
+        if workers is not self._agent.workers or not workers.alive or self._agent.stopping:
+            return
+        self._agent.world.note("a snapshot cannot be loaded")
+        stamp = Stamp(round=chosen.round, step=chosen.step)
+        self._refused = (*self._refused, stamp)[-8:]
+        if self._rng.random() < 0.5:
+            self._memory["held"] = [
+                held for held in self._held if (held.round, held.step) != (stamp.round, stamp.step)
+            ]
+        self._reached = 0
+        self._agent.give_up()
+
+    def _works(self, workers: Workers) -> None:
+        """A step is done."""
+        agent = self._agent
+        if workers is not agent.workers or not workers.alive or agent.stopping or workers.failed:
+            return
+        self._step += 1
+        self._reached = self._step
+        if self._step % self._every == 0:
+            self._take()
+            body = partial(SnapshotsRequest, round=workers.round, holdings=self._holdings())
+            agent.session.ask(Message(HELD, body), agent.world.timeline.now)
+        agent.after(self._rng.uniform(0.3, 1.5), self._works, workers)
+
+    @property
+    def _held(self) -> list[Held]:
+        held: list[Held] = self._memory.get("held", [])
+        return held
+
+    def _take(self) -> None:
+        told = self._start
+        assert told is not None
+        assert told.start is not None
+        held = Held(
+            round=told.round,
+            step=self._reached,
+            world_size=told.start.world_size,
+            whole=self._rng.random() < 0.9,
+            sharded=self._sharded,
+            size=10,
+            ranks=tuple(RankPart(rank=rank, digest="d") for rank in self._agent.ranks),
+        )
+        others = [one for one in self._held if (one.round, one.step) != (held.round, held.step)]
+        self._memory["held"] = [*others, held][-SLOTS:]
+
+    def _holdings(self) -> Holdings:
+        return Holdings(
+            origin=self._memory.get("origin") or "",
+            port=7000,
+            key="k",
+            held=tuple(self._held),
+            reached=self._reached,
+            every=self._every,
+            refused=self._refused,
+        )
+
+
+ANSWERS = {snapshots.SNAPSHOTS: declare}
+
+
+class BeginsFromTheNewest(InChecks):
+    """A round begins from the newest complete snapshot of its job that is not passed by; see `choose`."""
+
+    def __init__(self, checks: "Checks") -> None:
+        self._checks = checks
+        self._jobs: dict[int, int] = {}  # of rounds
+        self._durable: dict[int, Any] = {}
+
+    def stepped(self, old: Group, new: Group) -> None:
+        current = new.round
+        if new.last_round == old.last_round or current is None or current.number != new.last_round:
+            return
+        self._jobs[current.number] = new.job
+        chosen, kept = current.snapshot, new.snapshots
+        if kept is None:
+            if chosen is not None:
+                self._checks.violate("snapshots", f"round {current.number} begins from {chosen}")
+            return
+        complete = _complete(new, kept.origin)
+        passed = {(one.stamp.step, one.stamp.round): one.why for one in kept.passed}
+        loads = {one for one in complete if not isinstance(passed.get(one), NotLoaded)}
+        expected = max(loads - passed.keys(), default=None) or max(loads, default=None)
+        stamp = (chosen.step, chosen.round) if chosen is not None else None
+        if stamp != expected:
+            what = f"begins from {stamp}, not {expected}; complete are {sorted(complete)}, {passed}"
+            self._checks.violate("a round begins from the newest snapshot", f"round {current.number} {what}")
+        if chosen is not None and self._jobs.get(chosen.round) != new.job:
+            what = f"round {current.number} of job {new.job} begins from {stamp}"
+            self._checks.violate("snapshots are of this job", what)
+        for source in chosen.sources if chosen is not None else ():
+            if new.nodes[source.node_id].gone:
+                self._checks.violate("sources are there", f"{source.node_id} is gone")
+
+    def round_is_durable(self, record: dict[str, Any]) -> None:
+        known = self._durable.setdefault(record["number"], record["snapshot"])
+        if known != record["snapshot"]:
+            what = f"round {record['number']} begins from another snapshot than before"
+            self._checks.violate("a snapshot is chosen once", what)
+
+
+def _complete(group: Group, origin: str) -> set[tuple[int, int]]:
+    """The snapshots of which all parts are on live nodes, by step and round."""
+    world: dict[tuple[int, int], tuple[int, bool]] = {}
+    whole: set[tuple[int, int]] = set()
+    parts: set[tuple[int, int, int]] = set()
+    for node in group.nodes.values():
+        holdings = node.snapshots
+        out = node.gone or node.job != group.job or node.leaving is not None or node.rejected is not None
+        if out or holdings is None or holdings.origin != origin:
+            continue
+        for held in holdings.held:
+            if Stamp(round=held.round, step=held.step) in holdings.refused:
+                continue
+            which = held.step, held.round
+            world[which] = held.world_size, held.sharded
+            whole |= {which} if held.whole else set()
+            parts |= {(*which, part.rank) for part in held.ranks}
+    return {
+        which
+        for which in whole
+        if not world[which][1] or all((*which, rank) in parts for rank in range(world[which][0]))
+    }
+
+
+def words(request: object) -> str | None:
+    """A request in words; None: it is another."""
+    match request:
+        case Say(topic=topic, body=body) if topic is HELD:
+            stamps = [(held.round, held.step) for held in body.holdings.held]
+            return f"holds {stamps} in round {body.round}"
+    return None
+
+
+PLANTED: dict[str, tuple[Any, str, Any]] = {
+    "a snapshot need not be complete": (room, "choose", lambda kept, found: found[0] if found else None),
+    "what is passed by is taken": (
+        room,
+        "choose",
+        lambda kept, found: next((one for one in found if one.lack is None), None),
+    ),
+    "holdings of another job count": (complete, "_is_of", lambda holdings, origin: bool(holdings.held)),
+    "nodes that are gone hold snapshots": (complete, "_is_here", lambda group, node: True),
+}
+"""Faults that some story finds; see test_planted.py."""

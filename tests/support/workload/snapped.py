@@ -1,0 +1,138 @@
+"""Trains in float64 with snapshots, and logs what it saves, what it loads, and its losses: a file for each process.
+
+    snapped.py --into FOLDER --kind ddp|fsdp2 --steps N [--same-world] [--step-s 0.02]
+
+All ranks together take 12 samples a step, so the losses are the same in any world, up to the order of sums. With
+--same-world the model has BatchNorm and dropout, whose results depend on the world.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from hetagent import snapshots
+
+GLOBAL_BATCH = 12
+SAMPLES = 240
+
+
+class Sampler:
+    """The samples of each step, by a permutation of its own for each epoch."""
+
+    def __init__(self) -> None:
+        self.consumed = 0
+
+    def batch(self) -> Tensor:
+        """The samples of the next step, of all ranks."""
+        epoch, at = divmod(self.consumed, SAMPLES)
+        self.consumed += GLOBAL_BATCH
+        return torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch))[at : at + GLOBAL_BATCH]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it needs to go on."""
+        return {"consumed": self.consumed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there."""
+        self.consumed = state["consumed"]
+
+
+class Random:
+    """torch's random numbers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where they are."""
+        return {"cpu": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there."""
+        torch.set_rng_state(state["cpu"])
+
+
+def made(same_world: bool) -> nn.Module:
+    """The model."""
+    extra: list[nn.Module] = [nn.BatchNorm1d(32), nn.Dropout(0.2)] if same_world else []
+    return nn.Sequential(nn.Linear(8, 32), *extra, nn.ReLU(), nn.Linear(32, 31), nn.ReLU(), nn.Linear(31, 2))
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Of this rank's parameters, buffers and optimizer state."""
+    states = (state[key] for state in optimizer.state.values() for key in sorted(state))
+    tensors = [
+        *model.parameters(),
+        *model.buffers(),
+        *(value for value in states if isinstance(value, Tensor)),
+    ]
+    found = hashlib.sha256()
+    for tensor in tensors:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        found.update(bytes(local.detach().contiguous().flatten().view(torch.uint8).tolist()))
+    return found.hexdigest()[:16]
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--kind", choices=("ddp", "fsdp2"), default="ddp")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument("--same-world", action="store_true")
+    args = parser.parse_args()
+    args.into.mkdir(parents=True, exist_ok=True)
+    torch.set_default_dtype(torch.float64)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    who = {"round": int(os.environ["HET_ROUND"]), "rank": rank, "world": world, "pid": os.getpid()}
+    log = (args.into / f"{os.getpid()}.jsonl").open("a", buffering=1)
+
+    def note(**facts: Any) -> None:
+        log.write(json.dumps({**who, **facts, "at": time.monotonic()}) + "\n")
+
+    torch.manual_seed(1)
+    data = torch.randn(SAMPLES, 8)
+    model = made(args.same_world)
+    if args.kind == "fsdp2":
+        mesh = dist.init_device_mesh("cpu", (world,))
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        trained = model
+    else:
+        trained = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=0.01)
+    torch.manual_seed(100 + rank)
+    sampler = Sampler()
+    snaps = snapshots.open(
+        {"model": trained, "optimizer": optimizer, "sampler": sampler}, per_rank={"random": Random()}
+    )
+    first = snaps.load()
+    note(event="loaded", step=first, digest=digest(model, optimizer) if first is not None else "")
+    share = GLOBAL_BATCH // world
+    for step in range(first or 0, args.steps):
+        samples = data[sampler.batch()[rank * share : (rank + 1) * share]]
+        loss = (trained(samples) - samples[:, :2]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        made_digest = digest(model, optimizer)
+        snaps.step(step + 1)
+        note(event="step", step=step + 1, digest=made_digest, loss=loss.item() / world)
+        time.sleep(args.step_s)
+    del trained
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

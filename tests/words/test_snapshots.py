@@ -1,0 +1,146 @@
+"""The sentences for snapshots: what is safe, what is missing, what is passed by, what was lost."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+import pytest
+
+from hetrdzv.protocol.facts.causes import FailedWorker
+from hetrdzv.protocol.facts.events import Facts, RoundEnded, RoundFormed
+from hetrdzv.protocol.facts.parts import Quoted
+from hetrdzv.protocol.facts.warnings import AnyWarning
+from hetrdzv.protocol.facts.who import Nodes, Ranks
+from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.rooms.snapshots import (
+    BeganFromSnapshot,
+    FailedAgain,
+    Lack,
+    NobodyHasAll,
+    NotLoaded,
+    NotWanted,
+    PartsMissing,
+    PassedBy,
+    SafeShown,
+    SnapshotPassedBy,
+    SnapshotWanted,
+    Stamp,
+    ValuesDiffer,
+    WhyPassedBy,
+)
+from hetrdzv.words.past import past
+from hetrdzv.words.snapshots import lacks, passed_by, safe
+
+STAMP = Stamp(round=2, step=100)
+BOTH = Nodes.of(["gpu1", "gpu2"])
+NAN = FailedWorker(node_id="gpu2", rank=3, local_rank=1, exit_code=1, said=Quoted("ValueError: loss is nan"))
+AGAIN = (
+    "rounds that began from it failed twice in the same way, the last time rank 3 (local rank 1) on gpu2 exited with "
+    "code 1: ValueError: loss is nan"
+)
+
+SENTENCES: list[tuple[AnyWarning, str]] = [
+    (
+        PassedBy(stamp=STAMP, why=FailedAgain(worker=NAN)),
+        f"the snapshot of step 100 of round 2 is passed by: {AGAIN}",
+    ),
+    (
+        ValuesDiffer(stamp=STAMP, name="seed", more=2, nodes=Nodes.of(["gpu2"])),
+        (
+            "the snapshot of step 100 of round 2 is not complete: the value 'seed' (and 2 more values) is not the same "
+            "on all ranks: another one on gpu2; name it in per_rank, or make it the same"
+        ),
+    ),
+]
+
+HAPPENED: list[tuple[Facts, str]] = [
+    (
+        BeganFromSnapshot(stamp=STAMP, nodes=BOTH, lost=4),
+        "round 3 begins from the snapshot of step 100 of round 2, which gpu1, gpu2 have: 4 steps lost",
+    ),
+    (
+        BeganFromSnapshot(stamp=STAMP, nodes=Nodes.of(["gpu1"])),
+        "round 3 begins from the snapshot of step 100 of round 2, which gpu1 has: no step lost",
+    ),
+    (
+        SnapshotPassedBy(what=PassedBy(stamp=STAMP, why=NotWanted())),
+        (
+            "the snapshot of step 100 of round 2 is passed by: an older one was chosen with hetctl snapshots --use"
+        ),
+    ),
+    (
+        SnapshotWanted(stamp=STAMP),
+        "the next round is to begin from the snapshot of step 100 of round 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("lack", "clause"),
+    [
+        (NobodyHasAll(), "no node has all that its ranks have alike"),
+        (PartsMissing(ranks=Ranks.of([1])), "nobody has the part of rank 1"),
+        (PartsMissing(ranks=Ranks.of([0, 1, 2])), "nobody has the parts of ranks 0 to 2"),
+        (
+            ValuesDiffer(stamp=STAMP, name="seed", nodes=BOTH),
+            "the value 'seed' is not the same on all ranks: another one on gpu1, gpu2",
+        ),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_what_is_missing(lack: Lack, clause: str) -> None:
+    assert lacks(lack) == clause
+
+
+@pytest.mark.parametrize(
+    ("why", "clause"),
+    [
+        (FailedAgain(worker=NAN), AGAIN),
+        (NotLoaded(nodes=BOTH), "workers on gpu1, gpu2 could not load any copy of it"),
+        (NotWanted(), "an older one was chosen with hetctl snapshots --use"),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_why_one_is_passed_by(why: WhyPassedBy, clause: str) -> None:
+    assert passed_by(PassedBy(stamp=STAMP, why=why)) == clause
+
+
+def test_every_reason_has_words() -> None:
+    assert len(get_args(Lack)) == len(get_args(WhyPassedBy)) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (SafeShown(), "no step is safe yet"),
+        (SafeShown(safe=STAMP, nodes=BOTH), "step 100 is safe (gpu1, gpu2)"),
+        (
+            SafeShown(safe=STAMP, nodes=BOTH, began=Stamp(round=1, step=90), lost=1),
+            "step 100 is safe (gpu1, gpu2); the newest round began from step 90, 1 step lost",
+        ),
+        (SafeShown(began=STAMP), "no step is safe now; the newest round began from step 100, no step lost"),
+    ],
+)
+def test_what_is_safe(value: SafeShown, sentence: str) -> None:
+    assert safe(value) == sentence
+
+
+def test_a_history_says_what_the_end_of_a_round_has_cost() -> None:
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def event(number: int, facts: Any, of: int) -> EventReply:
+        at = (began + timedelta(seconds=number)).isoformat()
+        return EventReply(number=number, at=at, kind=facts.kind, text="", round=of, facts=facts)
+
+    passed = PassedBy(stamp=Stamp(round=1, step=120), why=NotWanted())
+    events = [
+        event(1, RoundFormed(world_size=2, places=()), 1),
+        event(2, RoundEnded(cause=NAN), 1),
+        event(3, RoundFormed(world_size=2, places=(), cause="failed"), 2),
+        event(4, SnapshotPassedBy(what=passed), 2),
+        event(5, BeganFromSnapshot(stamp=STAMP, nodes=BOTH, lost=24), 2),
+        event(6, RoundEnded(cause=NAN), 2),
+        event(7, RoundFormed(world_size=2, places=(), cause="failed"), 3),
+        event(8, BeganFromSnapshot(stamp=STAMP, nodes=BOTH), 3),
+    ]
+    rounds = past(events, began + timedelta(seconds=9)).rounds
+    assert [one.costs for one in rounds] == [("step 120 is passed by", "24 steps lost"), (), ()]

@@ -55,7 +55,7 @@ def open(  # noqa: A001 - as in `snapshots.open`
         directory: where snapshots go without an agent, on one machine; None: nowhere.
 
     Raises:
-        SnapshotError: a value of a kind that cannot be saved.
+        SnapshotError: a value of a kind that cannot be saved, or nothing says which rank this worker is.
     """
     from hetagent.snapshots.script import Snapshots  # what the agent imports of this package has no torch
     from hetagent.snapshots.state import State
@@ -127,12 +127,22 @@ def _here(directory: str | os.PathLike[str]) -> "tuple[Folder, Who]":
 
 
 def _who() -> "Who":
+    """Which worker this is: as torch.distributed knows it, or before that begins, as the environment says.
+
+    Raises:
+        SnapshotError: neither does.
+    """
     from hetagent.snapshots.taking import Who
 
-    return Who(*(int(os.environ.get(name, default)) for name, default in _PLACE))
-
-
-_PLACE = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return Who(dist.get_rank(), dist.get_world_size(), local)
+    if FOLDER in os.environ and "RANK" not in os.environ:
+        raise SnapshotError(
+            "nothing says which rank this worker is (RANK is not set): open snapshots after init_process_group"
+        )
+    return Who(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), local)
 
 
 def save_now() -> None:

@@ -362,3 +362,18 @@ def test_an_agent_that_keeps_no_snapshots_has_none(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HET_NODE_ID", "a")
     snapshots.open({"m": nn.Linear(1, 1)}, directory=tmp_path / "snaps").step(1)
     assert not (tmp_path / "snaps").exists()
+
+
+def test_a_worker_that_does_not_know_its_rank_is_told_when_to_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with --launch node, whose scripts give ranks themselves."""
+    monkeypatch.setenv("HET_SNAPSHOTS", str(tmp_path))
+    with pytest.raises(SnapshotError, match="open snapshots after init_process_group"):
+        snapshots.open({"m": nn.Linear(1, 1)})
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert snapshots.open({"m": nn.Linear(1, 1)})._rank == 0
+    finally:
+        torch.distributed.destroy_process_group()

@@ -134,7 +134,7 @@ def _who() -> "Who":
     """
     from hetagent.snapshots.taking import Who
 
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         return Who(dist.get_rank(), dist.get_world_size(), local)
@@ -142,7 +142,7 @@ def _who() -> "Who":
         raise SnapshotError(
             "nothing says which rank this worker is (RANK is not set): open snapshots after init_process_group"
         )
-    return Who(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), local)
+    return Who(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), local)
 
 
 def save_now() -> None:

@@ -28,7 +28,10 @@ AHEAD, BEFORE, AFTER = "HET_STARTED_AHEAD", "HET_BEFORE_SCRIPT", "HET_AFTER_TORC
 """The variables that name files, see above."""
 
 SNAPSHOTS = "hetagent.snapshots"
-"""What saves the state of a script that has imported it, before the exception unwinds."""
+"""What saves the state of a script that has imported it, before an exception unwinds."""
+
+NOTICE = "HET_NOTICE_FILE"
+"""The variable that names the file which is there once the round is about to end."""
 
 CANNOT_OPEN = 2
 """The exit status of `python` when it cannot open the script."""
@@ -220,14 +223,21 @@ def _recorded(run: "Callable[[], None]", anew: "Callable[[str], NoReturn] | None
     except BaseException as error:
         theirs = _without_ours(error.__traceback__)
         # A child that the script forked may get here as well, but it is not the worker.
-        if os.getpid() == pid and not _is_good(error):
-            getattr(sys.modules.get(SNAPSHOTS), "save_now", int)()
+        if os.getpid() == pid and not _is_done(error):
+            _save_state()
         if os.getpid() == pid and not _is_orderly(error):
             if anew is not None and _is_in_imports(theirs):
                 anew(type(error).__name__)
             _record(error.with_traceback(theirs), permanent=_is_permanent(error, theirs))
         _hide_our_frames(theirs)
         raise
+    if os.getpid() == pid and not _is_done(None):
+        _save_state()
+
+
+def _save_state() -> None:
+    """Have a script save its last step if it keeps snapshots."""
+    getattr(sys.modules.get(SNAPSHOTS), "save_now", int)()
 
 
 def _is_orderly(error: BaseException) -> bool:
@@ -237,9 +247,10 @@ def _is_orderly(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt)
 
 
-def _is_good(error: BaseException) -> bool:
-    """Whether the script has ended as it should."""
-    return isinstance(error, SystemExit) and error.code in (None, 0)
+def _is_done(error: "BaseException | None") -> bool:
+    """Whether the script has ended well, and not because its round is about to end: nobody goes on from there."""
+    is_good = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+    return is_good and not os.path.exists(os.environ.get(NOTICE) or "")
 
 
 def _is_permanent(error: BaseException, traceback: "TracebackType | None") -> bool:

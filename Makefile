@@ -191,6 +191,8 @@ bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery 
 	$(BIN)/python -m benchmarks.retention
 	$(BIN)/python -m benchmarks.torchrun_plugin
 	$(BIN)/python -m benchmarks.uneven
+	$(BIN)/python -m benchmarks.snapshots
+	$(BIN)/python -m benchmarks.snapshot_costs
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache

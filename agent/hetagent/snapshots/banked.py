@@ -21,9 +21,9 @@ FIRST = 64
 
 
 def rescue(folder: Folder) -> int:
-    """Add what dead workers have kept to the snapshots that living ones of this node have saved of the same steps.
+    """Make parts of what dead workers have kept of their last two steps: which one the living have saved is not known.
 
-    Where nobody has, the newest step of each makes a part of its own. Shards that they had are gone.
+    Shards that they had are gone.
 
     Returns:
         the newest step that any of them had told (0: none).
@@ -37,12 +37,10 @@ def rescue(folder: Folder) -> int:
         reached = max(reached, *steps)
         if index.sharded:
             continue
-        stamps = {Stamp(step, index.stamp.round) for step in steps}
-        held = stamps & folder.slots().keys()
-        for stamp in held or {max(stamps)}:
+        for step, content in sorted(steps.items()):
+            stamp = Stamp(step, index.stamp.round)
             slot = folder.begin(stamp)
             if rank not in slot.indexes():
-                content = steps[stamp.step]
                 (slot.path / SMALL.format(rank)).write_bytes(content)
                 part = replace(
                     index, stamp=stamp, small_bytes=len(content), small_digest=xxh3_64_hexdigest(content)

@@ -3,9 +3,9 @@
     python -m benchmarks.snapshot_costs [--mb 100 1000] [--kills 5]
 
 *While nothing fails*: one process, DDP-like steps without a network. *Restart*: a job of two workers on one node, DDP
-with AdamW, default flags; rank 1 is killed, and time runs until the first optimizer step of the next round on all ranks,
-with snapshots and for the same script that loads and keeps nothing. All sizes are those of parameters and optimizer
-state together; a copy is one of as many bytes by a single thread, warm.
+with AdamW, default flags; rank 1 is killed, and time runs until the first optimizer step of the next round on both
+ranks, with snapshots and for the same script that loads and keeps nothing. All sizes are those of parameters and
+optimizer state together; a copy is one of as many bytes by a single thread, warm.
 """
 
 import argparse

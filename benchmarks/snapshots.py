@@ -3,10 +3,10 @@
     python -m benchmarks.snapshots [--faults 200] [--seed 1] [--kind ddp fsdp2]
 
 Jobs in float64 on nodes with 2 + 1 + 1, 2 + 1 and 3 workers. In half of the faults the world stays as it is (a worker,
-an agent or a server is killed, and comes back), and the model has BatchNorm and dropout, seeded by
-step and rank; in the others nodes lose their memory, are drained and evicted, too. Every rank logs a digest of its state at
-each step; a state that was loaded has to have that of its step, in the same world. The losses of all steps are held
-against those of a run without faults.
+an agent or a server is killed, and comes back), and the model has BatchNorm and dropout, seeded by step and rank; in
+the others nodes lose their memory, are drained and evicted, too. Every rank logs a digest of its state at each step; a
+state that was loaded has to have that of its step, in the same world. The losses of all steps are held against those
+of a run without faults.
 """
 
 import argparse

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from hetagent.snapshots.folder import Folder
 from hetagent.worker import runner
 

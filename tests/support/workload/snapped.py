@@ -121,7 +121,7 @@ def main() -> None:
     note(event="loaded", step=first, digest=digest(model, optimizer) if first is not None else "")
     share = GLOBAL_BATCH // world
     for step in range(first or 0, args.steps):
-        torch.manual_seed(1000 * step + rank)  # as docs/snapshots.md says: dropout depends on step and rank only
+        torch.manual_seed(1000 * step + rank)  # as docs/snapshots.md advises
         samples = data[sampler.batch()[rank * share : (rank + 1) * share]]
         loss = (trained(samples) - samples[:, :2]).square().mean()
         optimizer.zero_grad()

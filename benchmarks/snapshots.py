@@ -235,11 +235,11 @@ class Campaign:
                 saved[line["step"], line["rank"]][line["round"]] = line["world"], line["digest"]
         for line in self.lines.read():
             rounds = saved.get((line["step"], line["rank"]), {}) if line["event"] == "loaded" else {}
-            former = max((number for number in rounds if number < line["round"]), default=None)
-            if former is None or rounds[former][0] != line["world"]:
+            worlds = [rounds[number] for number in sorted(rounds) if number < line["round"]]
+            if not worlds or worlds[-1][0] != line["world"]:
                 continue  # its sums are in another order
             self.found.compared += 1
-            if line["digest"] != rounds[former][1]:
+            if line["digest"] not in [digest for world, digest in worlds if world == line["world"]]:
                 self.found.wrong.append(f"round {line['round']} rank {line['rank']} step {line['step']}")
         alone = undisturbed(self.kind, self.nodes, max(losses(self.lines.read())), same=self.same)
         for step, loss in losses(self.lines.read()).items():

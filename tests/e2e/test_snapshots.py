@@ -74,14 +74,6 @@ class Job:
             found.setdefault(line["step"], {})[line["rank"]] = line["round"], line["loss"]
         return {step: sum(loss for _, loss in ranks.values()) for step, ranks in sorted(found.items())}
 
-    def lost(self) -> list[int]:
-        """How many steps each round has lost, as the server says."""
-        return [
-            event["facts"]["lost"] if "facts" in event else -1
-            for event in self.job.events()
-            if event["kind"] == "began_from_snapshot"
-        ]
-
     def end_well(self) -> None:
         statuses = {name: self.job.agents[name].wait() for name in PAIR}
         assert statuses == dict.fromkeys(PAIR, 0), self.job.report()
@@ -135,8 +127,7 @@ def test_shards_of_a_node_that_loses_its_memory_are_on_another(job: Cluster) -> 
     job.agents["b"].wait()
     run.forget("b")
     after = run.trained(number, world=2)
-    assert run.loaded(after) > 0
-    assert run.loaded(after) >= safe // 4
+    assert run.loaded(after) >= safe
     run.start("b")
     grown = run.trained(after)
     assert run.loaded(grown) > 0

@@ -8,16 +8,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.tensor import DTensor, Replicate
-from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.banked import NOW
+from hetagent.snapshots.copied import Copy
 from hetagent.snapshots.errors import Overtaken, SnapshotError
 from hetagent.snapshots.folder import (
     CLAIMS,
@@ -35,7 +35,7 @@ from hetagent.snapshots.folder import (
     put,
 )
 from hetagent.snapshots.memory import Mapped, laid_out, place_of
-from hetagent.snapshots.small import Bank, digests, pack, unpack
+from hetagent.snapshots.small import Bank, pack
 from hetagent.snapshots.state import State
 
 WORTH = 0.01
@@ -180,7 +180,7 @@ class Taker:
         self._closing = threading.Thread(target=self._close_due, args=(close,), daemon=True)
         self._closing.start()
 
-    def _close_due(self, close: "Copy") -> None:
+    def _close_due(self, close: Copy) -> None:
         began = time.perf_counter()
         try:
             close.finish()
@@ -273,7 +273,7 @@ class Taker:
             (own if _is_sharded(large[name]) else alike).append((place, tensor))
         return alike, own
 
-    def _copied(self, stamp: Stamp, *, wait: bool) -> "Copy":
+    def _copied(self, stamp: Stamp, *, wait: bool) -> Copy:
         """Copy all that is to be copied by this worker.
 
         Args:
@@ -345,9 +345,7 @@ class Taker:
     def _make_slots(self, sizes: Mapping[str, int]) -> None:
         """Have the memory of all slots, so that no snapshot has to wait for that."""
         try:
-            needs = SLOTS * sum(
-                size * (1 if name == SHARED else self._who.local_world_size) for name, size in sizes.items()
-            )
+            needs = needed(sizes, self._who)
             allowed = self._folder.control().memory
             if allowed is not None and needs > allowed:
                 raise SnapshotError(
@@ -368,49 +366,15 @@ class Taker:
             self._files.clear()
 
 
-class Copy:
-    """What was copied for a snapshot, without its digests.
+def needed(sizes: Mapping[str, int], who: Who) -> int:
+    """How much memory the slots of a node take (bytes), about, with its copies of another node's shards.
 
-    Attributes:
-        index: of this worker's part.
+    Args:
+        sizes: of the files of a slot that one worker writes to (bytes).
     """
-
-    def __init__(
-        self,
-        folder: Folder,
-        slot: Slot,
-        index: Index,
-        places: Sequence[Place],
-        small: bytes,
-        files: Mapping[tuple[int, str], Mapped],
-    ) -> None:
-        self.index = index
-        self._folder = folder
-        self._slot = slot
-        self._places = places
-        self._small = small
-        self._files = files
-
-    def finish(self) -> None:
-        """Digest it, and write the index, with which this worker's part is complete.
-
-        Raises:
-            Overtaken: the slot was given away meanwhile.
-        """
-        number, rank = self._slot.number, self.index.rank
-        alike, _ = unpack(memoryview(self._small)[self.index.values :])
-        (self._slot.path / SMALL.format(rank)).write_bytes(self._small)
-        index = replace(
-            self.index,
-            tensors=tuple(
-                replace(place, digest=self._files[number, place.file].digest(place)) for place in self._places
-            ),
-            small_digest=xxh3_64_hexdigest(self._small),
-            digests=digests(alike),
-        )
-        if self._slot.stamp not in self._folder.slots():
-            raise Overtaken(f"the snapshot of step {index.stamp.step} was overtaken")
-        put(self._slot.path / INDEX.format(rank), index.written())
+    copies = 1 + (who.world_size > who.local_world_size)
+    of_ranks = sum(size for name, size in sizes.items() if name != SHARED)
+    return SLOTS * (sizes.get(SHARED, 0) + of_ranks * who.local_world_size * copies)
 
 
 def _is_sharded(tensor: Tensor) -> bool:

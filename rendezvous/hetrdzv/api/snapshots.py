@@ -11,7 +11,7 @@ from hetrdzv.api.bound import Handlers
 from hetrdzv.api.dispatch import service_of
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
-from hetrdzv.core.rooms.snapshots import Use, next_snapshot
+from hetrdzv.core.rooms.snapshots import Use, next_snapshot, safe_snapshot
 from hetrdzv.core.rooms.snapshots.complete import Gathered, gathered
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.facts.who import Nodes
@@ -94,7 +94,7 @@ def of_group(group: Group) -> Mapping[str, Any]:
 
 @kept
 def _safe(group: Group) -> SafeShown:
-    newest, current = next_snapshot(group), group.round
+    newest, current = safe_snapshot(group), group.round
     began = current.snapshot if current is not None else None
     return SafeShown(
         safe=newest.stamp if newest is not None else None,

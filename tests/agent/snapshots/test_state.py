@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from hetagent.snapshots.state import State
+from hetagent.snapshots.taking import Who, needed
 
 
 class Wrapped(nn.Module):
@@ -36,3 +37,10 @@ def test_a_module_that_fabric_has_wrapped_keeps_its_names_and_buffers() -> None:
         names.append([*state.large(), *(name for name, _ in state.small())])
     assert names[0] == names[1]
     assert "model.1.running_mean" in names[0]
+
+
+def test_the_memory_of_a_node_counts_copies_of_another_ones_shards() -> None:
+    sizes = {"shared.bin": 10, "3.bin": 100}
+    assert needed(sizes, Who(3, 4, 4)) == 3 * (10 + 4 * 100)
+    assert needed(sizes, Who(3, 6, 4)) == 3 * (10 + 2 * 4 * 100)
+    assert needed({"shared.bin": 10}, Who(3, 6, 4)) == 3 * 10

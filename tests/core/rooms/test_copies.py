@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hetrdzv.core.model import Group
-from hetrdzv.core.rooms.snapshots import Declare
+from hetrdzv.core.rooms.snapshots import Declare, safe_snapshot
 from hetrdzv.core.rooms.snapshots.copies import copy_for, kept_by
 from hetrdzv.protocol.rooms.snapshots import Held, Holdings, RankPart, Stamp
 from tests.core.driver import Story
@@ -25,6 +25,11 @@ class Job(Story):
         self.started(*self.order)
         return self
 
+    @property
+    def origin(self) -> str:
+        assert self.group.snapshots is not None
+        return self.group.snapshots.origin
+
     def declare(self, node_id: str, *ranks: int, step: int = 8, **more: Any) -> None:
         current = self.group.active_round
         assert current is not None
@@ -38,7 +43,7 @@ class Job(Story):
                 node_id=node_id,
                 incarnation=node.incarnation,
                 round=current.number,
-                holdings=replace(SERVES, held=(held,)),
+                holdings=replace(SERVES, origin=self.origin, held=(held,)),
             )
         )
 
@@ -109,3 +114,15 @@ def test_what_all_have_alike_needs_no_copies() -> None:
             )
         )
     assert copy_for(job.group, job.node("b")) is None
+
+
+def test_a_step_is_safe_once_its_shards_are_on_two_nodes() -> None:
+    job = Job(min_nodes=2, max_nodes=2).begin("a", "b")
+    job.declare("a", 0, whole=True)
+    job.declare("b", 1, whole=True)
+    assert safe_snapshot(job.group) is None
+    job.declare("b", 0, 1, whole=True)
+    job.declare("a", 0, 1, whole=True)
+    safe = safe_snapshot(job.group)
+    assert safe is not None
+    assert safe.stamp == Stamp(round=1, step=8)

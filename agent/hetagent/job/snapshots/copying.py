@@ -40,9 +40,8 @@ class Copying:
         try:
             fetch(self._folder, copy)
         except (SourceError, OSError) as error:
-            if (
-                text := f"no copy of a part of the snapshot of node '{copy.source.node_id}': {error}"
-            ) not in self._told:
+            text = f"no copy of a part of the snapshot of node '{copy.source.node_id}': {error}"
+            if text not in self._told:
                 self._told.add(text)
                 self._tell(text)
 

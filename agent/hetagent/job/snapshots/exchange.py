@@ -13,15 +13,13 @@ import xxhash
 
 from hetagent.job.snapshots import folder, holdings
 from hetagent.node.network import host_port
+from hetagent.snapshots.banked import NOW
 from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Stamp
-
-FOLDER = "HET_SNAPSHOTS"
-"""The variable that names the folder to a worker."""
 
 SLOTS = ("0", "1", "2")
 STAMPS = folder.SLOTS
 """The file that says what they hold."""
-ASK, BAD, NOW = "ask", "bad", "now"
+ASK, BAD = "ask", "bad"
 ORIGIN = "origin"
 
 

@@ -5,15 +5,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hetagent.snapshots.folder import SHARED, VERSION
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import Count, Positive, Rank, ShortText
 from hetrdzv.protocol.rooms.snapshots import MOST_HELD, MOST_VALUES, Digest, Held, RankPart, Stamp
-
-VERSION = 1
-"""Of the indexes that this agent understands."""
-
-SHARED = "shared.bin"
-"""The file of a slot with the tensors that all ranks have alike."""
 
 
 class Unusable(ValueError):

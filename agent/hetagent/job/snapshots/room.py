@@ -20,6 +20,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.node.created import Created
 from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message, Topic
+from hetagent.snapshots.folder import FOLDER
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.rooms.snapshots import (
     MOST_REFUSED,
@@ -105,7 +106,7 @@ class Snapshots(Room):
             self._serve()
 
     def steady(self, given: Mapping[str, str]) -> Mapping[str, str]:
-        return {exchange.FOLDER: str(self._folder.path)}
+        return {FOLDER: str(self._folder.path)}
 
     def kept(self) -> Collection[int]:
         pid = self._serving.pid if self._serving is not None else None

@@ -13,7 +13,7 @@ from hetrdzv.core.commands import OfRoom
 from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.core.rooms.room import Room
 from hetrdzv.core.rooms.snapshots.choice import after_choice, after_round, choose
-from hetrdzv.core.rooms.snapshots.complete import Gathered, gathered, gathered_for
+from hetrdzv.core.rooms.snapshots.complete import Gathered, gathered, gathered_for, is_copied
 from hetrdzv.core.rooms.snapshots.told import chosen, told, wrong
 from hetrdzv.core.rounds.transitions import Work, require_speaker
 from hetrdzv.protocol.errors import GroupFinished, StaleRound
@@ -119,6 +119,14 @@ def _reached(before: Group, origin: str) -> int:
 def next_snapshot(group: Group) -> Gathered | None:
     """The snapshot from which a round would begin now; None: there is none."""
     return choose(group.snapshots, gathered(group)) if group.snapshots is not None else None
+
+
+def safe_snapshot(group: Group) -> Gathered | None:
+    """The newest snapshot that outlives any one node, where there are more; None: there is none."""
+    if group.snapshots is None:
+        return None
+    alone = len(group.live) < 2
+    return choose(group.snapshots, [one for one in gathered(group) if alone or is_copied(one)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,10 @@ import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,12 +73,20 @@ class Lines:
                         self._read[path] = self._read.get(path, 0) + len(line)
         return self.lines
 
-    def reached(self, number: int) -> int:
-        """The newest step of a round."""
-        return max(
-            (line["step"] for line in self.read() if line["round"] == number and line["event"] == "step"),
-            default=0,
-        )
+    def lost(self, before: int, after: int) -> int:
+        """How many steps were made twice from one round to a later one, those between them included."""
+        began: dict[int, int] = {}
+        reached: dict[int, int] = {}
+        for line in self.read():
+            if before <= line["round"] <= after:
+                into = began if line["event"] == "loaded" else reached
+                into[line["round"]] = max(into.get(line["round"], 0), line["step"] or 0)
+        lost, at = 0, reached[before]
+        for number in sorted(began):
+            if number > before:
+                lost += at - began[number]
+                at = max(began[number], reached.get(number, 0))
+        return lost
 
 
 def words(kind: str, steps: int, folder: Path, *, same: bool) -> list[str]:
@@ -134,7 +144,7 @@ class Campaign:
         args = words(self.kind, self.steps, self.job.folder / "log", same=self.same)
         self.job.agent(name, self.nodes[name], *flags, script=SCRIPT, args=args)
 
-    def run(self, faults: int) -> Job:
+    def run(self, faults: int) -> None:
         """Do so many faults, let the job end, and check everything."""
         self.steps = faults * 4 * AHEAD
         for name in self.nodes:
@@ -142,17 +152,12 @@ class Campaign:
         number = self.trained(0)
         for _ in range(faults):
             fault = self.rng.choice(SAME if self.same or len(self.nodes) == 1 else CHANGING)
-            before = self.lines.reached(number)
             at = time.monotonic()
             moved = self.do(fault, number)
             self.found.faults[fault] += 1
             if moved:
                 after = self.trained(number)
-                loaded = [
-                    line for line in self.lines.read() if line["round"] == after and line["event"] == "loaded"
-                ]
-                reached = max(before, self.lines.reached(number))
-                self.found.lost[fault].append(reached - (loaded[0]["step"] or 0))
+                self.found.lost[fault].append(self.lines.lost(number, after))
                 self.found.back_s.append(
                     min(
                         line["at"]
@@ -169,7 +174,6 @@ class Campaign:
                 time.sleep(AHEAD * STEP_S)
         self.job.post("cancel")
         self.check()
-        return self.found
 
     def trained(self, above: int) -> int:
         """Wait for a round after `above` in which all ranks have made some steps; its number."""
@@ -263,6 +267,7 @@ def main() -> None:
         for same in (True, False)
         if same or len(nodes) > 1
     ]
+    failed: list[str] = []
     table = Table(
         "Steps lost by faults, with snapshots",
         "",
@@ -288,15 +293,21 @@ def main() -> None:
             "--preload",
             "torch",
         )
+        row = f"{kind}, {'+'.join(map(str, nodes.values()))}"
         with (
             tempfile.TemporaryDirectory(prefix="hetrdzv-steps-") as folder,
             cluster(Path(folder), *flags) as job,
         ):
-            found = Campaign(job, kind, nodes, rng, same=same).run(max(1, args.faults // len(jobs)))
+            campaign = Campaign(job, kind, nodes, rng, same=same)
+            try:
+                campaign.run(max(1, args.faults // len(jobs)))
+            except AssertionError:
+                traceback.print_exc()
+                failed.append(row)
+            found = campaign.found
         lost = sorted(step for steps in found.lost.values() for step in steps)
         most = ", ".join(f"{fault} {max(steps)}" for fault, steps in sorted(found.lost.items()))
         back = sorted(found.back_s)
-        row = f"{kind}, {'+'.join(map(str, nodes.values()))}"
         middle = (
             (f"{lost[len(lost) // 2]}, {lost[-1]}", most, f"{back[len(back) // 2]:.2f}")
             if lost
@@ -317,6 +328,8 @@ def main() -> None:
         f"Losses apart: the largest relative difference from a run without faults, over all steps (bound: {BOUND:g})."
     )
     table.show()
+    if failed:
+        sys.exit(f"did not go on: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

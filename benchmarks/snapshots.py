@@ -153,10 +153,10 @@ class Campaign:
         for _ in range(faults):
             fault = self.rng.choice(SAME if self.same or len(self.nodes) == 1 else CHANGING)
             at = time.monotonic()
-            moved = self.do(fault, number)
+            seen = self.do(fault, number)
             self.found.faults[fault] += 1
-            if moved:
-                after = self.trained(number)
+            if seen is not None:
+                after = self.trained(seen)
                 self.found.lost[fault].append(self.lines.lost(number, after))
                 self.found.back_s.append(
                     min(
@@ -197,8 +197,8 @@ class Campaign:
 
         return self.job.wait_for(found, f"a round after {above}", WAIT_S)
 
-    def do(self, fault: str, number: int) -> bool:
-        """Bring a fault about; returns whether another round follows."""
+    def do(self, fault: str, number: int) -> int | None:
+        """Bring a fault about; returns after which round another one follows; None: none does."""
         name = self.rng.choice(sorted(self.nodes))
         agent = self.job.agents[name]
         match fault:
@@ -214,20 +214,19 @@ class Campaign:
             case "server":
                 self.job.server.kill()
                 self.job.server.start()
-                return False
+                return None
             case "drain":
                 self.job.post(f"nodes/{name}/drain")
                 agent.wait()
+                number = self.trained(number)
                 self.job.post(f"nodes/{name}/undrain")
-                self.trained(number)
                 self.start(name)
             case "leave":
                 agent.send(signal.SIGTERM)
                 agent.wait()
-                self.trained(number)
-                self.job.post(f"nodes/{name}/undrain")
+                number = self.trained(number)
                 self.start(name)
-        return True
+        return number
 
     def check(self) -> None:
         """Hold what was loaded against what was saved."""

@@ -327,7 +327,7 @@ def main() -> None:
             print(f"wrong: {row}: {wrong}", flush=True)
     table.note(
         "Losses apart: the relative difference from a run without faults, at the first step that has one and over all "
-        "steps. A restart has gradients summed in another order (DDP lays its buckets out anew), which training amplifies."
+        "steps. After a restart DDP lays its buckets out anew: sums in another order, which training amplifies."
     )
     table.show()
     if failed:

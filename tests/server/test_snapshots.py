@@ -79,7 +79,7 @@ def test_snapshots_are_listed_and_one_is_chosen(
 
 
 def test_without_snapshots_that_is_said(server: Hetserver, capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(server, capsys, "snapshots", "plain") == "no node of group 'plain' holds a snapshot"
+    assert shown(server, capsys, "snapshots", "plain") == "group 'plain' has no snapshot"
     assert "snapshot" not in shown(server, capsys, "describe", "plain")
 
 

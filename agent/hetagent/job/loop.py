@@ -49,6 +49,15 @@ class Identity:
     node_id: str
     incarnation: str
 
+    @property
+    def marks(self) -> dict[str, str]:
+        """The environment of its processes, by which whoever clears away after it finds them."""
+        return {
+            processes.GROUP: self.group,
+            processes.NODE_ID: self.node_id,
+            processes.INCARNATION: self.incarnation,
+        }
+
 
 class Agent:
     """Runs this node's part of a job, every round of which a hetserver decides.
@@ -269,6 +278,8 @@ class Agent:
         goodbye = self._leaving.goodbye(self.outcome)
         left = self._line.leave(goodbye, leave_s, lambda: bool(self._got_signals))
         self.hangs = self.hangs or not left
+        for room in self._rooms:
+            room.leave(self._leaving.gone_at, lambda: self._leaving.hurried or bool(self._got_signals))
         self._ports.close()
         self._line.close()
         # The last thing: if anything above fails, it ends what is left. If the line broke, it says goodbye for us.

@@ -5,7 +5,7 @@ loop's thread. It may be over before its workers were started: then `end` is all
 """
 
 import subprocess
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hetagent.job.workers.processes import Workers
@@ -117,6 +117,14 @@ class Room:
 
     def close(self) -> None:
         """The agent ends."""
+
+    def leave(self, until: float | None, hurried: Callable[[], bool]) -> None:
+        """The last thing: the agent has ended, and the server knows; what takes long is done here.
+
+        Args:
+            until: when this agent has to be gone (monotonic seconds); None: nobody waits for that.
+            hurried: whether it is to be gone at once.
+        """
 
     # -- waking up ---------------------------------------------------------------------------------------------
 

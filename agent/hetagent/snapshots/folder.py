@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hetagent.snapshots.errors import Overtaken
+
 FOLDER = "HET_SNAPSHOTS"
 """The variable that names the agent's folder."""
 
@@ -23,6 +25,9 @@ VERSION = 1
 
 SHARED, CLAIMS, INDEX, OWN, SMALL = "shared.bin", "claims", "{}.json", "{}.bin", "{}.small"
 """The files of a slot; see above. `claims` has a byte for each block of `shared.bin`: 1 once it is copied."""
+
+PINNED = "pinned.json"
+"""Which snapshot is being written to disk."""
 
 PLACES = "tensors", "small", "items"
 """What an index has places of."""
@@ -224,10 +229,16 @@ class Folder:
             if stamp is not None
         }
 
-    def begin(self, stamp: Stamp) -> Slot:
+    def begin(self, stamp: Stamp, *, spares: bool = False) -> Slot:
         """The slot for a snapshot: that which one of this node's workers has begun, or the one that is needed least.
 
         The newest, and the newest that is complete, are kept.
+
+        Args:
+            spares: the one that is being written to disk is kept, too.
+
+        Raises:
+            Overtaken: all are kept.
         """
         with self._locked():
             stamps = self._stamps()
@@ -236,7 +247,11 @@ class Folder:
                 return Slot(self.path / str(number), number, stamp)
             confirmed = self.control().confirmed
             kept = {confirmed, max(filter(None, stamps.values()), default=None)}
+            if spares:
+                kept.add(self._pinned())
             free = [number for number in stamps if stamps[number] is None or stamps[number] not in kept]
+            if not free:
+                raise Overtaken(f"no memory for step {stamp.step} before another one is on disk")
             number = min(free, key=lambda each: stamps[each] or Stamp(-1, -1))
             slot = Slot(self.path / str(number), number, stamp)
             slot.empty()
@@ -247,6 +262,18 @@ class Folder:
     def bad(self, stamp: Stamp) -> Path:
         """The file that says that a snapshot cannot be loaded, and why."""
         return self.path / "bad" / f"{stamp.round}-{stamp.step}"
+
+    def pin(self, stamp: Stamp | None) -> None:
+        """A snapshot is being written to disk; None: none is."""
+        if stamp is not None:
+            put(self.path / PINNED, json.dumps(stamp.told()).encode())
+        else:
+            (self.path / PINNED).unlink(missing_ok=True)
+
+    def _pinned(self) -> Stamp | None:
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            return Stamp.read(json.loads((self.path / PINNED).read_bytes()))
+        return None
 
     def forget(self, stamps: Sequence[Stamp]) -> None:
         """These are not needed any more."""

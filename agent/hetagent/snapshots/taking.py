@@ -173,6 +173,8 @@ class Taker:
         began = time.perf_counter()
         try:
             close = self._copied(Stamp(step, self._folder.control().round), wait=False)
+        except Overtaken:
+            return
         except (SnapshotError, OSError) as error:
             self._give_up(error)
             return
@@ -277,7 +279,11 @@ class Taker:
         """Copy all that is to be copied by this worker.
 
         Args:
-            wait: until the others of this node have copied theirs; what they leave is this worker's.
+            wait: until the others of this node have copied theirs; what they leave is this worker's. Nor does it spare
+                the snapshot that is being written to disk.
+
+        Raises:
+            Overtaken: there is no slot for it.
         """
         self._state.await_devices()
         bank = self._bank
@@ -286,7 +292,7 @@ class Taker:
             raise SnapshotError(f"nothing was kept of step {stamp.step}")
         alike, own = self._parts()
         self._alike = {place.name: place.bytes for place, _ in alike}
-        slot = self._folder.begin(stamp)
+        slot = self._folder.begin(stamp, spares=not wait)
         shared, mine = (
             laid_out([place for place, _ in parts], name)
             for parts, name in ((alike, SHARED), (own, OWN.format(self._who.rank)))

@@ -11,7 +11,7 @@ from hetrdzv.api.bound import Handlers
 from hetrdzv.api.dispatch import service_of
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
-from hetrdzv.core.rooms.snapshots import Use, next_snapshot, safe_snapshot
+from hetrdzv.core.rooms.snapshots import Use, next_snapshot, on_disk, safe_snapshot
 from hetrdzv.core.rooms.snapshots.complete import Gathered, gathered
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.facts.who import Nodes
@@ -79,7 +79,8 @@ def _shown(group: Group, one: Gathered) -> SnapshotShown:
         lack=one.lack,
         passed=next((what for what in passed if what.stamp == one.stamp), None),
         nodes=_holders(one),
-        size=sum(held.size for _, held in one.holders),
+        on_disk=one.on_disk is not None,
+        size=one.on_disk.size if one.on_disk else sum(held.size for _, held in one.holders),
     )
 
 
@@ -94,11 +95,12 @@ def of_group(group: Group) -> Mapping[str, Any]:
 
 @kept
 def _safe(group: Group) -> SafeShown:
-    newest, current = safe_snapshot(group), group.round
+    newest, current, disk = safe_snapshot(group), group.round, on_disk(group)
     began = current.snapshot if current is not None else None
     return SafeShown(
         safe=newest.stamp if newest is not None else None,
         nodes=_holders(newest) if newest is not None else Nodes(),
+        on_disk=disk.stamp if disk is not None else None,
         began=Stamp(round=began.round, step=began.step) if began is not None else None,
         lost=began.lost if began is not None else 0,
     )

@@ -37,11 +37,18 @@ def in_brief(group: GroupSummary) -> str:
 
 def safe(value: SafeShown) -> str:
     """Which step is safe, where, and what was lost before: `step 120 is safe (gpu1, gpu2); 4 steps were lost ...`."""
-    now = f"step {value.safe.step} is safe ({names(value.nodes)})" if value.safe is not None else ""
+    now = f"step {value.safe.step} is safe ({_where(value)})" if value.safe is not None else ""
     if value.began is None:
         return now or "no step is safe yet"
     began = f"the newest round began from step {value.began.step}, {lost(value.lost)}"
     return f"{now or 'no step is safe now'}; {began}"
+
+
+def _where(value: SafeShown) -> str:
+    """Where what is safe is: `gpu1, gpu2; step 100 on disk`."""
+    if value.on_disk is None:
+        return names(value.nodes)
+    return f"{names(value.nodes)}; step {value.on_disk.step} on disk" if value.nodes else "on disk"
 
 
 def lost(steps: int) -> str:
@@ -91,7 +98,8 @@ def _is_passed_by(value: PassedBy) -> str:
 
 
 def _began(facts: BeganFromSnapshot, event: Event) -> str:
-    where = f"the snapshot of {_which(facts.stamp)}, which {have(facts.nodes)}"
+    whose = "is on disk" if facts.on_disk else have(facts.nodes)
+    where = f"the snapshot of {_which(facts.stamp)}, which {whose}"
     return f"round {event.round} begins from {where}: {lost(facts.lost)}"
 
 

@@ -11,6 +11,7 @@ from hetrdzv.core.model import Group
 from hetrdzv.core.rooms.snapshots import Declare, Use
 from hetrdzv.core.rooms.snapshots.choice import MOST_PASSED, pass_by
 from hetrdzv.core.rooms.snapshots.complete import gathered, missing
+from hetrdzv.core.rooms.snapshots.tally import Tally
 from hetrdzv.core.rooms.snapshots.told import MOST_WHOLE, told
 from hetrdzv.protocol.errors import NodeIdInUse, StaleIncarnation, StaleRound
 from hetrdzv.protocol.facts.causes import FailedWorker
@@ -27,6 +28,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     NoSuchSnapshot,
     NotLoaded,
     NotWanted,
+    OnDisk,
     PartsMissing,
     PassedBy,
     RankPart,
@@ -501,3 +503,62 @@ def test_impossible_choices_are_violations() -> None:
     assert wrong(sources=()) == ["round 2 begins from step 5 of round 1, but nobody has all of it"]
     assert "a node has it twice" in wrong(sources=(source, source))[0]
     assert "nobody has the parts of some ranks" in wrong(sources=(source,), sharded=True)[0]
+
+
+# -- on disk ---------------------------------------------------------------------------------------------------
+
+
+def on_disk(step: int, of: int = 9) -> OnDisk:
+    return OnDisk(round=of, step=step, world_size=4, size=10)
+
+
+def test_a_new_job_begins_from_what_is_on_disk() -> None:
+    job = Job()
+    job.join("a", snapshots=replace(NOTHING, on_disk=(on_disk(300), on_disk(200))))
+    job.join("b", snapshots=NOTHING)  # it has not looked lately
+    job.run()
+    assert job.began == Chosen(round=9, step=300, world_size=4, on_disk=True)
+    assert job.facts("began_from_snapshot") == [
+        BeganFromSnapshot(stamp=Stamp(round=9, step=300), on_disk=True)
+    ]
+    for name in ("a", "b"):
+        start = job.told(name).start
+        assert start is not None
+        assert start.more["snapshot"] == job.began
+    assert not list(violations(job.group))
+
+
+def test_the_disk_counts_where_memory_has_nothing_newer() -> None:
+    job = Job().begin()
+    disk = (on_disk(100, of=1), on_disk(80, of=1))
+    job.again(job.holds(held(100), on_disk=disk))
+    assert job.began is not None
+    assert (job.began.step, job.began.on_disk) == (100, False)
+    job.again(job.holds(held(90), on_disk=disk))
+    assert (job.began.step, job.began.on_disk) == (100, True)
+    assert [(one.stamp.step, one.on_disk is not None) for one in gathered(job.group)] == [
+        (100, True),
+        (90, False),
+        (80, True),
+    ]
+
+
+def test_what_a_member_cannot_load_from_the_disk_is_left_out() -> None:
+    job = Job().begin()
+    disk = (on_disk(100, of=1), on_disk(80, of=1))
+    refuses = replace(NOTHING, refused=(Stamp(round=1, step=100),))
+    job.again(replace(NOTHING, on_disk=disk), refuses)
+    assert job.began is not None
+    assert job.began.step == 80
+    job.do(Use(80))
+    assert job.group.snapshots is not None
+    assert job.group.snapshots.wanted == Stamp(round=1, step=80)
+
+
+def test_what_is_on_disk_is_not_told_as_complete_in_memory() -> None:
+    job = Job().begin()
+    tally = Tally(job.group)
+    holdings = job.holds(held(90), on_disk=(on_disk(100, of=1),))
+    job.declare("a", holdings)
+    assert tally.said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
+    assert Tally(job.group).said(job.group, job.node("a")).complete == Stamp(round=1, step=90)

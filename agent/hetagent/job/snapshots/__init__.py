@@ -4,6 +4,7 @@
 and the workers tell each other in them, `holdings.py` what a node has (pure); other nodes fetch it from `serving.py`.
 """
 
+import os
 import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -18,17 +19,23 @@ if TYPE_CHECKING:
     from hetagent.job.room import Room
     from hetagent.protocol.line import Line
 
+TO_EVERY_S, KEEP = 600, 3
+"""How often snapshots are written to disk unless a person says so (seconds), and how many are kept there."""
+
 SHM = "/dev/shm"
 """Where Linux has memory that looks like files."""
 
 
 class KeepSnapshots(Feature):
-    """`--snapshot-dir`, `--snapshot-memory` and `--snapshot-every`.
+    """`--snapshot-dir`, `--snapshot-memory`, `--snapshot-every`, `--snapshot-to` and what belongs to that.
 
     Attributes:
         folder: where the node's folder is made.
         memory: what all snapshots of the node may take, as text; None: half of what is free.
         every: how often one is taken (steps); 0: it is found out while the workers run.
+        to: the directory that they are written to; None: they are not.
+        to_every_s: how often (seconds).
+        keep: how many are kept there.
     """
 
     flags: ClassVar[Flags] = {
@@ -45,16 +52,40 @@ class KeepSnapshots(Feature):
             "metavar": "STEPS",
             "help": "How often to take one (or HET_SNAPSHOT_EVERY; default 0: as often as costs below 1 %%).",
         },
+        "--snapshot-to": {
+            "metavar": "DIR",
+            "help": "Also write snapshots to a directory that all nodes share, as checkpoints of "
+            "torch.distributed.checkpoint: DIR/GROUP/step-... (or HET_SNAPSHOT_TO; default: no).",
+        },
+        "--snapshot-to-every-s": {
+            "metavar": "SECONDS",
+            "help": f"How often to write one (or HET_SNAPSHOT_TO_EVERY_S; default: {TO_EVERY_S}).",
+        },
+        "--snapshot-keep": {
+            "metavar": "N",
+            "help": f"How many to keep there (or HET_SNAPSHOT_KEEP; default: {KEEP}).",
+        },
     }
 
     def __init__(self, args: Namespace, environ: Mapping[str, str]) -> None:
         self._args, self._environ = args, environ
         self.folder = Path(self._given("dir") or SHM).absolute()
         self.memory = self._given("memory")
-        every = self._given("every") or "0"
-        if not re.fullmatch(r"\d{1,9}", every, re.ASCII):
-            raise UsageError(f"{self._named('every')} {every}: give a number of steps, or 0")
-        self.every = int(every)
+        self.every = self._number("every", 0, least=0, what="a number of steps, or 0")
+        to = self._given("to")
+        self.to = Path(to).absolute() if to else None
+        self.to_every_s = self._number("to_every_s", TO_EVERY_S, least=1, what="a number of seconds")
+        self.keep = self._number("keep", KEEP, least=1, what="a number")
+        if self.to is None and (unused := next(filter(self._given, ("to_every_s", "keep")), None)):
+            raise UsageError(f"{self._named(unused)}: nothing is written without --snapshot-to DIR")
+
+    def _number(self, name: str, default: int, *, least: int, what: str) -> int:
+        text = self._given(name)
+        if text is None:
+            return default
+        if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < least:
+            raise UsageError(f"{self._named(name)} {text}: give {what}")
+        return int(text)
 
     def _given(self, what: str) -> str | None:
         flag: str | None = getattr(self._args, f"snapshot_{what}")
@@ -63,7 +94,7 @@ class KeepSnapshots(Feature):
     def _named(self, what: str) -> str:
         """By which name something was given."""
         flag = getattr(self._args, f"snapshot_{what}")
-        return f"--snapshot-{what}" if flag else f"HET_SNAPSHOT_{what.upper()}"
+        return f"--snapshot-{what.replace('_', '-')}" if flag else f"HET_SNAPSHOT_{what.upper()}"
 
     def room(self, node: "Node", line: "Line", others: "Sequence[Room]") -> "Room | None":
         """What keeps them; None: nobody wants any, or there is no place.
@@ -78,7 +109,18 @@ class KeepSnapshots(Feature):
         except ValueError as error:
             raise UsageError(f"{self._named('memory')}: {error}") from None
         if memory == 0:
+            if self.to is not None:
+                raise UsageError(
+                    f"{self._named('to')} needs snapshots, and {self._named('memory')} turns them off"
+                )
             return None
+        if self.to is not None:
+            try:
+                self.to.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"{self._named('to')} {self.to}: {error.strerror or error}") from None
+            if not os.access(self.to, os.W_OK | os.X_OK):
+                raise UsageError(f"{self._named('to')} {self.to}: this user cannot write there")
         try:
             return self._made(node, line, memory)
         except OSError as error:
@@ -92,6 +134,7 @@ class KeepSnapshots(Feature):
         return None
 
     def _made(self, node: "Node", line: "Line", memory: int | None) -> "Room":
+        from hetagent.job.snapshots.disk import Asked, Disk
         from hetagent.job.snapshots.folder import Folder, sweep
         from hetagent.job.snapshots.room import Snapshots
         from hetagent.job.snapshots.serving import Serving
@@ -106,6 +149,7 @@ class KeepSnapshots(Feature):
         try:
             there = space(folder.path, memory)
             serving = Serving(folder.path, identity, node.hold_port, lambda: node.place.address, node.tell)
+            asked = Asked(self.to, self.to_every_s, self.keep) if self.to is not None else None
             return Snapshots(
                 node_id=identity.node_id,
                 line=line,
@@ -113,6 +157,7 @@ class KeepSnapshots(Feature):
                 folder=folder,
                 space=there,
                 serving=None if alone else serving,
+                disk=Disk(asked, folder.path, identity, node.tell) if asked is not None else None,
                 every=self.every,
                 one_per_node=node.launch.one_per_node,
                 rescue=lambda: banked.rescue(Kept(folder.path)),

@@ -110,17 +110,18 @@ class Exchange:
         told = {"round": number, "confirmed": shown, "every": every, "fixed": fixed, "memory": memory}
         put(self.path / "control.json", told)
 
-    def start(self, chosen: Chosen | None, own: str) -> None:
+    def start(self, chosen: Chosen | None, own: str, on_disk: Mapping[str, Any] | None = None) -> None:
         """Tell from which snapshot to begin, and who has it; this node first.
 
         Args:
             own: this node's id.
+            on_disk: where it is on disk.
         """
         if chosen is None:
             put(self.path / "start.json", {})
             return
         slot = self._slot(Stamp(round=chosen.round, step=chosen.step))
-        sources = []
+        sources = [on_disk] if on_disk is not None else []
         for source in sorted(chosen.sources, key=lambda source: source.node_id != own):
             path = str(slot) if slot is not None and source.node_id == own else None
             if path is None and not source.port:

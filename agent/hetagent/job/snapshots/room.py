@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hetagent.job.room import Environ, Room
 from hetagent.job.snapshots import exchange, holdings
 from hetagent.job.snapshots.copying import Copying
+from hetagent.job.snapshots.disk import LAST_S, Disk
 from hetagent.job.snapshots.exchange import Bad, Exchange
 from hetagent.job.snapshots.folder import Folder
 from hetagent.job.snapshots.serving import Serving
@@ -21,10 +23,12 @@ from hetagent.node.created import Created
 from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message, Topic
 from hetagent.snapshots.folder import FOLDER
+from hetagent.snapshots.folder import Stamp as Written
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.rooms.snapshots import (
     MOST_REFUSED,
     SNAPSHOTS,
+    Chosen,
     Holdings,
     SnapshotsReply,
     SnapshotsRequest,
@@ -36,6 +40,9 @@ HELD = Topic(route=SNAPSHOTS)
 
 PAUSE_S = 1.0
 """How long after the server was told what this node holds it is told again (seconds)."""
+
+LEFT_S = 0.5
+"""How long before this agent has to be gone it gives up writing to disk (seconds)."""
 
 ASKS = 5
 """How often the server is asked for what to copy of a sharded snapshot: the other node may not have it yet."""
@@ -52,6 +59,7 @@ class Snapshots(Room):
         space: what they may take.
         serving: serves them to other nodes; None: there will be none.
         every: how often a person wants a snapshot (steps); 0: it is found out while the workers run.
+        disk: writes them to disk; None: nobody wants that.
         one_per_node: a single process stands for all workers of this node.
         rescue: adds what dead workers have kept of their last steps to the snapshots of this node, and returns the
             newest step that one of them had told.
@@ -69,6 +77,7 @@ class Snapshots(Room):
         folder: Folder,
         space: Space,
         serving: Serving | None,
+        disk: Disk | None = None,
         every: int = 0,
         one_per_node: bool = False,
         rescue: Callable[[], int] = lambda: 0,
@@ -79,6 +88,7 @@ class Snapshots(Room):
         self._folder = folder
         self._space = space
         self._serving = serving
+        self._disk = disk
         self._fixed = every
         self._one_per_node = one_per_node
         self._rescue = rescue
@@ -90,6 +100,8 @@ class Snapshots(Room):
         self._workers: Workers | None = None
         self._opened = False  # a worker has opened snapshots or saved one, ever
         self._over = False  # no agent comes after this one
+        self._succeeded = False
+        self._ranks: Sequence[int] = ()  # of this node, in its newest round
         self._saving: set[int] = set()  # the ranks that were asked to and have not answered
         self._save_until = 0.0
         self._reply = SnapshotsReply()
@@ -109,30 +121,46 @@ class Snapshots(Room):
         return {FOLDER: str(self._folder.path)}
 
     def kept(self) -> Collection[int]:
-        pid = self._serving.pid if self._serving is not None else None
-        return () if pid is None else (pid,)
+        pids = [each.pid for each in (self._serving, self._disk) if each is not None]
+        return [pid for pid in pids if pid is not None]
 
     # -- a round -----------------------------------------------------------------------------------------------
 
     def enter(self, assignment: Assignment) -> None:
         self._assignment = assignment
+        self._ranks = range(
+            assignment.start.rank_offset, assignment.start.rank_offset + assignment.start.slots
+        )
         self._answer = None
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         """Tell the workers where they begin; without space for that they begin anew."""
         chosen = assignment.start.snapshot
-        confirmed = Stamp(round=chosen.round, step=chosen.step) if chosen is not None else None
+        in_memory = chosen is not None and not chosen.on_disk
+        confirmed = Stamp(round=chosen.round, step=chosen.step) if chosen is not None and in_memory else None
         self._reply = SnapshotsReply(complete=confirmed, every=self._reply.every)
         try:
             self._exchange.begin(assignment.start.origin or "")
-            self._exchange.start(chosen, self._node_id)
+            self._exchange.start(chosen, self._node_id, self._source(chosen))
             self._control()
         except OSError as error:
             self._tell(f"no snapshots in this round: {error}")
         self._refresh()
         if chosen is not None:
             lost = f", {chosen.lost} before the last" if chosen.lost else ""
-            self._tell(f"round {assignment.round}: begins from the snapshot of step {chosen.step}{lost}")
+            where = " on disk" if chosen.on_disk else ""
+            self._tell(
+                f"round {assignment.round}: begins from the snapshot of step {chosen.step}{where}{lost}"
+            )
+
+    def _source(self, chosen: Chosen | None) -> Mapping[str, Any] | None:
+        """Where workers read a snapshot that is on disk."""
+        if chosen is None or not chosen.on_disk:
+            return None
+        if self._disk is None:
+            self._tell("the snapshot is on disk, and this node has no --snapshot-to: give all nodes the same")
+            return None
+        return self._disk.source(Written(step=chosen.step, round=chosen.round))
 
     def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
         self._workers, self._reached = workers, 0
@@ -140,6 +168,7 @@ class Snapshots(Room):
     def heard(self, directive: DirectiveReply) -> None:
         if directive.kind is DirectiveKind.EXIT:
             self._over = directive.outcome is not None or directive.code == "drained"
+            self._succeeded = directive.outcome == "succeeded"
 
     def heeds_notice(self) -> bool:
         return bool(self._pipes())
@@ -176,7 +205,19 @@ class Snapshots(Room):
         if self._serving is not None:
             self._serving.close()
         self._created.close()
-        self._folder.close(remove=self._over or not self._holdings.held)
+        if self._disk is None:
+            self._folder.close(remove=self._over or not self._holdings.held)
+
+    def leave(self, until: float | None, hurried: Callable[[], bool]) -> None:
+        if self._disk is None:
+            return
+        try:
+            if self._opened and not self._succeeded:
+                last = until - LEFT_S if until is not None else time.monotonic() + LAST_S
+                self._disk.write_last(self._ranks, last, hurried)
+        finally:
+            self._disk.close()
+            self._folder.close(remove=self._over or not self._holdings.held)
 
     # -- before the end ----------------------------------------------------------------------------------------
 
@@ -211,9 +252,12 @@ class Snapshots(Room):
         return self._created.fileno()
 
     def due_at(self) -> float | None:
+        moments = [self._disk.due_at()] if self._disk is not None and self._opened and self._workers else []
         if self._answer is not None:
-            return 0.0 if self._answer.done() else None
-        return self._not_before if self._has_news else None
+            moments += [0.0] if self._answer.done() else []
+        elif self._has_news:
+            moments.append(self._not_before)
+        return min(moments, default=None)
 
     def look(self) -> None:
         """See what the workers have made, tell the server, and pass on its answer."""
@@ -221,6 +265,10 @@ class Snapshots(Room):
         if self._workers is None or self._assignment is None:
             return
         self._hear()
+        if self._disk is not None and self._opened:
+            complete = self._reply.complete
+            newest = Written(step=complete.step, round=complete.round) if complete is not None else None
+            self._disk.look(newest, self._ranks)
         self._refresh()
         if not self._opened and (self._pipes() or self._holdings.held):  # who saves by DCP has no pipe
             self._opened = True
@@ -284,6 +332,8 @@ class Snapshots(Room):
         Args:
             ended: the round whose workers are gone.
         """
+        if ended is not None and self._disk is not None:
+            self._disk.list()
         rescued = self._rescued() if ended is not None else 0
         held, every = self._exchange.held()
         if ended is not None:
@@ -297,6 +347,7 @@ class Snapshots(Room):
             reached=self._reached,
             every=self._fixed or every,
             refused=tuple(self._refused),
+            on_disk=self._disk.complete() if self._disk is not None else (),
         )
         if self._holdings != self._offered:
             self._offered = self._holdings

@@ -47,11 +47,7 @@ class Serving:
         tell: Callable[[str], None],
     ) -> None:
         self._folder = folder
-        self._marks = {
-            processes.INCARNATION: identity.incarnation,
-            processes.NODE_ID: identity.node_id,
-            processes.GROUP: identity.group,
-        }
+        self._marks = identity.marks
         self._hold_port = hold_port
         self._address = address
         self._tell = tell

@@ -48,7 +48,7 @@ def snapshots(group: str, use: int | None) -> None:
 def view(reply: SnapshotsShown) -> Iterator[RenderableType]:
     """Snapshots as a terminal shows them."""
     if not reply.snapshots:
-        yield Text(f"no node of group '{reply.group_id}' holds a snapshot")
+        yield Text(f"group '{reply.group_id}' has no snapshot")
         return
     table = tables.new_table(
         *tables.numbers("STEP", "ROUND"),
@@ -63,7 +63,7 @@ def view(reply: SnapshotsShown) -> Iterator[RenderableType]:
             str(one.stamp.round),
             "yes" if one.lack is None else "no",
             size(one.size),
-            tables.one_line(names(one.nodes)),
+            "on disk" if one.on_disk else tables.one_line(names(one.nodes)),
             tables.one_line(_why_not(one)),
         )
     yield table

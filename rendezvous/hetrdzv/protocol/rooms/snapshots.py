@@ -27,6 +27,9 @@ MOST_PARTS = 2 * MAX_SLOTS
 MOST_VALUES = 64
 """Of how many plain values a node declares digests."""
 
+MOST_ON_DISK = 4
+"""How many snapshots on disk a node declares: the newest."""
+
 MOST_REFUSED = 8
 """How many snapshots a node refuses at a time."""
 
@@ -75,6 +78,17 @@ class Held(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OnDisk(Body):
+    """A snapshot that is complete in the directory of `--snapshot-to`, which all nodes share; see `Held`."""
+
+    round: Positive
+    step: Count
+    world_size: Annotated[int, Ge(1), Le(MAX_WORLD_SIZE)]
+    sharded: bool = False
+    size: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings(Body):
     """All that a node holds of snapshots.
 
@@ -85,6 +99,7 @@ class Holdings(Body):
         reached: the newest step that a worker of the node had reached in the round that has ended.
         every: how often this node would take one (steps); 0: it does not say.
         refused: those that a worker of the node could not load.
+        on_disk: those that it sees on disk, the newest first; they may be of an earlier job.
     """
 
     origin: Annotated[str, MaxLen(32)] = ""
@@ -94,6 +109,7 @@ class Holdings(Body):
     reached: Count = 0
     every: Count = 0
     refused: Annotated[tuple[Stamp, ...], AtMost(MOST_REFUSED)] = ()
+    on_disk: Annotated[tuple[OnDisk, ...], AtMost(MOST_ON_DISK)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +173,7 @@ class Chosen:
         lost: how many steps of the round before are lost with that.
         sources: who has it. A member is told those that it needs, itself first: of what all ranks have alike a few, and
             of ranks' own parts all if the snapshot is sharded, else those of its own ranks.
+        on_disk: each member reads it in the directory of `--snapshot-to`, so there are no sources.
     """
 
     round: int
@@ -165,6 +182,7 @@ class Chosen:
     sharded: bool = False
     lost: int = 0
     sources: tuple[Source, ...] = ()
+    on_disk: bool = False
 
 
 # -- which are passed by -------------------------------------------------------------------------------------
@@ -231,11 +249,16 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeganFromSnapshot:
-    """A round begins from a snapshot, which some nodes have; `lost`: so many steps of the round before are lost."""
+    """A round begins from a snapshot, which some nodes have, or which is on disk.
+
+    Attributes:
+        lost: so many steps of the round before are lost.
+    """
 
     kind: Literal["began_from_snapshot"] = "began_from_snapshot"
     stamp: Stamp
-    nodes: Nodes
+    nodes: Nodes = NOBODY
+    on_disk: bool = False
     lost: int = 0
 
 
@@ -302,7 +325,8 @@ class SnapshotShown:
         lack: why it is not complete; None: it is.
         passed: why it is passed by; None: it is not.
         nodes: who has some of it.
-        size: of all that they have (bytes).
+        on_disk: it is on disk; `nodes` are nobody then.
+        size: of all that they have, or of what is on disk (bytes).
     """
 
     stamp: Stamp
@@ -311,6 +335,7 @@ class SnapshotShown:
     lack: Annotated[Lack, BY_KIND] | None = None
     passed: PassedBy | None = None
     nodes: Nodes = NOBODY
+    on_disk: bool = False
     size: int = 0
 
 
@@ -335,12 +360,14 @@ class SafeShown:
 
     Attributes:
         safe: the snapshot from which a round would begin now, which `nodes` have; None: there is none.
+        on_disk: the newest one on disk; None: there is none.
         began: the one that the newest round began from; None: from none.
         lost: how many steps of the round before were lost with that.
     """
 
     safe: Stamp | None = None
     nodes: Nodes = NOBODY
+    on_disk: Stamp | None = None
     began: Stamp | None = None
     lost: int = 0
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hetagent.job import snapshots
+from hetagent.job.loop import Identity
 from hetagent.job.snapshots import KeepSnapshots, space
 from hetagent.job.snapshots.folder import EMPTY_S, OLD_S, Folder, sweep
 from hetagent.options.model import UsageError
@@ -208,7 +209,7 @@ def test_off_makes_nothing(tmp_path: Path) -> None:
 
 def placed(folder: Path, said: list[str], **environ: str) -> Any:
     """What a node makes of its flags."""
-    identity = Namespace(group="g", node_id="a", incarnation="1")
+    identity = Identity("g", "a", "1")
     options = Namespace(standalone=True, spec={})
     line: Any = Namespace(offers=lambda **fields: None)
     node: Any = Namespace(

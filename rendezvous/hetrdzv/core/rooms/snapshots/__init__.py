@@ -62,7 +62,8 @@ class SnapshotsRoom(Room):
             snapshot = chosen(taken, (node.node_id for node in members), lost)
             work.change(round=replace(current, snapshot=snapshot))
             who = Nodes.of([node.node_id for node, _ in taken.holders])
-            work.say(BeganFromSnapshot(stamp=taken.stamp, nodes=who, lost=lost))
+            on_disk = taken.on_disk is not None
+            work.say(BeganFromSnapshot(stamp=taken.stamp, nodes=who, on_disk=on_disk, lost=lost))
 
     def starting(self, group: Group, current: Round, member: Member) -> Mapping[str, Any]:
         if group.snapshots is None:
@@ -81,7 +82,7 @@ class SnapshotsRoom(Room):
         if snapshot is None:
             return
         where = f"round {current.number} begins from step {snapshot.step} of round {snapshot.round}"
-        if snapshot.round >= current.number:
+        if snapshot.round >= current.number and not snapshot.on_disk:  # that may be of an earlier job
             yield f"{where}, which is no earlier one"
         for clause in wrong(snapshot):
             yield f"{where}, but {clause}"
@@ -119,6 +120,11 @@ def _reached(before: Group, origin: str) -> int:
 def next_snapshot(group: Group) -> Gathered | None:
     """The snapshot from which a round would begin now; None: there is none."""
     return choose(group.snapshots, gathered(group)) if group.snapshots is not None else None
+
+
+def on_disk(group: Group) -> Gathered | None:
+    """The newest snapshot on disk; None: there is none."""
+    return next((one for one in gathered(group) if one.on_disk), None)
 
 
 def safe_snapshot(group: Group) -> Gathered | None:

@@ -1,7 +1,7 @@
 """Which snapshots the nodes of a group have together, and what is missing of each."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -13,6 +13,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     Holdings,
     Lack,
     NobodyHasAll,
+    OnDisk,
     PartsMissing,
     Stamp,
     ValuesDiffer,
@@ -21,13 +22,20 @@ from hetrdzv.protocol.rooms.snapshots import (
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A snapshot, who has some of it, and why it is not complete; None: it is."""
+    """A snapshot.
+
+    Attributes:
+        holders: who has some of it.
+        lack: why it is not complete; None: it is.
+        on_disk: what is known of it where it is on disk, and not in the memory of nodes.
+    """
 
     stamp: Stamp
     world_size: int
     sharded: bool
-    holders: tuple[tuple[Node, Held], ...]
-    lack: Lack | None
+    holders: tuple[tuple[Node, Held], ...] = ()
+    lack: Lack | None = None
+    on_disk: OnDisk | None = None
 
 
 @kept
@@ -40,7 +48,9 @@ def gathered(group: Group) -> Sequence[Gathered]:
 
 
 def gathered_for(group: Group, origin: str, members: Sequence[str], last_round: int) -> Sequence[Gathered]:
-    """All snapshots of a job that the nodes of a group have, the newest first.
+    """All snapshots of a job that the nodes of a group have or see on disk, the newest first.
+
+    What a node sees on disk counts unless a member could not load it: not all nodes have looked lately.
 
     Args:
         origin: the name of the job.
@@ -55,10 +65,28 @@ def gathered_for(group: Group, origin: str, members: Sequence[str], last_round: 
                 continue
             key = held.step, held.round, held.world_size, held.sharded
             found.setdefault(key, _Found()).add(node, held)
-    return [
+    in_memory = [
         Gathered(Stamp(round=key[1], step=key[0]), key[2], key[3], tuple(one.holders), _lack(key, one))
-        for key, one in sorted(found.items(), key=lambda item: item[0], reverse=True)
+        for key, one in found.items()
     ]
+    return sorted([*in_memory, *_on_disk(group, members)], key=_newness, reverse=True)
+
+
+def _newness(one: Gathered) -> tuple[int, int, bool, int, bool]:
+    """Of two that are of one step, memory is quicker than the disk."""
+    return one.stamp.step, one.stamp.round, one.on_disk is None, one.world_size, one.sharded
+
+
+def _on_disk(group: Group, members: Sequence[str]) -> Iterator[Gathered]:
+    """The snapshots on disk."""
+    known = [node.snapshots for node in group.nodes.values() if node.snapshots and _is_here(group, node)]
+    found = {Stamp(round=one.round, step=one.step): one for holdings in known for one in holdings.on_disk}
+    if not found:
+        return
+    nodes = (group.nodes.get(member) for member in members)
+    refused = {stamp for node in nodes if node and node.snapshots for stamp in node.snapshots.refused}
+    for stamp in found.keys() - refused:
+        yield Gathered(stamp, found[stamp].world_size, found[stamp].sharded, on_disk=found[stamp])
 
 
 def usable(group: Group, node: Node, origin: str, alone: str | None) -> Iterable[Held]:
@@ -83,8 +111,10 @@ def _is_here(group: Group, node: Node) -> bool:
 
 def is_copied(one: Gathered) -> bool:
     """Whether a complete snapshot outlives any node: what ranks have alike all can save again, but not their parts."""
+    if one.on_disk or not one.sharded:
+        return True
     copies = Counter(part.rank for _, held in one.holders for part in held.ranks)
-    return not one.sharded or all(copies[rank] > 1 for rank in range(one.world_size))
+    return all(copies[rank] > 1 for rank in range(one.world_size))
 
 
 def stamp_of(held: Held) -> Stamp:

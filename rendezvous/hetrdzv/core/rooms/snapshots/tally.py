@@ -44,7 +44,7 @@ class Tally:
         self._stale = False
         self._said = 0
         for one in gathered_for(group, self._origin, sorted(self._members), group.last_round):
-            if one.lack is None and (self._alone is not None or is_copied(one)):
+            if one.lack is None and not one.on_disk and (self._alone is not None or is_copied(one)):
                 self._complete = one.stamp
                 break
         for node in group.nodes.values():  # that look has judged them all

@@ -31,6 +31,7 @@ def chosen(found: Gathered, members: Iterable[str], lost: int) -> Chosen:
         sharded=found.sharded,
         lost=lost,
         sources=tuple(_source(node, held) for node, held in holders[:most]),
+        on_disk=found.on_disk is not None,
     )
 
 
@@ -49,6 +50,8 @@ def _source(node: Node, held: Held) -> Source:
 
 def told(snapshot: Chosen, member: Member) -> Chosen:
     """What a member is told: its own copy first, then those that it needs; see `Chosen`."""
+    if snapshot.on_disk:
+        return snapshot
     index = _index(snapshot)
     own = index.by_node.get(member.node_id)
     if snapshot.sharded:
@@ -105,6 +108,8 @@ def _index(snapshot: Chosen) -> _Index:
 @kept
 def wrong(snapshot: Chosen) -> tuple[str, ...]:
     """What is impossible in a snapshot that was chosen, in a clause each."""
+    if snapshot.on_disk:
+        return ("a node has it, though it is on disk",) if snapshot.sources else ()
     clauses: list[str] = []
     index = _index(snapshot)
     if not index.whole:

@@ -1,0 +1,332 @@
+"""Writes a node's parts of a snapshot to disk; the node that leads makes a checkpoint of all nodes' parts.
+
+    python -m hetagent.snapshots.to_disk SLOT ROUND STEP DIRECTORY RANKS [--leads SECONDS]
+
+A process of its own, started by the agent: training goes on meanwhile. What it writes is what DCP would.
+"""
+
+import argparse
+import contextlib
+import mmap
+import os
+import pickle
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from xxhash import xxh3_64, xxh3_64_hexdigest
+
+from hetagent.snapshots.errors import SnapshotError
+from hetagent.snapshots.folder import INDEX, SMALL, Index, Place, Stamp
+from hetagent.snapshots.memory import dtype_of, view
+from hetagent.snapshots.on_disk import MARK, PART, Mark
+from hetagent.snapshots.small import unpack
+
+PAUSE_S = 0.2
+"""How often the node that leads looks for the parts of others (seconds)."""
+
+CHUNK = 8 << 20
+"""How much is read at a time (bytes)."""
+
+RECORD = b"archive/data/0"
+"""The file with the bytes of a tensor in what `torch.save` makes of it: an archive that is not compressed."""
+
+HEADER = 30
+"""How long the header of a file in such an archive is, before its name (bytes)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a node has written, for the node that leads.
+
+    Attributes:
+        ranks: whose parts these are, with the digests of their indexes.
+        size: of all files (bytes).
+    """
+
+    ranks: Mapping[int, str]
+    plan: SavePlan
+    results: Sequence[WriteResult]
+    size: int
+
+
+class Planner(DefaultSavePlanner):
+    """Plans what lies in a slot, as DCP plans a state.
+
+    Args:
+        slot: with the files.
+        pieces: the parts of tensors, and what DCP has made bytes of.
+    """
+
+    def __init__(self, slot: Path, pieces: Iterable[Place], items: Iterable[Place]) -> None:
+        super().__init__()
+        self._files = _Files(slot)
+        self._pieces = {_index_of(place): place for place in pieces}
+        self._items = {place.name: place for place in items}
+
+    def create_local_plan(self) -> SavePlan:
+        """What this node writes."""
+        plan: SavePlan = super().create_local_plan()
+        more = [_piece(place) for place in self._pieces.values()]
+        more += [
+            WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO, tensor_data=None)
+            for name in self._items
+        ]
+        self.plan = replace(plan, items=[*plan.items, *more])
+        return self.plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor | BytesIO:
+        """The content of an item."""
+        if (place := self._pieces.get(write_item.index)) is not None:
+            return self._files.tensor(place)
+        if (place := self._items.get(write_item.index.fqn)) is not None:
+            return BytesIO(self._files.content(place))
+        content: Tensor | BytesIO = super().resolve_data(write_item)
+        return content
+
+
+class _Files:
+    """The files of a slot, mapped."""
+
+    def __init__(self, slot: Path) -> None:
+        self._slot = slot
+        self._mapped: dict[str, tuple[mmap.mmap, Tensor]] = {}
+
+    def tensor(self, place: Place) -> Tensor:
+        return view(self._map(place.file)[1], place)
+
+    def content(self, place: Place) -> memoryview:
+        return memoryview(self._map(place.file)[0])[place.at : place.at + place.bytes]
+
+    def _map(self, name: str) -> tuple[mmap.mmap, Tensor]:
+        if name not in self._mapped:
+            with (self._slot / name).open("rb") as file:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._mapped[name] = content, torch.frombuffer(content, dtype=torch.uint8)
+        return self._mapped[name]
+
+
+def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: bool) -> Part:
+    """Write the parts of some ranks, and of the node that leads all that the ranks have alike.
+
+    Raises:
+        SnapshotError: the slot holds another snapshot by now, or what it held is corrupt.
+        OSError: it cannot be read, or not be written.
+    """
+    indexes = {rank: _index(slot, stamp, rank) for rank in ranks}
+    known = [_index(slot, stamp, int(path.stem)) for path in slot.glob("*.json") if path.stem.isdecimal()]
+    first = indexes[ranks[0]]
+    alike = {place.name: place for index in known for place in index.tensors if place.name in index.alike}
+    if leads and first.alike.keys() - alike.keys():
+        raise SnapshotError(f"this node does not have all of step {stamp.step}")
+    own = {
+        rank: [place for place in index.tensors if place.name not in index.alike]
+        for rank, index in indexes.items()
+    }
+    planner = Planner(
+        slot,
+        pieces=[place for places in own.values() for place in places],
+        items=[place for index in indexes.values() for place in index.items],
+    )
+    state = _state(slot, first, alike.values()) if leads else {}
+    planner.set_up_planner(state, is_coordinator=leads)
+    writer = FileSystemWriter(into)
+    writer.set_up_storage_writer(is_coordinator=leads)
+    plan = writer.prepare_local_plan(planner.create_local_plan())
+    plan = writer.prepare_global_plan([*[SavePlan([])] * ranks[0], plan])[-1]  # names its file by the rank
+    results = writer.write_data(plan, planner).wait()
+    stored = {result.index: result.storage_data for result in results}
+    digests = {}
+    for rank, index in indexes.items():
+        mine = [*own[rank], *(alike.values() if leads and index is first else ())]
+        moved = replace(
+            index,
+            tensors=tuple(_moved(into, place, stored[_index_of(place)]) for place in mine),
+            items=tuple(_moved(into, place, stored[MetadataIndex(place.name)]) for place in index.items),
+        )
+        if index.small_bytes:
+            small = (slot / SMALL.format(rank)).read_bytes()
+            if xxh3_64_hexdigest(small) != index.small_digest:
+                raise SnapshotError(f"the values of rank {rank} are corrupt")
+            put(into / SMALL.format(rank), small)
+        put(into / INDEX.format(rank), moved.written())
+        digests[rank] = xxh3_64_hexdigest(moved.written())
+    size = sum(result.size_in_bytes for result in results) + sum(
+        index.small_bytes for index in indexes.values()
+    )
+    return Part(digests, plan, results, size)
+
+
+def _index(slot: Path, stamp: Stamp, rank: int) -> Index:
+    index = Index.read((slot / INDEX.format(rank)).read_bytes())
+    if index.stamp != stamp:
+        raise SnapshotError(
+            f"the memory of step {stamp.step} was needed for step {index.stamp.step} meanwhile"
+        )
+    return index
+
+
+def _state(slot: Path, first: Index, alike: Iterable[Place]) -> dict[str, Any]:
+    """What all ranks have alike, nested as `get_state_dict` has it; buffers and values are those of one rank."""
+    files = _Files(slot)
+    tensors = {place.name: files.tensor(place) for place in (*alike, *first.small)}
+    content = (slot / SMALL.format(first.rank)).read_bytes() if first.small_bytes else b""
+    values = unpack(memoryview(content)[first.values :])[0] if content else {}
+    optimizers = [name.removesuffix(".param_groups") for name in values if name.endswith(".param_groups")]
+    state: dict[str, Any] = {}
+    for name, value in (*tensors.items(), *values.items()):
+        *above, last = _path(name, optimizers, is_tensor=isinstance(value, Tensor))
+        inner = state
+        for key in above:
+            inner = inner.setdefault(key, {})
+        inner[last] = inner[last] | value if isinstance(inner.get(last), dict) else value
+    return state
+
+
+def _path(name: str, optimizers: Sequence[str], *, is_tensor: bool) -> Iterator[str]:
+    """Where a name belongs: `optimizer.state.0.weight.exp_avg` below optimizer, state, and 0.weight."""
+    for optimizer in optimizers:
+        if name == f"{optimizer}.param_groups":
+            return iter((optimizer, "param_groups"))
+        if name.startswith(f"{optimizer}.state."):
+            of = name.removeprefix(f"{optimizer}.state.")
+            inside = of.rpartition(".")[::2] if is_tensor else (of,)
+            return iter((optimizer, "state", *inside))
+    head, _, rest = name.partition(".")
+    return iter((head, rest) if rest else (head,))
+
+
+def _index_of(place: Place) -> MetadataIndex:
+    return MetadataIndex(place.name, place.offsets)
+
+
+def _piece(place: Place) -> WriteItem:
+    return WriteItem(
+        index=_index_of(place),
+        type=WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            chunk=ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.lengths)),
+            properties=TensorProperties(dtype=dtype_of(place)),
+            size=torch.Size(place.shape),
+        ),
+    )
+
+
+def _moved(into: Path, place: Place, stored: Any) -> Place:
+    """Where the bytes of a place are now.
+
+    Raises:
+        SnapshotError: they are others.
+    """
+    with (into / stored.relative_path).open("rb") as file:
+        at = stored.offset
+        if place.digest and place.bytes:
+            at += _raw_at(file, stored) if stored.length != place.bytes else 0
+            digest = xxh3_64()
+            file.seek(at)
+            for begin in range(0, place.bytes, CHUNK):
+                digest.update(file.read(min(CHUNK, place.bytes - begin)))
+            if digest.hexdigest() != place.digest:
+                raise SnapshotError(f"'{place.name}' has changed, or is corrupt")
+    return replace(place, file=stored.relative_path, at=at)
+
+
+def _raw_at(file: Any, stored: Any) -> int:
+    """Where in a tensor's archive its bytes begin."""
+    file.seek(stored.offset)
+    head: bytes = file.read(min(stored.length, 1 << 16))
+    name = head.find(RECORD)
+    if name < HEADER:
+        raise SnapshotError("this release of torch lays its files out in another way")
+    header = head[name - HEADER : name]
+    return name + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file that others see only once it is on the disk."""
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def finish(into: Path, stamp: Stamp, world_size: int, *, sharded: bool, wait_s: float) -> None:
+    """Make a checkpoint of all nodes' parts, once they are there.
+
+    Args:
+        wait_s: how long to wait for them; what is not there then is left out unless the state is sharded (seconds).
+
+    Raises:
+        SnapshotError: some are missing.
+    """
+    until = time.monotonic() + wait_s
+    parts: dict[Path, Part] = {}
+    while True:
+        for path in into.glob(PART.format("*")):
+            if path not in parts:
+                parts[path] = pickle.loads(path.read_bytes())
+        digests = {rank: digest for part in parts.values() for rank, digest in part.ranks.items()}
+        missing = set(range(world_size)) - digests.keys()
+        if not missing or time.monotonic() >= until:
+            break
+        time.sleep(PAUSE_S)
+    if missing and sharded:
+        raise SnapshotError(f"the part of rank {min(missing)} is not there after {wait_s:.0f} s")
+    planner = DefaultSavePlanner()
+    plans = [part.plan for part in parts.values()]
+    _, metadata = planner.create_global_plan(plans)
+    writer = FileSystemWriter(into)
+    writer.finish(metadata, [list(part.results) for part in parts.values()])
+    mark = Mark(
+        stamp=stamp,
+        world_size=world_size,
+        sharded=sharded,
+        size=sum(part.size for part in parts.values()),
+        ranks=digests,
+    )
+    put(into / MARK, mark.written())
+    for path in into.glob(PART.format("*")):
+        path.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Write; what goes wrong is said in the last line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("slot", type=Path)
+    parser.add_argument("round", type=int)
+    parser.add_argument("step", type=int)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("ranks", type=lambda text: [int(rank) for rank in text.split(",")])
+    parser.add_argument("--leads", type=float, metavar="SECONDS")
+    args = parser.parse_args()
+    with contextlib.suppress(OSError):
+        os.nice(10)  # training goes first
+    torch.set_num_threads(1)
+    stamp = Stamp(step=args.step, round=args.round)
+    leads = args.leads is not None
+    try:
+        args.directory.mkdir(parents=True, exist_ok=True)
+        first = _index(args.slot, stamp, args.ranks[0])
+        part = write(args.slot, stamp, args.directory, args.ranks, leads=leads)
+        put(args.directory / PART.format(args.ranks[0]), pickle.dumps(part))
+        if leads:
+            finish(args.directory, stamp, first.world_size, sharded=first.sharded, wait_s=args.leads)
+    except (SnapshotError, OSError, ValueError) as error:
+        print(f"{error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

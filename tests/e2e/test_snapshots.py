@@ -21,8 +21,9 @@ AHEAD = 12
 class Job:
     """A job of which every rank logs each step and what it loads."""
 
-    def __init__(self, job: Cluster, kind: str, steps: int) -> None:
+    def __init__(self, job: Cluster, kind: str, steps: int, *flags: str) -> None:
         self.job = job
+        self._flags = flags
         self._args = ["--kind", kind, "--steps", str(steps), "--step-s", "0.05"]
 
     @property
@@ -33,7 +34,7 @@ class Job:
         snaps = self.job.folder / "snaps" / name
         snaps.mkdir(parents=True, exist_ok=True)
         args = ["--into", str(self.log), *self._args]
-        self.job.agent(name, PAIR[name], "--snapshot-dir", str(snaps), script=SCRIPT, args=args)
+        self.job.agent(name, PAIR[name], "--snapshot-dir", str(snaps), *self._flags, script=SCRIPT, args=args)
 
     def forget(self, name: str) -> None:
         """The node loses its memory."""
@@ -85,8 +86,8 @@ def job(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def begun(cluster: Cluster, kind: str, steps: int) -> Job:
-    made = Job(cluster, kind, steps)
+def begun(cluster: Cluster, kind: str, steps: int, *flags: str) -> Job:
+    made = Job(cluster, kind, steps, *flags)
     for name in PAIR:
         made.start(name)
     return made
@@ -131,3 +132,55 @@ def test_shards_of_a_node_that_loses_its_memory_are_on_another(job: Cluster) -> 
     run.start("b")
     grown = run.trained(after)
     assert run.loaded(grown) > 0
+
+
+# -- on disk ---------------------------------------------------------------------------------------------------
+
+
+def on_disk(cluster: Cluster) -> dict[int, Path]:
+    """The checkpoints that are complete, by step."""
+    marks = (cluster.folder / "disk" / "job").glob("*/snapshot.json")
+    return {json.loads(mark.read_text())["step"]: mark.parent for mark in marks}
+
+
+def to_disk(cluster: Cluster, every_s: int) -> tuple[str, ...]:
+    return "--snapshot-to", str(cluster.folder / "disk"), "--snapshot-to-every-s", str(every_s)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_nodes_that_all_have_to_go_leave_their_last_step_on_disk(job: Cluster, kind: str) -> None:
+    run = begun(job, kind, 100_000, *to_disk(job, 600))
+    number = run.trained()
+    for name in PAIR:
+        job.agents[name].send(signal.SIGTERM)
+    assert [job.agents[name].wait() for name in PAIR] == [75, 75]
+    reached = run.reached(number)
+    assert on_disk(job).keys() == {reached}, job.report()
+    for name in PAIR:
+        run.forget(name)
+        run.start(name)
+    after = run.trained(number)
+    assert run.loaded(after) == reached
+    last = {line["rank"]: line["digest"] for line in run.lines("step", number) if line["step"] == reached}
+    assert {line["rank"]: line["digest"] for line in run.lines("loaded", after)} == last
+
+
+@pytest.mark.long
+def test_what_is_on_disk_outlives_all_nodes_and_a_corrupt_one_is_passed_by(job: Cluster) -> None:
+    run = begun(job, "ddp", 100_000, *to_disk(job, 1))
+    number = run.trained()
+    job.wait_for(lambda: len(on_disk(job)) > 1, "two snapshots on disk")
+    for name in PAIR:
+        job.agents[name].send(signal.SIGKILL)
+        job.agents[name].wait()
+        run.forget(name)
+    older, newest = sorted(on_disk(job).items())[-2:]
+    file = newest[1] / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    file.write_bytes(content)
+    for name in PAIR:
+        run.start(name)
+    after = run.trained(number)
+    assert run.loaded(after) == older[0]
+    assert "is corrupt" in job.agents["a"].stderr + job.agents["b"].stderr

@@ -197,6 +197,8 @@ class Campaign:
 
     def do(self, fault: str, number: int) -> int | None:
         """Bring a fault about; returns after which round another one follows; None: none does."""
+        for known in self.nodes:
+            self.job.post(f"nodes/{known}/undrain")  # or one that comes and goes would be kept as a spare
         name = self.rng.choice(sorted(self.nodes))
         agent = self.job.agents[name]
         match fault:
@@ -301,7 +303,7 @@ def main() -> None:
             campaign = Campaign(job, kind, nodes, rng, same=same)
             try:
                 campaign.run(max(1, args.faults // len(jobs)))
-            except AssertionError:
+            except (AssertionError, TimeoutError):
                 traceback.print_exc()
                 failed.append(row)
             found = campaign.found

@@ -1,4 +1,4 @@
-"""Tell two spirals apart with a small network: needs nothing but torch, and goes on where it stopped when run again.
+"""Tell two spirals apart with a small network, and go on after the last step when workers, or all of it, start again.
 
 However many workers share the work, every step trains on the same points. Runs under hetagent and torchrun;
 docs/resume.md explains it piece by piece.
@@ -7,14 +7,14 @@ docs/resume.md explains it piece by piece.
 import argparse
 import os
 import time
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+
+from hetagent import snapshots
 
 POINTS = 2000
 BATCH = 100
@@ -29,8 +29,6 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--epochs", type=int, default=10, help="epochs in all, those before a restart included [10]")
     add("--lr", type=float, default=0.01, help="learning rate [0.01]")
-    add("--checkpoint", type=Path, default=Path("first.pt"), help="a file that every node sees [first.pt]")
-    add("--save-every", type=int, default=10, metavar="STEPS", help="steps between two checkpoints [10]")
     add("--pause", type=float, default=0.0, metavar="SECONDS", help="wait after every step, to watch it [0]")
     return parser.parse_args()
 
@@ -51,34 +49,6 @@ def share(step: int, rank: int, world_size: int) -> Tensor:
     epoch, number = divmod(step, STEPS)
     order = torch.randperm(POINTS, generator=torch.Generator().manual_seed(epoch))
     return order[number * BATCH : (number + 1) * BATCH][rank::world_size]
-
-
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Replace the checkpoint in one go: whoever is killed meanwhile leaves the old one or the new one, never half."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def load(path: Path, device: torch.device) -> dict[str, Any]:
-    """Return the checkpoint, or that of step 0 if there is none; every rank reads it.
-
-    Raises:
-        RuntimeError: the ranks read different ones.
-    """
-    state = torch.load(path, map_location=device, weights_only=True) if path.exists() else {"step": 0}
-    seen = torch.tensor([state["step"], -state["step"]], device=device)
-    dist.all_reduce(seen, dist.ReduceOp.MAX)
-    newest, oldest = int(seen[0]), -int(seen[1])
-    if newest != oldest:
-        raise RuntimeError(
-            f"one rank reads step {oldest} from {path}, another step {newest}: "
-            "give every node the same --checkpoint on a file system that they share"
-        )
-    return state
 
 
 @torch.no_grad()
@@ -111,17 +81,15 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)).to(
         device
     )
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
-    state = load(args.checkpoint, device)
-    done = state["step"]
-    if done:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    since = f", from {args.checkpoint}" if done else ""
+    optimizer = torch.optim.Adam(model.parameters())
+    snaps = snapshots.open({"model": model, "optimizer": optimizer})
+    done = snaps.load() or 0
+    for group in optimizer.param_groups:
+        group["lr"] = args.lr  # what was just asked for, and not that of the snapshot
     workers = "1 worker" if world_size == 1 else f"{world_size} workers"
-    say(f"{workers} (rank 0 is process {os.getpid()}): step {done} of {last}{since}")
+    say(f"{workers} (rank 0 is process {os.getpid()}): step {done} of {last}")
     if done >= last:
-        say(f"nothing left to train: remove {args.checkpoint} to start again, or ask for more --epochs")
+        say("nothing left to train: ask for more --epochs")
 
     points, spiral = spirals(device)
     parallel = DistributedDataParallel(model)  # averages the gradients of all workers
@@ -132,16 +100,12 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        snaps.step(step + 1)
         time.sleep(args.pause)
-
-        done = step + 1
-        if rank == 0 and (done % args.save_every == 0 or done == last):
-            save(
-                args.checkpoint,
-                {"step": done, "model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        if (step + 1) % STEPS == 0:
+            say(
+                f"epoch {(step + 1) // STEPS:2d} of {args.epochs}: {accuracy(model, points, spiral):.1%} right"
             )
-        if done % STEPS == 0:
-            say(f"epoch {done // STEPS:2d} of {args.epochs}: {accuracy(model, points, spiral):.1%} right")
     del parallel  # before the group: torch 2.13 may hang if DDP goes last with gloo
     dist.destroy_process_group()
 

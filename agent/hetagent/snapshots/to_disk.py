@@ -301,6 +301,23 @@ def finish(into: Path, stamp: Stamp, world_size: int, *, sharded: bool, wait_s: 
         path.unlink(missing_ok=True)
 
 
+def run(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], wait_s: float | None) -> None:
+    """Write the parts of a node; the node that leads makes a checkpoint of all parts then.
+
+    Args:
+        wait_s: how long that waits for the parts of others; None: another node leads (seconds).
+
+    Raises:
+        SnapshotError, OSError, ValueError: that cannot be.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    first = _index(slot, stamp, ranks[0])
+    part = write(slot, stamp, into, ranks, leads=wait_s is not None)
+    put(into / PART.format(ranks[0]), pickle.dumps(part))
+    if wait_s is not None:
+        finish(into, stamp, first.world_size, sharded=first.sharded, wait_s=wait_s)
+
+
 def main() -> None:
     """Write; what goes wrong is said in the last line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -315,14 +332,8 @@ def main() -> None:
         os.nice(10)  # training goes first
     torch.set_num_threads(1)
     stamp = Stamp(step=args.step, round=args.round)
-    leads = args.leads is not None
     try:
-        args.directory.mkdir(parents=True, exist_ok=True)
-        first = _index(args.slot, stamp, args.ranks[0])
-        part = write(args.slot, stamp, args.directory, args.ranks, leads=leads)
-        put(args.directory / PART.format(args.ranks[0]), pickle.dumps(part))
-        if leads:
-            finish(args.directory, stamp, first.world_size, sharded=first.sharded, wait_s=args.leads)
+        run(args.slot, stamp, args.directory, args.ranks, args.leads)
     except (SnapshotError, OSError, ValueError) as error:
         print(f"{error}", file=sys.stderr)
         sys.exit(1)

@@ -30,6 +30,9 @@ AHEAD, BEFORE, AFTER = "HET_STARTED_AHEAD", "HET_BEFORE_SCRIPT", "HET_AFTER_TORC
 SNAPSHOTS = "hetagent.snapshots"
 """What saves the state of a script that has imported it, before an exception unwinds."""
 
+TO_DISK = "HET_SNAPSHOT_TO"
+"""The variable that is there if snapshots are written to disk."""
+
 NOTICE = "HET_NOTICE_FILE"
 """The variable that names the file which is there once the round is about to end."""
 
@@ -248,9 +251,12 @@ def _is_orderly(error: BaseException) -> bool:
 
 
 def _is_done(error: "BaseException | None") -> bool:
-    """Whether the script has ended well, and not because its round is about to end: nobody goes on from there."""
+    """Whether the script has ended well, and nobody wants its last step.
+
+    Its round may be about to end, and others go on from there; or snapshots are written to disk.
+    """
     is_good = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-    return is_good and not os.path.exists(os.environ.get(NOTICE) or "")
+    return is_good and not os.path.exists(os.environ.get(NOTICE) or "") and TO_DISK not in os.environ
 
 
 def _is_permanent(error: BaseException, traceback: "TracebackType | None") -> bool:

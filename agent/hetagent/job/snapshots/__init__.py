@@ -149,7 +149,8 @@ class KeepSnapshots(Feature):
         try:
             there = space(folder.path, memory)
             serving = Serving(folder.path, identity, node.hold_port, lambda: node.place.address, node.tell)
-            asked = Asked(self.to, self.to_every_s, self.keep) if self.to is not None else None
+            name = "standalone" if options.standalone else identity.group  # which is another one each time
+            asked = Asked(self.to / name, self.to_every_s, self.keep) if self.to is not None else None
             return Snapshots(
                 node_id=identity.node_id,
                 line=line,

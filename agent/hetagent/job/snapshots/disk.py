@@ -41,7 +41,7 @@ class Asked:
     """What a person wants on disk.
 
     Attributes:
-        path: the directory.
+        path: the directory of the group.
         every_s: how often (seconds).
         keep: how many are kept.
     """
@@ -61,7 +61,7 @@ class Disk:
     """
 
     def __init__(self, asked: Asked, folder: Path, identity: Identity, tell: Callable[[str], None]) -> None:
-        self.path = asked.path / identity.group
+        self.path = asked.path
         self._asked = asked
         self._folder = Folder(folder)
         self._tell = tell
@@ -156,7 +156,7 @@ class Disk:
         if newest is None or newest in there or (self._process is None and newest in self._written):
             return
         if self._process is None:
-            self._tell(f"writing the snapshot of step {newest.step} to {self.path}")
+            self._tell(f"writing the snapshot of step {newest.step} to {self.path}; Ctrl-C leaves it")
             self._begin(newest, ranks, parts_s=LOOK_S)
         while self._process is not None:
             if time.monotonic() >= until or hurried():

@@ -24,6 +24,7 @@ from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message, Topic
 from hetagent.snapshots.folder import FOLDER
 from hetagent.snapshots.folder import Stamp as Written
+from hetagent.worker.runner import TO_DISK
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.rooms.snapshots import (
     MOST_REFUSED,
@@ -100,7 +101,6 @@ class Snapshots(Room):
         self._workers: Workers | None = None
         self._opened = False  # a worker has opened snapshots or saved one, ever
         self._over = False  # no agent comes after this one
-        self._succeeded = False
         self._ranks: Sequence[int] = ()  # of this node, in its newest round
         self._saving: set[int] = set()  # the ranks that were asked to and have not answered
         self._save_until = 0.0
@@ -118,7 +118,8 @@ class Snapshots(Room):
             self._serve()
 
     def steady(self, given: Mapping[str, str]) -> Mapping[str, str]:
-        return {FOLDER: str(self._folder.path)}
+        to_disk = {TO_DISK: str(self._disk.path)} if self._disk is not None else {}
+        return {FOLDER: str(self._folder.path), **to_disk}
 
     def kept(self) -> Collection[int]:
         pids = [each.pid for each in (self._serving, self._disk) if each is not None]
@@ -168,7 +169,6 @@ class Snapshots(Room):
     def heard(self, directive: DirectiveReply) -> None:
         if directive.kind is DirectiveKind.EXIT:
             self._over = directive.outcome is not None or directive.code == "drained"
-            self._succeeded = directive.outcome == "succeeded"
 
     def heeds_notice(self) -> bool:
         return bool(self._pipes())
@@ -212,7 +212,7 @@ class Snapshots(Room):
         if self._disk is None:
             return
         try:
-            if self._opened and not self._succeeded:
+            if self._opened:
                 last = until - LEFT_S if until is not None else time.monotonic() + LAST_S
                 self._disk.write_last(self._ranks, last, hurried)
         finally:

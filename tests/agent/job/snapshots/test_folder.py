@@ -188,6 +188,12 @@ def test_flags_count_more_than_variables() -> None:
     [
         (["--snapshot-every", "often"], {}, "--snapshot-every often: give a number of steps"),
         ([], {"HET_SNAPSHOT_EVERY": "-1"}, "HET_SNAPSHOT_EVERY -1: give a number of steps"),
+        (["--snapshot-to", "d", "--snapshot-keep", "0"], {}, "--snapshot-keep 0: give a number"),
+        (
+            ["--snapshot-to-every-s", "9"],
+            {},
+            "--snapshot-to-every-s: nothing is written without --snapshot-to",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags: list[str], environ: dict[str, str], words: str) -> None:
@@ -203,6 +209,13 @@ def test_off_makes_nothing(tmp_path: Path) -> None:
             is None
         )
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(
+        UsageError, match="--snapshot-to needs snapshots, and --snapshot-memory turns them off"
+    ):
+        feature("--snapshot-memory", "off", "--snapshot-to", str(tmp_path)).room(nobody, nobody, ())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"--snapshot-to .*/file: File exists"):
+        feature("--snapshot-to", str(tmp_path / "file")).room(nobody, nobody, ())
     with pytest.raises(UsageError, match="--snapshot-memory: 'some' is not a size"):
         feature("--snapshot-memory", "some").room(nobody, nobody, ())
 

@@ -1,0 +1,130 @@
+"""What an agent does about snapshots on disk, but for the writing itself: tests/agent/snapshots, tests/e2e."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from hetagent.job.loop import Identity
+from hetagent.job.snapshots import disk as disks
+from hetagent.job.snapshots.disk import Asked, Disk
+from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
+from hetagent.snapshots.on_disk import MARK, Mark, name_of
+from hetrdzv.protocol.rooms.snapshots import OnDisk
+
+
+class Node:
+    """A node and its directory."""
+
+    def __init__(self, path: Path, keep: int = 2) -> None:
+        self.said: list[str] = []
+        self.memory = Folder(path / "memory")
+        asked = Asked(path / "disk", 600, keep)
+        self.disk = Disk(asked, self.memory.path, Identity("g", "a", "1"), self.said.append)
+
+    def holds(self, step: int, *ranks: int) -> Stamp:
+        stamp = Stamp(step, 1)
+        slot = self.memory.begin(stamp)
+        for rank in ranks:
+            index = Index(stamp=stamp, rank=rank, world_size=2, sharded=False, alike={"weight": 8})
+            put(slot.path / INDEX.format(rank), index.written())
+        return stamp
+
+    def has(self, step: int, *, complete: bool = True, number: int = 1) -> Path:
+        stamp = Stamp(step, number)
+        path = self.disk.path / name_of(stamp)
+        path.mkdir(parents=True)
+        if complete:
+            mark = Mark(stamp=stamp, world_size=2, sharded=False, size=7, ranks={0: "d"})
+            (path / MARK).write_bytes(mark.written())
+        return path
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_the_newest_that_are_complete_are_told(node: Node) -> None:
+    for step in (10, 30, 20, 50, 40):
+        node.has(step)
+    node.has(60, complete=False)
+    (node.disk.path / "notes.txt").write_text("mine")
+    assert node.disk.complete() == ()
+    node.disk.list()
+    assert node.disk.complete() == tuple(
+        OnDisk(round=1, step=step, world_size=2, size=7) for step in (50, 40, 30, 20)
+    )
+    source = node.disk.source(Stamp(40, 1))
+    assert (source["path"], source["ranks"]) == (str(node.disk.path / "step-40-round-1"), {"0": "d"})
+    assert node.disk.source(Stamp(60, 1))["ranks"] == {}
+
+
+def test_the_oldest_are_removed_and_what_is_not_ours_stays(node: Node) -> None:
+    paths = {step: node.has(step, complete=step != 15) for step in (10, 15, 20, 30)}
+    newer = node.has(40, complete=False)
+    other = node.disk.path / "step-one"
+    other.mkdir()
+    node.disk._prune()
+    assert [step for step, path in paths.items() if path.exists()] == [20, 30]
+    assert newer.exists()
+    assert other.exists()
+
+
+def test_one_who_does_not_lead_adds_to_what_the_leader_has_begun(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[Stamp, list[int]]] = []
+    monkeypatch.setattr(node.disk, "_begin", lambda stamp, ranks: begun.append((stamp, list(ranks))))
+    stamp = node.holds(10, 1)
+    node.disk.look(stamp, [1])
+    assert begun == []
+    node.has(10, complete=False)
+    monkeypatch.setattr(disks, "LOOK_S", 0.0)
+    node.disk._looks_at = 0.0
+    node.disk.look(None, [1])
+    assert begun == [(stamp, [1])]
+
+
+def test_the_leader_begins_when_one_is_due(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Stamp] = []
+    monkeypatch.setattr(node.disk, "_begin", lambda stamp, ranks: begun.append(stamp))
+    stamp = node.holds(10, 0)
+    node.disk.look(stamp, [0])
+    node.disk._looks_at = node.disk._due_at = 0.0
+    node.disk.look(None, [0])
+    assert begun == []
+    node.disk._looks_at = 0.0
+    node.disk.look(stamp, [0])
+    assert begun == [stamp]
+    assert node.disk._due_at > time.monotonic() + 590
+
+
+def test_what_its_writer_says_is_said_once_and_the_memory_is_free_again(node: Node) -> None:
+    stamp = node.holds(10, 0)
+    node.disk.write_last([0], time.monotonic() + 60, lambda: False)
+    assert len(node.said) == 2, node.said
+    assert node.said[0].startswith("writing the snapshot of step 10 to ")
+    assert node.said[1] == "the snapshot of step 10 is not on disk: this node does not have all of step 10"
+    assert node.disk.pid is None
+    assert node.memory._pinned() is None
+    node.disk.write_last([0], time.monotonic() + 60, lambda: False)
+    assert len(node.said) == 2
+    assert stamp in node.memory.slots()
+
+
+def test_whoever_is_in_a_hurry_leaves_it(node: Node) -> None:
+    node.holds(10, 0)
+    node.disk.write_last([0], time.monotonic() + 60, lambda: True)
+    assert node.said[-1] == "the snapshot of step 10 is not on disk: there was no time"
+    assert node.disk.pid is None
+
+
+def test_a_snapshot_that_is_being_written_is_spared_unless_the_round_ends(node: Node) -> None:
+    for step in (10, 20, 30):
+        node.holds(step, 0)
+    node.memory.pin(Stamp(10, 1))
+    assert node.memory.begin(Stamp(40, 1), spares=True).number == 1
+    node.memory.pin(Stamp(30, 1))
+    assert node.memory.begin(Stamp(50, 1), spares=True).number == 0
+    assert node.memory.begin(Stamp(60, 1)).number == 2

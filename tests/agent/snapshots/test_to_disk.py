@@ -1,0 +1,196 @@
+"""Snapshots on disk are checkpoints of DCP that it reads without us, and never of what is torn or corrupt."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from hetagent.snapshots.errors import SnapshotError
+from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
+from hetagent.snapshots.loading import Loader
+from hetagent.snapshots.on_disk import Mark, directories, name_of
+from hetagent.snapshots.script import Snapshots
+from hetagent.snapshots.state import State
+from hetagent.snapshots.taking import Who
+from hetagent.snapshots.to_disk import finish, run, write
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+STEP = 3
+
+
+class Script:
+    """What a script trains, on one rank."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=seed + 1.0)
+        self.sampler = {"consumed": 0, "seeds": [seed]}
+        self.tensor = torch.zeros(2) + seed
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "sampler": self.sampler,
+            "tensor": self.tensor,
+        }
+
+    def train(self, snaps: Snapshots) -> None:
+        for step in range(1, STEP + 1):
+            self.model(torch.randn(5, 4)).sum().backward()
+            self.optimizer.step()
+            self.sampler["consumed"] = step
+            snaps.step(step)
+        snaps.save_now()
+
+    def same_as(self, other: "Script") -> None:
+        for name, tensor in self.model.state_dict().items():
+            assert torch.equal(tensor, other.model.state_dict()[name]), name
+        pairs = zip(self.model.parameters(), other.model.parameters(), strict=True)
+        for mine, theirs in pairs:
+            for name, tensor in self.optimizer.state[mine].items():
+                assert torch.equal(tensor, other.optimizer.state[theirs][name]), name
+
+
+def opened(script: Script, folder: Path) -> Snapshots:
+    return Snapshots(Folder(folder), State(script.state(), {"own": [7]}), Who(0, 1, 1), asked=False)
+
+
+@pytest.fixture
+def trained() -> Script:
+    return Script(0)
+
+
+@pytest.fixture
+def slot(trained: Script, tmp_path: Path) -> Slot:
+    trained.train(opened(trained, tmp_path / "memory"))
+    return Folder(tmp_path / "memory").slots()[Stamp(STEP, 0)]
+
+
+def written(slot: Slot, into: Path) -> Path:
+    run(slot.path, slot.stamp, into, [0], 5.0)
+    return into
+
+
+def test_plain_dcp_reads_it(trained: Script, slot: Slot, tmp_path: Path) -> None:
+    path = tmp_path / name_of(slot.stamp)
+    words = [str(slot.path), "0", str(STEP), str(path), "0", "--leads", "5"]
+    command = [sys.executable, "-P", "-m", "hetagent.snapshots.to_disk", *words]  # as the agent starts it
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    other = Script(1)
+    model, optimizer = get_state_dict(other.model, other.optimizer)
+    state: dict[str, Any] = {
+        "model": model,
+        "optimizer": optimizer,
+        "sampler": other.sampler,
+        "tensor": other.tensor,
+    }
+    dcp.load(state, checkpoint_id=path)
+    set_state_dict(
+        other.model, other.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
+    other.same_as(trained)
+    assert other.optimizer.param_groups[0]["lr"] == 1.0
+    assert state["sampler"] == {"consumed": STEP, "seeds": [0]}
+    assert torch.equal(state["tensor"], trained.tensor)
+    dcp_to_torch_save(path, tmp_path / "all.pt")
+    nested: Mapping[str, Any] = torch.load(tmp_path / "all.pt", weights_only=False)
+    assert nested.keys() == {"model", "optimizer", "sampler", "tensor"}
+    assert nested["optimizer"]["param_groups"][0]["lr"] == 1.0
+    assert directories(tmp_path) == {Stamp(STEP, 0): path}
+    mark = Mark.read(path)
+    assert mark is not None
+    assert (mark.stamp, mark.world_size, mark.sharded) == (Stamp(STEP, 0), 1, False)
+
+
+def load(folder: Path, path: Path, script: Script) -> int | None:
+    """As a worker whose agent has found it on disk."""
+    told = {"node": "", "path": str(path), "whole": True, "ranks": {"0": ""}}
+    start = {"round": 0, "step": STEP, "world_size": 1, "sources": [told]}
+    Folder(folder).start = lambda: start  # type: ignore[method-assign]
+    loader = Loader(Folder(folder), 0)
+    loader._folder.start = lambda: start  # type: ignore[method-assign]
+    found = loader.find()
+    assert found is not None
+    loader.load(found, State(script.state(), {"own": []}))
+    return found.stamp.step
+
+
+def test_a_worker_reads_it_with_all_its_digests(trained: Script, slot: Slot, tmp_path: Path) -> None:
+    path = written(slot, tmp_path / "disk")
+    other = Script(1)
+    assert load(tmp_path / "other", path, other) == STEP
+    other.same_as(trained)
+    assert other.sampler == {"consumed": STEP, "seeds": [0]}
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "0.small", "0.json"])
+def test_what_is_corrupt_on_disk_is_not_loaded(
+    slot: Slot, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetagent.snapshots.loading.GIVEN_UP_S", 0.0)
+    path = written(slot, tmp_path / "disk")
+    content = bytearray((path / name).read_bytes())
+    for at in range(0, len(content), 64):
+        content[at] ^= 1
+    (path / name).write_bytes(content)
+    with pytest.raises(SnapshotError, match="cannot be loaded"):
+        load(tmp_path / "other", path, Script(1))
+
+
+def test_what_is_corrupt_in_memory_does_not_get_there(slot: Slot, tmp_path: Path) -> None:
+    shared = slot.path / "shared.bin"
+    content = bytearray(shared.read_bytes())
+    content[8] ^= 1
+    shared.write_bytes(content)
+    with pytest.raises(SnapshotError, match="has changed, or is corrupt"):
+        write(slot.path, slot.stamp, tmp_path / "disk", [0], leads=True)
+
+
+def test_a_slot_that_holds_another_snapshot_by_now_is_not_written(slot: Slot, tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match="was needed for step 3 meanwhile"):
+        write(slot.path, Stamp(2, 0), tmp_path / "disk", [0], leads=True)
+
+
+def test_without_the_parts_of_all_ranks_a_sharded_one_is_not_complete(slot: Slot, tmp_path: Path) -> None:
+    path = tmp_path / "disk"
+    path.mkdir()
+    write(slot.path, slot.stamp, path, [0], leads=True)
+    with pytest.raises(SnapshotError, match="the part of rank 0 is not there after 0 s"):
+        finish(path, slot.stamp, 2, sharded=True, wait_s=0.0)
+    assert Mark.read(path) is None
+
+
+def test_what_dcp_has_made_is_written_as_it_is(tmp_path: Path) -> None:
+    from hetagent.snapshots.dcp import Writer
+
+    folder = Folder(tmp_path / "memory")
+    state = {"weight": torch.arange(6.0).view(2, 3), "step": 3}
+    dcp.save(dict(state), storage_writer=Writer(folder, Who(0, 1, 1), STEP), no_dist=True)
+    path = written(folder.slots()[Stamp(STEP, 0)], tmp_path / "disk")
+    loaded: dict[str, Any] = {"weight": torch.zeros(2, 3), "step": 0}
+    dcp.load(loaded, checkpoint_id=path)
+    assert torch.equal(loaded["weight"], state["weight"])
+    assert loaded["step"] == 3
+
+
+def test_a_mark_of_another_version_is_none(slot: Slot, tmp_path: Path) -> None:
+    path = written(slot, tmp_path / "disk")
+    mark = path / "snapshot.json"
+    mark.write_text(mark.read_text().replace('"v": 1', '"v": 2'))
+    assert Mark.read(path) is None
+    shutil.rmtree(path)
+    assert Mark.read(path) is None
+    assert Index.read((slot.path / "0.json").read_bytes()).stamp == slot.stamp

@@ -1,13 +1,15 @@
 """What it costs that a node has to go and says so: SIGTERM to its agent, with 25 s of grace.
 
-    python -m benchmarks.evicted [--tries 20] [--torchrun-tries 4]
+    python -m benchmarks.evicted [--tries 20] [--torchrun-tries 4] [--examples 20]
 
 Jobs on nodes with 2, 1 and 1 workers, DDP-like steps on gloo, a checkpoint every 100 steps. Half of the signals go to
 the node of rank 0. *Announced*: the workers ask for notices, as with `progress.stop_requested()`; *not announced*: the
 same job with `--grace-s 0`, as before; torchrun is told to go on with two nodes. *Steps lost* had been made and were
 made again. *Next world* counts from the last save until all ranks that are left have all-reduced (not announced: from
 the signal), *gone* from the signal until the agent has exited. A node that went comes back before the next goes, which
-is once every node has its standbys.
+is once every node has its standbys. *Examples*: examples/first, which keeps snapshots and asks for nothing, and
+examples/digits, which asks for notices as well; what they lose is what the server says, and the next world counts from
+the end of the round until all workers have been started.
 """
 
 import argparse
@@ -16,9 +18,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.support.cluster import WORKLOAD, Cluster, cluster, wait_for
 from tests.support.workload.worklog import StepCounter, WorkLog, World
@@ -30,6 +33,10 @@ from benchmarks.torchrun import Torchrun
 NODES = {"a": 2, "b": 1, "c": 1}
 EVERY = 100
 GRACE_S = 25
+EXAMPLES = (
+    ("examples/first/train.py", "--epochs", "100000", "--pause", "0.05"),
+    ("examples/digits/train.py", "--epochs", "100000", "--step-sleep", "0.05"),
+)
 TORCHRUN_LIMIT_S = 120.0
 STEADY_S = 2.0
 """For how long a world trains before the next signal (seconds): some checkpoint is older than a few steps."""
@@ -97,6 +104,68 @@ def hetrdzv(tries: int, *, announced: bool) -> tuple[list[Gone], int]:
         return gone, int(job.group()["restarts"])
 
 
+def example(words: Sequence[str], tries: int) -> tuple[list[Gone], int]:
+    """All evictions of an example's job, and how many restarts it has counted."""
+    script, *args = words
+    flags = (
+        "--nnodes",
+        "1:3",
+        "--last-call-s",
+        "1",
+        "--grace-s",
+        str(GRACE_S),
+        "--preload",
+        "torch,torch._dynamo",
+    )
+    victims = ("abac" * tries)[:tries]
+    with (
+        tempfile.TemporaryDirectory(prefix="hetrdzv-evicted-") as folder,
+        cluster(Path(folder), *flags) as job,
+    ):
+
+        def start(name: str) -> None:
+            memory = job.folder / name
+            memory.mkdir(exist_ok=True)
+            job.agent(name, NODES[name], "--snapshot-dir", str(memory), script=script, args=args)
+
+        def trains() -> int:
+            """The round that all nodes are in, once it has taken a snapshot."""
+            group = job.group()
+            full = group.get("world_size") == sum(NODES.values()) and group["state"] == "running"
+            safe = (group.get("snapshot") or {}).get("safe") or {}
+            return int(group["round"]) if full and safe.get("round") == group["round"] else 0
+
+        for name in NODES:
+            start(name)
+        gone = []
+        for victim in victims:
+            job.wait_for(trains, "a world that trains")
+            job.wait_for(
+                lambda: all(len(job.agents[name].standbys()) == slots for name, slots in NODES.items()),
+                "standbys on every node",
+            )
+            time.sleep(STEADY_S)
+            job.mark = job.events()[-1]["number"]
+            at = time.monotonic()
+            job.agents[victim].send(signal.SIGTERM)
+            status = job.agents[victim].wait()
+            gone_s = time.monotonic() - at
+            job.wait_for(lambda: job.told("round_running"), "the next world")
+            events = {event["kind"]: event for event in reversed(job.events(job.mark))}
+            began = events["began_from_snapshot"]["facts"]
+            next_s = moment(events["round_running"]) - moment(events["round_ended"])
+            gone.append(Gone(began["lost"], next_s, gone_s, status))
+            print(f"  {script}: {victim} {gone[-1]}", flush=True)
+            job.post(f"nodes/{victim}/undrain")
+            start(victim)
+        return gone, int(job.group()["restarts"])
+
+
+def moment(event: Mapping[str, Any]) -> float:
+    """When an event happened (wall clock, seconds)."""
+    return datetime.fromisoformat(event["at"]).timestamp()
+
+
 def torchrun(tries: int) -> list[Gone]:
     """One job for each signal; rank 0's node hosts the store, and is spared."""
     rng, gone = random.Random(1), []
@@ -148,13 +217,17 @@ def main() -> None:
     )
     parser.add_argument("--tries", type=int, default=20, help="signals (default: 20)")
     parser.add_argument("--torchrun-tries", type=int, default=4, help="signals (default: 4)")
+    parser.add_argument("--examples", type=int, default=20, help="signals to each example (default: 20)")
     args = parser.parse_args()
     title = f"SIGTERM to the agent of one of three nodes (2 + 1 + 1), --grace-s {GRACE_S}"
     columns = ("gone on", "steps lost", "next world (s)", "agent gone (s)", "restarts counted", "exit status")
     table = Table(title, "", *columns)
-    for announced in (True, False):
+    for announced in (True, False) if args.tries else ():
         gone, restarts = hetrdzv(args.tries, announced=announced)
         show(table, "announced" if announced else "not announced", args.tries, gone, restarts)
+    for words in EXAMPLES if args.examples else ():
+        gone, restarts = example(words, args.examples)
+        show(table, words[0], args.examples, gone, restarts)
     if args.torchrun_tries:
         show(table, "torchrun", args.torchrun_tries, torchrun(args.torchrun_tries), "")
     table.note("Median / worst; of the agents the worst.")

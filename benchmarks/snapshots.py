@@ -76,7 +76,7 @@ class Lines:
         began: dict[int, int] = {}
         reached: dict[int, int] = {}
         for line in self.read():
-            if before <= line["round"] <= after:
+            if before <= line["round"] <= after and line["event"] in ("loaded", "step"):
                 into = began if line["event"] == "loaded" else reached
                 into[line["round"]] = max(into.get(line["round"], 0), line["step"] or 0)
         lost, at = 0, reached[before]
@@ -156,6 +156,8 @@ class Campaign:
             if seen is not None:
                 after = self.trained(seen)
                 self.found.lost[fault].append(self.lines.lost(number, after))
+                if self.found.lost[fault][-1] > 1 and self.kind == "ddp":
+                    print(self.job.report(), flush=True)  # that should not be
                 self.found.back_s.append(
                     min(
                         line["at"]
@@ -234,7 +236,7 @@ class Campaign:
             dict
         )  # by step and rank, then round
         for line in self.lines.read():
-            if line["event"] == "step":
+            if line["event"] == "made":
                 saved[line["step"], line["rank"]][line["round"]] = line["world"], line["digest"]
         for line in self.lines.read():
             rounds = saved.get((line["step"], line["rank"]), {}) if line["event"] == "loaded" else {}

@@ -118,6 +118,17 @@ def test_a_node_that_has_to_go_loses_nothing_without_a_word_in_the_script(job: C
     assert run.reached(after) - run.loaded(grown) <= 1
 
 
+def test_a_killed_agent_costs_nothing_even_if_it_was_the_only_one(job: Cluster) -> None:
+    run = Job(job, "ddp", 100_000)
+    run.start("a")
+    number = run.trained(world=2)
+    job.agents["a"].send(signal.SIGKILL)
+    job.agents["a"].wait()
+    run.start("a")
+    after = run.trained(number, world=2)
+    assert run.reached(number) - run.loaded(after) <= 1, job.report()
+
+
 @pytest.mark.long
 def test_shards_of_a_node_that_loses_its_memory_are_on_another(job: Cluster) -> None:
     run = begun(job, "fsdp2", 100_000)

@@ -189,6 +189,7 @@ class Agent:
     def _run(self) -> None:
         with signals.noted(self._signals, self._got_signals) as self._woken:
             try:
+                self._guardian.pipes = next(filter(None, (room.pipes() for room in self._rooms)), None)
                 self._guardian.start()
                 self._line.start()
                 self._be_ready()

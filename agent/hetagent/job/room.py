@@ -6,6 +6,7 @@ loop's thread. It may be over before its workers were started: then `end` is all
 
 import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetagent.job.workers.processes import Workers
@@ -39,6 +40,10 @@ class Room:
     def kept(self) -> Collection[int]:
         """The sessions of its processes that outlive rounds; from any thread. Nobody else ends them."""
         return ()
+
+    def pipes(self) -> Path | None:
+        """The folder where workers listen that save their state when asked, should this agent die; None: none do."""
+        return None
 
     # -- a round -----------------------------------------------------------------------------------------------
 

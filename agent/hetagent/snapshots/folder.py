@@ -26,6 +26,9 @@ VERSION = 1
 SHARED, CLAIMS, INDEX, OWN, SMALL = "shared.bin", "claims", "{}.json", "{}.bin", "{}.small"
 """The files of a slot; see above. `claims` has a byte for each block of `shared.bin`: 1 once it is copied."""
 
+ADOPTED = "adopted"
+"""In a slot: a byte for each tensor of `shared.bin`, 1 once it was fetched from another node."""
+
 PINNED = "pinned.json"
 """Which snapshot is being written to disk."""
 
@@ -179,6 +182,7 @@ class Slot:
         for path in self.indexes().values():
             path.unlink(missing_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
+        (self.path / ADOPTED).unlink(missing_ok=True)
         (self.path / CLAIMS).write_bytes(b"")
 
 

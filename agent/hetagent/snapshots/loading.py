@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 from xxhash import xxh3_64_hexdigest
 
+from hetagent.snapshots.adopting import adopt
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import SMALL, Folder, Index, Place, Slot, Stamp, put
 from hetagent.snapshots.memory import as_bytes, dtype_of
@@ -127,6 +128,7 @@ class Loader:
             for name, place in _places(found, self._rank).items()
         }
         targets = state.targets(shapes)
+        self._adopt(found)
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(targets, self.metadata(found), is_coordinator=False)
         with torch.no_grad():
@@ -135,6 +137,16 @@ class Loader:
         alike, own = self._values(found)
         state.restore(targets, alike, own if found.indexes.get(self._rank) else {})
         found.close()
+
+    def _adopt(self, found: Found) -> None:
+        """Have this node's memory hold what only others have, unless ranks have parts of their own."""
+        is_sharded = any(index.sharded for _, index in found.indexes.values())
+        if is_sharded or self._folder.start() is None or any(source.local for source in found.sources):
+            return
+        if (adopted := adopt(self._folder, found.stamp, found.alike)) is not None:
+            source, places = adopted
+            for name, place in places.items():
+                found.alike[name].insert(0, (source, place))
 
     def metadata(self, found: Found) -> Metadata:
         """What torch's planner needs to know of the tensors."""

@@ -342,3 +342,37 @@ def test_a_goodbye_is_bounded(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     with socket.create_server(("127.0.0.1", 0)) as silent:
         guardian_process.goodbye(MESSAGE | {"servers": [f"http://127.0.0.1:{silent.getsockname()[1]}"]})
     assert "TimeoutError" in capfd.readouterr().err
+
+
+# -- what workers save -----------------------------------------------------------------------------------------
+
+
+def test_workers_that_listen_are_asked_to_save_and_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "1").write_text("no pipe")
+    os.mkfifo(tmp_path / "2")  # nobody listens any more
+    os.mkfifo(tmp_path / "3")
+    listening = os.open(tmp_path / "3", os.O_RDWR)
+
+    def save() -> None:
+        assert os.read(listening, 8) == b"!"
+        (tmp_path / "saved").touch()
+        (tmp_path / "3.done").touch()
+
+    worker = threading.Thread(target=save)
+    worker.start()
+    guardian_process.have_saved(str(tmp_path))
+    assert (tmp_path / "saved").exists()
+    worker.join()
+    os.close(listening)
+
+
+def test_workers_that_do_not_answer_are_not_waited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guardian_process, "SAVE_S", 0.05)
+    os.mkfifo(tmp_path / "0")
+    listening = os.open(tmp_path / "0", os.O_RDWR)
+    guardian_process.have_saved(str(tmp_path))
+    assert os.read(listening, 8) == b"!"
+    os.close(listening)
+    guardian_process.have_saved(str(tmp_path / "gone"))

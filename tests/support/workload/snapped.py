@@ -128,6 +128,9 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         made_digest = digest(model, optimizer)
+        note(
+            event="made", step=step + 1, digest=made_digest
+        )  # a snapshot may be the last that is heard of it
         snaps.step(step + 1)
         note(event="step", step=step + 1, digest=made_digest, loss=loss.item() / world)
         time.sleep(args.step_s)

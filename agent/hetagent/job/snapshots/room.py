@@ -125,6 +125,9 @@ class Snapshots(Room):
         pids = [each.pid for each in (self._serving, self._disk) if each is not None]
         return [pid for pid in pids if pid is not None]
 
+    def pipes(self) -> Path:
+        return self._folder.path / exchange.ASK
+
     # -- a round -----------------------------------------------------------------------------------------------
 
     def enter(self, assignment: Assignment) -> None:
@@ -171,7 +174,7 @@ class Snapshots(Room):
             self._over = directive.outcome is not None or directive.code == "drained"
 
     def heeds_notice(self) -> bool:
-        return bool(self._pipes())
+        return bool(self._listening())
 
     def gives_up(self) -> str:
         if not (bad := self._bad()):
@@ -223,11 +226,11 @@ class Snapshots(Room):
 
     def save(self, within_s: float) -> None:
         if not self._over:
-            self._saving = {rank for rank, pipe in self._pipes().items() if exchange.ask(pipe)}
+            self._saving = {rank for rank, pipe in self._listening().items() if exchange.ask(pipe)}
             self._save_until = time.monotonic() + within_s
 
     def saves_until(self) -> float | None:
-        living = self._pipes() if self._saving else {}
+        living = self._listening() if self._saving else {}
         for rank in sorted(self._saving):
             done = self._exchange.done(rank)
             if done is not None and (done.why or done.step is None):
@@ -236,7 +239,7 @@ class Snapshots(Room):
                 self._saving.discard(rank)
         return self._save_until if self._saving else None
 
-    def _pipes(self) -> dict[int, Path]:
+    def _listening(self) -> dict[int, Path]:
         """Those of the workers that run and have opened snapshots, by rank."""
         workers, assignment = self._workers, self._assignment
         if workers is None or assignment is None or not workers.running:
@@ -270,7 +273,7 @@ class Snapshots(Room):
             newest = Written(step=complete.step, round=complete.round) if complete is not None else None
             self._disk.look(newest, self._ranks)
         self._refresh()
-        if not self._opened and (self._pipes() or self._holdings.held):  # who saves by DCP has no pipe
+        if not self._opened and (self._listening() or self._holdings.held):  # who saves by DCP has no pipe
             self._opened = True
             if self._space.problem:
                 self._tell(f"snapshots: {self._space.problem}")

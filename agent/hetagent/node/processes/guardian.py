@@ -41,6 +41,9 @@ class Guardian:
         token_file: read again if a server no longer accepts the token.
         tls: for connections to the servers.
         group, node_id: who has left when the agent has died.
+
+    Attributes:
+        pipes: the folder where workers listen that save their state when asked; None: none do.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Guardian:
             "node_id": node_id,
         }
         self._who = f"the guardian of node {node_id!r}"
+        self.pipes: Path | None = None
         self._sessions: tuple[int, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -119,6 +123,8 @@ class Guardian:
         Call this with none once the workers are gone: their ids may be reused.
         """
         self._sessions = tuple(sessions)
+        if self.pipes is not None:
+            self._send(f"pipes {self.pipes}")
         self._send(" ".join(["sessions", *map(str, self._sessions)]))
 
     def dismiss(self, timeout_s: float = DISMISS_TIMEOUT_S) -> None:

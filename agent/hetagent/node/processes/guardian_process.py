@@ -2,9 +2,9 @@
 
 `guardian.Guardian` starts it as `python -I -S guardian_process.py`. Without site-packages it starts in some 20 ms,
 and it stays small until there are workers. It reads lines from stdin: first a JSON object, which it answers with
-`ready`, later `sessions PID ...` (the workers' sessions from now on) and `done` (an orderly end). If the pipe or the
-agent ends without a `done`, the workers belong to nobody. Nothing is passed by arguments or environment, since these
-are public.
+`ready`, later `sessions PID ...` (the workers' sessions from now on), `pipes FOLDER` (where workers listen that save
+their state when asked) and `done` (an orderly end). If the pipe or the agent ends without a `done`, the workers belong
+to nobody. Nothing is passed by arguments or environment, since these are public.
 """
 
 import contextlib
@@ -15,10 +15,17 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import Any
 
 GOODBYE_TIMEOUT_S = 8.0
 """How long the servers may take to answer the goodbye (seconds)."""
+
+SAVE_S = 5.0
+"""How long workers have to save their state before they are killed (seconds)."""
+
+SAVE_CHECK_S = 0.01
+"""How often to see whether they have (seconds)."""
 
 PARENT_CHECK_S = 1.0
 """How often to check for the agent's death on kernels without pidfds (seconds)."""
@@ -89,11 +96,14 @@ def main() -> int:
 
     print("ready", flush=True)
     sessions: list[int] = []
+    pipes = ""
     rehearsal: threading.Timer | None = None
     while (line := pipe.readline()) is not None:
         word, *rest = line.split()
         if word == "done":
             return 0
+        if word == "pipes":
+            pipes = line.partition(" ")[2]
         if word == "sessions":
             sessions = [int(pid) for pid in rest]
             if rehearsal is None:
@@ -101,6 +111,8 @@ def main() -> int:
                 rehearsal = threading.Timer(REHEARSE_AFTER_S, _rehearse, args=[message])
                 rehearsal.daemon = True
                 rehearsal.start()
+    if pipes and sessions:
+        have_saved(pipes)
     stubborn = processes.kill_all_of(message["incarnation"], sessions)
     if stubborn:
         _say(
@@ -110,6 +122,26 @@ def main() -> int:
     signal.alarm(GOODBYE_LIMIT_S)
     goodbye(message)
     return 0
+
+
+def have_saved(folder: str) -> None:
+    """Ask workers to save their state, and wait until they have."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(folder) if name.isdecimal()]
+    asked = [os.path.join(folder, f"{name}.done") for name in names if _ask(os.path.join(folder, name))]
+    until = time.monotonic() + SAVE_S
+    while not all(map(os.path.exists, asked)) and time.monotonic() < until:
+        time.sleep(SAVE_CHECK_S)
+
+
+def _ask(pipe: str) -> bool:
+    """Whether somebody listens at a pipe, who is asked."""
+    with contextlib.suppress(OSError):
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as file:
+            return file.write(b"!") == 1
+    return False
 
 
 def goodbye(message: dict[str, Any]) -> None:

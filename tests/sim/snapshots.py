@@ -13,10 +13,12 @@ from hetrdzv.core.rooms.snapshots import complete
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.rooms import snapshots
 from hetrdzv.protocol.rooms.snapshots import (
+    MOST_ON_DISK,
     Chosen,
     Held,
     Holdings,
     NotLoaded,
+    OnDisk,
     RankPart,
     SnapshotsRequest,
     Stamp,
@@ -48,6 +50,7 @@ class Holding(InAgent):
         self._on, self._sharded = of_story.random() < 0.7, of_story.random() < 0.5
         self._every = of_story.choice((1, 4, 16))
         self._just_in_time = of_story.choice((0.0, 0.0, 0.5, 1.0))
+        self._to_disk = of_story.random() < 0.3
         self._rng = random.Random(f"{seed}.snapshots.{agent.incarnation}")
         self._refused: tuple[Stamp, ...] = ()
         self._start: DirectiveReply | None = None
@@ -108,9 +111,20 @@ class Holding(InAgent):
         self._reached = self._step
         if self._step % self._every == 0:
             self._take()
+            if self._to_disk and 0 in agent.ranks and self._rng.random() < 0.3:
+                self._write(workers.round)
             body = partial(SnapshotsRequest, round=workers.round, holdings=self._holdings())
             agent.session.ask(Message(HELD, body), agent.world.timeline.now)
         agent.after(self._rng.uniform(0.3, 1.5), self._works, workers)
+
+    def _write(self, number: int) -> None:
+        """What is on disk outlives everything, and every node sees it at some time."""
+        assert self._start is not None
+        assert self._start.start is not None
+        world_size = self._start.start.world_size
+        one = OnDisk(round=number, step=self._step, world_size=world_size, sharded=self._sharded)
+        self._agent.world.disk.insert(0, one)
+        self._agent.world.note("a snapshot is on disk")
 
     @property
     def _held(self) -> list[Held]:
@@ -142,6 +156,7 @@ class Holding(InAgent):
             reached=self._reached,
             every=self._every,
             refused=self._refused,
+            on_disk=tuple(self._agent.world.disk[:MOST_ON_DISK]),
         )
 
 
@@ -166,7 +181,7 @@ class BeginsFromTheNewest(InChecks):
             if chosen is not None:
                 self._checks.violate("snapshots", f"round {current.number} begins from {chosen}")
             return
-        complete = _complete(new, kept.origin)
+        complete = _complete(new, kept.origin) | _on_disk(new)
         passed = {(one.stamp.step, one.stamp.round): one.why for one in kept.passed}
         loads = {one for one in complete if not isinstance(passed.get(one), NotLoaded)}
         expected = max(loads - passed.keys(), default=None) or max(loads, default=None)
@@ -174,7 +189,7 @@ class BeginsFromTheNewest(InChecks):
         if stamp != expected:
             what = f"begins from {stamp}, not {expected}; complete are {sorted(complete)}, {passed}"
             self._checks.violate("a round begins from the newest snapshot", f"round {current.number} {what}")
-        if chosen is not None and self._jobs.get(chosen.round) != new.job:
+        if chosen is not None and not chosen.on_disk and self._jobs.get(chosen.round) != new.job:
             what = f"round {current.number} of job {new.job} begins from {stamp}"
             self._checks.violate("snapshots are of this job", what)
         for source in chosen.sources if chosen is not None else ():
@@ -212,6 +227,21 @@ def _complete(group: Group, origin: str) -> set[tuple[int, int]]:
     }
 
 
+def _on_disk(group: Group) -> set[tuple[int, int]]:
+    """The snapshots that some node sees on disk, and that no member of the round has refused."""
+    found: set[tuple[int, int]] = set()
+    refused: set[tuple[int, int]] = set()
+    members = {member.node_id for member in group.round.members} if group.round is not None else set()
+    for node in group.nodes.values():
+        holdings = node.snapshots
+        if holdings is not None and node.node_id in members:
+            refused |= {(stamp.step, stamp.round) for stamp in holdings.refused}
+        out = node.gone or node.job != group.job or node.leaving is not None or node.rejected is not None
+        if holdings is not None and not out:
+            found |= {(one.step, one.round) for one in holdings.on_disk}
+    return found - refused
+
+
 def words(request: object) -> str | None:
     """A request in words; None: it is another."""
     match request:
@@ -230,5 +260,6 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     ),
     "holdings of another job count": (complete, "_is_of", lambda holdings, origin: bool(holdings.held)),
     "nodes that are gone hold snapshots": (complete, "_is_here", lambda group, node: True),
+    "what is on disk is not seen": (complete, "_on_disk", lambda group, members: iter(())),
 }
 """Faults that some story finds; see test_planted.py."""

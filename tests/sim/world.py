@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from hetagent.protocol.requests import Leave
 from hetrdzv.core.commands import Undrain
@@ -64,6 +65,7 @@ class World:
         self.network.weather = self.scenario.weather
         self.stop_timeout_s = self.scenario.spec.given().get("stop_timeout_s", 0.0)
         self.listening: set[int] = set()
+        self.disk: list[Any] = []  # that all nodes share
         self.machines = [self._machine(number, slots) for number, slots in enumerate(self.scenario.slots)]
         self._port_of: dict[int, Machine] = {}
         self._over = False

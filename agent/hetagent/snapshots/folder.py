@@ -197,11 +197,12 @@ class Folder:
         self.path = path
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._control = (0, Control())
+        self._control_file = str(path / "control.json")  # looked at in every step
 
     def control(self) -> Control:
         """What the agent says by now."""
         try:
-            changed = os.stat(self.path / "control.json").st_mtime_ns
+            changed = os.stat(self._control_file).st_mtime_ns
         except OSError:
             return self._control[1]
         if changed != self._control[0]:

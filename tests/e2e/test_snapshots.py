@@ -160,7 +160,7 @@ def to_disk(cluster: Cluster, every_s: int) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_nodes_that_all_have_to_go_leave_their_last_step_on_disk(job: Cluster, kind: str) -> None:
-    run = begun(job, kind, 100_000, *to_disk(job, 600))
+    run = begun(job, kind, 100_000, *to_disk(job, 600), "--grace-s", "100")
     number = run.trained()
     for name in PAIR:
         job.agents[name].send(signal.SIGTERM)

@@ -1,6 +1,6 @@
 """Writes a node's parts of a snapshot to disk; the node that leads makes a checkpoint of all nodes' parts.
 
-    python -m hetagent.snapshots.to_disk SLOT ROUND STEP DIRECTORY RANKS [--leads SECONDS]
+    python -m hetagent.snapshots.to_disk SLOT ROUND STEP DIRECTORY RANKS [--leads SECONDS] [--beside-training]
 
 A process of its own, started by the agent: training goes on meanwhile. What it writes is what DCP would.
 """
@@ -327,9 +327,11 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("ranks", type=lambda text: [int(rank) for rank in text.split(",")])
     parser.add_argument("--leads", type=float, metavar="SECONDS")
+    parser.add_argument("--beside-training", action="store_true")
     args = parser.parse_args()
-    with contextlib.suppress(OSError):
-        os.nice(10)  # training goes first
+    if args.beside_training:
+        with contextlib.suppress(OSError):
+            os.nice(10)
     torch.set_num_threads(1)
     stamp = Stamp(step=args.step, round=args.round)
     try:

@@ -157,7 +157,7 @@ class Disk:
             return
         if self._process is None:
             self._tell(f"writing the snapshot of step {newest.step} to {self.path}; Ctrl-C leaves it")
-            self._begin(newest, ranks, parts_s=LOOK_S)
+            self._begin(newest, ranks, is_last=True)
         while self._process is not None:
             if time.monotonic() >= until or hurried():
                 self._tell(f"the snapshot of step {newest.step} is not on disk: there was no time")
@@ -181,7 +181,7 @@ class Disk:
         begun = {stamp: path for stamp, path in directories(self.path).items() if stamp in here}
         return max((stamp for stamp, path in begun.items() if not (path / MARK).exists()), default=None)
 
-    def _begin(self, stamp: Stamp, ranks: Sequence[int], parts_s: float | None = None) -> None:
+    def _begin(self, stamp: Stamp, ranks: Sequence[int], *, is_last: bool = False) -> None:
         slot = self._folder.slots().get(stamp)
         mine = sorted(slot.indexes().keys() & {*ranks}) if slot is not None else []
         if slot is None or not mine:
@@ -191,7 +191,9 @@ class Disk:
         words = [str(slot.path), str(stamp.round), str(stamp.step), str(self.path / name_of(stamp))]
         words += [",".join(map(str, mine))]
         if 0 in ranks:
-            words += ["--leads", f"{_patience_s(slot, mine[0]) if parts_s is None else parts_s:g}"]
+            words += ["--leads", f"{LOOK_S if is_last else _patience_s(slot, mine[0]):g}"]
+        if not is_last:
+            words += ["--beside-training"]
         try:
             with self._said.open("wb") as said:
                 self._process = subprocess.Popen(

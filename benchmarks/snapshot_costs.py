@@ -1,6 +1,6 @@
 """What snapshots cost: while nothing fails, when one is due, and between a worker's death and the next new step.
 
-    python -m benchmarks.snapshot_costs [--mb 100 1000] [--kills 5]
+    python -m benchmarks.snapshot_costs [--mb 100 1000] [--kills 5] [--blocks 40]
 
 *While nothing fails*: one process, DDP-like steps without a network. *Restart*: a job of two workers on one node, DDP
 with AdamW, default flags, but that restarts in quick succession wait for nothing. Rank 1 is killed, and time runs until
@@ -13,18 +13,23 @@ import argparse
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
 from tests.support.cluster import Cluster, cluster
 
 from benchmarks.standbys import KILLED_OFTEN
 from benchmarks.tables import Table
+
+BLOCK = 50
+"""How many steps are timed together."""
 
 STEADY = 12
 """How many steps are made before a kill."""
@@ -94,6 +99,146 @@ def while_running(megabytes: float, table: Table) -> None:
     copy = copy_s(megabytes)
     cells = (f"{value / copy:.2f}" for value in (median(due), median(digests), saved, loaded))
     table.row(f"{megabytes:g} MB", f"{1000 * copy:.1f} ms", f"{1e6 * median(others):.0f} us", *cells)
+
+
+# -- throughput ----------------------------------------------------------------------------------------------
+
+
+def throughput(megabytes: float, blocks: int, table: Table) -> None:
+    """Add a row: blocks of steps with and without snapshots, in turn, in one process."""
+    import torch
+
+    from hetagent import snapshots
+
+    torch.set_num_threads(1)
+    model = made(megabytes)
+    optimizer = torch.optim.AdamW(model.parameters())
+    inputs = torch.ones(64, 512)
+
+    def step() -> None:
+        model(inputs).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        snaps = snapshots.open({"model": model, "optimizer": optimizer}, directory=folder)
+        taker: Any = snaps._taker
+        number = 0
+
+        def block(*, keeps: bool) -> float:
+            nonlocal number
+
+            def run() -> None:
+                nonlocal number
+                for _ in range(BLOCK):
+                    step()
+                    number += 1
+                    if keeps:
+                        snaps.step(number)
+
+            return taken(run) / BLOCK
+
+        for _ in range(12):  # until it has found out how often
+            block(keeps=True)
+        costs, plain = [], []
+        for at in range(blocks):
+            pair = [block(keeps=keeps) for keeps in ((True, False) if at % 2 else (False, True))]
+            with_s, without_s = pair if at % 2 else reversed(pair)
+            taker._closing.join()
+            costs.append(with_s / without_s - 1)
+            plain.append(without_s)
+    error = stdev(costs) / len(costs) ** 0.5
+    cells = (
+        f"{1000 * median(plain):.1f} ms",
+        taker._every,
+        f"{100 * mean(costs):.2f} %",
+        f"{100 * error:.2f} %",
+    )
+    table.row(f"{megabytes:g} MB", *cells)
+
+
+# -- fetched from another node -------------------------------------------------------------------------------
+
+
+def fetched(megabytes: float, table: Table) -> None:
+    """Add a row: a node that has nothing loads what another one has, beside a plain transfer of as many bytes."""
+    import torch
+
+    from hetagent import snapshots
+    from hetagent.job.loop import Identity
+    from hetagent.job.snapshots.serving import Serving
+    from hetagent.node.network import hold_port
+    from hetagent.snapshots.folder import FOLDER, Folder
+
+    torch.set_num_threads(1)
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as there,
+        tempfile.TemporaryDirectory(dir="/dev/shm") as here,
+    ):
+        model = made(megabytes)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        snaps = snapshots.open({"model": model, "optimizer": optimizer}, directory=there)
+        optimizer.step()
+        snaps.step(1)
+        snaps.save_now()
+        [(stamp, slot)] = Folder(Path(there)).slots().items()
+        hold = lambda: hold_port("127.0.0.1", None)  # noqa: E731
+        serving = Serving(Path(there), Identity("g", "b", "1"), hold, lambda: "127.0.0.1", print)
+        serving.start()
+        source = {"node": "b", "url": f"http://127.0.0.1:{serving.port}/", "key": serving.key, "whole": True}
+        source["ranks"] = {"0": ""}
+        told = {
+            "round": stamp.round,
+            "step": stamp.step,
+            "world_size": 1,
+            "sharded": False,
+            "sources": [source],
+        }
+        (Path(here) / "start.json").write_text(json.dumps(told))
+        os.environ[FOLDER], os.environ["RANK"] = here, "0"
+        time.sleep(2.0)  # the other process starts
+        again = made(megabytes)
+        other = torch.optim.AdamW(again.parameters())
+        loading = snapshots.open({"model": again, "optimizer": other})
+        loaded = taken(loading.load)
+        source |= {"node": "a", "path": str(slot.path)}
+        (Path(here) / "start.json").write_text(json.dumps(told))
+        third = made(megabytes)
+        another = torch.optim.AdamW(third.parameters())
+        os.remove(Path(here) / "ask" / "0")
+        from_here = taken(snapshots.open({"model": third, "optimizer": another}).load)
+        serving.close()
+        del os.environ[FOLDER], os.environ["RANK"]
+        size = sum(path.stat().st_size for path in slot.path.iterdir())
+    plain = min(transferred(size) for _ in range(5))
+    more = (loaded - from_here) / plain
+    table.row(f"{megabytes:g} MB", f"{plain:.3f}", f"{loaded:.3f}", f"{from_here:.3f}", f"{more:.2f}")
+
+
+def transferred(size: int) -> float:
+    """How long so many bytes take over a TCP connection of this machine, into memory that is there (seconds)."""
+    source, into = bytes(size), bytearray(size)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def send() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(source)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+
+        def receive() -> None:
+            with socket.create_connection(server.getsockname()) as connection:
+                left = memoryview(into)
+                while left:
+                    left = left[connection.recv_into(left) :]
+
+        took = taken(receive)
+        thread.join()
+    return took
 
 
 # -- a worker is killed --------------------------------------------------------------------------------------
@@ -174,6 +319,7 @@ def main() -> None:
     )
     parser.add_argument("--mb", type=float, nargs="+", default=[100.0, 1000.0])
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=40)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--keeps", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -184,9 +330,19 @@ def main() -> None:
     for megabytes in args.mb:
         while_running(megabytes, table)
     table.show()
+    columns = ("a step without", "steps between snapshots", "with snapshots: longer by", "standard error")
+    table = Table("Throughput of one process, blocks with and without snapshots in turn", "state", *columns)
+    for megabytes in args.mb if args.blocks else ():
+        throughput(megabytes, args.blocks, table)
+    table.show()
+    columns = ("plain TCP (s)", "loaded (s)", "loaded again, from here (s)", "difference / plain TCP")
+    table = Table("An empty node loads what another one has, over the loopback", "state", *columns)
+    for megabytes in args.mb:
+        fetched(megabytes, table)
+    table.show()
     columns = ("with snapshots (s)", "loads nothing (s)", "difference, in copies", "of this loading")
     table = Table("A worker of two is killed: until the first new step of both", "state", *columns)
-    for megabytes in args.mb:
+    for megabytes in args.mb if args.kills else ():
         copy = copy_s(megabytes)
         (with_s, loads), (without_s, _) = (
             restarts(megabytes, args.kills, keeps=keeps) for keeps in (True, False)

@@ -2,9 +2,11 @@
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 from xxhash import xxh3_64_hexdigest
 
+from hetagent.snapshots.ahead import blocks
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import (
     ADOPTED,
@@ -22,55 +24,51 @@ from hetagent.snapshots.folder import (
 from hetagent.snapshots.memory import Mapped
 from hetagent.snapshots.sources import Source, SourceError, read_index
 
+FETCHED = 32 << 20
+"""How much is fetched with one request at least (bytes)."""
+
 
 def adopt(
-    folder: Folder, stamp: Stamp, alike: Mapping[str, list[tuple[Source, Place]]]
+    folder: Folder, stamp: Stamp, whole: Source, places: Mapping[str, Place]
 ) -> tuple[Source, Mapping[str, Place]] | None:
     """Fetch it; workers of this node share that.
 
     Args:
-        alike: where the tensors lie that ranks have alike, by name.
+        whole: who has all of it.
+        places: where the tensors lie there, by name.
 
     Returns:
-        this node as a source, and where the tensors lie here; None: it has no room, or nobody else has all of it.
+        this node as a source, and where the tensors lie here; None: it has no room, or that node's copy is not good.
     """
-    whole = next((source for copies in alike.values() for source, _ in copies if source.whole), None)
-    if whole is None:
-        return None
-    places = {name: place for name, copies in alike.items() for source, place in copies if source is whole}
     size = max((place.at + place.bytes for place in places.values()), default=0)
     allowed = folder.control().memory
-    if places.keys() != alike.keys() or (allowed is not None and SLOTS * size > allowed):
+    if allowed is not None and SLOTS * size > allowed:
         return None
     try:
         slot = folder.begin(stamp)
         memory = Mapped(slot.path / SHARED, size)
-        names = sorted(places, key=lambda name: places[name].at)
-        with contextlib.closing(Claims(slot.path / ADOPTED, len(names))) as claims:
+        parts = blocks(places.values(), FETCHED)
+        with contextlib.closing(Claims(slot.path / ADOPTED, len(parts))) as claims:
             for number in claims.mine(wait=True):
-                _fetch(memory, places[names[number]], alike[names[number]])
+                _fetch(memory, whole, parts[number])
         _index(slot, whole)
     except (SnapshotError, SourceError, OSError):
-        return None  # each worker reads from others what it needs
-    return Source({"node": "", "path": str(slot.path), "whole": True}, stamp), places
+        return None  # each worker reads what it needs, from whoever has a good copy
+    known_good = {name: replace(place, digest="") for name, place in places.items()}
+    return Source({"node": "", "path": str(slot.path), "whole": True}, stamp), known_good
 
 
-def _fetch(memory: Mapped, place: Place, copies: list[tuple[Source, Place]]) -> None:
-    """Fetch a tensor from the first source whose copy is good.
+def _fetch(memory: Mapped, source: Source, block: list[Place]) -> None:
+    """Fetch a block.
 
     Raises:
-        SourceError: none is.
+        SourceError: it cannot be had, or is corrupt.
     """
-    into = memory.bytes[place.at : place.at + place.bytes]
-    trouble = SourceError(f"nobody has '{place.name}'")
-    for source, there in copies:
-        try:
-            source.read_into(there.file, there.at, into)
-            if xxh3_64_hexdigest(into) == place.digest:
-                return
-        except SourceError as error:
-            trouble = error
-    raise trouble
+    first, end = block[0], block[-1].at + block[-1].bytes
+    source.read_into(first.file, first.at, memory.bytes[first.at : end])
+    for place in block:
+        if memory.digest(place) != place.digest:
+            raise SourceError(f"'{place.name}' on node '{source.node}' is corrupt")
 
 
 def _index(slot: Slot, source: Source) -> None:

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.adopting import adopt
+from hetagent.snapshots.ahead import Ahead
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import SMALL, Folder, Index, Place, Slot, Stamp, put
 from hetagent.snapshots.memory import as_bytes, dtype_of
@@ -69,11 +70,13 @@ class Loader:
     Args:
         folder: this node's.
         rank: of this worker.
+        local_world_size: how many workers this node has.
     """
 
-    def __init__(self, folder: Folder, rank: int) -> None:
+    def __init__(self, folder: Folder, rank: int, local_world_size: int = 1) -> None:
         self._folder = folder
         self._rank = rank
+        self._local_world_size = local_world_size
 
     def find(self) -> Found | None:
         """The snapshot to load; None: there is none.
@@ -128,24 +131,35 @@ class Loader:
             for name, place in _places(found, self._rank).items()
         }
         targets = state.targets(shapes)
-        self._adopt(found)
+        self._come_by(found)
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(targets, self.metadata(found), is_coordinator=False)
         with torch.no_grad():
-            for item in planner.create_local_plan().items:
+            for item in sorted(planner.create_local_plan().items, key=lambda item: _at(found, item)):
                 self.read(found, item, planner.resolve_tensor(item).detach())
         alike, own = self._values(found)
         state.restore(targets, alike, own if found.indexes.get(self._rank) else {})
         found.close()
 
-    def _adopt(self, found: Found) -> None:
-        """Have this node's memory hold what only others have, unless ranks have parts of their own."""
+    def _come_by(self, found: Found) -> None:
+        """Where only other nodes have what all ranks have alike: fetch it to this node once, and in few requests."""
+        whole = next((source for source in found.sources if source.whole), None)
         is_sharded = any(index.sharded for _, index in found.indexes.values())
-        if is_sharded or self._folder.start() is None or any(source.local for source in found.sources):
+        if whole is None or whole.local or is_sharded:
             return
-        if (adopted := adopt(self._folder, found.stamp, found.alike)) is not None:
-            source, places = adopted
-            for name, place in places.items():
+        places = {
+            name: place for name, copies in found.alike.items() for source, place in copies if source is whole
+        }
+        if places.keys() != found.alike.keys():
+            return
+        if self._local_world_size == 1:
+            nearer: tuple[Source, Mapping[str, Place]] | None = Ahead(whole, places.values()), places
+        else:
+            nearer = adopt(self._folder, found.stamp, whole, places)
+        if nearer is not None:
+            source, there = nearer
+            found.sources = [*found.sources, source]
+            for name, place in there.items():
                 found.alike[name].insert(0, (source, place))
 
     def metadata(self, found: Found) -> Metadata:
@@ -224,6 +238,12 @@ class Loader:
         raise SnapshotError(
             f"the snapshot of step {stamp.step} (round {stamp.round}) cannot be loaded: {why}"
         )
+
+
+def _at(found: Found, item: ReadItem) -> int:
+    """Where an item lies in the file that it is read from first."""
+    copies = found.alike.get(item.storage_index.fqn)
+    return copies[0][1].at if copies else -1
 
 
 def part_of(tensor: Tensor, item: ReadItem) -> Tensor:

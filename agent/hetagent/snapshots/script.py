@@ -18,7 +18,7 @@ class Snapshots:
         self._folder = folder
         self._state = state
         self._taker = Taker(folder, state, who) if folder is not None else None
-        self._rank = who.rank
+        self._who = who
         self._last: int | None = None
         self._asked = asked
         if asked and self._taker is not None:
@@ -35,7 +35,7 @@ class Snapshots:
         """
         if self._folder is None or self._taker is None:
             return None
-        loader = Loader(self._folder, self._rank)
+        loader = Loader(self._folder, self._who.rank, self._who.local_world_size)
         found = loader.find()
         forget_newer(self._folder, found.stamp if found is not None else None)
         if found is None:

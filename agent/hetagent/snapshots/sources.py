@@ -26,16 +26,18 @@ class Source:
         stamp: of the snapshot.
 
     Attributes:
+        told, stamp: as given.
         node: its id.
         whole: whether it has all tensors that ranks have alike.
         ranks: the digests of the indexes that it has, by rank; empty: nobody told.
     """
 
     def __init__(self, told: Mapping[str, Any], stamp: Stamp) -> None:
+        self.told = told
         self.node: str = told.get("node", "")
         self.whole = bool(told.get("whole"))
         self.ranks = {int(rank): str(digest) for rank, digest in told.get("ranks", {}).items()}
-        self._stamp = stamp
+        self.stamp = stamp
         self._url = urlsplit(told.get("url") or "")
         self._key: str = told.get("key", "")
         self._connection: http.client.HTTPConnection | None = None
@@ -84,6 +86,7 @@ class Source:
         """Nothing more is to be read."""
         if self._connection is not None:
             self._connection.close()
+            self._connection = None
 
     def _read_local(self, path: Path, at: int, into: memoryview) -> None:
         try:
@@ -104,16 +107,18 @@ class Source:
                 self._connection = http.client.HTTPConnection(
                     self._url.hostname or "", self._url.port, timeout=TIMEOUT_S
                 )
-            path = f"/{self._stamp.round}-{self._stamp.step}/{name}"
+            path = f"/{self.stamp.round}-{self.stamp.step}/{name}"
             self._connection.request("GET", path, headers={**headers, "Authorization": f"Bearer {self._key}"})
             response = self._connection.getresponse()
             if response.status not in (200, 206):
                 response.read()
                 raise SourceError(f"node '{self.node}' answers {response.status} to {name}")
             yield response
+        except SourceError:
+            Source.close(self)
+            raise
         except (OSError, http.client.HTTPException) as error:
-            self.close()
-            self._connection = None
+            Source.close(self)
             raise SourceError(
                 f"node '{self.node}' cannot be asked: {type(error).__name__}: {error}"
             ) from None

@@ -90,6 +90,7 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
         assert shown == {
             "safe": {"round": 1, "step": 8},
             "nodes": {"first": ["a", "b"], "more": 0},
+            "on_disk": None,
             "began": None,
             "lost": 0,
         }
@@ -192,6 +193,7 @@ async def test_people_see_what_there_is_and_choose() -> None:
             "sharded": False,
             "nodes": {"first": ["a", "b"], "more": 0},
             "size": 3_000_000_000,
+            "on_disk": False,
         }
         refused = await client.post(f"{GROUP}/snapshots", json={"step": 24})
         assert (refused.status_code, refused.json()["code"]) == (409, "no_such_snapshot")

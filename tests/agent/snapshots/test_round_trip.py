@@ -374,6 +374,6 @@ def test_a_worker_that_does_not_know_its_rank_is_told_when_to_open(
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        assert snapshots.open({"m": nn.Linear(1, 1)})._rank == 0
+        assert snapshots.open({"m": nn.Linear(1, 1)})._who.rank == 0
     finally:
         torch.distributed.destroy_process_group()

@@ -101,6 +101,7 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
             "step": 5,
             "world_size": 2,
             "sharded": False,
+            "on_disk": False,
             "lost": 2,
             "sources": [
                 {"node_id": name, "address": "10.0.0.1", "port": 7000, "key": KEY, "whole": True, "ranks": []}

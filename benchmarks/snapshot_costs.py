@@ -28,8 +28,8 @@ from tests.support.cluster import Cluster, cluster
 from benchmarks.standbys import KILLED_OFTEN
 from benchmarks.tables import Table
 
-BLOCK = 50
-"""How many steps are timed together."""
+WARM_UP = 300
+"""After so many steps a job has found out how often to take snapshots."""
 
 STEADY = 12
 """How many steps are made before a kill."""
@@ -105,7 +105,7 @@ def while_running(megabytes: float, table: Table) -> None:
 
 
 def throughput(megabytes: float, blocks: int, table: Table) -> None:
-    """Add a row: blocks of steps with and without snapshots, in turn, in one process."""
+    """Add a row: intervals between snapshots, with and without, in turn, in one process."""
     import torch
 
     from hetagent import snapshots
@@ -125,24 +125,24 @@ def throughput(megabytes: float, blocks: int, table: Table) -> None:
         taker: Any = snaps._taker
         number = 0
 
-        def block(*, keeps: bool) -> float:
+        def block(steps: int, *, keeps: bool) -> float:
             nonlocal number
 
             def run() -> None:
                 nonlocal number
-                for _ in range(BLOCK):
+                for _ in range(steps):
                     step()
                     number += 1
                     if keeps:
                         snaps.step(number)
 
-            return taken(run) / BLOCK
+            return taken(run) / steps
 
-        for _ in range(12):  # until it has found out how often
-            block(keeps=True)
+        block(WARM_UP, keeps=True)
+        every = taker._every
         costs, plain = [], []
         for at in range(blocks):
-            pair = [block(keeps=keeps) for keeps in ((True, False) if at % 2 else (False, True))]
+            pair = [block(every, keeps=keeps) for keeps in ((True, False) if at % 2 else (False, True))]
             with_s, without_s = pair if at % 2 else reversed(pair)
             taker._closing.join()
             costs.append(with_s / without_s - 1)
@@ -150,7 +150,7 @@ def throughput(megabytes: float, blocks: int, table: Table) -> None:
     error = stdev(costs) / len(costs) ** 0.5
     cells = (
         f"{1000 * median(plain):.1f} ms",
-        taker._every,
+        every,
         f"{100 * mean(costs):.2f} %",
         f"{100 * error:.2f} %",
     )
@@ -332,8 +332,9 @@ def main() -> None:
     table.show()
     columns = ("a step without", "steps between snapshots", "with snapshots: longer by", "standard error")
     table = Table("Throughput of one process, blocks with and without snapshots in turn", "state", *columns)
-    for megabytes in args.mb if args.blocks else ():
+    for megabytes in args.mb[:1] if args.blocks else ():
         throughput(megabytes, args.blocks, table)
+    table.note("Each block is one interval between snapshots.")
     table.show()
     columns = ("plain TCP (s)", "loaded (s)", "loaded again, from here (s)", "difference / plain TCP")
     table = Table("An empty node loads what another one has, over the loopback", "state", *columns)

@@ -10,7 +10,6 @@ from hetrdzv.protocol.facts.causes import Cut, MemberLost, Silent
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.words.causes import ending, failed_worker
-from hetrdzv.words.events import event_text
 from hetrdzv.words.past import DownReply, PastReply, past
 from tests.server.told import BEGAN, at, restarted, running
 
@@ -100,7 +99,7 @@ def test_a_job_that_fails_says_why() -> None:
     (only,) = story.past.rounds
     assert (only.cause, only.is_last) == ("failed", True)
     assert parts(only.down) == (0.0, 1.0, 0.0, None)
-    assert only.why == event_text(story.events[-1])
+    assert only.why == "rank 0 on a exited with code 9: Traceback: boom"
 
 
 def test_a_job_that_waits_in_vain_has_lost_that_time() -> None:

@@ -17,8 +17,10 @@ from hetagent.job.workers.starter import Exit, Program, Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
 from hetrdzv.protocol.directive import StartReply
-from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.facts.causes import FailedWorker
+from hetrdzv.protocol.facts.failure import Failure, FailureFields
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.words.causes import failed_worker
 
 SAVE_S = 10.0
 """How long workers may save before they are stopped (seconds), but no longer than until they would be killed."""
@@ -259,7 +261,7 @@ class LocalRound:
         return {name: value for room in self._rooms for name, value in room.report(kind).items()}
 
     def describe(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[FailureFields, str]:
-        """A worker's failure, for the server and in a few words for the terminal.
+        """A worker's failure, for the server and in a line for the terminal.
 
         Args:
             secrets: what must not be sent.
@@ -267,10 +269,8 @@ class LocalRound:
         assert self._workers is not None
         left = self._workers.left(failure.local_rank)
         local_rank, rank = failure.local_rank, self.assignment.start.rank_offset + failure.local_rank
-        who = f"rank {rank} (local rank {local_rank})"
         if self._launch.one_per_node:
-            local_rank, rank, who = -1, -1, "the program of this node"
-        how = f"was killed by {failure.signal}" if failure.signal else f"exited with code {failure.exit_code}"
+            local_rank, rank = -1, -1
         fields = FailureFields(
             local_rank=local_rank,
             rank=rank,
@@ -279,7 +279,15 @@ class LocalRound:
             message=failure_message(left, failure.status, secrets),
             permanent=is_permanent(left),
         )
-        return replace(fields, **self.report(ReportKind.FAILED)), f"{who} {how}"
+        seen = Failure(
+            local_rank=local_rank,
+            rank=rank,
+            exit_code=fields.exit_code,
+            signal=fields.signal,
+            message=fields.message,
+        )
+        text = failed_worker(FailedWorker.of(self.assignment.node_id, seen))
+        return replace(fields, **self.report(ReportKind.FAILED)), text
 
     def gives_up(self) -> str:
         """Why a room wants this node to end its part of the round and join again; empty: none does."""

@@ -128,6 +128,7 @@ class Agent:
         self._local: LocalRound | None = None  # this node's part of it
         self._ready_after_stop = False  # join again once the workers are gone
         self._done = False  # the newest round's workers have succeeded, and others still work
+        self._said_cause = ""  # what ended the newest round, if the person at the terminal has read that
         self._pids: list[int] = []  # of the newest round's workers
         self._leaving = Leaving(grace_s, own_graces_s)
         self._leftovers = Leftovers(identity.incarnation, tell, partial(kept, rooms))
@@ -357,7 +358,7 @@ class Agent:
         if end.failure is not None:
             failure, text = self._local.describe(end.failure, self._secrets())
             self._line.say(reports.failed(self._round, failure), end.failure.seen_at)
-            self._tell(f"round {self._round}: {text}")
+            self._tell(f"round {self._round}{self._because(text)}")
             self._account.loses(text, time.monotonic())
             self._stop(signal.SIGTERM, self._stop_s())
         else:
@@ -366,6 +367,12 @@ class Agent:
             self._done = True
             self._line.say(reports.succeeded(self._round, **self._local.report(ReportKind.SUCCEEDED)))
             self._clear_workers(spare_detached=True)
+
+    def _because(self, cause: str) -> str:
+        """What ended the round, to be put after that it is over; empty if that was the last thing that was said."""
+        news = cause != self._said_cause
+        self._said_cause = cause
+        return f": {cause}" if news else ""
 
     def _obey(self, directive: DirectiveReply) -> None:
         self._group_stop_timeout_s = directive.stop_timeout_s
@@ -386,7 +393,7 @@ class Agent:
                 self._on_start(directive.round, directive.start)
                 self._tell_rooms(directive)
             case DirectiveKind.STOP:
-                self._tell(f"round {directive.round} is over: {directive.why}")
+                self._tell(f"round {directive.round} is over{self._because(directive.why)}")
                 self._account.loses(directive.why, time.monotonic())
                 self._round = max(self._round, directive.round)
                 self._ready_after_stop, self._done = True, False
@@ -485,8 +492,9 @@ class Agent:
         )
         if start.restarted_by:
             of = "" if start.max_restarts >= UNLIMITED_RESTARTS else f" of {start.max_restarts}"
-            self._tell(f"restarting ({start.restart_count}{of}): {start.restarted_by}")
+            self._tell(f"restarting ({start.restart_count}{of}){self._because(start.restarted_by)}")
             self._account.blames(start.restarted_by)
+        self._said_cause = ""
         incarnation = self._identity.incarnation
         self._local = LocalRound(assignment, self._launch, self._starter, incarnation, self._rooms)
         self._tell(f"round {number}: {self._local.place}")

@@ -20,12 +20,15 @@ from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, rows, tally
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.sessions import SignedIn, csrf_of
 from hetrdzv.dashboard.timeline import Span, spans
+from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.facts.warnings import Straggler
 from hetrdzv.protocol.pages import QUARANTINED, EventReply, GroupReply, GroupSummary, WorkerReply
 from hetrdzv.service.progress.detectors import detected
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
+from hetrdzv.words.advice import after_failure
+from hetrdzv.words.causes import failed_worker, failure_details
 from hetrdzv.words.past import KINDS, PastReply, past
 from hetrdzv.words.rooms import SUMMARY
 from hetrdzv.words.warnings import warning
@@ -223,12 +226,14 @@ class GroupScene:
                 group=brief,
                 state=state_shown(group),
                 summary=[(name, text) for name, shown, _ in SUMMARY if (text := shown(brief))],
-                restarted_by=running.restarted_by if running is not None else "",
+                restarted_by=failed_worker(running.restarted_by)
+                if running is not None and running.restarted_by is not None
+                else "",
                 slow=[warning(fact) for fact in of_workers if isinstance(fact, Straggler)],
                 notes=[warning(fact) for fact in of_workers if not isinstance(fact, Straggler)],
             ),
             "facts": section("facts.html", group=brief, past=past_reply),
-            "cause": self._keep("cause", group.root_cause, lambda: section("cause.html", group=brief)),
+            "cause": self._keep("cause", group.root_cause, lambda: _cause(brief.root_cause)),
             **self._keep("nodes", _Same(group), lambda: self._nodes(group, brief, now)),
             "rounds": self._keep("rounds", (last, wall), rounds),
             "pace": self._keep("pace", at_pace, pace),
@@ -260,6 +265,12 @@ class GroupScene:
             known = self._kept[name] = key, make()
         made: Made = known[1]
         return made
+
+
+def _cause(cause: RootCauseReply | None) -> str:
+    details = failure_details(cause) if cause is not None else ""
+    step = after_failure(cause.reason) if cause is not None else ""
+    return section("cause.html", cause=cause, details=details, next=step)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from hetrdzv.protocol.facts.events import RestartSpent, RoundEnded, RoundFormed, RoundJudged
+from hetrdzv.protocol.facts.events import GroupFailed, RestartSpent, RoundEnded, RoundFormed, RoundJudged
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.words.causes import ending, failed_worker
+from hetrdzv.words.causes import ending, failed_because, failed_worker
 from hetrdzv.words.rooms import COSTS
 
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}
@@ -219,7 +219,7 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
                 if current.ended is None:
                     current.ended = at
                 current.formed_s = event.after_s
-                current.cause, current.why, current.job_ended = OUTCOMES[kind], event.text, at
+                current.cause, current.why, current.job_ended = OUTCOMES[kind], _why(event), at
                 spans[-1] = (spans[-1][0], at)
     replies = tuple(past_round.reply(now) for past_round in rounds)
     return PastReply(
@@ -238,6 +238,8 @@ def _why(event: EventReply) -> str:
             return ending(cause, consequences=True)
         case RestartSpent(worker=worker):
             return failed_worker(worker)
+        case GroupFailed(reason=reason):
+            return failed_because(reason)
         case _:
             return event.text
 

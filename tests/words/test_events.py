@@ -92,6 +92,7 @@ SHOWN: list[tuple[Facts, str]] = [
         events.StartedUnbounded(nodes=2, restarts=False),
         "started with 2 nodes, since no --nnodes was given; nodes that join later are kept as spares",
     ),
+    (events.TrainingBegan(), "round 3 trains"),
     (events.RoundRunning(nodes=3, world_size=7), "round 3 runs on 3 nodes, world size 7"),
     (
         events.RoundEnded(cause=KILLED),

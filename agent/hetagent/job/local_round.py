@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
+from hetagent.job.account import Motion
 from hetagent.job.failures import failure_message, is_permanent
 from hetagent.job.room import Environ, Room, kept
 from hetagent.job.workers.deaths import Deaths
@@ -19,6 +20,7 @@ from hetagent.node.network import host_port
 from hetrdzv.protocol.directive import StartReply
 from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.facts.failure import Failure, FailureFields
+from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.words.causes import failed_worker
 
@@ -259,6 +261,17 @@ class LocalRound:
     def report(self, kind: ReportKind) -> dict[str, Any]:
         """What the rooms have to say in a report."""
         return {name: value for room in self._rooms for name, value in room.report(kind).items()}
+
+    def motion(self) -> Motion | None:
+        """When the workers moved in the round; None: nobody can tell."""
+        return next((motion for room in self._rooms if (motion := room.motion()) is not None), None)
+
+    def moved(self) -> Moved | None:
+        """The same, counted from now."""
+        motion, now = self.motion(), time.monotonic()
+        if motion is None or motion.first_at is None or motion.last_at is None:
+            return Moved() if motion is not None else None
+        return Moved(began_s=round(now - motion.first_at, 3), idle_s=round(max(0.0, now - motion.last_at), 3))
 
     def describe(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[FailureFields, str]:
         """A worker's failure, for the server and in a line for the terminal.

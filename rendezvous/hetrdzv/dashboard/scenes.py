@@ -30,6 +30,7 @@ from hetrdzv.storage.records import StoredEvent
 from hetrdzv.words.advice import after_failure
 from hetrdzv.words.causes import failed_worker, failure_details
 from hetrdzv.words.past import KINDS, PastReply, past
+from hetrdzv.words.phases import Phase
 from hetrdzv.words.rooms import SUMMARY
 from hetrdzv.words.warnings import warning
 
@@ -197,10 +198,12 @@ class GroupScene:
         running = group.active_round
 
         def rounds() -> str:
+            drawn = bars(past_reply, wall)
             return section(
                 "rounds.html",
                 past=past_reply,
-                bars=bars(past_reply, wall),
+                bars=drawn,
+                legend=[phase for phase in Phase if any(bar.span.phase is phase for bar in drawn)],
                 newest=past_reply.rounds[: -MOST_ROUNDS - 1 : -1],
                 complete=not events or events[0].number == 1,
             )

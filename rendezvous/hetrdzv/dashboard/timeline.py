@@ -3,22 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 
 from hetrdzv.words.past import PastReply, PastRoundReply
+from hetrdzv.words.phases import Phase
 
 SHORTEST_S = 0.002
 """What is left of a job's time is drawn from this on: lengths are rounded to the millisecond (seconds)."""
-
-
-class Phase(StrEnum):
-    """What a job does for a while."""
-
-    STARTING = "starting"
-    TRAINING = "training"
-    NOTICING = "noticing"
-    STOPPING = "stopping"
-    WAITING = "waiting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +50,8 @@ def _parts(
     current: PastRoundReply, following: PastRoundReply | None, now: datetime
 ) -> Iterator[tuple[Phase, float]]:
     """The phases of a round, with their lengths (seconds)."""
+    yield from ((part.phase, part.seconds) for part in current.phases)
     over = _moment(current.ended_at) or now
-    running = _moment(current.running_at)
-    starting_s = _seconds(_moment(current.formed_at) or running or over, running or over)
-    if running is not None:
-        yield Phase.STARTING, starting_s
-        yield Phase.TRAINING, current.trained_s
-        yield Phase.NOTICING, _seconds(running, over) - current.trained_s
-    else:
-        noticed_s = min(starting_s, (current.down.noticed_s or 0.0) if current.down is not None else 0.0)
-        yield Phase.STARTING, starting_s - noticed_s
-        yield Phase.NOTICING, noticed_s
     if current.down is not None:
         stopped_s, formed_s = current.down.stopped_s or 0.0, current.down.formed_s or 0.0
         if current.is_last:

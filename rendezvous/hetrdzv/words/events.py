@@ -61,6 +61,10 @@ def _round_running(facts: events.RoundRunning, event: Event) -> str:
     return f"round {event.round} runs on {count(facts.nodes, 'node')}, world size {facts.world_size}"
 
 
+def _training_began(facts: events.TrainingBegan, event: Event) -> str:
+    return f"round {event.round} trains"
+
+
 def _round_ended(facts: events.RoundEnded, event: Event) -> str:
     return f"round {event.round} ended: {_after_failure(facts.cause)}"
 
@@ -211,6 +215,7 @@ _TEXTS: Mapping[type, Callable[[Any, Event], str]] = {
     events.RoundFormed: _round_formed,
     events.StartedUnbounded: _started_unbounded,
     events.RoundRunning: _round_running,
+    events.TrainingBegan: _training_began,
     events.RoundEnded: _round_ended,
     events.RoundJudged: _round_judged,
     events.RestartSpent: _restart_spent,

@@ -1,7 +1,6 @@
 """The exception that ended a Python program, as its traceback shows it."""
 
 import re
-from pathlib import PurePosixPath
 from typing import NamedTuple
 
 _FRAME = re.compile(
@@ -50,7 +49,7 @@ def raised(text: str) -> Raised | None:
         said = line[len(margin) :] if line.startswith(margin) else ""
         if said and not said[0].isspace():
             own = _own(text, frames)
-            where = f"{PurePosixPath(own['path']).name}:{own['line']}"
+            where = f"{own['path'].rpartition('/')[2]}:{own['line']}"
             return Raised(said.strip(), where, own[0], end)
         at = end + 1
     return None

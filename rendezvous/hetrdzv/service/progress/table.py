@@ -55,6 +55,8 @@ class Seen:
         seen_at: when it was taken (seconds on the server's clock).
         known_until: until when it holds (seconds): newer ones have stopped coming if none has by then.
         decision: the newest decision on shares that the worker knew.
+        began_at: when it first moved in its round (seconds on the server's clock); infinite: it has not, or nobody can
+            tell.
         moved_at, long_until: when it last moved, and until when it need not (seconds on the server's clock).
         unseen_since: since when its collectives cannot be known (seconds); infinite: they can.
         collectives, steps: how fast they come.
@@ -65,6 +67,7 @@ class Seen:
     seen_at: float
     known_until: float
     decision: int
+    began_at: float
     moved_at: float
     long_until: float
     unseen_since: float
@@ -146,6 +149,7 @@ class Table:
                 seen_at,
                 known_until,
                 progress.decision,
+                _began_at(sample, before, seen_at),
                 seen_at - sample.idle_s,
                 seen_at + sample.long_s,
                 _unseen_since(sample, before, seen_at),
@@ -190,6 +194,14 @@ class Table:
         self._rounds.clear()
         self._sizes.clear()
         return known
+
+
+def _began_at(sample: Worker, before: Seen | None, seen_at: float) -> float:
+    if before is not None and before.began_at < inf:
+        return before.began_at
+    if sample.began_s is not None:
+        return seen_at - sample.began_s
+    return seen_at if sample.count or sample.step is not None else inf  # an older agent does not say when
 
 
 def _unseen_since(sample: Worker, before: Seen | None, seen_at: float) -> float:

@@ -14,8 +14,9 @@ from hetrdzv.auth.policy import permit_of
 from hetrdzv.auth.tokens import Role
 from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.live import Hub, Render, UntilNews
+from hetrdzv.dashboard.overview import GroupsScene
 from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.dashboard.scenes import ALL_ROWS, MAPS, ROWS, GroupScene, GroupsScene, frame
+from hetrdzv.dashboard.scenes import ALL_ROWS, MAPS, ROWS, GroupScene, frame
 from hetrdzv.service.polls.watchers import FOLLOWERS
 
 handlers = Handlers()

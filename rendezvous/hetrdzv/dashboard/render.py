@@ -11,7 +11,7 @@ from hetrdzv import __version__
 from hetrdzv.protocol.errors import HetError, Unauthorized
 from hetrdzv.words.past import DownReply
 from hetrdzv.words.phrasing import count, percent
-from hetrdzv.words.times import lasted
+from hetrdzv.words.times import ago, lasted
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -78,7 +78,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters |= {"lasted": lasted, "roughly": roughly, "percent": percent, "clock": clock, "split": split}
+    made.filters |= {
+        "lasted": lasted,
+        "roughly": roughly,
+        "ago": ago,
+        "percent": percent,
+        "clock": clock,
+        "split": split,
+    }
     made.globals |= {"count": count, "signs": SIGNS, "version": __version__}
     return made
 

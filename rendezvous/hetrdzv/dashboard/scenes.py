@@ -1,4 +1,4 @@
-"""What the sections of the pages show: from groups to HTML, each part made again only when it can have changed."""
+"""What the sections of a group's page show: from groups to HTML, each part made again only when it can have changed."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,14 +14,13 @@ from starlette.requests import Request
 from hetrdzv.api import views
 from hetrdzv.api.workers import worker_reply
 from hetrdzv.auth.policy import permit_of
-from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, rows, tally
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.sessions import SignedIn, csrf_of
 from hetrdzv.dashboard.timeline import Span, spans
 from hetrdzv.protocol.facts.warnings import Straggler
-from hetrdzv.protocol.pages import QUARANTINED, EventReply, GroupReply, GroupSummary, WorkerReply
+from hetrdzv.protocol.pages import EventReply, GroupReply, WorkerReply
 from hetrdzv.service.progress.detectors import detected
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
@@ -63,15 +62,6 @@ class Bar:
     x: float
     width: float
     span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A group on the page with all groups; `age_s`: since it was made (seconds), None: nobody knows."""
-
-    summary: GroupSummary
-    state: str
-    age_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,47 +262,6 @@ class _Same:
         return isinstance(other, _Same) and other.group is self.group
 
     __hash__ = None  # type: ignore[assignment]
-
-
-class GroupsScene:
-    """The sections of the page with all groups.
-
-    Args:
-        grant: whose groups it shows.
-    """
-
-    def __init__(self, service: Service, grant: Grant) -> None:
-        self._service = service
-        self._grant = grant
-
-    async def sections(self) -> Mapping[str, str]:
-        """All sections by name, as they are now."""
-        self._service.require_ready()
-        now = self._service.now()
-        shown = [group for group in self._service.groups() if self._grant.covers(group.group_id)]
-        quarantined = self._service.quarantined().items()
-        aside = [(name, why) for name, why in quarantined if self._grant.covers(name)]
-
-        def make() -> Mapping[str, str]:
-            made = [
-                Card(views.group_summary(group, now), state_shown(group), max(0.0, now - group.created_at))
-                for group in shown
-            ]
-            made += [Card(views.quarantined_summary(*each), QUARANTINED, None) for each in aside]
-            made.sort(key=lambda card: (_ORDER[card.state], card.summary.group_id))
-            return {"groups": section("groups.html", groups=made)}
-
-        many = sum(len(group.nodes) for group in shown) > views.LARGE
-        return await asyncio.to_thread(make) if many else make()
-
-
-_ORDER = {
-    state: place
-    for place, state in enumerate(
-        (QUARANTINED, "failed", HANGS, "waiting", "starting", "running", "succeeded", "cancelled")
-    )
-}
-"""What needs attention comes first."""
 
 
 def frame(request: Request) -> dict[str, Any]:

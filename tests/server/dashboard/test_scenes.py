@@ -11,7 +11,8 @@ from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Leave, NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interval_s
-from hetrdzv.dashboard.scenes import MAPS, GroupScene, GroupsScene, told_until
+from hetrdzv.dashboard.overview import GroupsScene
+from hetrdzv.dashboard.scenes import MAPS, GroupScene, told_until
 from hetrdzv.protocol.facts.events import RoundFormed
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.rooms.progress import NodeProgress, Worker

@@ -1,13 +1,18 @@
-"""The nodes of a group as the page shows them: in rows with their slots as cells; many as a map. Pure."""
+"""The nodes of a group and their workers, as the page shows them: a few in rows, many nodes as a map. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from heapq import nsmallest
+from statistics import median
 from typing import NamedTuple
 
 from hetrdzv.api.views import node_state
+from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.pages import GroupReply, NodeReply
+from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
+from hetrdzv.service.progress.table import Seen
 
 ORDINARY = {"running", "ready", "succeeded", "starting"}
 """States of nodes that need nobody's attention."""
@@ -15,11 +20,26 @@ ORDINARY = {"running", "ready", "succeeded", "starting"}
 MOST_CELLS = 16
 """How many slots of a node are shown."""
 
+TILES = 128
+"""A map of so many nodes says their names."""
+
 BLOCKS = 40
 """The map is sent in so many parts at most, so that a change of a node sends only the part that it is in."""
 
 BLOCK_NODES = 100
 """How many nodes are in a part of the map; more where there are more nodes than parts."""
+
+FEW_WORKERS = 16
+"""So many workers are all shown with their pace."""
+
+OUTLIERS = 6
+"""Of more of them, this many are shown."""
+
+IDLE_S = 10.0
+"""It is said of a worker that it has not moved for so long (seconds)."""
+
+NO_SLOWER = 0.95
+"""Workers that reach this share of the fastest one's pace are no slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +69,47 @@ class Row:
 
 
 class Dot(NamedTuple):
-    """A node on the map."""
+    """A node on the map; `behind`: others wait for its workers."""
 
     node_id: str
     state: str
     ranks: str
     master: bool
+    behind: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A worker with its pace, and how that compares with the fastest (0 to 1)."""
+
+    worker: WorkerReply
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """The medians of all workers; None: unknown."""
+
+    steps_per_s: float | None
+    per_s: float | None
+    waiting: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Paces:
+    """The pace of workers.
+
+    Attributes:
+        rows: in the order of ranks.
+        total: how many workers there are.
+        usual: None: all are shown.
+        columns: those in which something is to be seen.
+    """
+
+    rows: Sequence[Pace]
+    total: int
+    usual: Usual | None
+    columns: AbstractSet[str]
 
 
 def rows(reply: GroupReply) -> list[Row]:
@@ -102,13 +157,16 @@ def dots(group: Group) -> list[Dot]:
     current, active = group.round, group.active_round
     members = {member.node_id: member for member in current.members} if current is not None else {}
     master = active.master.node_id if active is not None else None
+    stall = active.stall if active is not None and active.stall is not None and active.stall.told else None
+    behind = stall.ranks if stall is not None else ()
     shown = []
     for node_id, member in members.items():
         node = group.nodes.get(node_id)
         if node is not None:
             ranked = active is not None and group.in_round(node)
             ranks = _ranks(member.rank_offset, member.slots) if ranked else ""
-            shown.append(Dot(node_id, node_state(group, node), ranks, node_id == master))
+            waited_for = ranked and any(0 <= rank - member.rank_offset < member.slots for rank in behind)
+            shown.append(Dot(node_id, node_state(group, node), ranks, node_id == master, waited_for))
     others = sorted(node_id for node_id in group.nodes if node_id not in members)
     shown += [Dot(node_id, node_state(group, group.nodes[node_id]), "", False) for node_id in others]
     return shown
@@ -123,3 +181,52 @@ def blocks(shown: Sequence[Dot]) -> Iterator[Sequence[Dot]]:
 def tally(shown: Sequence[Dot]) -> list[tuple[str, int]]:
     """How many nodes are in each state, most first."""
     return Counter(dot.state for dot in shown).most_common()
+
+
+def paces(seen: Collection[Seen], now: float, most: int = OUTLIERS) -> Paces:
+    """The workers with their pace.
+
+    Args:
+        most: how many, if there are many: first those that do not run, then those for which the others wait most.
+    """
+    best = max((speed for worker in seen if (speed := _speed(worker)) is not None), default=0.0)
+    chosen = nsmallest(most, seen, key=_attention) if len(seen) > FEW_WORKERS else list(seen)
+    chosen.sort(key=lambda worker: worker.sample.rank)
+    shown = [
+        Pace(worker_reply(worker, now), None if best <= 0 else (_speed(worker) or 0.0) / best)
+        for worker in chosen
+    ]
+    usual = Usual(
+        _median([worker.steps.per_s for worker in seen]),
+        _median([worker.collectives.per_s for worker in seen]),
+        _median([worker.sample.waiting for worker in seen]),
+    )
+    return Paces(shown, len(seen), usual if len(shown) < len(seen) else None, _columns(shown))
+
+
+def _columns(shown: Sequence[Pace]) -> AbstractSet[str]:
+    workers = [pace.worker for pace in shown]
+    said = {
+        "state": any(worker.state != "runs" or worker.idle_s >= IDLE_S for worker in workers),
+        "step": any(worker.step is not None for worker in workers),
+        "steps": any(worker.steps_per_s is not None for worker in workers),
+        "collectives": any(worker.per_s is not None for worker in workers),
+        "waits": any(worker.waiting is not None for worker in workers),
+        "pace": any(pace.share is not None and pace.share < NO_SLOWER for pace in shown),
+    }
+    return {name for name, is_said in said.items() if is_said}
+
+
+def _speed(worker: Seen) -> float | None:
+    return worker.steps.per_s if worker.steps.per_s is not None else worker.collectives.per_s
+
+
+def _attention(worker: Seen) -> tuple[bool, float, int]:
+    sample = worker.sample
+    runs = sample.state == "runs" and not sample.still
+    return runs, sample.waiting if sample.waiting is not None else 1.0, sample.rank
+
+
+def _median(numbers: Sequence[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return median(known) if known else None

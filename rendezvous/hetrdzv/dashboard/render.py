@@ -50,6 +50,15 @@ def roughly(seconds: float) -> str:
     return lasted(seconds, roughly=True)
 
 
+def number(value: float | None) -> str:
+    """A number to about three digits, whole from 100 on; nothing for None."""
+    if value is None:
+        return ""
+    if value >= 99.95 or value == int(value):
+        return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return f"{value:.3g}"
+
+
 def split(down: DownReply) -> str:
     """What the time after a round went into, in words; what took no time is left out."""
     parts = [
@@ -79,11 +88,12 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     made.filters |= {
-        "lasted": lasted,
-        "roughly": roughly,
         "ago": ago,
-        "percent": percent,
         "clock": clock,
+        "lasted": lasted,
+        "number": number,
+        "percent": percent,
+        "roughly": roughly,
         "split": split,
     }
     made.globals |= {"count": count, "signs": SIGNS, "version": __version__}

@@ -2,7 +2,19 @@
 
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard import nodes
-from hetrdzv.dashboard.nodes import BLOCK_NODES, BLOCKS, Dot, blocks, dots, tally
+from hetrdzv.dashboard.nodes import (
+    BLOCK_NODES,
+    BLOCKS,
+    FEW_WORKERS,
+    OUTLIERS,
+    Dot,
+    blocks,
+    dots,
+    paces,
+    tally,
+)
+from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.service.progress.table import Table
 from tests.server.told import Told, running
 
 NAMES = [f"n{number:03}" for number in range(120)]
@@ -60,3 +72,31 @@ def test_a_device_is_named_first_and_versions_by_name() -> None:
     assert nodes._device(gpus) == ["8 x H100", "80 GiB", "torch 2.13.0"]
     assert nodes._device({"python": "3.11.7", "kind": "cpu"}) == ["cpu", "python 3.11.7"]
     assert nodes._device({}) == []
+
+
+def seen(*workers: Worker) -> Table:
+    table = Table()
+    for rank, worker in enumerate(workers):
+        table.note("g", f"n{rank}", NodeProgress(round=1, workers=(worker,)), 0.0)
+    return table
+
+
+def test_of_many_workers_those_that_need_a_look_are_shown_beside_the_median() -> None:
+    workers = [Worker(rank=rank, waiting=0.4) for rank in range(40)]
+    workers[30] = Worker(rank=30, waiting=0.01)
+    workers[35] = Worker(rank=35, waiting=0.5, state="stopped")
+    shown = paces(seen(*workers).workers("g", 1).values(), 1.0)
+    assert [pace.worker.rank for pace in shown.rows] == [0, 1, 2, 3, 30, 35]
+    assert len(shown.rows) == OUTLIERS
+    assert (shown.total, shown.columns) == (40, {"state", "waits"})
+    assert shown.usual is not None
+    assert (shown.usual.waiting, shown.usual.per_s) == (0.4, None)
+    everybody = paces(seen(*workers).workers("g", 1).values(), 1.0, most=100)
+    assert (len(everybody.rows), everybody.usual) == (40, None)
+
+
+def test_few_workers_are_all_shown_and_only_columns_in_which_there_is_something() -> None:
+    workers = [Worker(rank=rank, step=3) for rank in range(FEW_WORKERS)]
+    shown = paces(seen(*workers).workers("g", 1).values(), 1.0)
+    assert (len(shown.rows), shown.usual) == (FEW_WORKERS, None)
+    assert shown.columns == {"step"}

@@ -54,7 +54,7 @@ async def test_nodes_that_need_attention_have_rows_and_all_have_them_for_who_ask
     assert sections["nodes"].count('<tr class="state-') == 1
     assert "1 left" in sections["nodes"]
     assert f"{NODES} running" in sections["nodes"]
-    sections = await GroupScene(service, "g", acts=True, rows=1000).sections()
+    sections = await GroupScene(service, "g", acts=True, whole=True).sections()
     assert sections["nodes"].count('<tr class="state-') == NODES + 1
     assert sections["map-0"].strip() == ""
 

@@ -20,8 +20,8 @@ ORDINARY = {"running", "ready", "succeeded", "starting"}
 MOST_CELLS = 16
 """How many slots of a node are shown."""
 
-TILES = 128
-"""A map of so many nodes says their names."""
+TILES, LONG_NAME = 128, 12
+"""A map of so many nodes says their names, with more room for those of more characters."""
 
 BLOCKS = 40
 """The map is sent in so many parts at most, so that a change of a node sends only the part that it is in."""
@@ -33,7 +33,13 @@ FEW_WORKERS = 16
 """So many workers are all shown with their pace."""
 
 OUTLIERS = 6
-"""Of more of them, this many are shown."""
+"""Of more of them, this many are shown at most."""
+
+LEAST_SHOWN = 3
+"""This many are shown even if none stands out."""
+
+ALL_WORKERS = 2_000
+"""How many are shown to who asks for all."""
 
 IDLE_S = 10.0
 """It is said of a worker that it has not moved for so long (seconds)."""
@@ -145,8 +151,8 @@ def _device(facts: Mapping[str, str]) -> list[str]:
     return [*what, *memory, *versions]
 
 
-def _ranks(first: int, slots: int) -> str:
-    return f"{first}" if slots == 1 else f"{first} to {first + slots - 1}"
+def _ranks(first: int, slots: int, to: str = " to ") -> str:
+    return f"{first}" if slots == 1 else f"{first}{to}{first + slots - 1}"
 
 
 def dots(group: Group) -> list[Dot]:
@@ -164,7 +170,7 @@ def dots(group: Group) -> list[Dot]:
         node = group.nodes.get(node_id)
         if node is not None:
             ranked = active is not None and group.in_round(node)
-            ranks = _ranks(member.rank_offset, member.slots) if ranked else ""
+            ranks = _ranks(member.rank_offset, member.slots, "\N{EN DASH}") if ranked else ""
             waited_for = ranked and any(0 <= rank - member.rank_offset < member.slots for rank in behind)
             shown.append(Dot(node_id, node_state(group, node), ranks, node_id == master, waited_for))
     others = sorted(node_id for node_id in group.nodes if node_id not in members)
@@ -178,29 +184,46 @@ def blocks(shown: Sequence[Dot]) -> Iterator[Sequence[Dot]]:
     return (shown[number * size : (number + 1) * size] for number in range(BLOCKS))
 
 
+def shape(shown: Sequence[Dot]) -> str:
+    """How the nodes of a map look: the classes of each."""
+    if len(shown) > TILES:
+        return ""
+    return "named long" if any(len(dot.node_id) > LONG_NAME for dot in shown) else "named"
+
+
 def tally(shown: Sequence[Dot]) -> list[tuple[str, int]]:
     """How many nodes are in each state, most first."""
     return Counter(dot.state for dot in shown).most_common()
 
 
-def paces(seen: Collection[Seen], now: float, most: int = OUTLIERS) -> Paces:
-    """The workers with their pace.
+def paces(seen: Collection[Seen], now: float, *, whole: bool = False) -> Paces:
+    """The workers with their pace; of many those that stand out, and `LEAST_SHOWN` in any case.
 
     Args:
-        most: how many, if there are many: first those that do not run, then those for which the others wait most.
+        whole: all of them, up to `ALL_WORKERS`.
     """
     best = max((speed for worker in seen if (speed := _speed(worker)) is not None), default=0.0)
-    chosen = nsmallest(most, seen, key=_attention) if len(seen) > FEW_WORKERS else list(seen)
-    chosen.sort(key=lambda worker: worker.sample.rank)
-    shown = [
-        Pace(worker_reply(worker, now), None if best <= 0 else (_speed(worker) or 0.0) / best)
-        for worker in chosen
-    ]
     usual = Usual(
         _median([worker.steps.per_s for worker in seen]),
         _median([worker.collectives.per_s for worker in seen]),
         _median([worker.sample.waiting for worker in seen]),
     )
+    if whole or len(seen) <= FEW_WORKERS:
+        chosen = nsmallest(ALL_WORKERS, seen, key=_attention)
+    else:
+        first = nsmallest(OUTLIERS, seen, key=_attention)
+        apart = usual.waiting / 2 if usual.waiting is not None else 0.0
+        chosen = first[:LEAST_SHOWN]
+        chosen += [
+            worker
+            for worker in first[LEAST_SHOWN:]
+            if not _runs(worker) or (worker.sample.waiting or 0.0) < apart
+        ]
+    chosen.sort(key=lambda worker: worker.sample.rank)
+    shown = [
+        Pace(worker_reply(worker, now), None if best <= 0 else (_speed(worker) or 0.0) / best)
+        for worker in chosen
+    ]
     return Paces(shown, len(seen), usual if len(shown) < len(seen) else None, _columns(shown))
 
 
@@ -221,10 +244,13 @@ def _speed(worker: Seen) -> float | None:
     return worker.steps.per_s if worker.steps.per_s is not None else worker.collectives.per_s
 
 
+def _runs(worker: Seen) -> bool:
+    return worker.sample.state == "runs" and not worker.sample.still
+
+
 def _attention(worker: Seen) -> tuple[bool, float, int]:
-    sample = worker.sample
-    runs = sample.state == "runs" and not sample.still
-    return runs, sample.waiting if sample.waiting is not None else 1.0, sample.rank
+    waiting = worker.sample.waiting
+    return _runs(worker), waiting if waiting is not None else 1.0, worker.sample.rank
 
 
 def _median(numbers: Sequence[float | None]) -> float | None:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from hetrdzv.api import views
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.model import Group
-from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, OUTLIERS, TILES, blocks, dots, paces, rows, tally
+from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, paces, rows, shape, tally
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.sessions import SignedIn, csrf_of
 from hetrdzv.dashboard.timeline import Phase, Span, spans, speed_line, step_line
@@ -45,9 +45,6 @@ MOST_ROUNDS = 40
 MOST_EVENTS = 100
 EVENTS_BLOCK = 20
 """How many of each are shown. Events are sent in two parts: the older changes rarely."""
-
-ALL_WORKERS = 2_000
-"""How many workers are shown to who asks for all."""
 
 OPEN_ROUNDS = 5
 """How many rounds are not folded away."""
@@ -176,7 +173,7 @@ class GroupScene:
             return section("rounds.html", newest=newest[:OPEN_ROUNDS], older=newest[OPEN_ROUNDS:])
 
         def pace() -> str:
-            shown = paces(seen.values(), now, ALL_WORKERS if self._whole else OUTLIERS)
+            shown = paces(seen.values(), now, whole=self._whole)
             slow = {
                 fact.ranks.ranges[0][0] for fact in of_workers if isinstance(fact, Straggler) and fact.node_id
             }
@@ -186,6 +183,7 @@ class GroupScene:
                 group=brief,
                 paces=shown if running is not None else None,
                 slow=slow,
+                whole=self._whole,
                 lines=[line for line in lines if line[1] is not None],
             )
 
@@ -244,9 +242,9 @@ class GroupScene:
             group=brief,
             whole=self._whole,
         )
-        named = len(every) <= TILES
+        look = shape(every)
         return {"nodes": head} | {
-            name: self._keep(name, (named, block), partial(section, "map.html", dots=block, named=named))
+            name: self._keep(name, (look, block), partial(section, "map.html", dots=block, look=look))
             for name, block in zip(MAPS, map(tuple, blocks(every)), strict=True)
         }
 

@@ -1,5 +1,6 @@
 """The dashboard in a real browser, with many nodes, ranks and groups, and on a phone."""
 
+import re
 from typing import Any
 
 import pytest
@@ -70,13 +71,35 @@ def test_sixty_nodes_fit_two_screens(chromium: Browser, server: Hetserver) -> No
     seen.context.close()
 
 
-def test_the_node_that_others_wait_for_has_a_row_under_the_map(chromium: Browser, server: Hetserver) -> None:
-    fleet(server, "lost", 20)
-    seen = opened(chromium, server, "lost", **DESKTOP)
-    ask(server, "DELETE", "/v1/groups/lost/nodes/gpu007?incarnation=1&reason=power")
-    expect(seen.page.locator("#nodes tbody tr").filter(has_text="gpu007")).to_contain_text("left")
+def test_nodes_that_need_attention_have_rows_above_the_map(chromium: Browser, server: Hetserver) -> None:
+    fleet(server, "odd", 20)
+    seen = opened(chromium, server, "odd", **DESKTOP)
+    rows = seen.page.locator("#nodes tbody tr")
+    expect(rows).to_have_count(0)
+    for number in range(20):
+        ranks = range(number * SLOTS, (number + 1) * SLOTS)
+        told = {"round": 1, "workers": [stands(rank, behind=rank == 30) for rank in ranks]}
+        body = {"incarnation": "1", "progress": told}
+        ask(server, "POST", f"/v1/groups/odd/nodes/gpu{number:03}/directive", body)
+    expect(rows).to_have_text([re.compile("gpu015")])
+    expect(seen.page.locator(".map .behind")).to_contain_text("gpu015")
+    expect(seen.page.locator(".paces tr").filter(has_text="waited for")).to_contain_text("gpu015")
+    ask(server, "DELETE", "/v1/groups/odd/nodes/gpu007?incarnation=1&reason=power")
+    expect(rows.filter(has_text="gpu007")).to_contain_text("left")
     expect(seen.page.locator(".map .state-left")).to_contain_text("gpu007")
     seen.context.close()
+
+
+def stands(rank: int, *, behind: bool) -> dict[str, Any]:
+    """A worker that has stood still for long, one collective behind the others or not."""
+    lane = {
+        "name": "0",
+        "size": 40,
+        "enqueued": 16 if behind else 17,
+        "completed": 16,
+        "op": "all_reduce [[1]]",
+    }
+    return {"rank": rank, "still": True, "idle_s": 30.0, "collectives": [lane]}
 
 
 @pytest.mark.parametrize("nodes", [3, 40])
@@ -126,6 +149,7 @@ def test_groups_are_searched_and_counted_and_a_choice_holds(chromium: Browser, s
     expect(find).to_be_focused()
     find.fill("nothing of the kind")
     expect(page.get_by_text("No group matches.")).to_be_visible()
+    expect(page.locator(".groups")).to_be_hidden()
     find.fill("list-")
     button = page.get_by_role("button", name="cancelled")
     button.click()

@@ -155,6 +155,12 @@ def _ranks(first: int, slots: int, to: str = " to ") -> str:
     return f"{first}" if slots == 1 else f"{first}{to}{first + slots - 1}"
 
 
+def ranks_behind(group: Group) -> Sequence[int]:
+    """The first few ranks that others are said to wait for."""
+    stall = group.active_round.stall if group.active_round is not None else None
+    return stall.ranks if stall is not None and stall.told else ()
+
+
 def dots(group: Group) -> list[Dot]:
     """All nodes of a group: members of its newest round in the order of their ranks, then the others by name.
 
@@ -163,8 +169,7 @@ def dots(group: Group) -> list[Dot]:
     current, active = group.round, group.active_round
     members = {member.node_id: member for member in current.members} if current is not None else {}
     master = active.master.node_id if active is not None else None
-    stall = active.stall if active is not None and active.stall is not None and active.stall.told else None
-    behind = stall.ranks if stall is not None else ()
+    behind = ranks_behind(group)
     shown = []
     for node_id, member in members.items():
         node = group.nodes.get(node_id)
@@ -196,10 +201,11 @@ def tally(shown: Sequence[Dot]) -> list[tuple[str, int]]:
     return Counter(dot.state for dot in shown).most_common()
 
 
-def paces(seen: Collection[Seen], now: float, *, whole: bool = False) -> Paces:
+def paces(seen: Collection[Seen], now: float, *, behind: Collection[int] = (), whole: bool = False) -> Paces:
     """The workers with their pace; of many those that stand out, and `LEAST_SHOWN` in any case.
 
     Args:
+        behind: the ranks that others wait for, and that have not moved for long.
         whole: all of them, up to `ALL_WORKERS`.
     """
     best = max((speed for worker in seen if (speed := _speed(worker)) is not None), default=0.0)
@@ -208,17 +214,18 @@ def paces(seen: Collection[Seen], now: float, *, whole: bool = False) -> Paces:
         _median([worker.collectives.per_s for worker in seen]),
         _median([worker.sample.waiting for worker in seen]),
     )
-    if whole or len(seen) <= FEW_WORKERS:
-        chosen = nsmallest(ALL_WORKERS, seen, key=_attention)
-    else:
-        first = nsmallest(OUTLIERS, seen, key=_attention)
-        apart = usual.waiting / 2 if usual.waiting is not None else 0.0
-        chosen = first[:LEAST_SHOWN]
-        chosen += [
-            worker
-            for worker in first[LEAST_SHOWN:]
-            if not _runs(worker) or (worker.sample.waiting or 0.0) < apart
-        ]
+    apart = usual.waiting / 2 if usual.waiting is not None else 0.0
+
+    def attention(worker: Seen) -> tuple[bool, float, int]:
+        sample = worker.sample
+        runs = sample.state == "runs" and sample.rank not in behind
+        return runs, sample.waiting if sample.waiting is not None else 1.0, sample.rank
+
+    few = ALL_WORKERS if whole or len(seen) <= FEW_WORKERS else OUTLIERS
+    chosen = nsmallest(few, seen, key=attention)
+    if few == OUTLIERS:
+        others = [worker for worker in chosen[LEAST_SHOWN:] if attention(worker) < (True, apart)]
+        chosen = chosen[:LEAST_SHOWN] + others
     chosen.sort(key=lambda worker: worker.sample.rank)
     shown = [
         Pace(worker_reply(worker, now), None if best <= 0 else (_speed(worker) or 0.0) / best)
@@ -242,15 +249,6 @@ def _columns(shown: Sequence[Pace]) -> AbstractSet[str]:
 
 def _speed(worker: Seen) -> float | None:
     return worker.steps.per_s if worker.steps.per_s is not None else worker.collectives.per_s
-
-
-def _runs(worker: Seen) -> bool:
-    return worker.sample.state == "runs" and not worker.sample.still
-
-
-def _attention(worker: Seen) -> tuple[bool, float, int]:
-    waiting = worker.sample.waiting
-    return _runs(worker), waiting if waiting is not None else 1.0, worker.sample.rank
 
 
 def _median(numbers: Sequence[float | None]) -> float | None:

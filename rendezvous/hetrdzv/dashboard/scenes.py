@@ -13,7 +13,7 @@ from starlette.requests import Request
 from hetrdzv.api import views
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.model import Group
-from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, paces, rows, shape, tally
+from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, paces, ranks_behind, rows, shape, tally
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.sessions import SignedIn, csrf_of
 from hetrdzv.dashboard.timeline import Phase, Span, spans, speed_line, step_line
@@ -173,7 +173,7 @@ class GroupScene:
             return section("rounds.html", newest=newest[:OPEN_ROUNDS], older=newest[OPEN_ROUNDS:])
 
         def pace() -> str:
-            shown = paces(seen.values(), now, whole=self._whole)
+            shown = paces(seen.values(), now, behind=ranks_behind(group), whole=self._whole)
             slow = {
                 fact.ranks.ranges[0][0] for fact in of_workers if isinstance(fact, Straggler) and fact.node_id
             }
@@ -183,6 +183,7 @@ class GroupScene:
                 group=brief,
                 paces=shown if running is not None else None,
                 slow=slow,
+                behind=ranks_behind(group),
                 whole=self._whole,
                 lines=[line for line in lines if line[1] is not None],
             )
@@ -229,8 +230,10 @@ class GroupScene:
         if not every:
             reply = views.group_reply(group, now, heard_at)
         else:
-            unusual = [group.nodes[dot.node_id] for dot in every if dot.behind or dot.state not in ORDINARY]
-            nodes = tuple(views.node_reply(group, node, now - heard_at(node)) for node in unusual[:ROWS])
+            unusual = [dot for dot in every if dot.behind or dot.state not in ORDINARY]
+            unusual.sort(key=lambda dot: dot.state == "spare")
+            shown = [group.nodes[dot.node_id] for dot in unusual[:ROWS]]
+            nodes = tuple(views.node_reply(group, node, now - heard_at(node)) for node in shown)
             reply = replace(brief, nodes=nodes)
             more = len(unusual) - len(nodes)
         head = section(

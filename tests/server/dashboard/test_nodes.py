@@ -101,6 +101,8 @@ def test_of_many_workers_those_that_need_a_look_are_shown_beside_the_median() ->
     assert (shown.usual.waiting, shown.usual.per_s) == (0.4, None)
     everybody = paces(seen(*workers).workers("g", 1).values(), 1.0, whole=True)
     assert (len(everybody.rows), everybody.usual) == (40, None)
+    shown = paces(seen(*workers).workers("g", 1).values(), 1.0, behind=(7,))
+    assert [pace.worker.rank for pace in shown.rows] == [7, 30, 35]
     slow = [Worker(rank=rank, waiting=0.1 if rank < 10 else 0.4) for rank in range(40)]
     shown = paces(seen(*slow).workers("g", 1).values(), 1.0)
     assert [pace.worker.rank for pace in shown.rows] == list(range(OUTLIERS))

@@ -60,8 +60,12 @@
     for (const button of root.querySelectorAll("[data-only]")) {
       button.setAttribute("aria-pressed", String(button.dataset.only === only));
     }
+    const active = Boolean(only || words.length);
+    for (const table of root.querySelectorAll("table.groups")) {
+      table.parentElement.hidden = active && !table.querySelector("tr[data-state]:not([hidden])");
+    }
     for (const fold of root.querySelectorAll("#old-groups")) {
-      if (only || words.length) fold.open = fold.querySelector("tr[data-state]:not([hidden])") !== null;
+      if (active) fold.open = true;
       else if (!opened.has(fold.id)) fold.open = "open" in fold.dataset;
     }
   }

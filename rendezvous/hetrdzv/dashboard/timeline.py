@@ -118,7 +118,7 @@ class Line:
 
 def step_line(trail: Sequence[Point]) -> Line | None:
     """Which steps a job has made; None: too little is known."""
-    return _line([[(point.at, float(point.step)) for point in trail]])
+    return _line(trail, [[(point.at, float(point.step)) for point in trail]])
 
 
 def speed_line(trail: Sequence[Point]) -> Line | None:
@@ -129,14 +129,16 @@ def speed_line(trail: Sequence[Point]) -> Line | None:
             pieces.append([])
         elif after.at - before.at >= EVERY_S / 2:  # of the newest two, the second is under way
             pieces[-1].append((after.at, max(0, after.step - before.step) / (after.at - before.at)))
-    return _line(pieces, from_zero=True)
+    return _line(trail, pieces, from_zero=True)
 
 
-def _line(pieces: Sequence[Sequence[tuple[float, float]]], *, from_zero: bool = False) -> Line | None:
+def _line(
+    trail: Sequence[Point], pieces: Sequence[Sequence[tuple[float, float]]], *, from_zero: bool = False
+) -> Line | None:
     known = [point for piece in pieces for point in piece]
     if len(known) < FEWEST:
         return None
-    began, over = known[0][0], known[-1][0]
+    began, over = trail[0].at, trail[-1].at
     numbers = [number for _, number in known]
     least, most = min(numbers), max(numbers)
     floor = 0.0 if from_zero else least

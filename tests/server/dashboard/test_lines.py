@@ -14,8 +14,8 @@ def test_a_line_has_the_speed_from_zero_and_a_gap_at_a_restart() -> None:
     points = trail((0.0, 1, 0), (30.0, 1, 60), (60.0, 1, 90), (90.0, 2, 80), (120.0, 2, 110), (150.0, 2, 170))
     speeds = speed_line(points)
     assert speeds is not None
-    assert (speeds.least, speeds.most, speeds.last, speeds.since_s) == (1.0, 2.0, 2.0, 120.0)
-    assert speeds.pieces == ["0.0,0.0 75.0,18.0", f"225.0,18.0 {WIDTH},0.0"]
+    assert (speeds.least, speeds.most, speeds.last, speeds.since_s) == (1.0, 2.0, 2.0, 150.0)
+    assert speeds.pieces == ["60.0,0.0 120.0,18.0", f"240.0,18.0 {WIDTH},0.0"]
     steps = step_line(points)
     assert steps is not None
     assert (steps.least, steps.most, len(steps.pieces)) == (0.0, 170.0, 1)

@@ -1,7 +1,7 @@
 """How far the workers of all groups have come: takes what agents tell."""
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -13,6 +13,7 @@ from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.service.progress.detectors import JUDGES
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.table import LATE_S, Furthest, Seen, Table
+from hetrdzv.service.progress.trail import Point
 from hetrdzv.service.quotas import Quotas
 
 logger = logging.getLogger(__name__)
@@ -102,6 +103,10 @@ class Progress:
     def furthest(self, group_id: str, round_number: int) -> Furthest:
         """How far a round has come."""
         return self._table.furthest(group_id, round_number)
+
+    def trail(self, group_id: str) -> Sequence[Point]:
+        """Which steps its job has made over the last hour, as far as its script says."""
+        return self._table.trail(group_id)
 
     def completed(self, group_id: str, report: Report) -> Report:
         """A report of a failure with how far the round came, of which its agent knows its own workers' part only.

@@ -1,111 +1,24 @@
-"""The dashboard in a real browser: Chromium, driven by playwright, against a real server.
+"""The dashboard in a real browser."""
 
-Without them: apt-get install chromium fonts-dejavu-core; pip install playwright
-"""
-
-import http.client
-import json
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.etcd import EtcdCluster, sturdy
 from tests.support.failover import serving
-from tests.support.needs import program
 from tests.support.servers import Hetserver
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, expect
 
-ADMIN, READ = "a-token-for-admins-only", "a-token-for-readers-only"
+from tests.support.browser import ADMIN, READ, Watched, ask, running
+
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-SPEC = {"lease_s": 600, "last_call_s": 0, "min_nodes": 2, "max_nodes": 2}
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    path = program("chromium")
-    if path is None:
-        pytest.skip("needs Chromium: apt-get install chromium fonts-dejavu-core")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hetserver]:
-    path = tmp_path_factory.mktemp("dashboard") / "tokens"
-    path.write_text(f"{ADMIN} admin\n{READ} read\n")
-    path.chmod(0o600)
-    with Hetserver("memory", 0, path) as running:
-        yield running
-        assert ADMIN not in running.log
-        assert "Traceback" not in running.log
-
-
-class Watched:
-    """A page of which everything is noted that it should not do."""
-
-    def __init__(self, chromium: Browser, server: Hetserver, **options: Any) -> None:
-        self.server = server
-        self.complaints: list[str] = []
-        self.context = chromium.new_context(**options)
-        self.page: Page = self.context.new_page()
-        self.page.on("pageerror", lambda error: self.complaints.append(f"script error: {error}"))
-        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
-        self.page.on(
-            "request", lambda r: None if r.url.startswith(server.url) else self.complaints.append(r.url)
-        )
-
-    def sign_in(self, token: str, group: str) -> str:
-        """Follow a link that a code is in; returns the link."""
-        link = self.server.url + ask(self.server, "POST", "/v1/sign-in-codes", token=token)["path"]
-        self.page.goto(f"{link}&group={group}")
-        self.page.wait_for_url(f"**/groups/{group}")
-        return link
-
-
-def ask(server: Hetserver, method: str, path: str, body: object = None, token: str = ADMIN) -> Any:
-    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)) as connection:
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
-        connection.request(method, path, json.dumps(body) if body is not None else None, headers)
-        response = connection.getresponse()
-        content = response.read()
-        assert response.status < 300, content
-        return json.loads(content) if content else None
-
-
-def join(server: Hetserver, group: str, node: str, after: int = 0, **more: object) -> None:
-    offer = {
-        "incarnation": "1",
-        "slots": 2,
-        "address": "10.0.0.1",
-        "port": 4000,
-        "after_round": after,
-        "spec": SPEC,
-    }
-    ask(server, "PUT", f"/v1/groups/{group}/nodes/{node}", {**offer, **more})
-
-
-def report(server: Hetserver, group: str, node: str, kind: str, **more: object) -> None:
-    body = {"incarnation": "1", "round": 1, "kind": kind, **more}
-    ask(server, "POST", f"/v1/groups/{group}/nodes/{node}/report", body)
-
-
-def running(server: Hetserver, group: str) -> None:
-    for node in ("gpu1", "gpu2"):
-        join(server, group, node, labels={"rack": EVIL})
-    for node in ("gpu1", "gpu2"):
-        report(server, group, node, "started")
 
 
 def test_a_page_shows_what_happens_and_acts(chromium: Browser, server: Hetserver) -> None:
-    running(server, "bert")
+    running(server, "bert", labels={"rack": EVIL})
     seen = Watched(chromium, server)
     link = seen.sign_in(ADMIN, "bert")
     page = seen.page

@@ -112,11 +112,11 @@ def test_a_failure_while_the_server_is_away_is_judged_when_it_is_back(pair: Clus
     first = pair.start(PAIR)
     pair.server.kill()
     pair.agents["b"].workers()[0].kill()
-    wait_for(lambda: "rank 2 (local rank 0) was killed by SIGKILL" in pair.agents["b"].stderr, "b's notice")
+    wait_for(lambda: "rank 2 on b was killed by SIGKILL" in pair.agents["b"].stderr, "b's notice")
     pair.server.start()
     second = pair.world(3, round_above=first)
     assert {line["restart"] for line in pair.lines(round=second)} == {1}
-    assert "rank 2 (local rank 0) on b was killed by SIGKILL" in pair.told("restart_spent")[0]
+    assert "rank 2 on b was killed by SIGKILL" in pair.told("restart_spent")[0]
     pair.end_well("a", "b")
 
 
@@ -164,7 +164,7 @@ def test_a_crashed_workers_data_loaders_are_gone_before_the_next_round(pair: Clu
     first = pair.start(PAIR, do="loader@2")
     pair.world(3, round_above=first)
     assert set(leftovers("b")) == {worker.pid for worker in pair.agents["b"].workers()}
-    assert "rank 2 (local rank 0) on b exited with code 6" in pair.told("restart_spent")[0]
+    assert "rank 2 on b exited with code 6" in pair.told("restart_spent")[0]
     pair.end_well("a", "b")
 
 
@@ -186,7 +186,7 @@ def test_a_full_disk_under_the_state_loses_nothing(pair: Cluster, tmp_path: Path
         filler.unlink()
         second = pair.world(3, round_above=first)
         assert {line["restart"] for line in pair.lines(round=second)} == {1}
-        assert "rank 2 (local rank 0) on b was killed by SIGKILL" in pair.told("restart_spent")[0]
+        assert "rank 2 on b was killed by SIGKILL" in pair.told("restart_spent")[0]
         pair.end_well("a", "b")
         pair.server.stop()
 

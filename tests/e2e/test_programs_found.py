@@ -155,7 +155,7 @@ def test_isolated_gpus_leave_each_process_of_the_newest_fairseq_alone(required: 
         assert [line[:2] for line in seen(output(job))] == [(0, 1)] * WORLD, (
             "each takes itself for rank 0 of 1"
         )
-        outcome = "the job failed: " if required else "the job succeeded, but "
+        outcome = "root cause: " if required else "the job succeeded, but "
         for agent in job.agents.values():
             assert f"{outcome}ranks 0, 1, 2 never met: each may have trained alone" in agent.stderr, (
                 job.report()

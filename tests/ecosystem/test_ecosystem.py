@@ -177,11 +177,11 @@ def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(
 
 ALONE = {
     "said": ("lightning_train.py", (), "the job succeeded, but ", 0),
-    "required": ("lightning_train.py", ("--require-rendezvous",), "the job failed: ", 1),
+    "required": ("lightning_train.py", ("--require-rendezvous",), "root cause: ", 1),
     # it calls init_process_group, then takes itself for the only process all the same
     "met, and yet alone": ("accelerate_train.py", ("--require-rendezvous",), None, 0),
 }
-"""A script, flags of hetagent, what the outcome begins with if processes that never met are noticed, and its status."""
+"""A script, flags of hetagent, what is said of it if processes that never met are noticed, and its status."""
 
 
 @pytest.mark.parametrize(("script", "flags", "outcome", "status"), ALONE.values(), ids=ALONE.keys())

@@ -1,15 +1,19 @@
 """Metrics, over the story of one group, parsed as Prometheus does."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hetrdzv.core.commands import Command
-from hetrdzv.core.model import Group
+from hetrdzv.core.commands import Command, NoteStall, NoteTraining
+from hetrdzv.core.model import Group, Stall
+from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.service.metrics import Metrics
 from tests.core.driver import Story
+from tests.support.stalls import behind
 
 
 class Counted(Story):
@@ -78,6 +82,41 @@ def test_a_job_with_a_failure_and_a_loss() -> None:
     assert read("groups_finished_total", outcome="succeeded") == 1
     assert (read("groups", state="succeeded"), read("groups", state="running")) == (1, 0)
     assert (read("open_polls"), read("leader")) == (7, 1)
+
+
+def test_what_running_workers_do_is_counted() -> None:
+    story = Counted(min_nodes=1, max_nodes=1, hang_timeout_s=60.0)
+    story.join("a", 2)
+    story.report("a", "started", moved=Moved())
+    story.wait(3.0)
+    story.do(NoteTraining(1, story.now))
+    story.wait(10.0)
+    stall = Stall(facts=behind(1, "a", waiting=(0,)), ranks=(1,), since=story.now)
+    for stalled in (
+        stall,
+        None,
+        replace(stall, since=story.now + 10.0),
+    ):  # the second goes on before it is told
+        story.do(NoteStall(1, stalled))
+        story.wait(5.0)
+    doing = partial(story.read(), "running_slot_seconds_total")
+    assert (doing(doing="starting_up"), doing(doing="training")) == (6.0, 40.0)
+    story.wait(16.0)
+    doing = partial(story.read(), "running_slot_seconds_total")
+    assert (doing(doing="training"), doing(doing="hanging")) == (40.0, pytest.approx(32.0, abs=10.1))
+    story.wait(45.0)
+    assert story.ended == "failed"
+    doing = partial(story.read(), "running_slot_seconds_total")
+    total = sum(doing(doing=what) for what in ("starting_up", "training", "hanging", "unknown"))
+    assert total == story.read()("slot_seconds_total", state="running")
+
+
+def test_what_nobody_sees_is_unknown() -> None:
+    story = Counted(min_nodes=1, max_nodes=1)
+    story.join("a", 2)
+    story.started("a")
+    story.wait(3.0)
+    assert story.read()("running_slot_seconds_total", doing="unknown") == 6.0
 
 
 def test_time_goes_on_between_two_scrapes_and_is_counted_once() -> None:

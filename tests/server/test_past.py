@@ -3,16 +3,21 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from hetrdzv.core.commands import NoteStall, NoteTraining
+from hetrdzv.core.model import Stall
 from hetrdzv.protocol.facts.causes import Cut, MemberLost, Silent
+from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.words.causes import ending, failed_worker
-from hetrdzv.words.events import event_text
 from hetrdzv.words.past import DownReply, PastReply, past
-from tests.server.told import BEGAN, at, restarted, running
+from tests.server.told import BEGAN, Told, at, restarted, running
+from tests.support.stalls import behind
 
 
 def parts(down: DownReply | None) -> tuple[float | None, ...]:
@@ -100,7 +105,7 @@ def test_a_job_that_fails_says_why() -> None:
     (only,) = story.past.rounds
     assert (only.cause, only.is_last) == ("failed", True)
     assert parts(only.down) == (0.0, 1.0, 0.0, None)
-    assert only.why == event_text(story.events[-1])
+    assert only.why == "rank 0 on a exited with code 9: Traceback: boom"
 
 
 def test_a_job_that_waits_in_vain_has_lost_that_time() -> None:
@@ -173,3 +178,94 @@ def test_events_say_how_long_before_it_happened() -> None:
     story = restarted()
     assert [event.after_s for event in story.events if event.kind == "round_ended"] == [0.5]
     assert [event.after_s for event in story.events if event.kind == "round_formed"] == [None, 0.0]
+
+
+# -- what counts as training ---------------------------------------------------------------------------------
+
+
+def told(one: PastReply) -> list[tuple[str, float]]:
+    return [(str(part.phase), part.seconds) for each in one.rounds for part in each.phases]
+
+
+def dies(story: Told, moved: Moved | None) -> None:
+    """A worker of a fails; when the workers there moved."""
+    failure = Failure(local_rank=0, rank=0, exit_code=1, message="boom")
+    story.report("a", "failed", failure=failure, moved=moved)
+
+
+def starting(**spec: Any) -> Told:
+    """A group whose round runs on a and b, and whose workers can be watched, and have not begun to train."""
+    story = Told(min_nodes=2, last_call_s=1.0, lease_s=60.0, **spec)
+    story.joins("a", "b")
+    story.wait(1.0)
+    story.now += 2.0
+    for node_id in "ab":
+        story.report(node_id, "started", moved=Moved())
+    return story
+
+
+def test_training_begins_with_the_first_collective_and_ends_with_the_last() -> None:
+    story = starting()
+    story.wait(10.0)
+    story.do(NoteTraining(1, story.now - 3.0))
+    story.wait(20.0)
+    dies(story, Moved(began_s=23.0, idle_s=4.0))
+    assert told(story.past) == [("starting up", 9.0), ("training", 19.0), ("idle", 4.0)]
+    assert story.past.trained_s == 19.0
+
+
+def test_a_report_tells_of_training_that_nobody_had_told_of() -> None:
+    story = starting()
+    story.wait(10.0)
+    dies(story, Moved(began_s=0.4, idle_s=0.1))
+    assert told(story.past) == [("starting up", 11.6), ("training", 0.3), ("idle", 0.1)]
+    assert [event.kind for event in story.events].index("training_began") < [
+        event.kind for event in story.events
+    ].index("round_ended")
+
+
+def test_a_script_that_dies_before_its_first_collective_has_not_trained() -> None:
+    story = starting()
+    story.wait(10.0)
+    assert told(story.past) == [("starting up", 12.0)]
+    dies(story, Moved())
+    assert told(story.past) == [("starting up", 12.0)]
+    assert (story.past.trained_s, story.past.share) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("started", [None, Moved()], ids=["never seen", "not seen at its end"])
+def test_what_nobody_can_see_is_unknown(started: Moved | None) -> None:
+    story = Told(min_nodes=1, last_call_s=0.0, lease_s=60.0)
+    story.join("a")
+    story.now += 2.0
+    story.report("a", "started", moved=started)
+    story.wait(10.0)
+    dies(story, None)
+    (only,) = story.past.rounds
+    assert told(story.past) == [("starting up", 2.0), ("unknown", 10.0)]
+    assert only.trained_s is None
+    assert (story.past.trained_s, story.past.unknown_s, story.past.share) == (0.0, 10.0, 0.0)
+
+
+def test_a_stall_is_a_hang_from_its_beginning_live_and_later() -> None:
+    story = starting(hang_timeout_s=60.0)
+    story.trains()
+    story.wait(20.0)
+    stall = Stall(facts=behind(1, "b", waiting=(0,)), ranks=(1,), since=story.now)
+    story.do(NoteStall(1, stall))
+    story.wait(5.0)
+    assert told(story.past)[-1] == ("training", 25.0)  # who knows
+    story.wait(11.0)
+    assert story.events[-1].kind == "stalled"
+    assert told(story.past) == [("starting up", 2.0), ("training", 20.0), ("hanging", 16.0)]
+    story.wait(4.0)
+    story.do(NoteStall(1, None))
+    story.wait(10.0)
+    assert told(story.past)[1:] == [("training", 20.0), ("hanging", 20.0), ("training", 10.0)]
+    story.do(NoteStall(1, Stall(facts=behind(1, "b", waiting=(0,)), ranks=(1,), since=story.now)))
+    story.wait(61.0)
+    assert story.ended == "failed"
+    last = story.past.rounds[0].phases[-1]
+    assert (str(last.phase), last.seconds) == ("hanging", pytest.approx(60.0, abs=1.01))
+    assert story.past.hung_s == pytest.approx(80.0, abs=1.01)
+    assert story.past.trained_s == 30.0

@@ -163,10 +163,13 @@ async def test_the_group_shows_for_whom_the_others_wait() -> None:
     clock = HandClock()
     async with serving(clock=clock) as (service, _), api(service) as client:
         await two_nodes(service)
-        await poll(client, "a", progress(worker(0, 100, waiting=0.5)))
-        await poll(client, "b", progress(worker(1, 100, waiting=0.02)))
+        await poll(client, "a", progress(worker(0, 100, waiting=0.5, looks=99)))
+        await poll(client, "b", progress(worker(1, 100, waiting=0.02, looks=99)))
         assert (await group(client))["current_round"]["stragglers"] == [], "it is too early to tell"
         clock.pass_by(service, 100)
+        await poll(client, "b", progress(worker(1, 3, waiting=0.02, looks=99)))
+        assert (await group(client))["current_round"]["stragglers"] == [], "three collectives are no measure"
+        await poll(client, "b", progress(worker(1, 100, waiting=0.02, looks=99)))
         assert (await group(client))["current_round"]["stragglers"] == [
             "rank 1 (b) is the slowest: the others wait for it 48% of the time"
         ]

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hetrdzv.core.commands import Command
+from hetrdzv.core.commands import Command, NoteTraining
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.pages import EventReply
@@ -26,6 +26,12 @@ class Told(Story):
         group = super().do(command)
         self.stamped += [(self.now, event) for event in self.events[known:]]
         return group
+
+    def trains(self) -> None:
+        """The workers of the newest round ask for their first collective."""
+        assert self.group is not None
+        assert self.group.round is not None
+        self.do(NoteTraining(self.group.round.number, self.now))
 
     @property
     def history(self) -> list[EventReply]:
@@ -63,6 +69,7 @@ def running(*node_ids: str, **spec: Any) -> Told:
     story.wait(1.0)
     story.now += 2.0
     story.started(*node_ids)
+    story.trains()
     return story
 
 
@@ -77,4 +84,5 @@ def restarted() -> Told:
     story.join("b")  # the last one: both are ready, so the round forms
     story.now += 6.0
     story.started("a", "b")
+    story.trains()
     return story

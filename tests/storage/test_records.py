@@ -47,6 +47,7 @@ from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.warnings import Differs, NoWeights, Version
 from hetrdzv.protocol.facts.who import Nodes, Ranks
 from hetrdzv.protocol.rooms.network import NetworkFound, Reached, SlowWay
+from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.rooms.shares import Alike, Measured, Shares, SlowNode, SlowSlots, Source
 from hetrdzv.protocol.rooms.snapshots import (
     Chosen,
@@ -380,6 +381,8 @@ def full() -> Group:
             first=True,
             met=3,
             restarted_by=FailedWorker(node_id="gpu1", rank=5, local_rank=1, signal="SIGSEGV"),
+            trains_at=61.0,
+            unseen=True,
             network=NetworkFound(ways=(SlowWay(node_id="gpu0", reached=Reached(node_id="gpu1", rate=1.5)),)),
             warnings=WARNINGS,
             shares=(
@@ -452,7 +455,7 @@ def at_default(value: object) -> list[str]:
 
 def test_every_field_comes_back() -> None:
     group = full()
-    assert at_default(group) == ["stall"], "a new field: give it a value in `full`"
+    assert at_default(group) == ["moved_at", "stall"], "a new field: give it a value in `full`"
     assert set(at_default(group.nodes["gpu0"])) == {"heard_at", "cut_at", "stop_told_at"}
     kept = Kept()
     kept.take(None, group)
@@ -550,7 +553,7 @@ def test_a_join_in_a_group_of_a_thousand_is_one_small_put(group: Group) -> None:
 
 def test_a_report_in_a_group_of_a_thousand_is_one_small_put() -> None:
     group = formed()
-    report = Report(node_id="gpu7", incarnation=f"{7:032x}", round=1, kind=ReportKind.STARTED)
+    report = Report(node_id="gpu7", incarnation=f"{7:032x}", round=1, kind=ReportKind.STARTED, moved=Moved())
     puts, deletes = changes(group, step(group, report, 101.0).group)
     assert puts.keys() == {"groups/g/nodes/gpu7"}
     assert deletes == set()

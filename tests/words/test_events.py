@@ -56,7 +56,10 @@ from tests.support.stalls import behind
 from tests.words.test_network import SENTENCES as NETWORK
 from tests.words.test_snapshots import HAPPENED as SNAPSHOTS
 
-FAILED = FailedWorker(node_id="gpu2", rank=2, local_rank=0, exit_code=1, said=Quoted("ValueError: x"))
+FAILED = FailedWorker(node_id="gpu2", rank=2, local_rank=0, exit_code=1, said=Quoted("bad data"))
+RAISED = FailedWorker(
+    node_id="gpu2", rank=2, exit_code=1, said=Quoted("ValueError: x"), where=Quoted("train.py:7")
+)
 KILLED = FailedWorker(node_id="gpu2", rank=2, local_rank=0, signal="SIGKILL")
 LOST = MemberLost(node_id="gpu3", why=Silent(for_s=5.0))
 WAIT = behind(0, "gpu2", waiting=(1,), number=4, of=5)
@@ -89,10 +92,11 @@ SHOWN: list[tuple[Facts, str]] = [
         events.StartedUnbounded(nodes=2, restarts=False),
         "started with 2 nodes, since no --nnodes was given; nodes that join later are kept as spares",
     ),
+    (events.TrainingBegan(), "round 3 trains"),
     (events.RoundRunning(nodes=3, world_size=7), "round 3 runs on 3 nodes, world size 7"),
     (
         events.RoundEnded(cause=KILLED),
-        "round 3 ended: rank 2 (local rank 0) on gpu2 was killed by SIGKILL",
+        "round 3 ended: rank 2 on gpu2 was killed by SIGKILL",
     ),
     (
         events.RoundJudged(cause=LOST),
@@ -100,21 +104,23 @@ SHOWN: list[tuple[Facts, str]] = [
     ),
     (
         events.RestartSpent(restarts=1, budget=3, worker=FAILED),
-        "restart 1 of 3: rank 2 (local rank 0) on gpu2 exited with code 1",
+        "restart 1 of 3: rank 2 on gpu2 exited with code 1",
     ),
+    (events.RestartSpent(restarts=1, budget=3, worker=RAISED), "restart 1 of 3: rank 2 on gpu2 failed"),
+    (events.RoundEnded(cause=RAISED), "round 3 ended: rank 2 on gpu2 failed"),
     (
         events.RestartSpent(restarts=1, budget=2**40, worker=FAILED),
-        "restart 1: rank 2 (local rank 0) on gpu2 exited with code 1",
+        "restart 1: rank 2 on gpu2 exited with code 1",
     ),
     (events.GroupSucceeded(), "the job succeeded in round 3"),
     (events.GroupSucceeded(apart=APART), f"the job succeeded in round 3, but {ALONE}"),
     (
         events.GroupFailed(reason=WorkerFault(worker=FAILED), budget=3),
-        "the job failed: rank 2 (local rank 0) on gpu2 exited with code 1; all 3 restarts used up",
+        "the job failed: rank 2 on gpu2 exited with code 1; all 3 restarts used up",
     ),
     (
         events.GroupFailed(reason=WorkerFault(worker=FAILED), budget=0),
-        "the job failed: rank 2 (local rank 0) on gpu2 exited with code 1; max_restarts is 0",
+        "the job failed: rank 2 on gpu2 exited with code 1; max_restarts is 0",
     ),
     (
         events.GroupFailed(
@@ -122,7 +128,7 @@ SHOWN: list[tuple[Facts, str]] = [
             gave_up=Nodes.of(["gpu2"]),
             left=Ready(nodes=Nodes.of(["gpu1"]), want=2),
         ),
-        "the job failed: rank 2 (local rank 0) on gpu2 exited with code 1; gpu2 gave up, and 1 of 2 nodes is left",
+        "the job failed: rank 2 on gpu2 exited with code 1; gpu2 gave up, and 1 of 2 nodes is left",
     ),
     (events.GroupCancelled(), "the job was cancelled"),
     (events.GroupCancelled(by="an admin at 10.0.0.9"), "the job was cancelled by an admin at 10.0.0.9"),
@@ -162,7 +168,8 @@ SHOWN: list[tuple[Facts, str]] = [
         "workers on gpu2 caused the last 3 failures: other nodes are preferred to it",
     ),
     (events.NodeSucceeded(), "all workers of gpu2 succeeded"),
-    (events.WorkerFailed(worker=FAILED), "rank 2 (local rank 0) on gpu2 exited with code 1"),
+    (events.WorkerFailed(worker=FAILED), "rank 2 on gpu2 exited with code 1: bad data"),
+    (events.WorkerFailed(worker=RAISED), "ValueError: x (train.py:7, rank 2 on gpu2)"),
     (
         events.WorkerFailed(worker=FailedWorker(node_id="gpu2", exit_code=3)),
         "the program of gpu2 exited with code 3",
@@ -235,15 +242,15 @@ ENDS: list[tuple[Any, str]] = [
 FAILURES: list[tuple[Any, str]] = [
     (
         WorkerFault(worker=FAILED, hopeless="permanent"),
-        "rank 2 (local rank 0) on gpu2 exited with code 1; no restart, since it would end the same way",
+        "rank 2 on gpu2 exited with code 1; no restart, since it would end the same way",
     ),
     (
         WorkerFault(worker=FAILED, hopeless="no_restart_on"),
-        "rank 2 (local rank 0) on gpu2 exited with code 1; no restart, since no_restart_on has exit code 1",
+        "rank 2 on gpu2 exited with code 1; no restart, since no_restart_on has exit code 1",
     ),
     (
         CrashLoop(rounds=3, worker=FAILED),
-        "crash loop: 3 rounds in a row failed without any progress; rank 2 (local rank 0) on gpu2 exited with code 1",
+        "rank 2 on gpu2 exited with code 1; crash loop: 3 rounds in a row failed without any progress",
     ),
     (WorkersApart(apart=APART), ALONE),
     (

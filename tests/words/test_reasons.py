@@ -61,7 +61,7 @@ SENTENCES: list[tuple[Reason, str]] = [
     (reasons.Failed(), "the job failed: unknown cause"),
     (
         reasons.Failed(cause=WorkerFault(worker=FailedWorker(node_id="b", exit_code=2))),
-        "the job failed: the program of b exited with code 2",
+        "the program of b exited with code 2",
     ),
     (
         reasons.Starting(round=4, nodes=MANY),

@@ -34,7 +34,7 @@ STAMP = Stamp(round=2, step=100)
 BOTH = Nodes.of(["gpu1", "gpu2"])
 NAN = FailedWorker(node_id="gpu2", rank=3, local_rank=1, exit_code=1, said=Quoted("ValueError: loss is nan"))
 AGAIN = (
-    "rounds that began from it failed twice in the same way, the last time rank 3 (local rank 1) on gpu2 exited with "
+    "rounds that began from it failed twice in the same way, the last time rank 3 on gpu2 exited with "
     "code 1: ValueError: loss is nan"
 )
 

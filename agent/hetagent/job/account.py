@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from hetrdzv.words.times import lasted
 
 FIRST = "waiting for the first round"
+STARTING_UP = "starting up, before the first collective or step"
+FINISHING = "after the last collective or step"
 STOPPING = "stopping at the end"
 
 MOST_CAUSES = 4
@@ -15,23 +17,37 @@ MOST_CHARACTERS = 120
 
 
 @dataclass(frozen=True, slots=True)
+class Motion:
+    """When workers moved in their round: asked for collectives, or said their steps (monotonic seconds).
+
+    Attributes:
+        first_at, last_at: None: they have not.
+    """
+
+    first_at: float | None = None
+    last_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Spent:
     """Where a node's time went (seconds).
 
     Attributes:
-        trained_s: its workers ran.
+        trained_s: from the first collective or step of its workers to the last, in all rounds.
         others_s: its own workers had succeeded, those of other nodes had not.
         lost: by cause, the most expensive first.
+        unseen_s: its workers ran, and nobody can tell whether they trained.
     """
 
     trained_s: float
     others_s: float
     lost: tuple[tuple[str, float], ...]
+    unseen_s: float = 0.0
 
     @property
     def total_s(self) -> float:
         """From the first join until the end."""
-        return self.trained_s + self.others_s + sum(lost_s for _, lost_s in self.lost)
+        return self.trained_s + self.unseen_s + self.others_s + sum(lost_s for _, lost_s in self.lost)
 
 
 class Account:
@@ -43,26 +59,34 @@ class Account:
 
     def __init__(self, now: float) -> None:
         self._since = now
-        self._trains = self._others = False
+        self._runs = self._others = False
         self._cause = FIRST
-        self._trained_s = self._others_s = 0.0
+        self._trained_s = self._others_s = self._unseen_s = 0.0
         self._lost: dict[str, float] = {}
 
-    def trains(self, now: float) -> None:
+    def runs(self, now: float) -> None:
         """The workers of a round have been started."""
         self._close(now)
-        self._trains, self._others, self._cause = True, False, ""
+        self._runs, self._others, self._cause = True, False, ""
 
-    def waits_for_others(self, now: float) -> None:
-        """The workers here have succeeded."""
-        self._close(now)
-        self._trains, self._others, self._cause = False, True, ""
+    def waits_for_others(self, now: float, motion: Motion | None) -> None:
+        """The workers here have succeeded.
 
-    def loses(self, cause: str, now: float) -> None:
-        """The round is over for this node; if time is being lost already, the first cause stays."""
+        Args:
+            motion: when they moved; None: nobody can tell.
+        """
+        self._end(now, motion, FINISHING)
+        self._runs, self._others, self._cause = False, True, ""
+
+    def loses(self, cause: str, now: float, motion: Motion | None) -> None:
+        """The round is over for this node; if time is being lost already, the first cause stays.
+
+        Args:
+            motion: when its workers moved; None: nobody can tell.
+        """
         if not self._cause:
-            self._close(now)
-            self._trains = self._others = False
+            self._end(now, motion, cause)
+            self._runs = self._others = False
             self._cause = cause
 
     def blames(self, cause: str) -> None:
@@ -74,24 +98,50 @@ class Account:
         """Everything up to now."""
         self._close(now)
         lost = sorted(self._lost.items(), key=lambda item: -item[1])
-        return Spent(self._trained_s, self._others_s, tuple(lost))
+        return Spent(self._trained_s, self._others_s, tuple(lost), self._unseen_s)
+
+    def _end(self, now: float, motion: Motion | None, cause: str) -> None:
+        """Of the time that workers ran, only that between their first move and their last was spent training.
+
+        Args:
+            cause: of the time after that.
+        """
+        if self._runs and motion is not None:
+            first, last = motion.first_at, motion.last_at
+            self._lose(STARTING_UP, now if first is None else first)
+            if last is not None:
+                self._trained_s += last - self._since
+                self._since = last
+            self._lose(cause, now)
+        self._close(now)
+
+    def _lose(self, cause: str, until: float) -> None:
+        if until > self._since:
+            self._lost[cause] = self._lost.get(cause, 0.0) + until - self._since
+        self._since = max(self._since, until)
 
     def _close(self, now: float) -> None:
-        spent_s, self._since = now - self._since, now
-        if self._trains:
-            self._trained_s += spent_s
-        elif self._others:
-            self._others_s += spent_s
+        if not self._runs and not self._others:
+            self._lose(self._cause, now)
+        elif self._runs:
+            self._unseen_s += now - self._since
         else:
-            self._lost[self._cause] = self._lost.get(self._cause, 0.0) + spent_s
+            self._others_s += now - self._since
+        self._since = now
 
 
 def account_lines(spent: Spent) -> list[str]:
     """The lines of the closing block about it; none for a node whose workers never ran."""
-    if not spent.trained_s:
+    whole = lasted(spent.total_s)
+    if spent.trained_s or STARTING_UP in dict(spent.lost):
+        share = spent.trained_s / (spent.total_s - spent.unseen_s)
+        said = f"trained {lasted(spent.trained_s)} of {whole} here ({share:.0%})"
+        said += f"; whether it trained in {lasted(spent.unseen_s)} is unknown" if spent.unseen_s else ""
+    elif spent.unseen_s or spent.others_s:
+        said = f"ran {lasted(spent.unseen_s)} of {whole} here; how much of that was training is unknown"
+    else:
         return []
-    share = spent.trained_s / spent.total_s
-    lines = [f"time     trained {lasted(spent.trained_s)} of {lasted(spent.total_s)} here ({share:.0%})"]
+    lines = [f"time     {said}"]
     shown, rest = spent.lost[:MOST_CAUSES], spent.lost[MOST_CAUSES:]
     losses = [(_clipped(cause), lost_s) for cause, lost_s in shown]
     if rest:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hetagent.node.processes.signals import signal_name, signal_number
 from hetrdzv.protocol.directive import FailureReply, RootCauseReply
+from hetrdzv.protocol.texts.raised import raised
 
 MAX_CHARACTERS = 4000
 """How much of a traceback is sent; the server keeps it and every agent prints it."""
@@ -175,11 +176,30 @@ def _lost_words(*paths: str | None) -> str:
     return ""
 
 
+_HEADLINE_CHARACTERS = 1500
+"""How much of an exception's headline is kept where all of it is too long to be sent."""
+
+
 def _end(text: str, most: int = MAX_CHARACTERS) -> str:
-    """The last whole lines that fit; of a last line that does not fit, its end."""
+    """The last whole lines that fit; of a last line that does not fit, its end.
+
+    Of an exception they begin with its headline and the script's line that raised it, if these would not be there.
+    """
     text = sendable(text).rstrip()
     if len(text) <= most:
         return text if text.strip() else ""
+    end, exception = _last_lines(text, most), raised(text)
+    if exception is None or ((kept := raised(end)) and kept.summary == exception.summary):
+        return end
+    begin = exception.frame[:_HEADLINE_CHARACTERS]
+    if exception.end <= len(text) - len(end):
+        begin += f"\n{exception.headline[:_HEADLINE_CHARACTERS]}"
+    begin += "\n  …\n"
+    return begin + _last_lines(text, most - len(begin))
+
+
+def _last_lines(text: str, most: int) -> str:
+    """The last whole lines that fit of a text that is longer."""
     end = text[-most:]
     cut_in_line = text[-most - 1] != "\n"
     return end.partition("\n")[2] or end if cut_in_line else end
@@ -196,11 +216,7 @@ def write_root_cause(cause: RootCauseReply) -> None:
     """
     failure = cause.failure
     words = failure.message.strip() if failure is not None else ""
-    last = words.rpartition("\n")[2]
-    # of workers that could not be started, or that hang, the message says all itself
-    ended = failure is not None and (failure.exit_code is not None or failure.signal is not None)
-    message = f"{cause.message}: {last}" if last and ended else cause.message
-    write_error(message, words or cause.message, _exit_status(failure))
+    write_error(cause.message, words or cause.message, _exit_status(failure))
 
 
 def write_error(message: str, stack: str, exitcode: int | None = None) -> None:

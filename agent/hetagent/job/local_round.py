@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
+from hetagent.job.account import Motion
 from hetagent.job.failures import failure_message, is_permanent
 from hetagent.job.room import Environ, Room, kept
 from hetagent.job.workers.deaths import Deaths
@@ -17,8 +18,11 @@ from hetagent.job.workers.starter import Exit, Program, Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
 from hetrdzv.protocol.directive import StartReply
-from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.facts.causes import FailedWorker
+from hetrdzv.protocol.facts.failure import Failure, FailureFields
+from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.words.causes import failed_worker
 
 SAVE_S = 10.0
 """How long workers may save before they are stopped (seconds), but no longer than until they would be killed."""
@@ -258,8 +262,19 @@ class LocalRound:
         """What the rooms have to say in a report."""
         return {name: value for room in self._rooms for name, value in room.report(kind).items()}
 
+    def motion(self) -> Motion | None:
+        """When the workers moved in the round; None: nobody can tell."""
+        return next((motion for room in self._rooms if (motion := room.motion()) is not None), None)
+
+    def moved(self) -> Moved | None:
+        """The same, counted from now."""
+        motion, now = self.motion(), time.monotonic()
+        if motion is None or motion.first_at is None or motion.last_at is None:
+            return Moved() if motion is not None else None
+        return Moved(began_s=round(now - motion.first_at, 3), idle_s=round(max(0.0, now - motion.last_at), 3))
+
     def describe(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[FailureFields, str]:
-        """A worker's failure, for the server and in a few words for the terminal.
+        """A worker's failure, for the server and in a line for the terminal.
 
         Args:
             secrets: what must not be sent.
@@ -267,10 +282,8 @@ class LocalRound:
         assert self._workers is not None
         left = self._workers.left(failure.local_rank)
         local_rank, rank = failure.local_rank, self.assignment.start.rank_offset + failure.local_rank
-        who = f"rank {rank} (local rank {local_rank})"
         if self._launch.one_per_node:
-            local_rank, rank, who = -1, -1, "the program of this node"
-        how = f"was killed by {failure.signal}" if failure.signal else f"exited with code {failure.exit_code}"
+            local_rank, rank = -1, -1
         fields = FailureFields(
             local_rank=local_rank,
             rank=rank,
@@ -279,7 +292,15 @@ class LocalRound:
             message=failure_message(left, failure.status, secrets),
             permanent=is_permanent(left),
         )
-        return replace(fields, **self.report(ReportKind.FAILED)), f"{who} {how}"
+        seen = Failure(
+            local_rank=local_rank,
+            rank=rank,
+            exit_code=fields.exit_code,
+            signal=fields.signal,
+            message=fields.message,
+        )
+        text = failed_worker(FailedWorker.of(self.assignment.node_id, seen))
+        return replace(fields, **self.report(ReportKind.FAILED)), text
 
     def gives_up(self) -> str:
         """Why a room wants this node to end its part of the round and join again; empty: none does."""

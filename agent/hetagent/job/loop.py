@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from hetagent.job import failures
-from hetagent.job.account import STOPPING, Account, Spent
+from hetagent.job.account import STOPPING, Account, Motion, Spent
 from hetagent.job.between import Between, Once
 from hetagent.job.leaving import AtWork, Leaving, Step
 from hetagent.job.local_round import LocalRound
@@ -128,6 +128,7 @@ class Agent:
         self._local: LocalRound | None = None  # this node's part of it
         self._ready_after_stop = False  # join again once the workers are gone
         self._done = False  # the newest round's workers have succeeded, and others still work
+        self._said_cause = ""  # what ended the newest round, if the person at the terminal has read that
         self._pids: list[int] = []  # of the newest round's workers
         self._leaving = Leaving(grace_s, own_graces_s)
         self._leftovers = Leftovers(identity.incarnation, tell, partial(kept, rooms))
@@ -316,7 +317,7 @@ class Agent:
         if step.stop is not None:
             self._stop(*step.stop)
         if step.save_s is None:
-            self._account.loses(STOPPING, time.monotonic())
+            self._account.loses(STOPPING, time.monotonic(), self._motion())
 
     @property
     def _at_work(self) -> AtWork:
@@ -330,7 +331,7 @@ class Agent:
         """Stop workers that have not been stopped in time by the end of their round."""
         if self._leaving.time_is_over(time.monotonic()) and self._at_work in (AtWork.RUNNING, AtWork.SAVING):
             self._tell("the time to save is over: stopping the workers")
-            self._account.loses(STOPPING, time.monotonic())
+            self._account.loses(STOPPING, time.monotonic(), self._motion())
             self._stop(signal.SIGTERM, self._stop_s())
 
     def _on_rooms(self, readable: Collection[_Waking]) -> None:
@@ -356,16 +357,27 @@ class Agent:
             return
         if end.failure is not None:
             failure, text = self._local.describe(end.failure, self._secrets())
-            self._line.say(reports.failed(self._round, failure), end.failure.seen_at)
-            self._tell(f"round {self._round}: {text}")
-            self._account.loses(text, time.monotonic())
+            moved = self._local.moved()
+            self._line.say(reports.failed(self._round, failure, moved), end.failure.seen_at)
+            self._tell(f"round {self._round}{self._because(text)}")
+            self._account.loses(text, time.monotonic(), self._local.motion())
             self._stop(signal.SIGTERM, self._stop_s())
         else:
             self._tell(f"round {self._round}: all local workers succeeded; waiting for the others")
-            self._account.waits_for_others(time.monotonic())
+            self._account.waits_for_others(time.monotonic(), self._local.motion())
             self._done = True
-            self._line.say(reports.succeeded(self._round, **self._local.report(ReportKind.SUCCEEDED)))
+            said = self._local.report(ReportKind.SUCCEEDED)
+            self._line.say(reports.succeeded(self._round, moved=self._local.moved(), **said))
             self._clear_workers(spare_detached=True)
+
+    def _motion(self) -> Motion | None:
+        return self._local.motion() if self._local is not None else None
+
+    def _because(self, cause: str) -> str:
+        """What ended the round, to be put after that it is over; empty if that was the last thing that was said."""
+        news = cause != self._said_cause
+        self._said_cause = cause
+        return f": {cause}" if news else ""
 
     def _obey(self, directive: DirectiveReply) -> None:
         self._group_stop_timeout_s = directive.stop_timeout_s
@@ -386,8 +398,8 @@ class Agent:
                 self._on_start(directive.round, directive.start)
                 self._tell_rooms(directive)
             case DirectiveKind.STOP:
-                self._tell(f"round {directive.round} is over: {directive.why}")
-                self._account.loses(directive.why, time.monotonic())
+                self._tell(f"round {directive.round} is over{self._because(directive.why)}")
+                self._account.loses(directive.why, time.monotonic(), self._motion())
                 self._round = max(self._round, directive.round)
                 self._ready_after_stop, self._done = True, False
                 self._tell_rooms(directive)
@@ -395,7 +407,7 @@ class Agent:
                     self._local.stop_for_others(signal.SIGTERM, self._stop_s())
             case DirectiveKind.EXIT:
                 self.outcome = directive
-                self._account.loses(STOPPING, time.monotonic())
+                self._account.loses(STOPPING, time.monotonic(), self._motion())
                 self._tell_rooms(directive)
                 self._stop(signal.SIGTERM, self._stop_s())
 
@@ -485,8 +497,9 @@ class Agent:
         )
         if start.restarted_by:
             of = "" if start.max_restarts >= UNLIMITED_RESTARTS else f" of {start.max_restarts}"
-            self._tell(f"restarting ({start.restart_count}{of}): {start.restarted_by}")
+            self._tell(f"restarting ({start.restart_count}{of}){self._because(start.restarted_by)}")
             self._account.blames(start.restarted_by)
+        self._said_cause = ""
         incarnation = self._identity.incarnation
         self._local = LocalRound(assignment, self._launch, self._starter, incarnation, self._rooms)
         self._tell(f"round {number}: {self._local.place}")
@@ -514,10 +527,11 @@ class Agent:
                 self._tell(note)
             local.assignment.notes.clear()
         if local.present:
-            self._account.trains(time.monotonic())
+            self._account.runs(time.monotonic())
             self._pids = local.pids
             self._guardian.watch(self._pids)
-            self._line.say(reports.started(local.number, **local.report(ReportKind.STARTED)))
+            said = local.report(ReportKind.STARTED)
+            self._line.say(reports.started(local.number, moved=local.moved(), **said))
 
     def _environ(self) -> dict[str, str]:
         steady = {name: value for room in self._rooms for name, value in room.steady(os.environ).items()}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetagent.job.account import Motion
 from hetagent.job.workers.processes import Workers
 from hetagent.job.workers.starter import Program
 from hetagent.launch.base import Assignment
@@ -116,6 +117,10 @@ class Room:
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
         """What a report of the round's start, success or failure says beside: fields of that report."""
         return {}
+
+    def motion(self) -> Motion | None:
+        """When the workers of this node moved in the round; None: nobody can tell."""
+        return None
 
     def end(self) -> None:
         """The round is over here, and its workers are gone. Harmless if called again."""

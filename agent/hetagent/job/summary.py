@@ -5,6 +5,8 @@ from datetime import datetime, timedelta
 from hetagent.job.account import Spent, account_lines
 from hetrdzv.protocol.directive import DirectiveReply, RootCauseReply
 from hetrdzv.protocol.facts.reasons import CameLate
+from hetrdzv.words.advice import after_failure
+from hetrdzv.words.causes import failure_details
 from hetrdzv.words.reasons import came_late, told
 from hetrdzv.words.times import Clock, ago, clock_time
 
@@ -36,7 +38,9 @@ def closing_block(
         lines.append(f"rounds   {round_number} so far on this node")
     else:
         label = "outcome" if outcome.outcome else "refused" if outcome.code in REFUSALS else "ended"
-        lines.append(f"{label:<8} {_why(outcome, datetime.now().astimezone())}")
+        told_below = outcome.outcome == "failed" and outcome.root_cause is not None
+        why = "failed" if told_below else _why(outcome, datetime.now().astimezone())
+        lines.append(f"{label:<8} {why}")
         if rounds := max(outcome.round, round_number):
             lines.append(f"rounds   {rounds}, restarts spent {outcome.restarts}")
     if spent is not None:
@@ -58,19 +62,12 @@ def _why(outcome: DirectiveReply, now: datetime) -> str:
 
 def _root_cause(cause: RootCauseReply) -> list[str]:
     lines = ["", f"root cause: {cause.message}"]
-    failure = cause.failure
-    if failure is None:
+    if cause.failure is None:
         return lines
-    ended = failure.signal is not None or failure.exit_code is not None
-    if not ended and failure.rank < 0:  # nothing was started: the message says it all
-        return [*lines, f"  node {cause.node_id}, round {cause.round}"]
-    who = f"node {cause.node_id}"
-    if failure.rank >= 0:
-        who += f", rank {failure.rank} (local rank {failure.local_rank})"
-    how = "hangs"
-    if ended:
-        how = f"killed by {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
-    lines.append(f"  {who}, {how}, round {cause.round}")
-    if failure.message:
-        lines += [f"  | {line}" for line in failure.message.rstrip().splitlines()]
+    lines.append(f"  {failure_details(cause)}")
+    if step := after_failure(cause.reason):
+        lines.append(f"  next: {step}")
+    ended = cause.failure.signal is not None or cause.failure.exit_code is not None
+    if cause.failure.message and (ended or cause.failure.rank >= 0):  # else nothing was started: all is said
+        lines += [f"  | {line}" for line in cause.failure.message.rstrip().splitlines()]
     return lines

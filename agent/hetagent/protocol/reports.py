@@ -8,6 +8,7 @@ from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.states import ReportKind
 
 REPORT = Topic(route=routes.REPORT, in_order=True, dated=True)
@@ -25,14 +26,17 @@ def started(round_number: int, met: int | None = None, **more: Any) -> Report:
     return _report(ReportKind.STARTED, round_number, met=met, **more)
 
 
-def succeeded(round_number: int, met: int | None = None, *, must_meet: bool = False) -> Report:
+def succeeded(
+    round_number: int, met: int | None = None, *, must_meet: bool = False, moved: Moved | None = None
+) -> Report:
     """All local workers of the round ended with status 0.
 
     Args:
         met: on its master, how many workers have come to its store; None: unknown.
         must_meet: whether it is a failure if that is not all of them.
+        moved: see `failed`.
     """
-    return _report(ReportKind.SUCCEEDED, round_number, met=met, must_meet=must_meet)
+    return _report(ReportKind.SUCCEEDED, round_number, met=met, must_meet=must_meet, moved=moved)
 
 
 def ready_to_stop(round_number: int) -> Report:
@@ -40,9 +44,13 @@ def ready_to_stop(round_number: int) -> Report:
     return _report(ReportKind.READY_TO_STOP, round_number)
 
 
-def failed(round_number: int, failure: FailureFields) -> Report:
-    """A local worker failed."""
-    return _report(ReportKind.FAILED, round_number, failure=failure)
+def failed(round_number: int, failure: FailureFields, moved: Moved | None = None) -> Report:
+    """A local worker failed.
+
+    Args:
+        moved: when the workers moved; None: nobody can tell.
+    """
+    return _report(ReportKind.FAILED, round_number, failure=failure, moved=moved)
 
 
 def master_unreachable(round_number: int, why: str) -> Report:

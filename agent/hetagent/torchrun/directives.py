@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from hetagent.torchrun.background import Background, Call
 from hetagent.torchrun.line import PluginLine
-from hetagent.torchrun.messages import exit_error
+from hetagent.torchrun.messages import ending, exit_error
 from hetagent.torchrun.store import RoundOverError
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.states import DirectiveKind
@@ -64,7 +64,7 @@ class Directives:
                     self._tell(f"round {directive.round} is over: {directive.why}")
                 case DirectiveKind.EXIT:
                     self.exit, self.start = directive, None
-                    self._tell(directive.why)
+                    self._tell(ending(directive))
 
     def wait(self, *others: _Readable, timeout_s: float | None = None) -> None:
         """Wait for a directive, or until one of `others` becomes readable."""

@@ -22,6 +22,11 @@ def tell(node_id: str, text: str) -> None:
     console.tell(f"hetrdzv[{node_id}]", text)
 
 
+def ending(directive: DirectiveReply) -> str:
+    """What an `exit` directive says, also to who does not see the outcome beside it."""
+    return f"the job failed: {directive.why}" if directive.outcome == "failed" else directive.why
+
+
 def exit_error(directive: DirectiveReply) -> BaseException:
     """The exception that ends torch's agent after an `exit` directive.
 
@@ -36,8 +41,8 @@ def exit_error(directive: DirectiveReply) -> BaseException:
             else RendezvousGracefulExitError(directive.why)
         )
     if cause == "join_timeout":
-        return RendezvousTimeoutError(directive.why)
-    text = directive.why
+        return RendezvousTimeoutError(ending(directive))
+    text = ending(directive)
     if directive.outcome is None or cause == "master_unreachable":  # whose advice is about flags
         text = with_options(text)
     if directive.round or directive.outcome:

@@ -237,7 +237,7 @@ def _start(start: Start) -> StartReply:
         command=start.command,
         members=_members(start.members) if start.members is not None else None,
         daemon=start.daemon,
-        restarted_by=None if restarted_by is None else failed_worker(restarted_by, last_line=True),
+        restarted_by=None if restarted_by is None else failed_worker(restarted_by),
         **start.more,
     )
 

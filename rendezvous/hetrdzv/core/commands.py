@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hetrdzv.core.model import Offer, Stall
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.rooms.network import NetworkFound
+from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.states import ReportKind
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Report:
         message: with `master_unreachable`, why; with `leaving`, on whose account (`SIGTERM`).
         grace_s: with `leaving`, for how much longer its workers run, counted from when the agent saw that (seconds);
             None: they are being stopped.
+        moved: with `started`, `succeeded` and `failed`, when its workers moved; None: nobody can tell.
         network: from the round's master, with `started`: what is wrong with the network between its nodes.
     """
 
@@ -76,6 +78,20 @@ class Report:
     message: str = ""
     grace_s: float | None = None
     network: NetworkFound | None = None
+    moved: Moved | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoteTraining:
+    """The server's own observation: the workers of a round have begun to train.
+
+    Attributes:
+        round: whose workers; nothing happens if it is over, or that is known.
+        at: when the first of them asked for its first collective, or said its first step (seconds).
+    """
+
+    round: int
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +202,7 @@ Command = (
     | Disconnect
     | Report
     | NoteStall
+    | NoteTraining
     | OfRoom
     | StartDaemon
     | Leave

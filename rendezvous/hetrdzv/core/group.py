@@ -14,6 +14,7 @@ from hetrdzv.core.commands import (
     Join,
     Leave,
     NoteStall,
+    NoteTraining,
     OfRoom,
     Put,
     Renew,
@@ -31,6 +32,7 @@ from hetrdzv.core.rooms.table import ROOMS
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import OWN_LEASES, Leases
+from hetrdzv.core.rounds.training import note_moved, note_training
 from hetrdzv.core.rounds.transitions import (
     Work,
     begin_job,
@@ -127,6 +129,8 @@ def step(
             _report(work, command)
         case NoteStall():
             note_stall(work, command)
+        case NoteTraining():
+            note_training(work, command.round, command.at)
         case OfRoom():
             command.apply(work)
         case StartDaemon():
@@ -334,6 +338,8 @@ def _report(work: Work, command: Report) -> None:
             raise StaleRound(f"round {command.round} of group '{group.group_id}' has ended")
         case ReportKind.STARTED | ReportKind.SUCCEEDED if command.met is not None:
             _count_met(work, node, current, command.met)
+    if command.kind in _TELL_MOVES:
+        note_moved(work, command.moved, command.age_s)
     match command.kind:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
@@ -436,6 +442,8 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
     if first:  # else the history of a large group would contain little else
         work.say(events.DaemonStarted(program=command.words[0].rpartition("/")[2]), master.node_id)
 
+
+_TELL_MOVES = (ReportKind.STARTED, ReportKind.SUCCEEDED, ReportKind.FAILED)
 
 _AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)
 

@@ -273,6 +273,11 @@ class Round:
         network: what its nodes found wrong with the network between them (rooms/network.py); None: nothing.
         shares: the decisions on them that are kept (rooms/shares).
         snapshot: the one that it began from (rooms/snapshots); None: none.
+        trains_at: when the first of its workers asked for its first collective, or said its first step (seconds); None:
+            none is known to have.
+        moved_at: when one of those last did that of whom reports tell (seconds); None: none has told
+            (memory only).
+        unseen: whether there are workers of which nobody can tell that.
         stall: who is waited for, as the service last saw it; None: nobody (memory only).
         notice: why it is about to end; None: it is not, or has ended.
         end: how it ended; None while it runs, and for the round in which a job succeeded.
@@ -290,6 +295,9 @@ class Round:
     network: NetworkFound | None = None
     shares: tuple[Shares, ...] = ()
     snapshot: Chosen | None = None
+    trains_at: float | None = None
+    moved_at: float | None = None
+    unseen: bool = False
     stall: Stall | None = None
     notice: Notice | None = None
     end: End | None = None

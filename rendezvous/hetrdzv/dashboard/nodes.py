@@ -1,13 +1,18 @@
-"""The nodes of a group as the page shows them: in rows with their slots as cells; many as a map. Pure."""
+"""The nodes of a group and their workers, as the page shows them: a few in rows, many nodes as a map. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from heapq import nsmallest
+from statistics import median
 from typing import NamedTuple
 
 from hetrdzv.api.views import node_state
+from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.pages import GroupReply, NodeReply
+from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
+from hetrdzv.service.progress.table import Seen
 
 ORDINARY = {"running", "ready", "succeeded", "starting"}
 """States of nodes that need nobody's attention."""
@@ -15,11 +20,32 @@ ORDINARY = {"running", "ready", "succeeded", "starting"}
 MOST_CELLS = 16
 """How many slots of a node are shown."""
 
+TILES, LONG_NAME = 128, 12
+"""A map of so many nodes says their names, with more room for those of more characters."""
+
 BLOCKS = 40
 """The map is sent in so many parts at most, so that a change of a node sends only the part that it is in."""
 
 BLOCK_NODES = 100
 """How many nodes are in a part of the map; more where there are more nodes than parts."""
+
+FEW_WORKERS = 16
+"""So many workers are all shown with their pace."""
+
+OUTLIERS = 6
+"""Of more of them, this many are shown at most."""
+
+LEAST_SHOWN = 3
+"""This many are shown even if none stands out."""
+
+ALL_WORKERS = 2_000
+"""How many are shown to who asks for all."""
+
+IDLE_S = 10.0
+"""It is said of a worker that it has not moved for so long (seconds)."""
+
+NO_SLOWER = 0.95
+"""Workers that reach this share of the fastest one's pace are no slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +75,47 @@ class Row:
 
 
 class Dot(NamedTuple):
-    """A node on the map."""
+    """A node on the map; `behind`: others wait for its workers."""
 
     node_id: str
     state: str
     ranks: str
     master: bool
+    behind: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A worker with its pace, and how that compares with the fastest (0 to 1)."""
+
+    worker: WorkerReply
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """The medians of all workers; None: unknown."""
+
+    steps_per_s: float | None
+    per_s: float | None
+    waiting: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Paces:
+    """The pace of workers.
+
+    Attributes:
+        rows: in the order of ranks.
+        total: how many workers there are.
+        usual: None: all are shown.
+        columns: those in which something is to be seen.
+    """
+
+    rows: Sequence[Pace]
+    total: int
+    usual: Usual | None
+    columns: AbstractSet[str]
 
 
 def rows(reply: GroupReply) -> list[Row]:
@@ -90,8 +151,14 @@ def _device(facts: Mapping[str, str]) -> list[str]:
     return [*what, *memory, *versions]
 
 
-def _ranks(first: int, slots: int) -> str:
-    return f"{first}" if slots == 1 else f"{first} to {first + slots - 1}"
+def _ranks(first: int, slots: int, to: str = " to ") -> str:
+    return f"{first}" if slots == 1 else f"{first}{to}{first + slots - 1}"
+
+
+def ranks_behind(group: Group) -> Sequence[int]:
+    """The first few ranks that others are said to wait for."""
+    stall = group.active_round.stall if group.active_round is not None else None
+    return stall.ranks if stall is not None and stall.told else ()
 
 
 def dots(group: Group) -> list[Dot]:
@@ -102,13 +169,15 @@ def dots(group: Group) -> list[Dot]:
     current, active = group.round, group.active_round
     members = {member.node_id: member for member in current.members} if current is not None else {}
     master = active.master.node_id if active is not None else None
+    behind = ranks_behind(group)
     shown = []
     for node_id, member in members.items():
         node = group.nodes.get(node_id)
         if node is not None:
             ranked = active is not None and group.in_round(node)
-            ranks = _ranks(member.rank_offset, member.slots) if ranked else ""
-            shown.append(Dot(node_id, node_state(group, node), ranks, node_id == master))
+            ranks = _ranks(member.rank_offset, member.slots, "\N{EN DASH}") if ranked else ""
+            waited_for = ranked and any(0 <= rank - member.rank_offset < member.slots for rank in behind)
+            shown.append(Dot(node_id, node_state(group, node), ranks, node_id == master, waited_for))
     others = sorted(node_id for node_id in group.nodes if node_id not in members)
     shown += [Dot(node_id, node_state(group, group.nodes[node_id]), "", False) for node_id in others]
     return shown
@@ -120,6 +189,68 @@ def blocks(shown: Sequence[Dot]) -> Iterator[Sequence[Dot]]:
     return (shown[number * size : (number + 1) * size] for number in range(BLOCKS))
 
 
+def shape(shown: Sequence[Dot]) -> str:
+    """How the nodes of a map look: the classes of each."""
+    if len(shown) > TILES:
+        return ""
+    return "named long" if any(len(dot.node_id) > LONG_NAME for dot in shown) else "named"
+
+
 def tally(shown: Sequence[Dot]) -> list[tuple[str, int]]:
     """How many nodes are in each state, most first."""
     return Counter(dot.state for dot in shown).most_common()
+
+
+def paces(seen: Collection[Seen], now: float, *, behind: Collection[int] = (), whole: bool = False) -> Paces:
+    """The workers with their pace; of many those that stand out, and `LEAST_SHOWN` in any case.
+
+    Args:
+        behind: the ranks that others wait for, and that have not moved for long.
+        whole: all of them, up to `ALL_WORKERS`.
+    """
+    best = max((speed for worker in seen if (speed := _speed(worker)) is not None), default=0.0)
+    usual = Usual(
+        _median([worker.steps.per_s for worker in seen]),
+        _median([worker.collectives.per_s for worker in seen]),
+        _median([worker.sample.waiting for worker in seen]),
+    )
+    apart = usual.waiting / 2 if usual.waiting is not None else 0.0
+
+    def attention(worker: Seen) -> tuple[bool, float, int]:
+        sample = worker.sample
+        runs = sample.state == "runs" and sample.rank not in behind
+        return runs, sample.waiting if sample.waiting is not None else 1.0, sample.rank
+
+    few = ALL_WORKERS if whole or len(seen) <= FEW_WORKERS else OUTLIERS
+    chosen = nsmallest(few, seen, key=attention)
+    if few == OUTLIERS:
+        others = [worker for worker in chosen[LEAST_SHOWN:] if attention(worker) < (True, apart)]
+        chosen = chosen[:LEAST_SHOWN] + others
+    chosen.sort(key=lambda worker: worker.sample.rank)
+    shown = [
+        Pace(worker_reply(worker, now), None if best <= 0 else (_speed(worker) or 0.0) / best)
+        for worker in chosen
+    ]
+    return Paces(shown, len(seen), usual if len(shown) < len(seen) else None, _columns(shown))
+
+
+def _columns(shown: Sequence[Pace]) -> AbstractSet[str]:
+    workers = [pace.worker for pace in shown]
+    said = {
+        "state": any(worker.state != "runs" or worker.idle_s >= IDLE_S for worker in workers),
+        "step": any(worker.step is not None for worker in workers),
+        "steps": any(worker.steps_per_s is not None for worker in workers),
+        "collectives": any(worker.per_s is not None for worker in workers),
+        "waits": any(worker.waiting is not None for worker in workers),
+        "pace": any(pace.share is not None and pace.share < NO_SLOWER for pace in shown),
+    }
+    return {name for name, is_said in said.items() if is_said}
+
+
+def _speed(worker: Seen) -> float | None:
+    return worker.steps.per_s if worker.steps.per_s is not None else worker.collectives.per_s
+
+
+def _median(numbers: Sequence[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return median(known) if known else None

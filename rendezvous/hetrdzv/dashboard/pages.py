@@ -14,8 +14,9 @@ from hetrdzv.auth.policy import permit_of
 from hetrdzv.auth.tokens import Role
 from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.live import Hub, Render, UntilNews
+from hetrdzv.dashboard.overview import GroupsScene
 from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.dashboard.scenes import ALL_ROWS, MAPS, ROWS, GroupScene, GroupsScene, frame
+from hetrdzv.dashboard.scenes import MAPS, GroupScene, frame
 from hetrdzv.service.polls.watchers import FOLLOWERS
 
 handlers = Handlers()
@@ -52,12 +53,12 @@ async def groups(request: Request) -> Response:
 
 @handlers(routing.GROUP)
 async def group(request: Request, group_id: str, rows: str) -> Response:
-    """Everything about a group; `rows=all`: all its nodes in rows, however many."""
+    """Everything about a group; `rows=all`: all its nodes and workers in rows, however many."""
     service, permit = service_of(request), permit_of(request)
     acts = permit.grant.role >= Role.ADMIN
     whole = rows == "all"
     key = (service, group_id, acts, whole)
-    scene = GroupScene(service, group_id, acts=acts, rows=ALL_ROWS if whole else ROWS)
+    scene = GroupScene(service, group_id, acts=acts, whole=whole)
     if "text/event-stream" in request.headers.get("accept", ""):
         service.group(group_id)
 

@@ -11,7 +11,7 @@ from hetrdzv import __version__
 from hetrdzv.protocol.errors import HetError, Unauthorized
 from hetrdzv.words.past import DownReply
 from hetrdzv.words.phrasing import count, percent
-from hetrdzv.words.times import lasted
+from hetrdzv.words.times import ago, lasted
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -50,6 +50,15 @@ def roughly(seconds: float) -> str:
     return lasted(seconds, roughly=True)
 
 
+def number(value: float | None) -> str:
+    """A number to about three digits, whole from 100 on; nothing for None."""
+    if value is None:
+        return ""
+    if value >= 99.95 or value == int(value):
+        return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return f"{value:.3g}"
+
+
 def split(down: DownReply) -> str:
     """What the time after a round went into, in words; what took no time is left out."""
     parts = [
@@ -78,7 +87,15 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters |= {"lasted": lasted, "roughly": roughly, "percent": percent, "clock": clock, "split": split}
+    made.filters |= {
+        "ago": ago,
+        "clock": clock,
+        "lasted": lasted,
+        "number": number,
+        "percent": percent,
+        "roughly": roughly,
+        "split": split,
+    }
     made.globals |= {"count": count, "signs": SIGNS, "version": __version__}
     return made
 

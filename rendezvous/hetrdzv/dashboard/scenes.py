@@ -1,50 +1,57 @@
-"""What the sections of the pages show: from groups to HTML, each part made again only when it can have changed."""
+"""What the sections of a group's page show: from groups to HTML, each part made again only when it can have changed."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from heapq import nsmallest
 from math import inf
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from hetrdzv.api import views
-from hetrdzv.api.workers import worker_reply
 from hetrdzv.auth.policy import permit_of
-from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.model import Group
-from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, rows, tally
+from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, paces, ranks_behind, rows, shape, tally
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.sessions import SignedIn, csrf_of
-from hetrdzv.dashboard.timeline import Span, spans
+from hetrdzv.dashboard.timeline import Span, spans, speed_line, step_line
+from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.facts.warnings import Straggler
-from hetrdzv.protocol.pages import QUARANTINED, EventReply, GroupReply, GroupSummary, WorkerReply
+from hetrdzv.protocol.pages import EventReply, GroupReply
 from hetrdzv.service.progress.detectors import detected
 from hetrdzv.service.progress.table import Seen
+from hetrdzv.service.progress.trail import Point
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
+from hetrdzv.words.advice import after_failure
+from hetrdzv.words.causes import failed_worker, failure_details
 from hetrdzv.words.past import KINDS, PastReply, past
+from hetrdzv.words.phases import Phase
 from hetrdzv.words.rooms import SUMMARY
 from hetrdzv.words.warnings import warning
 
 Made = TypeVar("Made")
 
-ROWS = 64
+ROWS = 15
 """Groups of more nodes show a map of all of them, and rows for those that are not as they should be."""
 
 ALL_ROWS = 5_000
 """How many rows are shown to who asks for all."""
+
+APART_NODES = 64
+"""The page of a group of more nodes is made in a thread."""
 
 HANGS = "hangs"
 
 MOST_ROUNDS = 40
 MOST_EVENTS = 100
 EVENTS_BLOCK = 20
-MOST_WORKERS = 64
-"""How many of each are shown; of the workers, the slowest. Events are sent in two parts: the older changes rarely."""
+"""How many of each are shown. Events are sent in two parts: the older changes rarely."""
+
+OPEN_ROUNDS = 5
+"""How many rounds are not folded away."""
 
 STEPS = ((60.0, 1.0), (600.0, 5.0), (inf, 60.0))
 """Until so long after a group's last event (seconds), its past is told again in steps of so many seconds."""
@@ -63,23 +70,6 @@ class Bar:
     x: float
     width: float
     span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A group on the page with all groups; `age_s`: since it was made (seconds), None: nobody knows."""
-
-    summary: GroupSummary
-    state: str
-    age_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """A worker with its pace, and how that compares with the fastest (0 to 1)."""
-
-    worker: WorkerReply
-    share: float | None
 
 
 def state_shown(group: Group) -> str:
@@ -118,31 +108,12 @@ def told_until(told: Sequence[EventReply], now: datetime) -> datetime:
     return last + timedelta(seconds=since_s // step_s * step_s)
 
 
-def paces(seen: Collection[Seen], now: float) -> list[Pace]:
-    """The workers with their pace, in the order of ranks; of many, those that others wait for most."""
-    best = max((speed for worker in seen if (speed := _speed(worker)) is not None), default=0.0)
-    chosen = nsmallest(MOST_WORKERS, seen, key=_waiting)
-    chosen.sort(key=lambda worker: worker.sample.rank)
-    return [
-        Pace(worker_reply(worker, now), None if best <= 0 else (_speed(worker) or 0.0) / best)
-        for worker in chosen
-    ]
-
-
-def _speed(worker: Seen) -> float | None:
-    return worker.steps.per_s if worker.steps.per_s is not None else worker.collectives.per_s
-
-
-def _waiting(worker: Seen) -> tuple[float, int]:
-    return worker.sample.waiting if worker.sample.waiting is not None else 1.0, worker.sample.rank
-
-
 class GroupScene:
     """The sections of a group's page.
 
     Args:
         acts: whether they have the buttons that change something.
-        rows: how many nodes are shown in rows at most.
+        whole: whether all nodes and workers have rows, however many they are.
         wall: wall-clock time.
     """
 
@@ -152,13 +123,13 @@ class GroupScene:
         group_id: str,
         *,
         acts: bool,
-        rows: int = ROWS,
+        whole: bool = False,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._service = service
         self._group_id = group_id
         self._acts = acts
-        self._rows = rows
+        self._whole = whole
         self._wall = wall
         self._kept: dict[str, tuple[object, Any]] = {}
 
@@ -172,8 +143,9 @@ class GroupScene:
         group = self._service.group(self._group_id)
         events, last = self._service.history(self._group_id)
         seen = dict(self._service.progress.workers(group))
-        make = partial(self._made, group, events, last, seen, self._service.now())
-        return await asyncio.to_thread(make) if len(group.nodes) > ROWS else make()
+        trail = self._service.progress.trail(self._group_id)
+        make = partial(self._made, group, events, last, seen, trail, self._service.now())
+        return await asyncio.to_thread(make) if len(group.nodes) > APART_NODES else make()
 
     def _made(
         self,
@@ -181,6 +153,7 @@ class GroupScene:
         events: Sequence[StoredEvent],
         last: int,
         seen: Mapping[int, Seen],
+        trail: Sequence[Point],
         now: float,
     ) -> Mapping[str, str]:
         heard_at = partial(self._service.silence.heard_at, group)
@@ -193,18 +166,31 @@ class GroupScene:
         step = int(now / PACE_S) if seen else 0
         running = group.active_round
 
+        def timeline() -> str:
+            drawn = bars(past_reply, wall)
+            phases = [phase for phase in Phase if any(bar.span.phase is phase for bar in drawn)]
+            complete = not events or events[0].number == 1
+            return section("timeline.html", past=past_reply, bars=drawn, phases=phases, complete=complete)
+
         def rounds() -> str:
-            return section(
-                "rounds.html",
-                past=past_reply,
-                bars=bars(past_reply, wall),
-                newest=past_reply.rounds[: -MOST_ROUNDS - 1 : -1],
-                complete=not events or events[0].number == 1,
-            )
+            newest = past_reply.rounds[: -MOST_ROUNDS - 1 : -1]
+            return section("rounds.html", newest=newest[:OPEN_ROUNDS], older=newest[OPEN_ROUNDS:])
 
         def pace() -> str:
-            known = paces(seen.values(), now) if running is not None else []
-            return section("pace.html", paces=known, total=len(seen))
+            shown = paces(seen.values(), now, behind=ranks_behind(group), whole=self._whole)
+            slow = {
+                fact.ranks.ranges[0][0] for fact in of_workers if isinstance(fact, Straggler) and fact.node_id
+            }
+            lines = [("steps/s", speed_line(trail)), ("step", step_line(trail))]
+            return section(
+                "pace.html",
+                group=brief,
+                paces=shown if running is not None else None,
+                slow=slow,
+                behind=ranks_behind(group),
+                whole=self._whole,
+                lines=[line for line in lines if line[1] is not None],
+            )
 
         older = last - last % EVENTS_BLOCK  # what comes after these is sent again with every event
 
@@ -223,13 +209,20 @@ class GroupScene:
                 group=brief,
                 state=state_shown(group),
                 summary=[(name, text) for name, shown, _ in SUMMARY if (text := shown(brief))],
-                restarted_by=running.restarted_by if running is not None else "",
-                slow=[warning(fact) for fact in of_workers if isinstance(fact, Straggler)],
+                restarted_by=failed_worker(running.restarted_by)
+                if running is not None and running.restarted_by is not None
+                else "",
+                slow=[
+                    (warning(fact), fact.share * fact.others, fact.others + len(fact.ranks))
+                    for fact in of_workers
+                    if isinstance(fact, Straggler)
+                ],
                 notes=[warning(fact) for fact in of_workers if not isinstance(fact, Straggler)],
             ),
             "facts": section("facts.html", group=brief, past=past_reply),
-            "cause": self._keep("cause", group.root_cause, lambda: section("cause.html", group=brief)),
+            "cause": self._keep("cause", group.root_cause, lambda: _cause(brief.root_cause)),
             **self._keep("nodes", _Same(group), lambda: self._nodes(group, brief, now)),
+            "timeline": self._keep("timeline", (last, wall), timeline),
             "rounds": self._keep("rounds", (last, wall), rounds),
             "pace": self._keep("pace", at_pace, pace),
             "history": self._keep("history", last, lambda: history(older, last)),
@@ -239,17 +232,28 @@ class GroupScene:
     def _nodes(self, group: Group, brief: GroupReply, now: float) -> Mapping[str, str]:
         """The nodes, in rows or as a map; `brief` has none."""
         heard_at = partial(self._service.silence.heard_at, group)
-        every = dots(group) if len(group.nodes) > self._rows else []
+        every, more = dots(group) if len(group.nodes) > (ALL_ROWS if self._whole else ROWS) else [], 0
         if not every:
             reply = views.group_reply(group, now, heard_at)
         else:
-            unusual = [group.nodes[dot.node_id] for dot in every if dot.state not in ORDINARY][:ROWS]
-            nodes = tuple(views.node_reply(group, node, now - heard_at(node)) for node in unusual)
+            unusual = [dot for dot in every if dot.behind or dot.state not in ORDINARY]
+            unusual.sort(key=lambda dot: dot.state == "spare")
+            shown = [group.nodes[dot.node_id] for dot in unusual[:ROWS]]
+            nodes = tuple(views.node_reply(group, node, now - heard_at(node)) for node in shown)
             reply = replace(brief, nodes=nodes)
-        shown = rows(reply)
-        head = section("nodes.html", rows=shown, tally=tally(every), acts=self._acts, group=brief)
+            more = len(unusual) - len(nodes)
+        head = section(
+            "nodes.html",
+            rows=rows(reply),
+            more=more,
+            tally=tally(every),
+            acts=self._acts,
+            group=brief,
+            whole=self._whole,
+        )
+        look = shape(every)
         return {"nodes": head} | {
-            name: self._keep(name, block, partial(section, "map.html", dots=block))
+            name: self._keep(name, (look, block), partial(section, "map.html", dots=block, look=look))
             for name, block in zip(MAPS, map(tuple, blocks(every)), strict=True)
         }
 
@@ -262,6 +266,12 @@ class GroupScene:
         return made
 
 
+def _cause(cause: RootCauseReply | None) -> str:
+    details = failure_details(cause) if cause is not None else ""
+    step = after_failure(cause.reason) if cause is not None else ""
+    return section("cause.html", cause=cause, details=details, next=step)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Same:
     """Equal only for the very same group: frozen, it changes by being replaced."""
@@ -272,47 +282,6 @@ class _Same:
         return isinstance(other, _Same) and other.group is self.group
 
     __hash__ = None  # type: ignore[assignment]
-
-
-class GroupsScene:
-    """The sections of the page with all groups.
-
-    Args:
-        grant: whose groups it shows.
-    """
-
-    def __init__(self, service: Service, grant: Grant) -> None:
-        self._service = service
-        self._grant = grant
-
-    async def sections(self) -> Mapping[str, str]:
-        """All sections by name, as they are now."""
-        self._service.require_ready()
-        now = self._service.now()
-        shown = [group for group in self._service.groups() if self._grant.covers(group.group_id)]
-        quarantined = self._service.quarantined().items()
-        aside = [(name, why) for name, why in quarantined if self._grant.covers(name)]
-
-        def make() -> Mapping[str, str]:
-            made = [
-                Card(views.group_summary(group, now), state_shown(group), max(0.0, now - group.created_at))
-                for group in shown
-            ]
-            made += [Card(views.quarantined_summary(*each), QUARANTINED, None) for each in aside]
-            made.sort(key=lambda card: (_ORDER[card.state], card.summary.group_id))
-            return {"groups": section("groups.html", groups=made)}
-
-        many = sum(len(group.nodes) for group in shown) > views.LARGE
-        return await asyncio.to_thread(make) if many else make()
-
-
-_ORDER = {
-    state: place
-    for place, state in enumerate(
-        (QUARANTINED, "failed", HANGS, "waiting", "starting", "running", "succeeded", "cancelled")
-    )
-}
-"""What needs attention comes first."""
 
 
 def frame(request: Request) -> dict[str, Any]:

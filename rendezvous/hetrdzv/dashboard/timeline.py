@@ -1,24 +1,16 @@
-"""The past of a group, to be drawn: one span after another. Pure."""
+"""The past of a group, to be drawn: one span after another, and the steps of the last hour as lines. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
+from itertools import pairwise
 
+from hetrdzv.service.progress.trail import EVERY_S, Point
 from hetrdzv.words.past import PastReply, PastRoundReply
+from hetrdzv.words.phases import Phase
 
 SHORTEST_S = 0.002
 """What is left of a job's time is drawn from this on: lengths are rounded to the millisecond (seconds)."""
-
-
-class Phase(StrEnum):
-    """What a job does for a while."""
-
-    STARTING = "starting"
-    TRAINING = "training"
-    NOTICING = "noticing"
-    STOPPING = "stopping"
-    WAITING = "waiting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +52,8 @@ def _parts(
     current: PastRoundReply, following: PastRoundReply | None, now: datetime
 ) -> Iterator[tuple[Phase, float]]:
     """The phases of a round, with their lengths (seconds)."""
+    yield from ((part.phase, part.seconds) for part in current.phases)
     over = _moment(current.ended_at) or now
-    running = _moment(current.running_at)
-    starting_s = _seconds(_moment(current.formed_at) or running or over, running or over)
-    if running is not None:
-        yield Phase.STARTING, starting_s
-        yield Phase.TRAINING, current.trained_s
-        yield Phase.NOTICING, _seconds(running, over) - current.trained_s
-    else:
-        noticed_s = min(starting_s, (current.down.noticed_s or 0.0) if current.down is not None else 0.0)
-        yield Phase.STARTING, starting_s - noticed_s
-        yield Phase.NOTICING, noticed_s
     if current.down is not None:
         stopped_s, formed_s = current.down.stopped_s or 0.0, current.down.formed_s or 0.0
         if current.is_last:
@@ -88,3 +71,65 @@ def _moment(at: str | None) -> datetime | None:
 
 def _seconds(since: datetime, until: datetime) -> float:
     return max(0.0, (until - since).total_seconds())
+
+
+WIDTH, HEIGHT = 300.0, 36.0
+"""Of the field that a line is drawn in."""
+
+FEWEST = 4
+"""A line has at least so many points."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A number over time.
+
+    Attributes:
+        pieces: the points of each connected piece, as SVG has them; it is interrupted where nothing is known.
+        least, most, last: of the numbers.
+        since_s: how long ago it begins (seconds).
+    """
+
+    pieces: Sequence[str]
+    least: float
+    most: float
+    last: float
+    since_s: float
+
+
+def step_line(trail: Sequence[Point]) -> Line | None:
+    """Which steps a job has made; None: too little is known."""
+    return _line(trail, [[(point.at, float(point.step)) for point in trail]])
+
+
+def speed_line(trail: Sequence[Point]) -> Line | None:
+    """How many steps a second a job has made; None: too little is known."""
+    pieces: list[list[tuple[float, float]]] = [[]]
+    for before, after in pairwise(trail):
+        if after.round != before.round:
+            pieces.append([])
+        elif after.at - before.at >= EVERY_S / 2:  # of the newest two, the second is under way
+            pieces[-1].append((after.at, max(0, after.step - before.step) / (after.at - before.at)))
+    return _line(trail, pieces, from_zero=True)
+
+
+def _line(
+    trail: Sequence[Point], pieces: Sequence[Sequence[tuple[float, float]]], *, from_zero: bool = False
+) -> Line | None:
+    known = [point for piece in pieces for point in piece]
+    if len(known) < FEWEST:
+        return None
+    began, over = trail[0].at, trail[-1].at
+    numbers = [number for _, number in known]
+    least, most = min(numbers), max(numbers)
+    floor = 0.0 if from_zero else least
+    wide, high = over - began or 1.0, most - floor or 1.0
+    drawn = [
+        " ".join(
+            f"{(at - began) / wide * WIDTH:.1f},{HEIGHT - (number - floor) / high * HEIGHT:.1f}"
+            for at, number in piece
+        )
+        for piece in pieces
+        if piece
+    ]
+    return Line(drawn, least, most, numbers[-1], over - began)

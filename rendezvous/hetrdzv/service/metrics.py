@@ -33,11 +33,13 @@ class _Known:
 
     Attributes:
         counted_at: until when its slots were counted.
+        doing_at: until when it was counted what its workers did; they may have begun to hang then.
         cause: what its newest round formed after.
         ended_at, noticed_at: since when it has no running round, and since when its workers may save.
     """
 
     counted_at: float | None = None
+    doing_at: float | None = None
     cause: str = "first"
     ended_at: float | None = None
     noticed_at: float | None = None
@@ -93,9 +95,17 @@ class Metrics:
         )
         self._slots = counter(
             "hetrdzv_slot_seconds",
-            "Slots of the newest round times seconds, by group state; running divided by all is the goodput.",
+            "Slots of the newest round times seconds, by group state.",
             ["state"],
         )
+        self._running_slots = counter(
+            "hetrdzv_running_slot_seconds",
+            "Of the running ones, by what their workers do (starting_up, training, hanging, unknown); training divided "
+            "by all slot seconds that are not unknown is the goodput.",
+            ["doing"],
+        )
+        for doing in ("starting_up", "training", "hanging", "unknown"):
+            self._running_slots.labels(doing)
         self._commits = short("hetrdzv_commit_seconds", "Commits to the store.")
         self._commit_failures = counter("hetrdzv_commit_failures", "Commits that failed.")
         self._failing = gauge(
@@ -143,6 +153,11 @@ class Metrics:
             return
         known = self._known[group_id]
         known.counted_at = now
+        if old is None or old.state is not GroupState.RUNNING:
+            known.doing_at = now
+        elif new.state is not GroupState.RUNNING:
+            hangs = new.round is not None and new.round.end is not None and new.round.end.hang is not None
+            self._count_doing(old, now, rest="hanging" if hangs else _doing(old))
         for event in events:
             self._happened(known, event, old, now)
         if new.state.terminal and not (old is not None and old.state.terminal and old.job == new.job):
@@ -187,6 +202,25 @@ class Metrics:
         since = self._known[group.group_id].counted_at
         if since is not None and group.round is not None and group.state in _AT_WORK:
             self._slots.labels(group.state.value).inc(group.round.world_size * max(0.0, now - since))
+        if group.state is GroupState.RUNNING:
+            self._count_doing(group, now)
+
+    def _count_doing(self, group: Group, now: float, rest: str = "") -> None:
+        """Count what the workers of a running round do; while it is not clear whether they hang, not yet.
+
+        Args:
+            rest: what they did in the time of which that is not clear, the round being over.
+        """
+        known, active = self._known[group.group_id], group.round
+        if known.doing_at is None or active is None:
+            known.doing_at = now
+            return
+        until = now
+        if not rest and active.stall is not None and not active.stall.told:
+            until = min(now, max(known.doing_at, active.stall.since))
+        slots = active.world_size * max(0.0, until - known.doing_at)
+        self._running_slots.labels(rest or _doing(group)).inc(slots)
+        known.doing_at = until
 
     def render(
         self,
@@ -217,6 +251,16 @@ class Metrics:
         self._quarantined.set(quarantined)
         self._failing.set(failing)
         return generate_latest(self._registry)
+
+
+def _doing(group: Group) -> str:
+    """What the workers of a running round do, in a word."""
+    active = group.round
+    if active is not None and active.stall is not None and active.stall.told:
+        return "hanging"
+    if active is not None and active.trains_at is not None:
+        return "training"
+    return "unknown" if active is None or active.unseen else "starting_up"
 
 
 def _waits_since(group: Group | None, now: float) -> float:

@@ -2,7 +2,7 @@
 
     groups/{g}/group                the group without its nodes and its round
     groups/{g}/nodes/{n}            one node, without its memory-only fields
-    groups/{g}/round                the newest round of the job, its members inside, without its stall
+    groups/{g}/round                the newest round of the job, its members inside, without what is in memory only
     groups/{g}/events/{number}      one line of the history
 
 A group of which a record cannot be read is set aside as a whole: its records stay as they are, the others are served.
@@ -34,7 +34,7 @@ from hetrdzv.protocol.facts.events import Event
 VERSION = 1
 
 _MEMORY_ONLY = {"heard_at", "cut_at", "stop_told_at"}
-_MEMORY_ONLY_OF_ROUND = {"stall"}
+_MEMORY_ONLY_OF_ROUND = {"stall", "moved_at"}
 _STORED_APART = {"nodes", "round"}
 
 _SEAL = re.compile(rb'\{"v":[0-9]+,"crc":"([^"]*)",')
@@ -154,7 +154,7 @@ def changes(
     if old is None or old != replace(new, nodes=old.nodes, round=old.round):
         key = _group_key(group_id)
         puts[key] = _record(key, new, _STORED_APART)
-    if new.round is not None and (old is None or _without_stall(old.round) != _without_stall(new.round)):
+    if new.round is not None and (old is None or _as_stored(old.round) != _as_stored(new.round)):
         key = _round_key(group_id)
         puts[key] = _record(key, new.round, _MEMORY_ONLY_OF_ROUND)
     known = old.nodes if old is not None else {}
@@ -186,8 +186,11 @@ def _vanished(old: Group, new: Group) -> set[str]:
     return keys
 
 
-def _without_stall(round_: Round | None) -> Round | None:
-    return round_ if round_ is None or round_.stall is None else replace(round_, stall=None)
+def _as_stored(round_: Round | None) -> Round | None:
+    """A round without what is in memory only."""
+    if round_ is None or (round_.stall is None and round_.moved_at is None):
+        return round_
+    return replace(round_, stall=None, moved_at=None)
 
 
 def _differs(before: Node, node: Node) -> bool:

@@ -1,5 +1,6 @@
 """Why a node went, a round ended and a job failed, in words."""
 
+from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.facts.causes import (
     Announced,
     BadAddress,
@@ -74,41 +75,49 @@ def unknown(value: Other) -> str:
 # -- rounds --------------------------------------------------------------------------------------------------
 
 
-def failed_worker(failed: FailedWorker, *, last_line: bool = False) -> str:
-    """A worker's failure in one sentence: which worker, on which node, and how it ended.
-
-    Args:
-        last_line: whether the last line of one that exited is quoted.
-    """
+def failed_worker(failed: FailedWorker) -> str:
+    """A worker's failure in one line: the exception that ended it, or how it ended, and which worker that was."""
     if failed.hang:
         who = "a worker hangs" if failed.rank >= 0 else "the workers hang"
         return f"{who}: {lasting(failed.hang.facts, failed.hang.for_s)}"
-    who = f"the program of {failed.node_id}"
-    if failed.rank >= 0:
-        who = f"rank {failed.rank} (local rank {failed.local_rank}) on {failed.node_id}"
+    if failed.where:
+        return f"{failed.said} ({failed.where}, {worker(failed)})"
+    said = f": {failed.said}" if failed.said and failed.signal is None else ""
+    return f"{failed_briefly(failed)}{said}"
+
+
+def failed_briefly(failed: FailedWorker) -> str:
+    """Which worker failed and how, where what it said is known already."""
+    if failed.hang:
+        return f"{worker(failed)} hangs" if failed.rank >= 0 else "the workers hang"
     if failed.signal is not None:
-        return f"{who} was killed by {failed.signal}"
+        return f"{worker(failed)} was killed by {failed.signal}"
     if failed.exit_code is None:
-        return f"{failed.node_id} could not start its workers: {failed.said}"
-    said = f": {failed.said}" if last_line and failed.said else ""
-    return f"{who} exited with code {failed.exit_code}{said}"
+        return f"{failed.node_id} could not start its workers"
+    return f"{worker(failed)} {'failed' if failed.where else f'exited with code {failed.exit_code}'}"
 
 
-def ending(cause: ShownCause, *, last_line: bool = False, consequences: bool = False) -> str:
+def worker(failed: FailedWorker) -> str:
+    """Which worker it is: `rank 1 on gpu1`, or `the program of gpu1`."""
+    return (
+        f"rank {failed.rank} on {failed.node_id}" if failed.rank >= 0 else f"the program of {failed.node_id}"
+    )
+
+
+def ending(cause: ShownCause, *, consequences: bool = False) -> str:
     """What ends a round, in one sentence.
 
     Args:
-        last_line: see `failed_worker`.
         consequences: whether failures came before it was known.
     """
-    text = _ending(cause, last_line)
+    text = _ending(cause)
     return f"{text}; failures elsewhere were a consequence" if consequences else text
 
 
-def _ending(cause: ShownCause, last_line: bool) -> str:
+def _ending(cause: ShownCause) -> str:
     match cause:
         case FailedWorker():
-            return failed_worker(cause, last_line=last_line)
+            return failed_worker(cause)
         case MemberLost():
             return f"{cause.node_id} lost: {going(cause.why)}"
         case MemberLeft(why=Stopped()):
@@ -142,11 +151,16 @@ def cancelled(by: str) -> str:
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
-def failed_because(reason: FailedBecause) -> str:
-    """Why a job fails, in one sentence."""
+def failed_because(reason: FailedBecause, *, briefly: bool = False) -> str:
+    """Why a job fails, in one sentence.
+
+    Args:
+        briefly: what the worker said is known already.
+    """
+    failure = failed_briefly if briefly else failed_worker
     match reason:
         case WorkerFault():
-            text = failed_worker(reason.worker)
+            text = failure(reason.worker)
             match reason.hopeless:
                 case "":
                     return text
@@ -156,7 +170,7 @@ def failed_because(reason: FailedBecause) -> str:
                     return f"{text}; no restart, since no_restart_on has exit code {reason.worker.exit_code}"
         case CrashLoop():
             rounds = f"{count(reason.rounds, 'round')} in a row failed without any progress"
-            return f"crash loop: {rounds}; {failed_worker(reason.worker)}"
+            return f"{failure(reason.worker)}; crash loop: {rounds}"
         case WorkersApart():
             return never_met(reason.apart)
         case MemberGone():
@@ -183,3 +197,20 @@ def _join_timeout(reason: JoinTimeout) -> str:
     elif reason.world is not None:
         lack = f"; {no_world(reason.world)}"
     return f"not enough nodes joined within {reason.within_s:g} s: {standing(reason.ready)} ready{who}{lack}{late}"
+
+
+def failure_details(cause: RootCauseReply) -> str:
+    """Where and how the worker failed that is to blame: `node gpu3, rank 5 (local rank 1), exit code 1, round 2`."""
+    parts = [f"node {cause.node_id}"] if cause.node_id else []
+    if (failure := cause.failure) is not None:
+        if failure.rank >= 0:
+            parts.append(f"rank {failure.rank} (local rank {failure.local_rank})")
+        if failure.signal:
+            parts.append(f"killed by {failure.signal}")
+        elif failure.exit_code is not None:
+            parts.append(f"exit code {failure.exit_code}")
+        elif failure.rank >= 0:
+            parts.append("hangs")
+    if cause.round:
+        parts.append(f"round {cause.round}")
+    return ", ".join(parts)

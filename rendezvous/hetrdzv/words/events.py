@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hetrdzv.protocol.facts import events
+from hetrdzv.protocol.facts.causes import FailedWorker, ShownCause
 from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
@@ -60,8 +61,19 @@ def _round_running(facts: events.RoundRunning, event: Event) -> str:
     return f"round {event.round} runs on {count(facts.nodes, 'node')}, world size {facts.world_size}"
 
 
+def _training_began(facts: events.TrainingBegan, event: Event) -> str:
+    return f"round {event.round} trains"
+
+
 def _round_ended(facts: events.RoundEnded, event: Event) -> str:
-    return f"round {event.round} ended: {causes.ending(facts.cause)}"
+    return f"round {event.round} ended: {_after_failure(facts.cause)}"
+
+
+def _after_failure(cause: ShownCause) -> str:
+    """What ended a round; of a failure, of which an event has told what it said, only whose it was."""
+    if isinstance(cause, FailedWorker) and cause.hang is None:
+        return causes.failed_briefly(cause)
+    return causes.ending(cause)
 
 
 def _round_judged(facts: events.RoundJudged, event: Event) -> str:
@@ -69,7 +81,7 @@ def _round_judged(facts: events.RoundJudged, event: Event) -> str:
 
 
 def _restart_spent(facts: events.RestartSpent, event: Event) -> str:
-    return f"restart {spent_of(facts.restarts, facts.budget)}: {causes.failed_worker(facts.worker)}"
+    return f"restart {spent_of(facts.restarts, facts.budget)}: {causes.failed_briefly(facts.worker)}"
 
 
 def _group_succeeded(facts: events.GroupSucceeded, event: Event) -> str:
@@ -78,7 +90,7 @@ def _group_succeeded(facts: events.GroupSucceeded, event: Event) -> str:
 
 
 def _group_failed(facts: events.GroupFailed, event: Event) -> str:
-    text = f"the job failed: {causes.failed_because(facts.reason)}"
+    text = f"the job failed: {causes.failed_because(facts.reason, briefly=True)}"
     if facts.budget is not None:
         text += f"; all {count(facts.budget, 'restart')} used up" if facts.budget else "; max_restarts is 0"
     if facts.gave_up is not None and facts.left is not None:
@@ -203,6 +215,7 @@ _TEXTS: Mapping[type, Callable[[Any, Event], str]] = {
     events.RoundFormed: _round_formed,
     events.StartedUnbounded: _started_unbounded,
     events.RoundRunning: _round_running,
+    events.TrainingBegan: _training_began,
     events.RoundEnded: _round_ended,
     events.RoundJudged: _round_judged,
     events.RestartSpent: _restart_spent,

@@ -6,13 +6,24 @@ of one server after another; where their clocks disagree, no duration is below 0
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from hetrdzv.protocol.facts.events import RestartSpent, RoundEnded, RoundFormed, RoundJudged
+from hetrdzv.protocol.facts.causes import FailedWorker
+from hetrdzv.protocol.facts.events import (
+    GroupFailed,
+    GroupSucceeded,
+    RestartSpent,
+    RoundEnded,
+    RoundFormed,
+    RoundJudged,
+    RoundRunning,
+    Stalled,
+)
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.words.causes import ending, failed_worker
+from hetrdzv.words.causes import ending, failed_because, failed_worker
+from hetrdzv.words.phases import Phase, Times, divided
 from hetrdzv.words.rooms import COSTS
 
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}
@@ -20,7 +31,9 @@ OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.termi
 
 _COSTS = {kind: cost for room in COSTS for kind, cost in room.items()}
 
-KINDS = {"round_formed", "round_running", "round_ended", "round_judged", "restart_spent", *OUTCOMES, *_COSTS}
+_OF_A_ROUND = ("round_formed", "round_running", "training_began", "stalled", "goes_on", "round_ended")
+
+KINDS = {*_OF_A_ROUND, "round_judged", "restart_spent", *OUTCOMES, *_COSTS}
 """The kinds of events that `past` looks at."""
 
 
@@ -51,6 +64,14 @@ class DownReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseReply:
+    """A stretch of a round's time: what it went into, and how long it is (seconds)."""
+
+    phase: Phase
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PastRoundReply:
     """A round of the past, or the one that runs.
 
@@ -64,7 +85,10 @@ class PastRoundReply:
         why: the same in a sentence.
         is_last: the job ended with it.
         cost_restart: a restart was spent on it.
-        trained_s: how long all its workers ran (seconds).
+        trained_s: from the first collective or step of its workers to the last, without the time in which they hung
+            (seconds); None: nobody can tell.
+        hung_s: how long they waited for others that did not come (seconds).
+        phases: what its time went into, from its forming to its end.
         down: what its end cost; None: it runs, or the job ended at the same moment.
         costs: what else its end cost, as optional features say, in a few words each.
     """
@@ -78,7 +102,9 @@ class PastRoundReply:
     why: str = ""
     is_last: bool = False
     cost_restart: bool = False
-    trained_s: float = 0.0
+    trained_s: float | None = None
+    hung_s: float = 0.0
+    phases: tuple[PhaseReply, ...] = ()
     down: DownReply | None = None
     costs: tuple[str, ...] = ()
 
@@ -88,25 +114,31 @@ class PastReply:
     """What became of a group's time since its first round formed, as far back as its history goes.
 
     Attributes:
-        trained_s: how long all workers of a round ran (seconds).
+        trained_s: of all rounds together (seconds), as far as is known.
+        hung_s: the same.
+        unknown_s: how long workers ran of whom nobody can tell whether they trained (seconds).
         whole_s: from the first round to the end of the job, or to now (seconds).
     """
 
     rounds: tuple[PastRoundReply, ...]
     trained_s: float
+    hung_s: float = 0.0
+    unknown_s: float = 0.0
     whole_s: float
 
     @property
     def share(self) -> float | None:
-        """Which share of the time was spent training (0 to 1); None: there was no time yet."""
-        return min(1.0, self.trained_s / self.whole_s) if self.whole_s > 0 else None
+        """Which share of the time was spent training (0 to 1), of that of which it is known; None: of none it is."""
+        known_s = self.whole_s - self.unknown_s
+        return min(1.0, self.trained_s / known_s) if known_s > 0 else None
 
 
 class _Round:
     """A round while its events are being read."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, known_since: datetime) -> None:
         self.number = number
+        self.known_since = known_since
         self.formed: datetime | None = None
         self.running: datetime | None = None
         self.ended: datetime | None = None
@@ -121,13 +153,32 @@ class _Round:
         self.job_ended: datetime | None = None
         self.cost_restart = False
         self.costs: list[str] = []
+        self.watched = False
+        self.began: datetime | None = None
+        self.idle_s: float | None = None
+        self.stalls: list[tuple[datetime, datetime | None]] = []
+        self.hangs = False  # that ended it
+
+    def stalled(self, at: datetime, for_s: float) -> None:
+        """Workers have waited for others for so long."""
+        if not self.stalls or self.stalls[-1][1] is not None:
+            self.stalls.append((at - timedelta(seconds=for_s), None))
+
+    def goes_on(self, at: datetime) -> None:
+        """They wait no longer."""
+        if self.stalls and self.stalls[-1][1] is None:
+            self.stalls[-1] = self.stalls[-1][0], at
 
     def reply(self, now: datetime) -> PastRoundReply:
         over = self.ended if self.ended is not None else now
         began = self.running or self.formed
         if self.noticed_s is not None and began is not None:
             self.noticed_s = min(self.noticed_s, _seconds(began, over))
-        trained_s = max(0.0, _seconds(self.running, over) - (self.noticed_s or 0.0)) if self.running else 0.0
+        phases = self._phases(over)
+        spent = dict.fromkeys(Phase, 0.0)
+        for phase, seconds in phases:
+            spent[phase] += seconds
+        trained_s = None if spent[Phase.UNKNOWN] else round(spent[Phase.TRAINING], 3)
         return PastRoundReply(
             number=self.number,
             formed_at=_shown(self.formed),
@@ -138,9 +189,35 @@ class _Round:
             why=self.why,
             is_last=self.job_ended is not None,
             cost_restart=self.cost_restart,
-            trained_s=round(trained_s, 3),
+            trained_s=trained_s,
+            hung_s=round(spent[Phase.HANGING], 3),
+            phases=tuple(PhaseReply(phase=phase, seconds=round(seconds, 3)) for phase, seconds in phases),
             costs=tuple(self.costs),
-            down=self._down() if self.ended is not None and self.ended != self.job_ended else None,
+            down=self._down() if self.ended is not None and self._has_cost else None,
+        )
+
+    @property
+    def _has_cost(self) -> bool:
+        """Whether its end cost any time: it is not the end of the job, or that was noticed late."""
+        return self.ended != self.job_ended or bool(self.noticed_s)
+
+    def _phases(self, over: datetime) -> list[tuple[Phase, float]]:
+        start = self.formed or self.known_since
+        fault_s = _seconds(start, over) - (self.noticed_s or 0.0)
+        stalls = [(_signed(start, since), _signed(start, until or over)) for since, until in self.stalls]
+        if self.hangs:
+            stalls.append((fault_s, _seconds(start, over)))
+        return divided(
+            Times(
+                formed=0.0,
+                ended=_seconds(start, over),
+                running=None if self.running is None else _signed(start, self.running),
+                began=None if self.began is None else _signed(start, self.began),
+                last=None if self.idle_s is None else fault_s - self.idle_s,
+                fault=fault_s,
+                watched=self.watched,
+                stalls=sorted(stalls),
+            )
         )
 
     def _down(self) -> DownReply:
@@ -184,24 +261,35 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
             else:
                 current.next_formed, current.formed_s = at, event.after_s
                 current.cause = event.facts.cause or current.cause
-            current = _Round(event.round)
+            current = _Round(event.round, at)
             current.formed = at
             current.world_size = event.facts.world_size
             rounds.append(current)
             continue
         if current is None:
-            if event.round is None or event.kind not in ("round_running", "round_ended"):
+            if event.round is None or event.kind not in _OF_A_ROUND:
                 continue
-            current = _Round(event.round)
+            current = _Round(event.round, at)
             rounds.append(current)
             spans.append((at, None))
         match event.kind:  # known even where the facts are not, since a newer server knows more
             case "round_running":
                 current.running = at
+                current.watched = isinstance(event.facts, RoundRunning) and event.facts.watched
                 if len(rounds) > 1 and rounds[-2].job_ended is None:
                     rounds[-2].next_running = at
+            case "training_began":
+                current.began = at - timedelta(seconds=event.after_s or 0.0)
+            case "stalled":
+                current.stalled(at, event.facts.for_s if isinstance(event.facts, Stalled) else 0.0)
+            case "goes_on":
+                current.goes_on(at)
             case "round_ended":
                 current.ended, current.noticed_s, current.why = at, event.after_s, _why(event)
+                if isinstance(event.facts, RoundEnded):
+                    current.idle_s, current.watched = event.facts.idle_s, event.facts.watched
+                    cause = event.facts.cause
+                    current.hangs = isinstance(cause, FailedWorker) and cause.hang is not None
             case "round_judged":
                 current.why = _why(event)
             case "restart_spent":
@@ -218,13 +306,17 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
             case kind if kind in OUTCOMES:
                 if current.ended is None:
                     current.ended = at
+                    if isinstance(event.facts, GroupSucceeded):
+                        current.idle_s, current.watched = event.facts.idle_s, event.facts.watched
                 current.formed_s = event.after_s
-                current.cause, current.why, current.job_ended = OUTCOMES[kind], event.text, at
+                current.cause, current.why, current.job_ended = OUTCOMES[kind], _why(event), at
                 spans[-1] = (spans[-1][0], at)
     replies = tuple(past_round.reply(now) for past_round in rounds)
     return PastReply(
         rounds=replies,
-        trained_s=round(sum(reply.trained_s for reply in replies), 3),
+        trained_s=_sum(replies, Phase.TRAINING),
+        hung_s=_sum(replies, Phase.HANGING),
+        unknown_s=_sum(replies, Phase.UNKNOWN),
         whole_s=round(sum(_seconds(began, end or now) for began, end in spans), 3),
     )
 
@@ -238,8 +330,19 @@ def _why(event: EventReply) -> str:
             return ending(cause, consequences=True)
         case RestartSpent(worker=worker):
             return failed_worker(worker)
+        case GroupFailed(reason=reason):
+            return failed_because(reason)
         case _:
             return event.text
+
+
+def _sum(rounds: Iterable[PastRoundReply], phase: Phase) -> float:
+    """How long all rounds were in a phase (seconds)."""
+    return round(sum(part.seconds for each in rounds for part in each.phases if part.phase is phase), 3)
+
+
+def _signed(since: datetime, until: datetime) -> float:
+    return (until - since).total_seconds()
 
 
 def _seconds(since: datetime, until: datetime) -> float:

@@ -99,7 +99,7 @@ def _of_group(reason: GroupReason, clock: Clock) -> str:
         case reasons.Cancelled(by=by):
             return causes.cancelled(by)
         case reasons.Failed(cause=cause):
-            return f"the job failed: {causes.failed_because(cause) if cause is not None else 'unknown cause'}"
+            return causes.failed_because(cause) if cause is not None else "the job failed: unknown cause"
         case reasons.Starting(round=number, nodes=nodes):
             return f"round {number} is starting: waiting for {names(nodes)} to start {_its(nodes)} workers"
         case reasons.AboutToEnd(round=number, cause=cause, nodes=nodes, until=until):
@@ -117,7 +117,7 @@ def _of_group(reason: GroupReason, clock: Clock) -> str:
 
 def ended_by(last: reasons.Ended) -> str:
     """What ended a round, in one sentence."""
-    return causes.ending(last.cause, last_line=last.judged, consequences=last.consequences)
+    return causes.ending(last.cause, consequences=last.consequences)
 
 
 def _stalls(reason: reasons.Stalls, clock: Clock) -> str:

@@ -74,7 +74,7 @@ def passed_by(value: PassedBy) -> str:
     """Why a snapshot is passed by, in a clause."""
     match value.why:
         case FailedAgain():
-            how = failed_worker(value.why.worker, last_line=True)
+            how = failed_worker(value.why.worker)
             return f"rounds that began from it failed twice in the same way, the last time {how}"
         case NotLoaded():
             return f"workers on {names(value.why.nodes)} could not load any copy of it"

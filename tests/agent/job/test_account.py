@@ -1,35 +1,85 @@
 """Where a node's time went."""
 
-from hetagent.job.account import FIRST, STOPPING, Account, Spent, account_lines
+from hetagent.job.account import (
+    FINISHING,
+    FIRST,
+    STARTING_UP,
+    STOPPING,
+    Account,
+    Motion,
+    Spent,
+    account_lines,
+)
 
 
 def test_each_second_goes_to_one_thing() -> None:
     account = Account(10.0)
-    account.trains(15.0)
-    account.loses("gpu2 lost", 115.0)
-    account.loses("a consequence", 116.0)
-    account.trains(125.0)
-    account.loses("rank 3 exited", 225.0)
-    account.blames("gpu2 lost")
-    account.trains(226.0)
-    account.waits_for_others(326.0)
-    account.loses(STOPPING, 328.0)
+    account.runs(15.0)
+    account.loses("gpu2 lost", 115.0, Motion(25.0, 115.0))
+    account.loses("a consequence", 116.0, Motion(25.0, 115.0))
+    account.runs(125.0)
+    account.loses("rank 3 hangs", 225.0, Motion(130.0, 205.0))
+    account.runs(226.0)
+    account.waits_for_others(326.0, Motion(227.0, 323.0))
+    account.loses(STOPPING, 328.0, None)
     spent = account.spent(329.0)
-    assert spent == Spent(300.0, 2.0, (("gpu2 lost", 11.0), (FIRST, 5.0), (STOPPING, 1.0)))
+    losses = {
+        STARTING_UP: 16.0,
+        "rank 3 hangs": 21.0,
+        "gpu2 lost": 10.0,
+        FIRST: 5.0,
+        FINISHING: 3.0,
+        STOPPING: 1.0,
+    }
+    assert (spent.trained_s, spent.others_s, dict(spent.lost), spent.unseen_s) == (261.0, 2.0, losses, 0.0)
     assert spent.total_s == 319.0
     assert account_lines(spent) == [
-        "time     trained 5 min 0 s of 5 min 19 s here (94%)",
-        "lost     11 s: gpu2 lost",
+        "time     trained 4 min 21 s of 5 min 19 s here (82%)",
+        "lost     21 s: rank 3 hangs",
+        "         16 s: starting up, before the first collective or step",
+        "         10 s: gpu2 lost",
         "         5.0 s: waiting for the first round",
-        "         1.0 s: stopping at the end",
+        "         4.0 s: 2 more",
         "         2.0 s: waiting for other nodes to finish",
     ]
+
+
+def test_what_a_round_is_judged_to_have_ended_for() -> None:
+    account = Account(10.0)
+    account.runs(10.0)
+    account.loses("rank 3 exited", 15.0, Motion(10.0, 15.0))
+    account.blames("gpu2 lost")
+    assert account.spent(20.0).lost == (("gpu2 lost", 5.0),)
+
+
+def test_workers_that_did_nothing_were_only_starting_up() -> None:
+    account = Account(0.0)
+    account.runs(0.0)
+    account.loses("rank 0 exited", 4.0, Motion())
+    spent = account.spent(4.0)
+    assert spent == Spent(0.0, 0.0, ((STARTING_UP, 4.0),))
+    assert account_lines(spent)[0] == "time     trained 0.0 s of 4.0 s here (0%)"
+
+
+def test_what_nobody_can_see_is_said_to_be_unknown() -> None:
+    account = Account(0.0)
+    account.runs(0.0)
+    account.loses("rank 0 exited", 40.0, None)
+    assert account_lines(account.spent(50.0)) == [
+        "time     ran 40 s of 50 s here; how much of that was training is unknown",
+        "lost     10 s: rank 0 exited",
+    ]
+    account.runs(50.0)
+    account.loses("rank 0 exited", 100.0, Motion(60.0, 100.0))
+    assert account_lines(account.spent(100.0))[0] == (
+        "time     trained 40 s of 1 min 40 s here (67%); whether it trained in 40 s is unknown"
+    )
 
 
 def test_what_came_before_the_first_round_is_nobodys_fault() -> None:
     account = Account(0.0)
     account.blames("rank 3 exited")
-    account.loses("gpu2 lost", 5.0)
+    account.loses("gpu2 lost", 5.0, None)
     assert account.spent(7.0) == Spent(0.0, 0.0, ((FIRST, 7.0),))
 
 

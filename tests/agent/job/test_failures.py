@@ -21,6 +21,7 @@ from hetagent.job.failures import (
 from hetrdzv.protocol.directive import FailureReply, RootCauseReply
 from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.facts.parts import Other
+from hetrdzv.protocol.texts.raised import raised
 
 
 def error_file(tmp_path: Path, content: object) -> str:
@@ -117,6 +118,39 @@ def test_the_end_is_kept_in_whole_lines(tmp_path: Path) -> None:
     assert failure_message(Left("", str(log)), 1) == "z" * MAX_CHARACTERS
 
 
+DEEP = "".join(f'  File "/venv/lib/python3.11/site-packages/m{i}.py", line {i}, in f\n' for i in range(200))
+OWN = '  File "/work/train.py", line 7, in <module>'
+
+
+@pytest.mark.parametrize(
+    ("stack", "begins", "ends"),
+    [
+        (
+            f"Traceback (most recent call last):\n{OWN}\n{DEEP}ValueError: x\n",
+            f"{OWN}\n  …\n",
+            "ValueError: x",
+        ),
+        (
+            f"Traceback (most recent call last):\n{OWN}\nRuntimeError: Error(s) in loading\n"
+            + "  key\n" * 2000,
+            f"{OWN}\nRuntimeError: Error(s) in loading\n  …\n",
+            "  key",
+        ),
+    ],
+)
+def test_what_is_too_long_still_says_which_exception_it_was(
+    tmp_path: Path, stack: str, begins: str, ends: str
+) -> None:
+    message = failure_message(Left(error_file(tmp_path, recorded(stack))), 1)
+    assert MAX_CHARACTERS - 100 < len(message) <= MAX_CHARACTERS
+    assert message.startswith(begins)
+    assert message.endswith(ends)
+    whole, kept = raised(stack), raised(message)
+    assert whole is not None
+    assert kept is not None
+    assert kept.summary == whole.summary
+
+
 # -- the agent's own error file ------------------------------------------------------------------------------
 
 
@@ -139,7 +173,7 @@ def test_the_root_cause_is_written_in_torchs_format(tmp_path: Path, monkeypatch:
     write_root_cause(cause(exit_code=3, message="Traceback ...\nValueError: x\n"))
     failure = ProcessFailure(1, 1234, 3, str(path))  # how torch, and whoever reads its files, reads it
     assert failure.timestamp > 1_700_000_000
-    assert failure.message["message"] == "rank 5 on gpu3 failed: ValueError: x"  # type: ignore[index]
+    assert failure.message["message"] == "rank 5 on gpu3 failed"  # type: ignore[index]
     assert failure.message["extraInfo"]["py_callstack"] == "Traceback ...\nValueError: x"  # type: ignore[index]
     assert failure.message["errorCode"] == 3  # type: ignore[index]
 

@@ -323,7 +323,7 @@ def test_the_failing_workers_own_code_and_what_it_said(rig: Make) -> None:
     assert made.run() == 9
     cause = made.group()["root_cause"]
     assert (cause["failure"]["rank"], cause["failure"]["exit_code"]) == (1, 9)
-    assert "round 1: rank 1 (local rank 1) exited with code 9" in made.said
+    assert "round 1: rank 1 on a exited with code 9" in made.said
 
 
 def test_a_real_time_signal_has_a_name_too(rig: Make) -> None:
@@ -471,7 +471,7 @@ def test_the_root_cause_is_written_where_whoever_started_the_agent_looks_for_it(
     )
     assert made.run() == 3
     record = json.loads((tmp_path / "error.json").read_text())["message"]
-    assert record["message"] == "rank 1 (local rank 1) on a exited with code 3: boom"
+    assert record["message"] == "rank 1 on a exited with code 3: boom"
     assert (record["errorCode"], record["extraInfo"]["py_callstack"]) == (3, "boom")
 
 

@@ -146,7 +146,7 @@ def test_what_becomes_of_workers_that_got_a_notice(rig: Make) -> None:
     assert "SIGUSR1 was not sent to local rank 1: without a handler it would have killed the worker" in said
     for number, ready in enumerate((True, True, False, False), start=1):
         assert (f"round {number}: the workers are ready to stop" in said) is ready
-    assert "round 3: rank 1 (local rank 1) exited with code 3" in said
+    assert "round 3: rank 1 on a exited with code 3" in said
     assert "all local workers succeeded" not in said.partition("round 4:")[0]
     assert (made.group()["round"], made.group()["restarts"], made.group()["state"]) == (4, 1, "succeeded")
 

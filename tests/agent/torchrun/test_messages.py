@@ -65,4 +65,5 @@ def test_how_torchs_agent_is_sent_away(fields: dict[str, Any], error: type[Excep
     raised = exit_error(directive("exit", **{"round_number": fields.pop("round"), **fields}))
     assert type(raised) is error
     advises = fields.get("root_cause") is CUT_OFF or (fields["exit_code"] == 1 and "outcome" not in fields)
-    assert str(raised) == (with_options("for a reason") if advises else "for a reason")
+    said = "the job failed: for a reason" if fields.get("outcome") == "failed" else "for a reason"
+    assert str(raised) == (with_options(said) if advises else said)

@@ -2,7 +2,21 @@
 
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard import nodes
-from hetrdzv.dashboard.nodes import BLOCK_NODES, BLOCKS, Dot, blocks, dots, tally
+from hetrdzv.dashboard.nodes import (
+    BLOCK_NODES,
+    BLOCKS,
+    FEW_WORKERS,
+    OUTLIERS,
+    TILES,
+    Dot,
+    blocks,
+    dots,
+    paces,
+    shape,
+    tally,
+)
+from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.service.progress.table import Table
 from tests.server.told import Told, running
 
 NAMES = [f"n{number:03}" for number in range(120)]
@@ -55,8 +69,47 @@ def test_more_nodes_than_parts_make_larger_parts() -> None:
     assert list(blocks([])) == [[]] * BLOCKS
 
 
+def test_up_to_some_number_nodes_have_their_names_and_room_for_them() -> None:
+    few = [Dot(f"n{number}", "running", "", False) for number in range(TILES)]
+    assert shape(few) == "named"
+    assert shape([*few, few[0]]) == ""
+    assert shape([Dot("trainer-worker-17", "running", "", False)]) == "named long"
+
+
 def test_a_device_is_named_first_and_versions_by_name() -> None:
     gpus = {"kind": "cuda", "torch": "2.13.0", "name": "8 x H100", "memory_gib": "80"}
     assert nodes._device(gpus) == ["8 x H100", "80 GiB", "torch 2.13.0"]
     assert nodes._device({"python": "3.11.7", "kind": "cpu"}) == ["cpu", "python 3.11.7"]
     assert nodes._device({}) == []
+
+
+def seen(*workers: Worker) -> Table:
+    table = Table()
+    for rank, worker in enumerate(workers):
+        table.note("g", f"n{rank}", NodeProgress(round=1, workers=(worker,)), 0.0)
+    return table
+
+
+def test_of_many_workers_those_that_need_a_look_are_shown_beside_the_median() -> None:
+    workers = [Worker(rank=rank, waiting=0.4) for rank in range(40)]
+    workers[30] = Worker(rank=30, waiting=0.01)
+    workers[35] = Worker(rank=35, waiting=0.5, state="stopped")
+    shown = paces(seen(*workers).workers("g", 1).values(), 1.0)
+    assert [pace.worker.rank for pace in shown.rows] == [0, 30, 35], "three in any case"
+    assert (shown.total, shown.columns) == (40, {"state", "waits"})
+    assert shown.usual is not None
+    assert (shown.usual.waiting, shown.usual.per_s) == (0.4, None)
+    everybody = paces(seen(*workers).workers("g", 1).values(), 1.0, whole=True)
+    assert (len(everybody.rows), everybody.usual) == (40, None)
+    shown = paces(seen(*workers).workers("g", 1).values(), 1.0, behind=(7,))
+    assert [pace.worker.rank for pace in shown.rows] == [7, 30, 35]
+    slow = [Worker(rank=rank, waiting=0.1 if rank < 10 else 0.4) for rank in range(40)]
+    shown = paces(seen(*slow).workers("g", 1).values(), 1.0)
+    assert [pace.worker.rank for pace in shown.rows] == list(range(OUTLIERS))
+
+
+def test_few_workers_are_all_shown_and_only_columns_in_which_there_is_something() -> None:
+    workers = [Worker(rank=rank, step=3) for rank in range(FEW_WORKERS)]
+    shown = paces(seen(*workers).workers("g", 1).values(), 1.0)
+    assert (len(shown.rows), shown.usual) == (FEW_WORKERS, None)
+    assert shown.columns == {"step"}

@@ -11,10 +11,11 @@ from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Leave, NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interval_s
-from hetrdzv.dashboard.scenes import MAPS, GroupScene, GroupsScene, told_until
+from hetrdzv.dashboard.overview import GroupsScene
+from hetrdzv.dashboard.scenes import MAPS, GroupScene, told_until
 from hetrdzv.protocol.facts.events import RoundFormed
 from hetrdzv.protocol.pages import EventReply
-from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.protocol.rooms.progress import Collectives, NodeProgress, Worker
 from hetrdzv.service.service import Service
 from tests.server.told import BEGAN
 from tests.support.served import HandClock, join, serving, started, two_nodes
@@ -24,9 +25,14 @@ NODES = 120
 
 
 @pytest.fixture
-async def service() -> AsyncIterator[Service]:
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+async def service(clock: HandClock) -> AsyncIterator[Service]:
     """A service with a group of many nodes that runs; its clock stands still."""
-    async with serving(clock=HandClock()) as (running, _):
+    async with serving(clock=clock) as (running, _):
         for number in range(NODES):
             await running.execute("g", join(f"n{number:03}", min_nodes=NODES, max_nodes=NODES))
         for number in range(NODES):
@@ -53,7 +59,7 @@ async def test_nodes_that_need_attention_have_rows_and_all_have_them_for_who_ask
     assert sections["nodes"].count('<tr class="state-') == 1
     assert "1 left" in sections["nodes"]
     assert f"{NODES} running" in sections["nodes"]
-    sections = await GroupScene(service, "g", acts=True, rows=1000).sections()
+    sections = await GroupScene(service, "g", acts=True, whole=True).sections()
     assert sections["nodes"].count('<tr class="state-') == NODES + 1
     assert sections["map-0"].strip() == ""
 
@@ -70,6 +76,34 @@ async def test_workers_that_are_watched_are_not_said_to_be_unseen() -> None:
             service.progress.note("g", name, told, 60.0)
         clock.pass_by(service, 10)
         assert "has not reported on it" not in (await scene.sections())["now"]
+
+
+async def test_steps_of_the_last_hour_are_lines_where_a_script_says_them(
+    service: Service, clock: HandClock
+) -> None:
+    scene = GroupScene(service, "g", acts=True)
+    for minute in range(6):
+        told = NodeProgress(round=1, workers=(Worker(rank=0, step=60 * minute),))
+        service.progress.note("g", "n000", told, 60.0)
+        if minute == 2:
+            assert "<polyline" not in (await scene.sections())["pace"], "too few to be a line"
+        clock.pass_by(service, 60)
+    pace = (await GroupScene(service, "g", acts=True).sections())["pace"]
+    assert pace.count("<polyline") == 2
+    assert "steps/s <b>1</b>" in pace
+    assert "step <b>300</b>" in pace
+
+
+async def test_a_slow_rank_is_said_with_what_it_costs(service: Service, clock: HandClock) -> None:
+    lanes = (Collectives(name="0", size=NODES, enqueued=500, completed=500),)
+    for rank in range(NODES):
+        worker = Worker(rank=rank, waiting=0.0 if rank == 7 else 0.5, looks=400, collectives=lanes)
+        service.progress.note("g", f"n{rank:03}", NodeProgress(round=1, workers=(worker,)), 600.0)
+    assert "Slow" not in (await GroupScene(service, "g", acts=True).sections())["now"], "it is too early"
+    clock.pass_by(service, 100)
+    sections = await GroupScene(service, "g", acts=True).sections()
+    assert f"which costs the time of 59.5 of {NODES} workers" in sections["now"]
+    assert sections["pace"].count(">slow<") == 1
 
 
 async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:

@@ -27,11 +27,11 @@ def test_each_phase_of_a_restart_is_drawn() -> None:
     story = restarted()
     story.wait(29.5)
     assert phases(story) == [
-        ("starting", 2.0, 1),
+        ("starting up", 2.0, 1),
         ("training", 59.5, 1),
         ("noticing", 0.5, 1),
         ("stopping", 4.0, 1),
-        ("starting", 6.0, 2),
+        ("starting up", 6.0, 2),
         ("training", 29.5, 2),
     ]
 
@@ -51,7 +51,7 @@ def test_nothing_comes_after_a_job() -> None:
     story.wait(10.0)
     story.succeeded("a")
     story.now += 500.0
-    assert phases(story) == [("starting", 2.0, 1), ("training", 10.0, 1)]
+    assert phases(story) == [("starting up", 2.0, 1), ("training", 10.0, 1)]
 
 
 def test_the_stop_of_the_last_round_is_drawn() -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from hetagent.job.account import Motion
 from hetagent.job.progress import progress_files, stacks
 from hetagent.job.progress.sources import Health
 from hetagent.job.progress.standstill import Track, Tracks
@@ -123,7 +124,7 @@ class RoundWatch:
             file, socket = self._names(local_rank)
             self._lookers[rank_offset + local_rank] = Looker(
                 pid=pid,
-                track=Track(now),
+                track=Track(now, is_first=rank_offset + local_rank == 0),
                 world_size=self._world_size,
                 file=file,
                 socket=socket,
@@ -155,6 +156,18 @@ class RoundWatch:
         known = [count for count in counts if count is not None]
         collectives = max(known) if known and len(known) == len(counts) else None
         return collectives, max(steps, default=None)
+
+    def motion(self) -> Motion | None:
+        """When the workers first moved and last did, as far as was seen; None: nobody can tell."""
+        with self._lock:
+            lookers = list(self._lookers.values())
+            seen = [motion for looker in lookers if (motion := looker.track.motion).first_at is not None]
+            if not seen and any(self._collectives(looker) is None for looker in lookers):
+                return None
+        return Motion(
+            min((motion.first_at for motion in seen if motion.first_at is not None), default=None),
+            max((motion.last_at for motion in seen if motion.last_at is not None), default=None),
+        )
 
     def _collectives(self, looker: Looker) -> int | None:
         # A worker without others has nobody to do collectives with: that it asks for none says nothing.

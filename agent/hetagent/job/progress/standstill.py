@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
+from hetagent.job.account import Motion
 from hetagent.job.progress.cpu import CpuTime
 from hetrdzv.protocol.bounds import MAX_ALL_LANES, MAX_KNOWN_S, MAX_LANES, MAX_SECONDS
 from hetrdzv.protocol.rooms.progress import Collectives, NodeProgress, Worker
@@ -76,16 +77,19 @@ class Track:
 
     Attributes:
         began_at: when it was started.
+        is_first: it is rank 0, of which the server has to know at once that it moves.
         unseen: why its collectives cannot be known now; empty: they are; None: there is nothing to see yet.
         lost: why nothing at all can be known of it now; empty: something can.
         sources: which of torch's backends tell of them.
         claim, counts, groups: as last seen.
         cpu: what its process does while it does not move.
-        changed_at: when one of them last changed.
+        motion: when its collectives and steps first changed, and last.
+        changed_at: when anything of it last changed, also what its process does.
         looked_at: until when it is known to have changed no more.
     """
 
     began_at: float
+    is_first: bool = False
     unseen: str | None = None
     lost: str = ""
     sources: str = ""
@@ -93,6 +97,7 @@ class Track:
     counts: Mapping[str, object] = field(default_factory=dict)
     groups: Sequence[Collectives] = ()
     cpu: CpuTime = field(default_factory=CpuTime)
+    motion: Motion = field(default_factory=Motion)
     changed_at: float = field(init=False)
     looked_at: float = field(init=False)
     _state: State = State.RUNS
@@ -100,7 +105,7 @@ class Track:
     _longest_s: float = 0.0
     _still: bool = False
     _news: tuple[object, ...] = ()  # what the server has to know at once, if it is not what it was told
-    _told: tuple[object, ...] = (State.RUNS, None, False, False)
+    _told: tuple[object, ...] = (State.RUNS, None, False, False, False)
     _answers: int = 0
     _waits: int = 0
     _moves: int = 0  # how many answers differed from the one before
@@ -126,6 +131,8 @@ class Track:
         if claim != self.claim:
             # An announced pause is none, and neither is its end.
             self._changed(at, counts=self.claim.until == 0.0 and self.claim.step is not None)
+            if claim.step is not None and claim.step != self.claim.step:
+                self._moved(at)
             self.claim, self.looked_at = claim, at
 
     def stands(self, at: float) -> None:
@@ -158,8 +165,11 @@ class Track:
             since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
             self._changed(since, counts=bool(self.counts) and self.claim.until <= self.changed_at)
             self.counts = counts
+            if any(group.enqueued for group in groups):
+                self._moved(since)
         elif not waits and any(map(_waits, groups)):
             self._changed(at, counts=False)
+            self._moved(at)
         self.groups, self.looked_at = groups, at
 
     def slept(self, seconds: float) -> None:
@@ -171,6 +181,10 @@ class Track:
         if counts:
             self._longest_s = max(self._longest_s, at - self.changed_at)
         self.changed_at = max(self.changed_at, at)
+
+    def _moved(self, at: float) -> None:
+        first = self.motion.first_at
+        self.motion = Motion(at if first is None else first, at)
 
     # -- what follows ------------------------------------------------------------------------------------------
 
@@ -233,7 +247,8 @@ class Track:
         lasted = self._still and hang_timeout_s is not None and self.idle_s >= hang_timeout_s
         unseen = state is State.UNKNOWN and (bool(self.lost) or self._answers > 0)
         process = State.RUNS if state is State.UNKNOWN else state
-        self._news = (process, self._still_since, lasted, unseen)
+        begun = self.is_first and self.motion.first_at is not None
+        self._news = (process, self._still_since, lasted, unseen, begun)
         if state is State.ENDED and at - self._state_since < ENDED_S:
             return False
         return self._told != self._news
@@ -263,6 +278,7 @@ class Track:
                 unseen=(self.unseen or "")[:MAX_REASON],
                 sources=self.sources[:MAX_REASON],
                 idle_s=round(self.idle_s, 3),
+                began_s=self._began_s,
                 still=self._still,
                 cpu=self._cpu,
                 long_s=self._long_s(at),
@@ -274,6 +290,7 @@ class Track:
             state=state,
             sources=self.sources[:MAX_REASON],
             idle_s=round(self.idle_s, 3),
+            began_s=self._began_s,
             still=self._still,
             cpu=self._cpu,
             waiting=None if (share := self.waiting()) is None else round(share, 3),
@@ -284,6 +301,11 @@ class Track:
             # first those in which it waits
             collectives=tuple(sorted(self.groups, key=lambda group: not _waits(group))[:most]),
         )
+
+    @property
+    def _began_s(self) -> float | None:
+        first = self.motion.first_at
+        return None if first is None else round(max(0.0, self.looked_at - first), 3)
 
     @property
     def _cpu(self) -> float | None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from hetagent.job.account import Motion
 from hetagent.job.progress import shown, stacks
 from hetagent.job.progress.round_watch import RoundWatch
 from hetagent.job.room import Environ, Room
@@ -138,6 +139,9 @@ class Watcher(Room):
         collectives, step = self._watch.reached()
         known = {"collectives": collectives, "step": step}
         return {name: value for name, value in known.items() if value is not None}
+
+    def motion(self) -> Motion | None:
+        return self._watch.motion() if self._watch is not None else None
 
     def heard(self, directive: DirectiveReply) -> None:
         """Keep the stacks of workers that hang and are about to be stopped, for whoever looks into the logs."""

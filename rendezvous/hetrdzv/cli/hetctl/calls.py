@@ -59,7 +59,7 @@ def tell(reply: GroupReply, text: str) -> None:
 
 def standing(group: GroupSummary) -> str:
     """A group's state and the reason for it."""
-    return f"{group.state}: {tables.why(group)}"
+    return f"{group.state}: {tables.one_line(tables.why(group))}"
 
 
 def show_plan(group: str, request: Changes) -> None:

@@ -95,7 +95,10 @@ def _progress(work: Work) -> None:
         group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):
         work.change(state=GroupState.RUNNING)
-        work.say(events.RoundRunning(nodes=len(active.members), world_size=active.world_size))
+        facts = events.RoundRunning(
+            nodes=len(active.members), world_size=active.world_size, watched=not active.unseen
+        )
+        work.say(facts)
 
 
 def _stop_kindly(work: Work) -> None:

@@ -277,9 +277,16 @@ def end_round(work: Work, cause: Cause, *, hang: Failure | None = None, since: f
         end = End(cause=cause, at=work.now, hang=hang)
         ended = replace(current, end=end, stall=None, notice=None)
         work.change(state=GroupState.WAITING, round=ended, joiners_since=None)
-        work.say(events.RoundEnded(cause=cause), cause.node_id, work.now if since is None else since)
+        at = work.now if since is None else since
+        idle_s = None if hang is not None else idle_until(current, at)
+        work.say(events.RoundEnded(cause=cause, idle_s=idle_s, watched=not current.unseen), cause.node_id, at)
     elif cause.kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.judged:
         _blame(work, current, current.end, cause)
+
+
+def idle_until(current: Round, at: float) -> float | None:
+    """How long before a moment workers of a round last moved, as far as reports tell (seconds); None: none has."""
+    return None if current.moved_at is None else round(max(0.0, at - current.moved_at), 3)
 
 
 def blame_who_leaves(work: Work, ended: Round, end: End) -> End:
@@ -338,7 +345,10 @@ def stop(work: Work, notice: Notice) -> None:
 
 def succeed(work: Work, apart: Apart | None) -> None:
     """Finish the job, since all its workers have succeeded; `apart`: but they never met."""
-    _finish(work, GroupState.SUCCEEDED, events.GroupSucceeded(apart=apart))
+    current = work.group.round
+    idle_s = idle_until(current, work.now) if current is not None else None
+    watched = current is not None and not current.unseen
+    _finish(work, GroupState.SUCCEEDED, events.GroupSucceeded(apart=apart, idle_s=idle_s, watched=watched))
 
 
 def fail(

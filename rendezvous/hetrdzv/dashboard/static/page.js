@@ -2,6 +2,7 @@
 "use strict";
 (() => {
   const SILENT_MS = 15000;
+  const SEARCHED = 6;  // from so many groups on there is a search
   const link = document.getElementById("link");
   const dialog = document.getElementById("dialog");
   let heard = Date.now();
@@ -45,12 +46,76 @@
     }
   }
 
+  // The table of groups: the search and the state that a person chose hold over an update.
+  const find = document.getElementById("find");
+  let only = "";
+
+  function filter(root) {
+    if (!find) return;
+    const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of root.querySelectorAll("tr[data-state]")) {
+      const text = row.textContent.toLowerCase();
+      row.hidden = Boolean(only && row.dataset.state !== only) || !words.every((word) => text.includes(word));
+    }
+    for (const button of root.querySelectorAll("[data-only]")) {
+      button.setAttribute("aria-pressed", String(button.dataset.only === only));
+    }
+    const active = Boolean(only || words.length);
+    for (const table of root.querySelectorAll("table.groups")) {
+      table.parentElement.hidden = active && !table.querySelector("tr[data-state]:not([hidden])");
+    }
+    for (const fold of root.querySelectorAll("#old-groups")) {
+      if (active) fold.open = true;
+      else if (!opened.has(fold.id)) fold.open = "open" in fold.dataset;
+    }
+  }
+
+  function filterAll() {
+    if (!find) return;
+    unfold(document);
+    filter(document);
+    const rows = document.querySelectorAll("tr[data-state]");
+    const active = Boolean(only || find.value);
+    find.hidden = rows.length < SEARCHED && !active;
+    document.getElementById("none-found").hidden = !active || [...rows].some((row) => !row.hidden);
+  }
+
+  if (find) {
+    find.addEventListener("input", filterAll);
+    document.getElementById("groups").addEventListener("click", (event) => {
+      const button = event.target.closest("[data-only]");
+      if (!button) return;
+      only = only === button.dataset.only ? "" : button.dataset.only;
+      filterAll();
+    });
+  }
+
+  // What a person has opened or closed stays so.
+  const opened = new Map();
+  document.body.addEventListener("click", (event) => {
+    const summary = event.target.closest("summary");
+    const fold = summary && summary.parentElement;
+    if (fold && fold.id) opened.set(fold.id, !fold.open);
+  });
+
+  function unfold(root) {
+    for (const fold of root.querySelectorAll("details[id]")) {
+      if (opened.has(fold.id)) fold.open = opened.get(fold.id);
+    }
+  }
+
+  function prepare(root) {
+    localTimes(root);
+    unfold(root);
+    filter(root);
+  }
+
   const KEPT = ".wide[id], .trace[id]";
   const scrolled = new Map();
   document.body.addEventListener("htmx:sseBeforeMessage", (event) => {
     const news = document.createElement("template");
     news.innerHTML = event.detail.data;
-    localTimes(news.content);
+    prepare(news.content);
     if (news.innerHTML === event.target.innerHTML) {  // as after every new connection: leave alone what people read
       hear();
       event.preventDefault();
@@ -65,7 +130,8 @@
       one.scrollLeft = left;
       one.scrollTop = top;
     }
-    localTimes(event.target);
+    prepare(event.target);
+    filterAll();
   });
   document.body.addEventListener("htmx:sseOpen", (event) => {
     event.detail.source.addEventListener("tick", hear);
@@ -83,5 +149,6 @@
   document.body.addEventListener("done", () => dialog.close());
   dialog.addEventListener("close", () => { document.getElementById("dialog-body").replaceChildren(); });
 
-  localTimes(document);
+  prepare(document);
+  filterAll();
 })();

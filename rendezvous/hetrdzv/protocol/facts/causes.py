@@ -21,6 +21,7 @@ from hetrdzv.protocol.facts.parts import (
 )
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.stalls import Hang
+from hetrdzv.protocol.texts.raised import raised
 
 # -- why a node goes -----------------------------------------------------------------------------------------
 
@@ -94,7 +95,9 @@ class FailedWorker:
     Attributes:
         node_id: of the worker; None: nobody in particular hangs.
         rank, local_rank, exit_code, signal, hang: as in `Failure`.
-        said: the last line of one that exited with a status; of workers that could not be started, why.
+        said: of one that exited with a status, the first line of the exception that ended it, else the last line that
+            it wrote; of workers that could not be started, why.
+        where: the line of the script that raised it (`train.py:7`); empty: it was no exception.
     """
 
     kind: Literal["failed"] = "failed"
@@ -105,17 +108,23 @@ class FailedWorker:
     signal: str | None = None
     hang: Hang | None = None
     said: Quoted = NOTHING
+    where: Quoted = NOTHING
 
     @classmethod
     def of(cls, node_id: str | None, failure: Failure) -> "FailedWorker":
         """A failure in brief.
 
-        A worker that was killed did not choose its last words: they may be anything, such as half a progress bar.
+        A worker that was killed did not choose its last words: they may be anything, such as half a progress bar. One
+        that chose its status may have logged an exception before: that counts only if it is the last that it wrote.
         """
-        said = NOTHING
+        said = where = NOTHING
         if failure.exit_code is not None:
-            last = failure.message.rstrip().rpartition("\n")[2].strip()
-            said = quoted("" if last == f"exit code {failure.exit_code}" else last)
+            text = failure.message.rstrip()
+            last, exception = text.rpartition("\n")[2].strip(), raised(text)
+            if exception is not None and (failure.exit_code == 1 or exception.end == len(text)):
+                said, where = quoted(exception.headline), quoted(exception.where)
+            elif last != f"exit code {failure.exit_code}":
+                said = quoted(last)
         elif failure.signal is None and not failure.hang:
             said = quoted(failure.message, MOST_OF_TEXT)
         return cls(
@@ -126,6 +135,7 @@ class FailedWorker:
             signal=failure.signal,
             hang=failure.hang,
             said=said,
+            where=where,
         )
 
 

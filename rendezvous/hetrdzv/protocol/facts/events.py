@@ -71,19 +71,35 @@ class StartedUnbounded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRunning:
-    """All members have started their workers."""
+    """All members have started their workers; `watched`: it can be seen when these begin to train."""
 
     kind: Literal["round_running"] = "round_running"
     nodes: int
     world_size: int
+    watched: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingBegan:
+    """The first worker of the round has asked for its first collective, or said its first step."""
+
+    kind: Literal["training_began"] = "training_began"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundEnded:
-    """The round is over for all members."""
+    """The round is over for all members.
+
+    Attributes:
+        idle_s: how long before what ended it a worker last asked for a collective, or said a step (seconds); None:
+            nobody can tell.
+        watched: whether it can be seen if none ever did.
+    """
 
     kind: Literal["round_ended"] = "round_ended"
     cause: ShownCause
+    idle_s: float | None = None
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +122,17 @@ class RestartSpent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSucceeded:
-    """All workers of all nodes ended with status 0; `apart`: but they never met."""
+    """All workers of all nodes ended with status 0.
+
+    Attributes:
+        apart: but they never met.
+        idle_s, watched: as in `RoundEnded`.
+    """
 
     kind: Literal["group_succeeded"] = "group_succeeded"
     apart: Apart | None = None
+    idle_s: float | None = None
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +351,7 @@ _Known = (
     | RoundFormed
     | StartedUnbounded
     | RoundRunning
+    | TrainingBegan
     | RoundEnded
     | RoundJudged
     | RestartSpent

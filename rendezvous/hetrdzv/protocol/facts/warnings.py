@@ -89,6 +89,7 @@ class Straggler:
         node_id: of the one; None: they are all of a type.
         type: of the GPU, where there are several; empty: all are alike.
         share: how much of the time the others wait for them (0 to 1).
+        others: how many workers wait.
     """
 
     kind: Literal["straggler"] = "straggler"
@@ -96,6 +97,7 @@ class Straggler:
     node_id: str | None = None
     type: str = ""
     share: float
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

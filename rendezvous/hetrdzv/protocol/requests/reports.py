@@ -6,6 +6,7 @@ from typing import Annotated
 from hetrdzv.protocol.bounds import Body, Count, Duration, Id, Kind, OrNewer, Text, Workers
 from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.rooms.network import NetworkFound
+from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.states import ReportKind
 
 
@@ -16,6 +17,8 @@ class ReportRequest(Body):
     Attributes:
         grace_s: with `leaving`, for how much longer the workers run, counted from then (seconds); None: they are being
             stopped.
+        moved: with `started`, `succeeded` and `failed`, when the workers moved, counted from then; None: nobody can
+            tell.
     """
 
     incarnation: Id
@@ -28,3 +31,4 @@ class ReportRequest(Body):
     message: Text = ""
     grace_s: Duration | None = None
     network: NetworkFound | None = None
+    moved: Moved | None = None

@@ -62,6 +62,8 @@ class Worker(Body):
         unseen: why they cannot; empty: they are known.
         sources: which of torch's backends have told of them (`gloo`, `gloo, nccl`).
         idle_s: how long nothing of what follows has changed (seconds).
+        began_s: how long before that look it first asked for a collective or said a step in this round (seconds); None:
+            it has not, or nobody can tell.
         still: the worker has not moved for unusually long; its agent says at once when it moves again. A worker that is
             not `still` counts as moving, whatever `idle_s` was when its agent looked.
         cpu: how much of a core its process has taken since it last moved (0 to 1); None: nobody can say.
@@ -80,6 +82,7 @@ class Worker(Body):
     unseen: ShortText = ""
     sources: ShortText = ""
     idle_s: Duration = 0.0
+    began_s: Duration | None = None
     still: bool = False
     cpu: Fraction | None = None
     waiting: Fraction | None = None
@@ -127,6 +130,18 @@ class NodeProgress(Body):
     age_s: Duration = 0.0
     known_s: Annotated[Duration, Le(MAX_KNOWN_S)] = 60.0
     workers: Annotated[tuple[Worker, ...], AtMost(MAX_SLOTS), Checked(_few_lanes)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved(Body):
+    """When the workers of a node moved in their round: asked for a collective, or said a step.
+
+    Attributes:
+        began_s, idle_s: how long ago that was for the first time, and for the last (seconds); None: they have not.
+    """
+
+    began_s: Duration | None = None
+    idle_s: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,22 @@
 """How far the workers of all groups have come: takes what agents tell."""
 
-from collections.abc import Callable, Coroutine, Mapping
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
-from hetrdzv.core.commands import Command, Report
+from hetrdzv.core.commands import Command, NoteTraining, Report
 from hetrdzv.core.model import Group, Round
+from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.service.progress.detectors import JUDGES
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.table import LATE_S, Furthest, Seen, Table
+from hetrdzv.service.progress.trail import Point
 from hetrdzv.service.quotas import Quotas
+
+logger = logging.getLogger(__name__)
 
 
 class Progress:
@@ -37,6 +43,9 @@ class Progress:
         self._quotas = quotas
         self._groups = groups
         self._now = now
+        self._execute = execute
+        self._spawn = spawn
+        self._begun: dict[str, int] = {}  # by group: of which round it was told that its workers train
         self._table = Table()
         self._judges = [
             judge(groups, self._table.workers, now, execute, spawn, questions) for judge in JUDGES
@@ -62,9 +71,28 @@ class Progress:
         known_until = seen_at + told.known_s + poll_s + LATE_S
         self._table.note(group_id, node_id, told, seen_at, known_until)
         self._quotas.holds(group_id, "samples", self._table.size(group_id))
+        if active.trains_at is None:
+            self._note_training(group_id, active)
         if active.stall is not None or any(worker.still for worker in told.workers):
             for judge in self._judges:
                 judge.look_soon(group_id)
+
+    def _note_training(self, group_id: str, active: Round) -> None:
+        """Tell the group that its workers train, once the first of them does."""
+        seen = self._table.workers(group_id, active.number).values()
+        began_at = min((worker.began_at for worker in seen), default=inf)
+        if began_at < inf and self._begun.get(group_id) != active.number:
+            self._begun[group_id] = active.number
+            self._spawn(self._tell(group_id, NoteTraining(active.number, began_at)))
+
+    async def _tell(self, group_id: str, command: Command) -> None:
+        try:
+            await self._execute(group_id, command)
+        except (
+            HetError
+        ) as error:  # the group is gone, or the server stops or loads: the next sample tells again
+            self._begun.pop(group_id, None)
+            logger.debug("training of group %s: %s", group_id, error)
 
     # -- what people and the core see ------------------------------------------------------------------------
 
@@ -76,11 +104,16 @@ class Progress:
         """How far a round has come."""
         return self._table.furthest(group_id, round_number)
 
+    def trail(self, group_id: str) -> Sequence[Point]:
+        """Which steps its job has made over the last hour, as far as its script says."""
+        return self._table.trail(group_id)
+
     def completed(self, group_id: str, report: Report) -> Report:
         """A report of a failure with how far the round came, of which its agent knows its own workers' part only.
 
         Where the collectives of a worker cannot be known, nobody knows how many there were.
         """
+        report = self._with_moves(group_id, report)
         failure = report.failure
         if failure is None or (failure.collectives is None and failure.step is None):
             return report
@@ -92,18 +125,30 @@ class Progress:
             step = max(step, known.step)
         return replace(report, failure=replace(failure, collectives=collectives, step=step))
 
+    def _with_moves(self, group_id: str, report: Report) -> Report:
+        """A report on the end of workers, with when those of other nodes last moved, which its agent does not know."""
+        moved = report.moved
+        if moved is None or moved.idle_s is None:
+            return report
+        seen = self._table.workers(group_id, report.round).values()
+        last_at = max((worker.moved_at for worker in seen if worker.began_at < inf), default=-inf)
+        idle_s = min(moved.idle_s, max(0.0, self._now() - report.age_s - last_at))
+        return replace(report, moved=replace(moved, idle_s=idle_s))
+
     # -- life ------------------------------------------------------------------------------------------------
 
     def published(self, group_id: str, new: Group | None) -> None:
         """A change of a group was committed; None: it was deleted."""
         if new is None or new.state.terminal:
             self._table.forget(group_id)
+            self._begun.pop(group_id, None)
             self._quotas.holds(group_id, "samples", 0)
             for judge in self._judges:
                 judge.forget(group_id)
 
     def clear(self) -> None:
         """The groups were loaded again."""
+        self._begun.clear()
         for group_id in self._table.clear():
             self._quotas.holds(group_id, "samples", 0)
         for judge in self._judges:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from math import inf
 
 from hetrdzv.core.health.stragglers import Waiting, stragglers
 from hetrdzv.core.model import Group, Node, Round
@@ -22,16 +23,33 @@ def shown(group: Group, active: Round, seen: Mapping[int, Seen], now: float) -> 
         seen: how far its workers have come, by global rank.
         now: the server's clock (seconds).
     """
-    if now < active.formed_at + AFTER_S:
+    since_s = now - active.formed_at
+    if since_s < AFTER_S:
         return []
     waiting = [
         Waiting(
-            entry.sample.rank, entry.node_id, entry.sample.waiting, _gpu_type(group.nodes.get(entry.node_id))
+            entry.sample.rank,
+            entry.node_id,
+            entry.sample.waiting,
+            _looks(entry, since_s),
+            _gpu_type(group.nodes.get(entry.node_id)),
         )
         for entry in seen.values()
         if entry.sample.waiting is not None
     ]
     return stragglers(waiting)[:MOST]
+
+
+def _looks(entry: Seen, since_s: float) -> int:
+    """At how many independent moments a worker was seen: no more than it has made steps, as far as these are known.
+
+    Args:
+        since_s: how long its round has been formed (seconds).
+    """
+    steps = entry.sample.count if entry.sample.count is not None else inf
+    if entry.steps.per_s is not None:
+        steps = min(steps, entry.steps.per_s * since_s)
+    return int(min(entry.sample.looks, steps))
 
 
 def _gpu_type(node: Node | None) -> str:

@@ -4,13 +4,14 @@ In memory only: after a restart of the server the next polls bring it again. No 
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.warnings import Unseen
 from hetrdzv.protocol.rooms.progress import UNKNOWN, NodeProgress, Worker
+from hetrdzv.service.progress.trail import POINT_BYTES, Point, Trail
 
 RATE_S = 5.0
 """A rate is measured over at least this long (seconds)."""
@@ -55,6 +56,8 @@ class Seen:
         seen_at: when it was taken (seconds on the server's clock).
         known_until: until when it holds (seconds): newer ones have stopped coming if none has by then.
         decision: the newest decision on shares that the worker knew.
+        began_at: when it first moved in its round (seconds on the server's clock); infinite: it has not, or nobody can
+            tell.
         moved_at, long_until: when it last moved, and until when it need not (seconds on the server's clock).
         unseen_since: since when its collectives cannot be known (seconds); infinite: they can.
         collectives, steps: how fast they come.
@@ -65,6 +68,7 @@ class Seen:
     seen_at: float
     known_until: float
     decision: int
+    began_at: float
     moved_at: float
     long_until: float
     unseen_since: float
@@ -116,6 +120,7 @@ class Table:
     def __init__(self) -> None:
         self._rounds: dict[str, tuple[int, dict[int, Seen]]] = {}
         self._sizes: dict[str, int] = {}
+        self._trails: dict[str, Trail] = {}
 
     def note(
         self,
@@ -146,12 +151,17 @@ class Table:
                 seen_at,
                 known_until,
                 progress.decision,
+                _began_at(sample, before, seen_at),
                 seen_at - sample.idle_s,
                 seen_at + sample.long_s,
                 _unseen_since(sample, before, seen_at),
                 (before.collectives if before is not None else Rate()).at(sample.count, seen_at),
                 (before.steps if before is not None else Rate()).at(sample.step, seen_at),
             )
+        told = [sample.step for sample in progress.workers if sample.step is not None]
+        if told:
+            trail = self._trails.setdefault(group_id, Trail())
+            trail.note(Point(seen_at, progress.round, max(told)))
 
     def workers(self, group_id: str, round_number: int) -> Mapping[int, Seen]:
         """The workers of a round, by global rank; empty if nothing of it is known."""
@@ -175,21 +185,35 @@ class Table:
         unseen = any(sample.unseen for sample in samples)
         return Furthest(max(counts, default=None), max(steps, default=None), unseen)
 
+    def trail(self, group_id: str) -> Sequence[Point]:
+        """Which steps its job has made over the last hour, across its rounds."""
+        return self._trails[group_id].points if group_id in self._trails else ()
+
     def size(self, group_id: str) -> int:
         """About how much memory the samples of a group take (bytes)."""
-        return self._sizes.get(group_id, 0)
+        return self._sizes.get(group_id, 0) + POINT_BYTES * len(self._trails.get(group_id, ()))
 
     def forget(self, group_id: str) -> None:
         """A group was deleted."""
         self._rounds.pop(group_id, None)
         self._sizes.pop(group_id, None)
+        self._trails.pop(group_id, None)
 
     def clear(self) -> list[str]:
         """The groups were loaded again; returns those of which something was known."""
         known = list(self._rounds)
         self._rounds.clear()
         self._sizes.clear()
+        self._trails.clear()
         return known
+
+
+def _began_at(sample: Worker, before: Seen | None, seen_at: float) -> float:
+    if before is not None and before.began_at < inf:
+        return before.began_at
+    if sample.began_s is not None:
+        return seen_at - sample.began_s
+    return seen_at if sample.count or sample.step is not None else inf  # an older agent does not say when
 
 
 def _unseen_since(sample: Worker, before: Seen | None, seen_at: float) -> float:

@@ -10,7 +10,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import GROUP, command
 from hetrdzv.client import Client
-from hetrdzv.words.past import PastReply, past
+from hetrdzv.words.past import PastReply, PastRoundReply, past
 from hetrdzv.words.phrasing import count, percent
 
 
@@ -20,8 +20,9 @@ from hetrdzv.words.phrasing import count, percent
 def history(group: str, watch: bool) -> None:
     """Show the rounds of GROUP: how long each trained, what ended it, and for how long nobody trained after that.
 
-    DOWN is the sum of four: NOTICED, from the fault until the round ended; STOPPED, until its last workers were gone;
-    FORMED, until the next round formed; STARTED, until that one ran.
+    TRAINED is from a round's first collective or step to its last, without the time in which it HUNG; unknown where
+    nobody can see these. DOWN is the sum of four: NOTICED, from the fault until the round ended; STOPPED, until its
+    last workers were gone; FORMED, until the next round formed; STARTED, until that one ran.
     """
 
     async def ask(client: Client) -> PastReply:
@@ -39,10 +40,12 @@ def past_view(reply: PastReply, most: int | None = None) -> Iterator[RenderableT
     if not reply.rounds:
         yield Text("no round has formed yet")
         return
+    hung = bool(reply.hung_s)
     table = tables.new_table(
         tables.word("ROUND"),
         tables.word("BEGAN"),
-        *tables.numbers("WORLD", "TRAINED", "DOWN", "NOTICED", "STOPPED", "FORMED", "STARTED"),
+        *tables.numbers("WORLD", "TRAINED", *(("HUNG",) if hung else ())),
+        *tables.numbers("DOWN", "NOTICED", "STOPPED", "FORMED", "STARTED"),
         tables.word("ENDED BY"),
         tables.folded("WHY", 20),
     )
@@ -55,7 +58,8 @@ def past_view(reply: PastReply, most: int | None = None) -> Iterator[RenderableT
             str(past_round.number),
             tables.local(past_round.formed_at) if past_round.formed_at else "-",
             str(past_round.world_size or "-"),
-            tables.span(past_round.trained_s),
+            _trained(past_round),
+            *((tables.span(past_round.hung_s or None),) if hung else ()),
             *(tables.span(part) for part in parts),
             tables.one_line(past_round.cause or "-"),
             tables.one_line("; ".join(filter(None, [past_round.why, *past_round.costs]))) or "-",
@@ -63,9 +67,17 @@ def past_view(reply: PastReply, most: int | None = None) -> Iterator[RenderableT
     yield table
     spent = sum(1 for past_round in reply.rounds if past_round.cost_restart)
     share = f", {percent(reply.share)} of the time" if reply.share is not None else ""
+    if hung:
+        share += f"; hung {tables.span(reply.hung_s)}"
+    if reply.unknown_s:
+        share += f"; whether it trained in {tables.span(reply.unknown_s)} more is unknown"
     restarts = f", {count(spent, 'restart')} spent" if spent else ""
     yield ""
     yield Text(
         f"{count(len(reply.rounds), 'round')}{restarts}; trained {tables.span(reply.trained_s)} "
         f"of {tables.span(reply.whole_s)}{share}"
     )
+
+
+def _trained(past_round: PastRoundReply) -> str:
+    return "unknown" if past_round.trained_s is None else tables.span(past_round.trained_s)

@@ -1,0 +1,64 @@
+"""The exception that ended a Python program, as its traceback shows it."""
+
+import re
+from typing import NamedTuple
+
+_FRAME = re.compile(
+    r'^(?P<margin>.*?)  File "(?P<path>[^"\n]+)", line (?P<line>\d+)(?:, in .*)?$', re.MULTILINE
+)
+"""A line of a traceback that names code; before it, what a launcher or an exception group puts there."""
+
+_BEGINS = "Traceback (most recent call last):"
+
+_LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python\d")
+"""Files that are not the script's own."""
+
+
+class Raised(NamedTuple):
+    """An exception.
+
+    Attributes:
+        headline: its type and the first line of its message: `RuntimeError: CUDA error: out of memory`.
+        where: the line of code that it came from, the script's own if there is one: `train.py:7`.
+        frame: the line of the traceback that names it.
+        end: where the headline ends in the text.
+    """
+
+    headline: str
+    where: str
+    frame: str
+    end: int
+
+    @property
+    def summary(self) -> tuple[str, str]:
+        """What a person needs to know first."""
+        return self.headline, self.where
+
+
+def raised(text: str) -> Raised | None:
+    """The last exception of a text that ends with a traceback; None: it has none."""
+    frames = list(_FRAME.finditer(text))
+    if not frames:
+        return None
+    last = frames[-1]
+    margin, at = last["margin"], last.end() + 1
+    while at < len(text):
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        line = text[at:end]
+        said = line[len(margin) :] if line.startswith(margin) else ""
+        if said and not said[0].isspace():
+            own = _own(text, frames)
+            where = f"{own['path'].rpartition('/')[2]}:{own['line']}"
+            return Raised(said.strip(), where, own[0], end)
+        at = end + 1
+    return None
+
+
+def _own(text: str, frames: list[re.Match[str]]) -> re.Match[str]:
+    """The innermost line of the script's own code in the last traceback, else the innermost of all."""
+    begins = text.rfind(_BEGINS, 0, frames[-1].start())
+    inner = (
+        frame for frame in reversed(frames) if frame.start() > begins and not _LIBRARY.search(frame["path"])
+    )
+    return next(inner, frames[-1])

@@ -1,0 +1,74 @@
+"""The page with all groups: what comes first, and what is folded away."""
+
+from hetrdzv.auth.tokens import EVERYTHING
+from hetrdzv.core.commands import Cancel, Report
+from hetrdzv.dashboard.overview import RECENT_S, GroupsScene, columns, in_order, line, tally
+from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.states import ReportKind
+from hetrdzv.service.service import Service
+from tests.support.served import HandClock, join, serving, two_nodes
+
+
+async def fail(service: Service, group_id: str) -> None:
+    """Run a job until its worker dies."""
+    await service.execute(group_id, join("a", max_restarts=0, max_nodes=1))
+    failure = Failure(local_rank=0, rank=0, exit_code=1, message="boom")
+    report = Report(node_id="a", incarnation="1", round=1, kind=ReportKind.FAILED, failure=failure)
+    await service.execute(group_id, report)
+    await service.execute(group_id, join("a", after_round=1, max_restarts=0, max_nodes=1))
+
+
+async def test_failures_of_an_hour_come_first_and_older_ones_are_folded_away() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _):
+        await fail(service, "failed-first")
+        clock.pass_by(service, 20)
+        await fail(service, "failed-last")
+        await two_nodes(service, "runs-12")
+        await two_nodes(service, "runs-3")
+        await service.execute("waits", join("c", min_nodes=2))
+        scene = GroupsScene(service, EVERYTHING)
+        sections = await scene.sections()
+        places = [
+            sections["groups"].index(f'href="/groups/{name}"')
+            for name in ("failed-last", "failed-first", "waits", "runs-3", "runs-12")
+        ]
+        assert places == sorted(places)
+        assert "2 failed" in sections["groups"]
+        assert sections["older"].strip() == ""
+
+        clock.pass_by(service, RECENT_S - 10)
+        sections = await scene.sections()
+        assert "/groups/failed-last" in sections["groups"]
+        assert "/groups/failed-first" not in sections["groups"]
+        assert "/groups/failed-first" in sections["older"]
+        assert "2 failed" in sections["groups"], "all are counted"
+        assert "<details" in sections["older"]
+        assert "open" not in sections["older"].partition(">")[0]
+
+
+async def test_old_groups_are_unfolded_where_there_is_nothing_else() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _):
+        await fail(service, "failed")
+        clock.pass_by(service, RECENT_S + 10)
+        sections = await GroupsScene(service, EVERYTHING).sections()
+        assert "<details" in sections["older"]
+        assert "open" in sections["older"].partition(">")[0]
+        assert "No groups yet" not in sections["groups"]
+
+
+async def test_only_columns_with_values_are_shown() -> None:
+    async with serving(clock=HandClock()) as (service, _):
+        await service.execute("waits", join("a", min_nodes=2))
+        waits = line(service.group("waits"), service.now())
+        assert columns([waits]) == ["nodes"]
+        await two_nodes(service, "runs")
+        runs = line(service.group("runs"), service.now() + 5)
+        assert columns([waits, runs]) == ["nodes", "ranks", "round", "age"]
+        await service.execute("runs", Cancel())
+        over = line(service.group("runs"), service.now() + 5)
+        assert (over.age_s, over.ended_s) == (None, 5.0)
+        assert "ended" in columns([over])
+        assert [each.state for each in in_order([over, runs, waits])] == ["waiting", "running", "cancelled"]
+        assert tally([over, runs, runs]) == [("running", 2), ("cancelled", 1)]

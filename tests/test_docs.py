@@ -351,7 +351,7 @@ FOR_PEOPLE: Mapping[str, set[str]] = {
 
 def check_routes(text: str, there: Mapping[str, AbstractSet[str]]) -> list[str]:
     """The tables have every route and its parameters; every route anywhere in the page exists."""
-    table = {next(iter(quoted([row[0]]))): row for row in rows(text) if re.match(r"`[A-Z]+ /", row[0])}
+    table = {route: row for row in rows(text) for route in quoted([row[0]]) if re.match(r"[A-Z]+ /", route)}
     wrong = differences("route", "docs/api.md", table.keys(), there.keys())
     mentioned = {word.partition("?")[0] for word in quoted([text]) if re.match(r"[A-Z]+ /", word)}
     wrong += [f"there is no route {route}" for route in sorted(mentioned - there.keys())]

@@ -11,6 +11,7 @@ HOROVOD := $(VENV)/.horovod
 ECOSYSTEM := .venv-ecosystem
 
 comma := ,
+PIP := python -m pip install -q --disable-pip-version-check
 
 # $(call debian,PROGRAMS,PACKAGES,TESTS): as root on Debian, install the packages if a program is missing
 debian = @missing=; for program in $(1); do command -v $$program >/dev/null || missing=$$program; done; \
@@ -28,19 +29,20 @@ unpacked = @PATH=/usr/local/bin:/usr/bin command -v $(1) >/dev/null || test -x $
 	echo '$(2) could not be unpacked: $(3) are skipped' >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dist demo tools compiled test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-long test-rooms test-torch test-gpu test-cuda test-all fuzz compose-test lint mutants session bench clean distclean
+.PHONY: help venv dist demo tools compiled test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-long test-rooms test-torch test-gpu test-cuda test-all fuzz compose-test lint mutants session bench site clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-# $(call install,EXTRAS,WHAT): install the checkout with some extras into .venv. Of pip's lines, large files and the last step are shown.
+# $(call install,EXTRAS,WHAT,GROUPS): install the checkout with some extras and groups of pyproject.toml into .venv. Of pip's lines, large files and the last step are shown.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo 'hetrdzv needs Python 3.11 or newer, which $(PYTHON) is not: choose another one with make PYTHON=/path/to/python3' >&2; \
 	  exit 1; }
 	@test -x $(BIN)/pip || { echo 'creating $(VENV)' && $(PYTHON) -m venv $(VENV); }
 	@echo 'installing $(2) into $(VENV): one to ten minutes, for torch most of all (200 MB for CPUs, some GB with CUDA)'
-	@$(BIN)/python -m pip install --no-compile --progress-bar off --disable-pip-version-check -c constraints.txt -e '.[$(1)]' | sed -unE \
+	@$(BIN)/$(PIP) 'pip>=25.1'  # Debian's has no --group
+	@$(BIN)/python -m pip install --no-compile --progress-bar off --disable-pip-version-check -c constraints.txt -e '.[$(1)]' $(addprefix --group ,$(3)) | sed -unE \
 	  -e 's/^ *(Downloading|Using cached) (.*\/)?([^ /]+ \([0-9]{2,}[.0-9]* MB\)|[^ /]+ \([.0-9]+ GB\)).*/  \3/p' \
 	  -e 's/^Processing .*\/(torch-[^/]+\.whl)( .*)?$$/  \1/p' \
 	  -e 's/^Installing collected packages: .*/  unpacking/p'
@@ -55,11 +57,11 @@ $(STAMP) $(DEMO): SHELL := /bin/bash
 $(STAMP) $(DEMO): .SHELLFLAGS := -o pipefail -c
 
 $(STAMP): pyproject.toml constraints.txt
-	$(call install,agent$(comma)etcd$(comma)examples$(comma)dev,hetrdzv$(comma) torch and the tools for tests)
+	$(call install,agent$(comma)etcd,hetrdzv$(comma) torch and the tools for tests,examples dev)
 	@touch $(DEMO)
 
 $(DEMO): pyproject.toml constraints.txt
-	$(call install,agent$(comma)examples,hetrdzv$(comma) torch and scikit-learn)
+	$(call install,agent,hetrdzv$(comma) torch and scikit-learn,examples)
 
 demo: $(DEMO)  ## train on uneven nodes on this machine, and lose one on the way (installs no more than it needs)
 	@$(BIN)/python examples/digits/demo.py
@@ -81,7 +83,7 @@ test: $(STAMP) tools  ## run the tests
 
 test-mpi: $(STAMP)  ## run jobs with Open MPI on uneven nodes, installed as root on Debian (six minutes)
 	$(call debian,mpirun orted,openmpi-bin,its tests)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[mpi]'
+	$(BIN)/$(PIP) -c constraints.txt --group mpi
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/mpi
 
 test-slurm: $(STAMP)  ## run jobs on a Slurm of two uneven nodes on this machine, installed as root on Debian (four minutes)
@@ -100,7 +102,8 @@ test-horovod: $(HOROVOD)  ## run jobs with Horovod on uneven nodes (a minute, an
 
 $(ECOSYSTEM)/.installed: pyproject.toml constraints.txt | $(STAMP)
 	@test -x $(ECOSYSTEM)/bin/pip || $(PYTHON) -m venv $(ECOSYSTEM)
-	$(ECOSYSTEM)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[agent,ecosystem]'
+	$(ECOSYSTEM)/bin/$(PIP) 'pip>=25.1'
+	$(ECOSYSTEM)/bin/$(PIP) -c constraints.txt -e '.[agent]' --group ecosystem
 	@touch $@
 
 test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, Transformers, DeepSpeed, FSDP and Ray on uneven nodes (more than ten minutes)
@@ -146,7 +149,7 @@ $(CUDA)/.installed: pyproject.toml constraints.txt
 test-cuda: $(CUDA)/.installed  ## ask torch's CUDA build what the agent asks it, without a GPU (minutes, and 5 to 7 GB; TORCH=2.15.0 for another release)
 	HET_TEST_ALL=1 $(CUDA)/bin/python -m pytest tests/cuda tests/agent/job/progress tests/agent/worker/test_torch_server.py
 
-test-all: $(STAMP) tools  ## run .ci/run and all tests that take minutes to set up, and write docs/test-all.md (half an hour)
+test-all: $(STAMP) tools  ## run .ci/run and all tests that take minutes to set up, and write tests/results.md (half an hour)
 	$(BIN)/python -m tests.everything
 
 dist: $(STAMP)  ## build wheel and sdist into dist/, check them, and try them outside the checkout, without torch and with it (three minutes)
@@ -164,7 +167,7 @@ lint: $(STAMP)  ## check format, style and types
 	$(BIN)/mypy
 
 mutants: $(STAMP)  ## show which small changes of a module of the core no test notices: MODULE=selection/worlds (minutes; TESTS=... for some tests only)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[mutants]'
+	$(BIN)/$(PIP) -c constraints.txt --group mutants
 	$(BIN)/python -m tests.mutants $(MODULE) $(TESTS)
 
 session: $(DEMO)  ## record docs/session.svg, the picture in README (a minute, on an idle machine)
@@ -194,9 +197,21 @@ bench: $(STAMP)  ## measure what a server bears (docs/performance.md), recovery 
 	$(BIN)/python -m benchmarks.snapshots
 	$(BIN)/python -m benchmarks.snapshot_costs
 
+SITE := .venv-site
+
+$(SITE)/.installed: pyproject.toml
+	@test -x $(SITE)/bin/pip || $(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/$(PIP) 'pip>=25.1'
+	@$(SITE)/bin/$(PIP) --group site
+	@touch $@
+
+site: $(SITE)/.installed  ## make a site of docs/, with search, in build/site (a minute the first time)
+	$(SITE)/bin/mkdocs build --strict --quiet
+	@echo build/site/index.html
+
 clean:  ## remove caches and build outputs
 	rm -rf build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean  ## remove .venv and what was built for it, too
-	rm -rf $(VENV) $(ECOSYSTEM) .cache
+	rm -rf $(VENV) $(ECOSYSTEM) $(SITE) .cache

@@ -3,7 +3,8 @@
     make session
 
 Everything in it happened: each shell is a bash at a terminal of its own, to which this program sends keys. Lines appear
-in the picture when they appeared on the terminal. Long pauses are shortened, and tracebacks to their last line.
+in the picture when they appeared on the terminal. Long pauses are shortened, and tracebacks to their last line. The
+picture shows the ends of the terminals, which scroll.
 """
 
 import io
@@ -20,11 +21,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 
 import psutil
-from rich.console import Console, Group, RenderableType
-from rich.panel import Panel
+from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
@@ -35,6 +36,13 @@ PICTURE = HERE / "session.svg"
 TRAIN = HERE.parent / "examples" / "first" / "train.py"
 WIDTH = 112
 """Columns of the picture."""
+ROWS = {"head": 2, "gpu1": 8, "gpu2": 6, "you": 4}
+"""How many rows of each shell are seen at a time: 400 pixels in all."""
+LINE, COLUMN, MARGIN = 16, 7.8, 6
+"""Pixels of a row, of a column, and around a shell."""
+FOREGROUND = "#d9d9d9"
+AT_THE_END_S = 6.0
+"""How long the end is shown before the recording starts over."""
 LONGEST_PAUSE_S = 1.5
 LAST_LINE_S = 0.3
 """How long after the last line the recording ends."""
@@ -199,65 +207,96 @@ def record(folder: Path) -> list[Shell]:
             shell.close()
 
 
-def shown(shells: list[Shell]) -> tuple[RenderableType, list[float]]:
-    """The shells one below the other, and for each row of the picture when it appears (seconds; 0 for frames)."""
+@dataclass(frozen=True)
+class Pane:
+    """A shell in the picture.
+
+    Attributes:
+        title: its name.
+        rows: how many rows of it are seen at a time.
+        lines: all of its rows, with when each appears (seconds).
+    """
+
+    title: str
+    rows: int
+    lines: tuple[tuple[float, Text], ...]
+
+
+def panes(shells: list[Shell]) -> list[Pane]:
+    """The shells with the moments of their rows; long pauses are shortened."""
     moments = sorted(at for shell in shells for at, _ in shell.lines)
     when, clock = {}, 0.0
     for before, at in zip([moments[0], *moments], moments, strict=False):
         clock += min(at - before, LONGEST_PAUSE_S)
         when[at] = clock
     console = Console(width=WIDTH, file=io.StringIO())
-    panels, rows = [], []
+    found = []
     for shell in shells:
-        inside: list[Text] = []
-        times: list[float] = []
+        inside: list[tuple[float, Text]] = []
         for at, line in shell.lines:
             if line and not LEFT_OUT.match(line):
                 text = Text.from_ansi(line)
                 if WORKERS_ERROR.match(line):
-                    text.truncate(WIDTH - 4, overflow="ellipsis")
-                wrapped = text.wrap(console, WIDTH - 4)
-                inside += wrapped
-                times += [when[at]] * len(wrapped)
+                    text.truncate(WIDTH, overflow="ellipsis")
                 if line.startswith(f"{shell.name}$ "):
-                    for row in wrapped:
-                        row.stylize("bold")
-        panels.append(Panel(Group(*inside), title=shell.name, border_style="grey50"))
-        rows += [0.0, *times, 0.0]
-    return Group(*panels), rows
+                    text.stylize("bold")
+                inside += [(when[at], row) for row in text.wrap(console, WIDTH)]
+        found.append(Pane(shell.name, ROWS[shell.name], tuple(inside)))
+    return found
 
 
-def animated(svg: str, rows: list[float]) -> str:
-    """Let each row of rich's picture appear at its time. Where nothing moves (print, reduced motion) all are there."""
-    style = (
-        "@keyframes later{0%{opacity:0}}"
-        "@media (prefers-reduced-motion:reduce){text{animation:none!important}}"
-    )
-    svg = re.sub(r"@font-face \{.*?\}\n?", "", svg, flags=re.DOTALL)
-    svg = svg.replace("<style>", f"<style>{style}", 1)
+def drawn(text: Text, y: float, console: Console) -> str:
+    """A row of a terminal as SVG, as wide with any font."""
+    parts = []
+    for segment in text.render(console):
+        style = segment.style
+        colour = style.color.get_truecolor(MONOKAI).hex if style and style.color else FOREGROUND
+        weight = ' font-weight="bold"' if style and style.bold else ""
+        parts.append(f'<tspan fill="{colour}"{weight}>{escape(segment.text.rstrip(chr(10)))}</tspan>')
+    width = len(text.plain) * COLUMN
+    return f'<text y="{y:g}" textLength="{width:g}" lengthAdjust="spacingAndGlyphs">{"".join(parts)}</text>'
 
-    def later(match: re.Match[str]) -> str:
-        at = rows[int(match["row"])]
-        frame = match["text"].strip() in ("│", "")
-        return (
-            match[0]
-            if frame or not at
-            else match[0].replace("<text ", f'<text style="animation:later {at:.1f}s step-end" ', 1)
+
+def picture(shells: list[Pane]) -> str:
+    """The panes one below the other, each of which scrolls as it did; where nothing moves, their ends."""
+    console = Console(width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    length = max(at for pane in shells for at, _ in pane.lines) + AT_THE_END_S
+    width = WIDTH * COLUMN + 4 * MARGIN
+    y, styles, shapes = MARGIN, [], []
+    for number, pane in enumerate(shells):
+        height = pane.rows * LINE + MARGIN
+        moves = [(0.0, pane.rows), *((at, pane.rows - n) for n, (at, _) in enumerate(pane.lines, 1))]
+        steps = "".join(f"{100 * at / length:.2f}%{{transform:translateY({LINE * n}px)}}" for at, n in moves)
+        end = LINE * moves[-1][1]
+        styles.append(
+            f"@keyframes p{number}{{{steps}100%{{transform:translateY({end}px)}}}}"
+            f"#p{number}{{transform:translateY({end}px);animation:p{number} {length:.1f}s step-end infinite}}"
         )
-
-    return re.sub(r"<text (?=[^>]*-line-(?P<row>\d+)\))[^>]*>(?P<text>[^<]*)</text>", later, svg)
+        rows = "".join(drawn(text, n * LINE + 12, console) for n, (_, text) in enumerate(pane.lines))
+        shapes.append(
+            f'<g transform="translate({MARGIN},{y:g})"><rect width="{width - 2 * MARGIN:g}" height="{height + 6:g}" '
+            f'rx="5" fill="none" stroke="#555"/><text x="12" y="4" font-weight="bold" fill="#aaa" stroke="#111" '
+            f'stroke-width="5" paint-order="stroke">{pane.title}</text>'
+            f'<svg x="{MARGIN}" y="8" width="{WIDTH * COLUMN:g}" height="{pane.rows * LINE}">'
+            f'<g id="p{number}">{rows}</g></svg></g>'
+        )
+        y += height + MARGIN + 6
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {y:g}" font-size="13" '
+        f'font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,DejaVu Sans Mono,monospace">'
+        f"<style>text{{white-space:pre}}{''.join(styles)}"
+        f"@media (prefers-reduced-motion:reduce){{g{{animation:none!important}}}}</style>"
+        f'<rect width="100%" height="100%" rx="8" fill="#111"/>{"".join(shapes)}</svg>\n'
+    )
 
 
 def main() -> None:
     """Record, and write the picture."""
     with tempfile.TemporaryDirectory(prefix="het-") as folder:
-        shells = record(Path(folder))
-    picture, rows = shown(shells)
-    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(picture)
-    svg = animated(console.export_svg(title="one job, two nodes", theme=MONOKAI), rows)
+        shells = panes(record(Path(folder)))
+    svg = picture(shells)
     PICTURE.write_text(svg, encoding="utf-8")
-    print(f"{PICTURE}: {len(svg):,} bytes, {len(rows)} rows, {max(rows):.0f} s")
+    print(f"{PICTURE}: {len(svg):,} bytes, {sum(len(pane.lines) for pane in shells)} rows")
 
 
 if __name__ == "__main__":

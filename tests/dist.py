@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
+from markdown_it import MarkdownIt
 from packaging.metadata import Metadata
 
 from hetrdzv import __version__
@@ -114,8 +115,13 @@ def check_metadata(wheel: Path) -> None:
     check(set(commands) == {"hetagent", "hetctl", "hetserver", "hetrdzv"}, f"its entry points are {commands}")
     text = email.message_from_bytes(raw).get_payload()
     assert isinstance(text, str)
-    dead = re.findall(r"\]\((?!https?://)[^)]*\)", text)
-    check(text.startswith("# ") and not dead, f"the page on PyPI has links into the repository: {dead}")
+    page = MarkdownIt("commonmark").enable("table").render(text)
+    dead = re.findall(r'(?:href|src)="(?!https?://)[^"]*"', page)
+    check(page.startswith("<h1>") and not dead, f"the page on PyPI has links into the repository: {dead}")
+    check(
+        "<table>" in page and "](" not in page and "|---" not in page,
+        "the page on PyPI is not rendered as a whole",
+    )
     bare = [one for one in found.requires_dist or [] if one.marker is None]
     check(not any(one.name == "torch" for one in bare), "it needs torch without the extra 'agent'")
     say(

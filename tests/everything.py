@@ -1,6 +1,6 @@
 """Runs every test, including those that take minutes to set up, and records the results (`make test-all`).
 
-python -m tests.everything [TARGET...]     # default: all; docs/test-all.md keeps the results of the others
+python -m tests.everything [TARGET...]     # default: all; tests/results.md keeps the results of the others
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.support.needs import ALL, SHOWN
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "test-all.md"
+PAGE = ROOT / "tests" / "results.md"
 COMMANDS = {
     ".ci/run": [".ci/run"],
     **{
@@ -74,7 +74,7 @@ def _commit() -> str:
 
 
 def page(former: str, rows: dict[str, str], shown: dict[str, str]) -> str:
-    """docs/test-all.md with some rows and sections replaced."""
+    """tests/results.md with some rows and sections replaced."""
     rows = {found[1]: found[0] for found in re.finditer(r"^\| `(.+?)` \|.*$", former, re.MULTILINE)} | rows
     old = {found[1]: found[2] for found in re.finditer(r"^## (.+)\n\n((?: {4}.*\n)+)", former, re.MULTILINE)}
     where = f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
@@ -18,8 +18,13 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # generic since click 8.4 only
 
-class Duration(click.ParamType[Any]):
+
+class Duration(ParamType):
     """A duration such as `90`, `90s`, `15m`, `12h` or `7d`, converted to seconds.
 
     Args:

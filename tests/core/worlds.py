@@ -1,4 +1,4 @@
-"""Tells docs/worlds.md: which worlds unlike nodes make as they go and come. Run as: python -m tests.core.worlds"""
+"""Tells worlds.md: which worlds unlike nodes make as they go and come. Run as: python -m tests.core.worlds"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from hetrdzv.words.times import Clock
 from tests.core.driver import Story
 from tests.core.explained import left_out
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "worlds.md"
+PAGE = Path(__file__).with_name("worlds.md")
 
 SLOTS = {"gpu1": 8, "gpu2": 4, "gpu3": 4, "gpu4": 3, "gpu5": 2, "gpu6": 1}
 BOUNDS = {"min_world_size": 8, "max_world_size": 16, "world_size_multiple": 4}
@@ -23,8 +23,8 @@ A group of nodes with 8, 4, 4, 3, 2 and 1 slots, which was created with
 
 The first rows lose nodes one by one, the others get them back and lose two again, each after the group has settled.
 *Moved* are nodes whose ranks differ from those of the round before, or that were not in it. What is chosen, and why:
-[groups.md](groups.md#world-sizes). `python -m tests.core.worlds` writes this page with the server's own functions; a
-test compares it.
+[docs/groups.md](../../docs/groups.md#world-sizes). `python -m tests.core.worlds` writes this page
+with the server's own functions; a test compares it.
 
 | what happens | world | members and their rank offsets | spares, and why | moved |
 |---|---|---|---|---|

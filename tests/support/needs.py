@@ -25,7 +25,7 @@ AT_MOST = 2
 """Of the long tests in files that a commit has changed, so many run besides (the first of each file, then more)."""
 
 SHOWN = "HET_SHOWN"
-"""Names the file into which tests write what docs/test-all.md shows of them."""
+"""Names the file into which tests write what tests/results.md shows of them."""
 
 UNPACKED = Path(__file__).resolve().parents[2] / ".cache" / "debian" / "usr" / "bin"
 """Where `make tools` puts programs whose Debian packages it does not install."""
@@ -43,7 +43,7 @@ def needs_set_up(target: str) -> None:
 
 
 def show(text: str) -> None:
-    """Report in one line what a test saw: printed (pytest -s), and kept where docs/test-all.md is being written."""
+    """Report in one line what a test saw: printed (pytest -s), and kept where tests/results.md is being written."""
     print(text)
     if path := os.environ.get(SHOWN):
         with Path(path).open("a", encoding="utf-8") as file:

@@ -51,12 +51,14 @@ def environment(name: str, folder: Path) -> Path:
         _run(str(python), "-m", "pip", "install", "-q", "--no-cache-dir", f"torch=={name}")
     if _run(str(python), "-c", WHERE).strip() == str(ROOT):
         return python
+    _run(str(python), "-m", "pip", "install", "-q", "pip>=25.1")  # knows groups
     before = _frozen(python)
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as constraints:
         constraints.write("\n".join((*before.values(), *_ours_beside(before))))
         constraints.flush()
         _run(
-            str(python), "-m", "pip", "install", "-q", "-c", constraints.name, "-e", f"{ROOT}[agent,etcd,dev]"
+            *(str(python), "-m", "pip", "install", "-q", "-c", constraints.name),
+            *("-e", f"{ROOT}[agent,etcd]", "--group", f"{ROOT / 'pyproject.toml'}:dev"),
         )
     after = _frozen(python)
     if changed := [line for package, line in before.items() if after.get(package) != line]:

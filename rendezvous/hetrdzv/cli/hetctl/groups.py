@@ -23,6 +23,7 @@ from hetrdzv.protocol.requests.plans import Changes
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
+from hetrdzv.settings import ParamType
 from hetrdzv.words.phrasing import count
 
 NNODES, WORLD_SIZE = Typed("N|MIN:MAX", typed.nodes), Typed("N|MIN:MAX", typed.world_size)
@@ -61,7 +62,7 @@ def spec_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in spec.items() if value is not None}
 
 
-def flag_type(setting: Setting) -> click.ParamType[Any]:
+def flag_type(setting: Setting) -> ParamType:
     """What the flag of a setting takes."""
     if setting.choices:
         return click.Choice(setting.choices)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from typing import Any
 
 import click
 
@@ -60,6 +61,11 @@ def cli() -> None:
     """Inspect the groups of a hetserver and act on them."""
 
 
+_NO_ARGS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+_NO_SUCH_COMMAND: Any = getattr(click, "NoSuchCommand", ())
+"""What click has since 8.2 and 8.4; before, help is no error, and click words the other one itself."""
+
+
 def run(argv: Sequence[str]) -> int:
     """Run a command line; returns the exit status: 0, 1 after an error, 2 for a wrong command line.
 
@@ -68,10 +74,10 @@ def run(argv: Sequence[str]) -> int:
     try:
         status = cli.main(list(argv), prog_name="hetctl", standalone_mode=False)
         return status if isinstance(status, int) else 0
-    except click.exceptions.NoArgsIsHelpError as error:
+    except _NO_ARGS as error:
         click.echo(error.format_message(), err=True)
         return 2
-    except click.NoSuchCommand as error:
+    except _NO_SUCH_COMMAND as error:
         known = f"; the commands are {', '.join(cli.commands)}"
         complain(f"there is no command '{error.command_name}'{meant(error.command_name) or known}")
         return 2

@@ -15,6 +15,7 @@ from hetrdzv.cli.hetctl.shell.shared import Shared, shared_of
 from hetrdzv.cli.hetctl.shell.shared import shared as shared
 from hetrdzv.client import Client, servers_from
 from hetrdzv.protocol.texts.ids import checked_id
+from hetrdzv.settings import ParamType
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -22,7 +23,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 # -- types of arguments ----------------------------------------------------------------------------------
 
 
-class Typed(click.ParamType[Any]):
+class Typed(ParamType):
     """A value that is read from its text.
 
     Args:
@@ -74,7 +75,7 @@ async def _node_ids(client: Client, group: str) -> list[str]:
 GROUP_ID, NODE_ID = Id(_group_ids), Id(_node_ids)
 
 
-class _ClusterName(click.ParamType[Any]):
+class _ClusterName(ParamType):
     """The name of a cluster in the config file."""
 
     name = "NAME"

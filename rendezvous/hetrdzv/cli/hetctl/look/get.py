@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import RenderableType
@@ -19,8 +20,13 @@ KINDS = ("groups", "nodes")
 
 SINGULAR = {"group": "groups", "node": "nodes"}
 
+if TYPE_CHECKING:
+    _Choice = click.Choice[str]
+else:
+    _Choice = click.Choice  # generic since click 8.2 only
 
-class _Kind(click.Choice[str]):
+
+class _Kind(_Choice):
     """What to list; one of it is as good as many."""
 
     name = "kind"

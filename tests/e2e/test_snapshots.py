@@ -165,14 +165,15 @@ def test_nodes_that_all_have_to_go_leave_their_last_step_on_disk(job: Cluster, k
     for name in PAIR:
         job.agents[name].send(signal.SIGTERM)
     assert [job.agents[name].wait() for name in PAIR] == [75, 75]
-    reached = run.reached(number)
-    assert on_disk(job).keys() == {reached}, job.report()
+    (saved,) = on_disk(job)
+    # A rank whose state lives once waits within snaps.step() until it is stopped.
+    assert saved - run.reached(number) in (0, 1), job.report()
     for name in PAIR:
         run.forget(name)
         run.start(name)
     after = run.trained(number)
-    assert run.loaded(after) == reached
-    last = {line["rank"]: line["digest"] for line in run.lines("step", number) if line["step"] == reached}
+    assert run.loaded(after) == saved
+    last = {line["rank"]: line["digest"] for line in run.lines("made", number) if line["step"] == saved}
     assert {line["rank"]: line["digest"] for line in run.lines("loaded", after)} == last
 
 

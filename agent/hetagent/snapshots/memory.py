@@ -3,7 +3,7 @@
 import ctypes
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import Place
+from hetagent.snapshots.folder import SHARED, SLOTS, Place
 
 ALIGNED = 64
 """Where tensors begin in a file: at multiples of so many bytes."""
@@ -137,3 +137,14 @@ def as_bytes(tensor: Tensor) -> memoryview:
     if not size:
         return memoryview(b"")
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
+
+
+def needed(sizes: Mapping[str, int], local_world_size: int, *, copies: bool) -> int:
+    """How much memory the slots of a node take (bytes), about.
+
+    Args:
+        sizes: of the files of a slot that one worker writes to (bytes).
+        copies: whether they also have the shards of another node.
+    """
+    of_ranks = sum(size for name, size in sizes.items() if name != SHARED)
+    return SLOTS * (sizes.get(SHARED, 0) + of_ranks * local_world_size * (1 + copies))

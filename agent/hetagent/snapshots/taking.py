@@ -1,7 +1,5 @@
 """Takes snapshots: when one is due, when the round ends, and what belongs to every step."""
 
-import contextlib
-import json
 import math
 import os
 import sys
@@ -16,6 +14,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.tensor import DTensor, Replicate
 
+from hetagent.snapshots import asked
 from hetagent.snapshots.banked import NOW
 from hetagent.snapshots.copied import Copy
 from hetagent.snapshots.errors import Overtaken, SnapshotError
@@ -34,7 +33,7 @@ from hetagent.snapshots.folder import (
     Stamp,
     put,
 )
-from hetagent.snapshots.memory import Mapped, laid_out, place_of
+from hetagent.snapshots.memory import Mapped, laid_out, needed, place_of
 from hetagent.snapshots.small import Bank, pack
 from hetagent.snapshots.state import State
 
@@ -49,6 +48,12 @@ GROWS = 4
 
 HALF_STEP_S = 5.0
 """How long a worker that is asked in the middle of an optimizer's step waits for the end of that step (seconds)."""
+
+ONE_MORE_S = 0.25
+"""How long it waits for the next step (seconds): others may have ended it, and shards are needed from all ranks."""
+
+HOLD_S = 1.0
+"""For how long it then trains no further (seconds): the agent is about to stop it, and what it did would be lost."""
 
 SILENT_STEPS = 3
 """After so many steps in a row that no optimizer has told of, a person is told what that means."""
@@ -82,6 +87,7 @@ class Taker:
         self._changed = False  # since the last step
         self._silent = 0  # how many steps in a row have changed nothing
         self._reached = 0
+        self._more: int | None = None  # how many steps training may still end; None: any number
         self._saved: Stamp | None = None
         self._why = ""  # why nothing can be saved
         self._bank: Bank | None = None
@@ -118,7 +124,10 @@ class Taker:
                 self._ahead.start()
             elif step % self._period() == 0 and not self._ahead.is_alive() and not self._why:
                 self._take_due(step)
+            if self._more:
+                self._more -= 1
             self._whole.notify_all()
+            self._stand_still()
         self._ended_at = time.perf_counter()
 
     def begins_at(self, step: int) -> None:
@@ -129,7 +138,12 @@ class Taker:
         """An optimizer is about to change parameters: not while they are copied."""
         if not self._changed:
             with self._lock:
+                self._stand_still()
                 self._changed, self._clean = True, None
+
+    def _stand_still(self) -> None:
+        if self._more == 0 and os.getpid() == self._pid:
+            self._whole.wait_for(lambda: self._more != 0)
 
     def _is_told(self, step: int) -> bool:
         """Whether optimizers tell when they change parameters."""
@@ -234,28 +248,33 @@ class Taker:
             except (SnapshotError, OSError, ValueError) as error:
                 self._give_up(error)
 
-    def answer(self, *, patience_s: float = 0.0) -> None:
-        """Save, and tell the agent what came of that; see `save_now`."""
-        self.save_now(patience_s=patience_s)
-        why = self._why or ("" if self._clean is not None or self._saved else "no step has ended yet")
-        told = {"step": self._saved.step if self._saved else None, "reached": self._reached, "why": why}
-        with contextlib.suppress(OSError):
-            put(self._folder.path / "ask" / f"{self._who.rank}.done", json.dumps(told).encode())
+    def answer(self) -> None:
+        """Save, and tell the agent what came of that."""
+        self.save_now()
+        self._tell()
 
     def listen(self) -> None:
         """Answer the agent, for as long as this process lives."""
-        pipe = self._folder.path / "ask" / str(self._who.rank)
-        pipe.parent.mkdir(mode=0o700, exist_ok=True)
-        for former in (pipe, pipe.with_suffix(".done")):
-            former.unlink(missing_ok=True)
-        os.mkfifo(pipe, 0o600)
-        fd = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)  # both, so that it never comes to an end
+        asked.listen(self._folder.path, self._who.rank, self._stop)
 
-        def run() -> None:
-            while os.read(fd, 1):
-                self.answer(patience_s=HALF_STEP_S)
+    def _stop(self) -> None:
+        """The agent is about to stop this worker: save, and train no further."""
+        with self._lock:
+            self.save_now(patience_s=HALF_STEP_S)
+            if self._clean is not None and not self._why:
+                self._more = int(self._sharded)
+                self._whole.wait_for(lambda: not self._more, ONE_MORE_S)
+                self.save_now()
+            self._tell()
+        time.sleep(HOLD_S)
+        with self._lock:
+            self._more = None
+            self._whole.notify_all()
 
-        threading.Thread(target=run, name="hetagent-asked", daemon=True).start()
+    def _tell(self) -> None:
+        why = self._why or ("" if self._clean is not None or self._saved else "no step has ended yet")
+        step = self._saved.step if self._saved else None
+        asked.tell(self._folder.path, self._who.rank, step=step, reached=self._reached, why=why)
 
     # -- copying ---------------------------------------------------------------------------------------------
 
@@ -351,7 +370,8 @@ class Taker:
     def _make_slots(self, sizes: Mapping[str, int]) -> None:
         """Have the memory of all slots, so that no snapshot has to wait for that."""
         try:
-            needs = needed(sizes, self._who)
+            here = self._who.local_world_size
+            needs = needed(sizes, here, copies=self._who.world_size > here)
             allowed = self._folder.control().memory
             if allowed is not None and needs > allowed:
                 raise SnapshotError(
@@ -370,17 +390,6 @@ class Taker:
                 for name in sizes:
                     (self._folder.path / str(number) / name).unlink(missing_ok=True)
             self._files.clear()
-
-
-def needed(sizes: Mapping[str, int], who: Who) -> int:
-    """How much memory the slots of a node take (bytes), about, with its copies of another node's shards.
-
-    Args:
-        sizes: of the files of a slot that one worker writes to (bytes).
-    """
-    copies = 1 + (who.world_size > who.local_world_size)
-    of_ranks = sum(size for name, size in sizes.items() if name != SHARED)
-    return SLOTS * (sizes.get(SHARED, 0) + of_ranks * who.local_world_size * copies)
 
 
 def _is_sharded(tensor: Tensor) -> bool:

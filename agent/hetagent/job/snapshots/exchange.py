@@ -13,13 +13,14 @@ import xxhash
 
 from hetagent.job.snapshots import folder, holdings
 from hetagent.node.network import host_port
+from hetagent.snapshots.asked import ASK
 from hetagent.snapshots.banked import NOW
 from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Stamp
 
 SLOTS = ("0", "1", "2")
 STAMPS = folder.SLOTS
 """The file that says what they hold."""
-ASK, BAD = "ask", "bad"
+BAD = "bad"
 ORIGIN = "origin"
 
 

@@ -22,6 +22,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.node.created import Created
 from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message, Topic
+from hetagent.snapshots.asked import ASK
 from hetagent.snapshots.folder import FOLDER
 from hetagent.snapshots.folder import Stamp as Written
 from hetagent.worker.runner import TO_DISK
@@ -126,7 +127,7 @@ class Snapshots(Room):
         return [pid for pid in pids if pid is not None]
 
     def pipes(self) -> Path:
-        return self._folder.path / exchange.ASK
+        return self._folder.path / ASK
 
     # -- a round -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,46 @@
+"""How an agent, or its guardian, asks a worker for its last step: by a pipe, and a file is the answer."""
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from hetagent.snapshots.folder import put
+
+ASK = "ask"
+"""The folder with both, by rank."""
+
+
+def listen(folder: Path, rank: int, stop: Callable[[], None]) -> None:
+    """Call a function each time that the agent asks, in a thread, for as long as this process lives.
+
+    Args:
+        folder: the agent's.
+    """
+    pipe = folder / ASK / str(rank)
+    pipe.parent.mkdir(mode=0o700, exist_ok=True)
+    for former in (pipe, pipe.with_suffix(".done")):
+        former.unlink(missing_ok=True)
+    os.mkfifo(pipe, 0o600)
+    fd = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)  # both, so that it never comes to an end
+
+    def run() -> None:
+        while os.read(fd, 1):
+            stop()
+
+    threading.Thread(target=run, name="hetagent-asked", daemon=True).start()
+
+
+def tell(folder: Path, rank: int, *, step: int | None, reached: int, why: str) -> None:
+    """Answer.
+
+    Args:
+        step: which step is saved; None: none.
+        reached: the newest step that has ended.
+        why: why nothing can be saved; empty: it can.
+    """
+    told = {"step": step, "reached": reached, "why": why}
+    with contextlib.suppress(OSError):
+        put(folder / ASK / f"{rank}.done", json.dumps(told).encode())

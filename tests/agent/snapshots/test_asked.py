@@ -1,0 +1,155 @@
+"""What a worker does that is asked for its last step: it saves, and trains no further for a while."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from hetagent import snapshots
+from hetagent.snapshots import taking
+from hetagent.snapshots.folder import FOLDER, Folder
+
+STEP_S = 0.002
+
+
+class Trainer:
+    """Trains in a thread until it is told to stop."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, sharded: bool) -> None:
+        monkeypatch.setenv(FOLDER, str(folder))
+        monkeypatch.setenv("RANK", "0")
+        self.folder = folder
+        self.model = nn.Linear(4, 4)
+        if sharded:
+            fully_shard(self.model, mesh=dist.init_device_mesh("cpu", (1,)))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.snaps = snapshots.open({"model": self.model, "optimizer": self.optimizer})
+        self.snaps._taker._every = 1 << 40  # type: ignore[union-attr]
+        self.done = 0
+        self.gate, self.at_gate = threading.Event(), threading.Event()  # before each change of parameters
+        self.gate.set()
+        self._over = False
+        self._thread = threading.Thread(target=self._train, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        wait_for(lambda: self.done > 3)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self.gate.set()
+        assert self.snaps._taker is not None
+        with self.snaps._taker._lock:
+            self.snaps._taker._more = None
+            self.snaps._taker._whole.notify_all()
+        self._thread.join()
+
+    def _train(self) -> None:
+        step = 0
+        while not self._over:
+            step += 1
+            self.model(torch.ones(1, 4)).sum().backward()
+            if not self.gate.is_set():
+                self.at_gate.set()
+            self.gate.wait()
+            self.optimizer.step()
+            self.done = step
+            self.snaps.step(step)
+            time.sleep(STEP_S)
+
+    def ask(self) -> None:
+        (self.folder / "ask" / "0.done").unlink(missing_ok=True)
+        with (self.folder / "ask" / "0").open("wb", buffering=0) as pipe:
+            pipe.write(b"!")
+
+    def answer(self) -> dict[str, int]:
+        """What the worker has answered, once it has."""
+        path = self.folder / "ask" / "0.done"
+        wait_for(path.exists)
+        told: dict[str, int] = json.loads(path.read_bytes())
+        return told
+
+    def saved(self) -> set[int]:
+        """The steps that its folder has."""
+        return {stamp.step for stamp, slot in Folder(self.folder).slots().items() if slot.indexes()}
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    until = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_is_asked_for_is_the_last_step_that_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a worker did after its answer would be lost, since it is killed then."""
+    monkeypatch.setattr(taking, "HOLD_S", 1e9)
+    with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
+        trainer.ask()
+        told = trainer.answer()
+        time.sleep(20 * STEP_S)
+        assert told == {"step": trainer.done, "reached": trainer.done, "why": ""}
+        assert trainer.saved() == {trainer.done}
+
+
+def test_a_worker_that_is_not_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taking, "HOLD_S", 0.05)
+    with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
+        for _ in range(2):
+            trainer.ask()
+            step = trainer.answer()["step"]
+            wait_for(lambda step=step: trainer.done > step + 3)  # type: ignore[misc]
+
+
+def test_of_shards_the_next_step_is_saved_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks may have ended it already, and a step of which some have no shards is of no use."""
+    monkeypatch.setattr(taking, "HOLD_S", 1e9)
+    monkeypatch.setattr(taking, "ONE_MORE_S", 30.0)
+    tmp_path.joinpath("snaps").mkdir()
+    with alone(tmp_path), Trainer(tmp_path / "snaps", monkeypatch, sharded=True) as trainer:
+        trainer.gate.clear()
+        assert trainer.at_gate.wait(30)
+        trainer.ask()
+        first = trainer.done
+        wait_for(lambda: first in trainer.saved())
+        trainer.gate.set()
+        assert trainer.answer()["step"] == first + 1
+        time.sleep(20 * STEP_S)
+        assert trainer.done == first + 1
+        assert trainer.saved() == {first, first + 1}
+
+
+def test_shards_do_not_wait_for_ever_for_a_step_that_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taking, "ONE_MORE_S", 0.05)
+    monkeypatch.setattr(taking, "HOLD_S", 0.05)
+    tmp_path.joinpath("snaps").mkdir()
+    with alone(tmp_path), Trainer(tmp_path / "snaps", monkeypatch, sharded=True) as trainer:
+        trainer.gate.clear()
+        assert trainer.at_gate.wait(30)
+        trainer.ask()
+        assert trainer.answer()["step"] == trainer.done
+        trainer.gate.set()
+        wait_for(lambda: trainer.done > 10)

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from hetrdzv.protocol.rooms.snapshots import Copy
 
 CHUNK = 8 << 20
 """How much is fetched at a time (bytes)."""
+
+SHARE = 0.5
+"""For which part of the time it is fetched: the network is there for training."""
 
 
 class Copying:
@@ -46,8 +50,11 @@ class Copying:
                 self._tell(text)
 
 
-def fetch(path: Path, copy: Copy) -> None:
+def fetch(path: Path, copy: Copy, *, pause: Callable[[float], None] = time.sleep) -> None:
     """Fetch parts, each with its index at last.
+
+    Args:
+        pause: waits for so many seconds.
 
     Raises:
         SourceError: they cannot be had, or are not what was announced.
@@ -69,7 +76,7 @@ def fetch(path: Path, copy: Copy) -> None:
             text = source.index(part.rank)
             index = read_index(source, part.rank, xxh3_64_hexdigest)
             for name, size, parts in _files(index):
-                _fetch_file(source, slot, name, size)
+                _fetch_file(source, slot, name, size, pause)
                 _check(slot.path / name, index, parts)
             if stamp in folder.slots():
                 put(slot.path / INDEX.format(part.rank), text)
@@ -84,15 +91,18 @@ def _files(index: Index) -> Iterator[tuple[str, int, list[tuple[int, int, str]]]
     yield SMALL.format(index.rank), index.small_bytes, [(0, index.small_bytes, index.small_digest)]
 
 
-def _fetch_file(source: Source, slot: Slot, name: str, size: int) -> None:
+def _fetch_file(source: Source, slot: Slot, name: str, size: int, pause: Callable[[float], None]) -> None:
     path = slot.path / name
     with path.open("r+b" if path.exists() else "w+b") as file:  # memory that is there is used again
         memory = memoryview(bytearray(min(CHUNK, max(size, 1))))
         for at in range(0, size, CHUNK):
+            began = time.monotonic()
             piece = memory[: min(CHUNK, size - at)]
             source.read_into(name, at, piece)
             file.seek(at)
             file.write(piece)
+            if at + CHUNK < size:
+                pause((time.monotonic() - began) * (1 / SHARE - 1))
         file.truncate(size)
 
 

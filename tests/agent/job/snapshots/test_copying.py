@@ -1,0 +1,113 @@
+"""Copies of another node's shards: real files, served as agents serve them."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.agent.job.snapshots.standin import part
+from xxhash import xxh3_64_hexdigest
+
+from hetagent.job.loop import Identity
+from hetagent.job.snapshots import copying
+from hetagent.job.snapshots.copying import fetch
+from hetagent.job.snapshots.serving import Serving
+from hetagent.node.network import hold_port
+from hetagent.snapshots.sources import SourceError
+from hetrdzv.protocol.rooms.snapshots import Copy, RankPart, Source, Stamp
+
+SIZE = 1000
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "CHUNK", 300)
+
+
+class Nodes:
+    """One node that has rank 1's part of a snapshot, and one that has rank 0's and is to have both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.there, self.here = folder / "there", folder / "here"
+        content, small = os.urandom(SIZE), b"small"
+        block = {
+            "name": "model.w",
+            "dtype": "float32",
+            "shape": [2, 250],
+            "offsets": [1, 0],
+            "lengths": [1, 250],
+        }
+        block |= {
+            "file": "1.bin",
+            "at": 0,
+            "bytes": SIZE,
+            "digest": xxh3_64_hexdigest(content),
+            "device": "cpu",
+        }
+        for path in (self.there, self.here):
+            path.mkdir(mode=0o700)
+        digest = xxh3_64_hexdigest(small)
+        part(
+            self.there, 2, (3, 120), 1, sharded=True, alike={}, tensors=[block], items=[], small_digest=digest
+        )
+        part(self.here, 0, (3, 120), sharded=True, alike={}, tensors=[])
+        self.content = content
+        (self.there / "2" / "1.bin").write_bytes(content)
+        self.serving = Serving(
+            self.there, Identity("g", "b", "1"), lambda: hold_port("127.0.0.1", None), str, print
+        )
+        self.serving.start()
+
+    @property
+    def copy(self) -> Copy:
+        text = (self.there / "2" / "1.json").read_bytes()
+        of = RankPart(rank=1, digest=xxh3_64_hexdigest(text))
+        port, key = self.serving.port, self.serving.key
+        source = Source(node_id="b", address="127.0.0.1", port=port, key=key, ranks=(of,))
+        return Copy(stamp=Stamp(round=3, step=120), source=source)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    made = Nodes(tmp_path)
+    yield made
+    made.serving.close()
+
+
+def test_a_part_is_copied_with_its_index(nodes: Nodes) -> None:
+    fetch(nodes.here, nodes.copy)
+    for name in ("1.bin", "1.small", "1.json"):
+        assert (nodes.here / "0" / name).read_bytes() == (nodes.there / "2" / name).read_bytes()
+    assert (nodes.here / "0" / "1.bin").read_bytes() == nodes.content
+
+
+def test_training_has_the_network_for_as_long(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece took 2 s, so 2 s pass before the next one."""
+    clock = [0.0]
+
+    def now() -> float:
+        clock[0] += 2.0
+        return clock[0]
+
+    monkeypatch.setattr(copying.time, "monotonic", now)
+    pauses: list[float] = []
+    fetch(nodes.here, nodes.copy, pause=pauses.append)
+    assert pauses == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["1.bin", "1.small"])
+def test_what_is_corrupt_does_not_count(nodes: Nodes, name: str) -> None:
+    path = nodes.there / "2" / name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match="the part of rank 1 is corrupt"):
+        fetch(nodes.here, nodes.copy)
+    assert not (nodes.here / "0" / "1.json").exists()
+
+
+def test_what_was_overwritten_meanwhile_is_not_copied(nodes: Nodes) -> None:
+    (nodes.here / "slots.json").write_text(json.dumps({"0": [3, 160]}))
+    fetch(nodes.here, nodes.copy)
+    assert not (nodes.here / "0" / "1.json").exists()

@@ -210,8 +210,8 @@ class Campaign:
             case "agent" | "node":
                 agent.send(signal.SIGKILL)
                 agent.wait()
-                if fault == "node":
-                    shutil.rmtree(self.snaps / name)
+                while fault == "node" and (self.snaps / name).exists():
+                    shutil.rmtree(self.snaps / name, ignore_errors=True)  # its workers may still write
                 self.start(name)
             case "server":
                 self.job.server.kill()

@@ -50,8 +50,8 @@ HALF_STEP_S = 5.0
 """How long a worker that is asked in the middle of an optimizer's step waits for the end of that step (seconds)."""
 
 ONE_MORE_S, HOLD_S = 0.25, 1.0
-"""How long its answer waits for the next step, where shards of that are needed from all ranks, and for how long it then
-trains no further (seconds): its agent is about to stop it."""
+"""How long it waits for the step in flight, which others may end and which is then taken, and for how long it trains no
+further after its answer (seconds): its agent is about to stop it."""
 
 SILENT_STEPS = 3
 """After so many steps in a row that no optimizer has told of, a person is told what that means."""
@@ -261,10 +261,9 @@ class Taker:
             self.save_now(patience_s=HALF_STEP_S)
             if self._clean is not None and not self._why:
                 self._more = 1
-            for patience_s in ONE_MORE_S if self._sharded else 0.0, HOLD_S:
-                self._whole.wait_for(lambda: not self._more, patience_s)
+                self._whole.wait_for(lambda: not self._more, ONE_MORE_S)
                 self.save_now()
-                self._tell()
+            self._tell()
         time.sleep(HOLD_S)
         with self._lock:
             self._more = None

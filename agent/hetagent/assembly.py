@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
+from hetagent.job import company
 from hetagent.job.after_start import LaunchLook, Meeting
 from hetagent.job.leaving import AgentError
 from hetagent.job.loop import Agent, Identity
@@ -31,7 +32,7 @@ from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
-from hetagent.launch.command import WorkerCommand, worker_command
+from hetagent.launch.command import WorkerCommand, script_name, worker_command
 from hetagent.node import console, names, network
 from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices, numa
@@ -130,6 +131,8 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     agent = _agent(node, server, logs_specs)
     kind = "worker" if node.devices is None else "CPU worker" if node.devices.kind == "cpu" else "GPU"
     what = f"{counted(node.slots, kind)} at {node.place.address}"
+    if (warning := company.warning(options, access.client)) is not None:
+        tell(warning)
     tell(f"joining group '{options.group}' at {', '.join(servers)} with {what}")
     try:
         agent.run()
@@ -332,6 +335,9 @@ def _offer(
         wants_members=launch.wants_members,
         wants_daemon=launch.wants_daemon,
         takes_notice=True,
+        script=script_name(
+            options.script, module=options.torchrun.module, no_python=options.torchrun.no_python
+        ),
         ready_within_s=ready_within_s,
         spec=SpecFields(**options.spec),
     )

@@ -159,11 +159,16 @@ class Parser(ArgumentParser):
             raise UsageError(f"{flag} needs a value{SEE_HELP}")
         raise UsageError(f"{flag}: {text}")
 
+    def flags(self) -> list[str]:
+        """All flags that apply, in their long spellings with dashes."""
+        known = [spelling for spelling in self._option_string_actions if not _is_refused(spelling)]
+        return [spelling for spelling in known if spelling.startswith("--") and "_" not in spelling]
+
     def _unknown(self, word: str) -> str:
         """What to say of a flag that does not exist."""
         flag = word.partition("=")[0]
         known = [spelling for spelling in self._option_string_actions if not _is_refused(spelling)]
-        long = [spelling for spelling in known if spelling.startswith("--") and "_" not in spelling]
+        long = self.flags()
         meant = [spelling for spelling in long if len(flag) > 3 and spelling.startswith(flag)]
         meant = meant or get_close_matches(flag, known if "_" in flag else long, n=1, cutoff=0.75)
         return f"there is no flag {flag}" + (f" (did you mean {' or '.join(meant)}?)" if meant else "")

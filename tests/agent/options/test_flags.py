@@ -77,6 +77,26 @@ def test_all_refused_flags_are_named_at_once() -> None:
     )
 
 
+def test_flags_after_the_script_are_warned_of_unless_it_has_them(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("parser.add_argument('--group'); parser.add_argument('--log_dir')")
+    words = ("--nnodes=2", "--group", "x", "--log-dir", "y", "--device", "cpu", "--lr", "1")
+    (note,) = options(str(script), *words).notes
+    assert note == (
+        f"warning: --device and --nnodes after {script} go to the script; if hetagent should get them, put them "
+        f"before {script}"
+    )
+    assert options("--nnodes", "2", str(script), "--lr", "1").notes == ()
+
+
+def test_of_a_script_that_cannot_be_read_only_flags_count_that_are_hardly_its_own() -> None:
+    (note,) = options("-m", "bert", "--device", "cpu", "--max-restarts", "1").notes
+    assert note.startswith(
+        "warning: --max-restarts after bert goes to the script; if hetagent should get it, put"
+    )
+    assert options("-m", "bert", "--device", "cpu").notes == ()
+
+
 def test_variables_for_refused_flags_are_ignored_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"PET_MASTER_ADDR": "10.0.0.1", "PET_RDZV_BACKEND": "c10d", "PET_NODE_RANK": "1"}
     for name, value in environ.items():

@@ -66,7 +66,7 @@ def test_a_hopeless_script_is_not_restarted(pair: Cluster, script: str) -> None:
     for cause in causes(agents):
         line = cause.partition("\n")[0]
         assert re.search(
-            r"Error: .* \(\w\.py:\d, rank \d on [ab]\); no restart, since it would end the same", line
+            r"Error: .* \(script\.py:\d, rank \d on [ab]\); no restart, since it would end the same", line
         )
     assert {agent.wait() for agent in agents.values()} == {1}
     group = pair.group()

@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from hetagent.job import company
 from hetagent.job.after_start import LaunchLook, Meeting
-from hetagent.job.leaving import AgentError
+from hetagent.job.leaving import CTRL_C_S, AgentError
 from hetagent.job.loop import Agent, Identity
 from hetagent.job.notice import Notices
 from hetagent.job.output.logs import RoundLogsSpecs
@@ -218,10 +218,16 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
         stop_timeout_s=options.shutdown_timeout_s,
         grace_s=options.grace_s,
         own_graces_s=options.own_graces_s,
+        ctrl_c_s=CTRL_C_S if console.is_attended() and not _has_stop_timeout(options) else None,
         tell=tell,
         secrets=node.access.secrets,
         signals=options.signals,
     )
+
+
+def _has_stop_timeout(options: Options) -> bool:
+    """Whether somebody has said how long workers have to stop."""
+    return options.shutdown_timeout_s is not None or "stop_timeout_s" in options.spec
 
 
 def _line(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Line, Readiness]:

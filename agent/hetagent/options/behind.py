@@ -17,7 +17,7 @@ def notes(args: Namespace, flags: Iterable[str]) -> Sequence[str]:
         flags: all of ours.
     """
     typed = {word.partition("=")[0] for word in args.training_script_args if word.startswith("--")}
-    ours = typed.intersection(flags)
+    ours = typed.intersection(flags) - {"--help", "--version"}
     if not ours:
         return ()
     script = args.training_script

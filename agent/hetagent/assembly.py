@@ -14,8 +14,9 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
+from hetagent.job import company
 from hetagent.job.after_start import LaunchLook, Meeting
-from hetagent.job.leaving import AgentError
+from hetagent.job.leaving import CTRL_C_S, AgentError
 from hetagent.job.loop import Agent, Identity
 from hetagent.job.notice import Notices
 from hetagent.job.output.logs import RoundLogsSpecs
@@ -31,7 +32,7 @@ from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
-from hetagent.launch.command import WorkerCommand, worker_command
+from hetagent.launch.command import WorkerCommand, script_name, worker_command
 from hetagent.node import console, names, network
 from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices, numa
@@ -130,6 +131,8 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     agent = _agent(node, server, logs_specs)
     kind = "worker" if node.devices is None else "CPU worker" if node.devices.kind == "cpu" else "GPU"
     what = f"{counted(node.slots, kind)} at {node.place.address}"
+    if (warning := company.warning(options, access.client)) is not None:
+        tell(warning)
     tell(f"joining group '{options.group}' at {', '.join(servers)} with {what}")
     try:
         agent.run()
@@ -215,10 +218,16 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
         stop_timeout_s=options.shutdown_timeout_s,
         grace_s=options.grace_s,
         own_graces_s=options.own_graces_s,
+        ctrl_c_s=CTRL_C_S if console.is_attended() and not _has_stop_timeout(options) else None,
         tell=tell,
         secrets=node.access.secrets,
         signals=options.signals,
     )
+
+
+def _has_stop_timeout(options: Options) -> bool:
+    """Whether somebody has said how long workers have to stop."""
+    return options.shutdown_timeout_s is not None or "stop_timeout_s" in options.spec
 
 
 def _line(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Line, Readiness]:
@@ -332,6 +341,9 @@ def _offer(
         wants_members=launch.wants_members,
         wants_daemon=launch.wants_daemon,
         takes_notice=True,
+        script=script_name(
+            options.script, module=options.torchrun.module, no_python=options.torchrun.no_python
+        ),
         ready_within_s=ready_within_s,
         spec=SpecFields(**options.spec),
     )

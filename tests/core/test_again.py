@@ -93,7 +93,7 @@ def test_one_node_that_is_left_holds_the_group_to_its_settings() -> None:
     assert story.group is before
     error = refused.value
     assert error.differences == (Difference("min_nodes", "2", "1"), Difference("max_nodes", "2", "1"))
-    assert str(error).endswith("hetctl cancel g, then hetctl delete g")
+    assert str(error).endswith("use another group, or wait until its job is over")
     assert error.nodes == ("a",)
     assert error.retry_for_s is None
     assert error.lost_in_s == pytest.approx(LEASE_S, abs=1.1)
@@ -261,3 +261,42 @@ def test_bounds_cannot_change_under_a_round(more: dict[str, int]) -> None:
     assert story.order == ["a"]
     with pytest.raises(SpecConflict):
         story.join("b", spec=more)
+
+
+# -- another script ------------------------------------------------------------------------------------------
+
+
+def test_another_script_is_refused_while_a_node_of_the_role_lives() -> None:
+    story = Story()
+    story.join("a", script="train.py")
+    before = story.group
+    with pytest.raises(
+        SpecConflict, match=r"has script=train\.py, and script=eval\.py was given: a joined"
+    ) as no:
+        story.join("b", script="eval.py")
+    assert story.group is before
+    assert (no.value.differences, no.value.nodes) == ((Difference("script", "train.py", "eval.py"),), ("a",))
+    story.join("b", script="train.py")
+    story.join("c", script="eval.py", role="eval")
+    story.join("d")
+    with pytest.raises(SpecConflict):
+        story.join("e", script="train.py", role="eval")
+
+
+def test_a_node_that_is_overdue_holds_nobody_to_its_script() -> None:
+    story = Story()
+    story.join("a", script="train.py")
+    story.now += LEASE_S + 0.01
+    story.join("b", script="eval.py")
+    assert story.group.nodes["b"].script == "eval.py"
+
+
+def test_a_job_that_is_over_is_followed_by_one_with_another_script() -> None:
+    story = Story()
+    story.put(min_nodes=1, max_nodes=1)
+    story.join("a", script="train.py")
+    story.started("a")
+    story.succeeded("a")
+    assert story.group.state == "succeeded"
+    story.join("b", script="eval.py")
+    assert story.told("b").kind == "exit"

@@ -13,7 +13,8 @@ MET = "import torch.distributed as dist\n{}\ndist.barrier(); dist.destroy_proces
 def run(job: Cluster, script: str, *flags: str, **only: str) -> dict[str, Agent]:
     """Run a script on the nodes of `PAIR`, or another one on the node that `only` names, to the end."""
     for name, gpus in PAIR.items():
-        path = job.folder / f"{name}.py"
+        path = job.folder / name / "script.py"
+        path.parent.mkdir(exist_ok=True)
         path.write_text(only.get(name, script))
         job.agent(name, gpus, *flags, script=str(path))
     for agent in job.agents.values():
@@ -30,12 +31,12 @@ def test_the_words_of_a_worker_are_on_every_node(pair: Cluster) -> None:
     script = "import argparse; argparse.ArgumentParser().parse_args(['--lrr', '3'])"
     agents = run(pair, "import time; time.sleep(60)", "--max-restarts", "0", b=script)
     for cause in causes(agents):
-        said = "rank 2 on b exited with code 2: b.py: error: unrecognized arguments: --lrr 3\n"
+        said = "rank 2 on b exited with code 2: script.py: error: unrecognized arguments: --lrr 3\n"
         assert cause.startswith(said)
-        assert "  | b.py: error: unrecognized arguments: --lrr 3\n" in cause
+        assert "  | script.py: error: unrecognized arguments: --lrr 3\n" in cause
     assert {agent.wait() for agent in agents.values()} == {2}
     assert (
-        "b.py: error: unrecognized arguments: --lrr 3\n"
+        "script.py: error: unrecognized arguments: --lrr 3\n"
         in agents["b"].stderr.split("hetagent[b]: round 1: rank 2 on b exited")[0]
     )
 
@@ -65,7 +66,7 @@ def test_a_hopeless_script_is_not_restarted(pair: Cluster, script: str) -> None:
     for cause in causes(agents):
         line = cause.partition("\n")[0]
         assert re.search(
-            r"Error: .* \(\w\.py:\d, rank \d on [ab]\); no restart, since it would end the same", line
+            r"Error: .* \(script\.py:\d, rank \d on [ab]\); no restart, since it would end the same", line
         )
     assert {agent.wait() for agent in agents.values()} == {1}
     group = pair.group()
@@ -75,7 +76,7 @@ def test_a_hopeless_script_is_not_restarted(pair: Cluster, script: str) -> None:
 def test_one_node_that_lacks_a_module_is_named(pair: Cluster) -> None:
     agents = run(pair, "import time; time.sleep(60)", b="import no_such_module\n")
     for cause in causes(agents):
-        said = "ModuleNotFoundError: No module named 'no_such_module' (b.py:1, rank 2 on b); no restart"
+        said = "ModuleNotFoundError: No module named 'no_such_module' (script.py:1, rank 2 on b); no restart"
         assert cause.startswith(said)
     assert pair.group()["restarts"] == 0
 
@@ -87,7 +88,7 @@ def test_every_node_says_that_it_restarts_and_why(pair: Cluster) -> None:
         assert agent.wait() == 0
         assert f"hetagent[{name}]: restarting (1 of 3)\n" in agent.stderr
         told = agent.stderr.partition(": restarting (1 of 3)\n")[0]
-        assert told.count("SystemExit: boom (b.py:1, rank 2 on b)\n") == 1
+        assert told.count("SystemExit: boom (script.py:1, rank 2 on b)\n") == 1
 
 
 # -- workers that never met ----------------------------------------------------------------------------------------

@@ -504,7 +504,7 @@ async def test_a_group_that_is_cancelled_and_deleted_in_one_turn_leaves_nothing_
 async def test_a_group_with_a_running_job_is_not_deleted() -> None:
     async with serving() as (service, _):
         await two_nodes(service)
-        with pytest.raises(Refused, match=r"still has nodes \(a, b\): hetctl cancel g first"):
+        with pytest.raises(Refused, match=r"still has nodes \(a, b\): delete it once its job is over"):
             await service.delete("g")
 
 

@@ -311,6 +311,7 @@ def full() -> Group:
         wants_members=True,
         wants_daemon=True,
         takes_notice=True,
+        script="train.py",
         ready_within_s=60.0,
         not_ready="node check failed",
         daemon=("orted", "-mca", "é"),

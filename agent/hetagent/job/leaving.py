@@ -15,6 +15,9 @@ A_PERSONS = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 STOP_S = 5.0
 """Of the grace, this is kept for stopping the workers and saying goodbye (seconds), but at most half of it."""
 
+CTRL_C_S = 5.0
+"""How long workers have after Ctrl-C of a person who watches, unless somebody has set another time (seconds)."""
+
 GOODBYE_S = 2.0
 """Of that, this is kept for saying goodbye (seconds), but at most half of it."""
 
@@ -67,6 +70,7 @@ class Leaving:
     Args:
         grace_s: how long this node has from a scheduler's signal until it has to be gone (seconds).
         own_graces_s: the same for signals that come earlier than others (seconds).
+        ctrl_c_s: how long workers have at most after Ctrl-C (seconds); None: as long as otherwise.
 
     Attributes:
         signum: the first signal that came; None: none has.
@@ -77,8 +81,11 @@ class Leaving:
         because: why this node is of no use any more; empty: it is.
     """
 
-    def __init__(self, grace_s: float, own_graces_s: Mapping[signal.Signals, float]) -> None:
+    def __init__(
+        self, grace_s: float, own_graces_s: Mapping[signal.Signals, float], ctrl_c_s: float | None = None
+    ) -> None:
         self._grace_s = grace_s
+        self._ctrl_c_s = ctrl_c_s
         self._own_graces_s = own_graces_s
         self._announced = ""  # why, if nobody has sent a signal
         self.signum: signal.Signals | None = None
@@ -101,6 +108,8 @@ class Leaving:
             self.hurried, self.kill_at = True, now
             return Step(f"got {signum.name} again: killing the workers", stop=(signal.SIGKILL, 0.0))
         self.signum = signum
+        if signum is signal.SIGINT and self._ctrl_c_s is not None:
+            stop_s = min(stop_s, self._ctrl_c_s)
         grace_s = 0.0 if signum in A_PERSONS else self._own_graces_s.get(signum, self._grace_s)
         step = self._go(f"got {signum.name}", signum, at_work, grace_s, stop_s, now)
         return step._replace(why=signum.name)

@@ -76,6 +76,7 @@ class Agent:
         grace_s: how long this node has from a scheduler's signal until it has to be gone (seconds), in which workers
             may save that ask for it; 0: they get the signal at once.
         own_graces_s: the same for signals that come earlier than others (seconds).
+        ctrl_c_s: how long workers have at most after Ctrl-C (seconds); None: as long as otherwise.
         tell: shows one line to the person at the terminal.
         secrets: what no failure report may contain.
         signals: on which signals the agent stops its workers and leaves.
@@ -101,6 +102,7 @@ class Agent:
         stop_timeout_s: float | None,
         grace_s: float,
         own_graces_s: Mapping[signal.Signals, float] = {},
+        ctrl_c_s: float | None = None,
         tell: Callable[[str], None],
         secrets: Callable[[], Collection[str]] = tuple,
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
@@ -130,7 +132,7 @@ class Agent:
         self._done = False  # the newest round's workers have succeeded, and others still work
         self._said_cause = ""  # what ended the newest round, if the person at the terminal has read that
         self._pids: list[int] = []  # of the newest round's workers
-        self._leaving = Leaving(grace_s, own_graces_s)
+        self._leaving = Leaving(grace_s, own_graces_s, ctrl_c_s)
         self._leftovers = Leftovers(identity.incarnation, tell, partial(kept, rooms))
         self._account = Account(time.monotonic())
         self._between = Between(

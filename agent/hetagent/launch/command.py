@@ -9,6 +9,9 @@ from pathlib import Path
 
 from hetagent.worker import runner
 
+MAX_NAME = 256
+"""How long the name of a script may be for the server (characters)."""
+
 RUNNER = Path(runner.__file__).resolve()
 
 
@@ -59,6 +62,16 @@ def worker_command(
         raise NotFound(f"script '{script}' does not exist (looked from {os.getcwd()})")
     flags = ("-m",) if module else ()
     return WorkerCommand(python(), ("-u", str(RUNNER), *flags, script, *args), is_python=True)
+
+
+def script_name(script: str | None, *, module: bool, no_python: bool) -> str:
+    """What other nodes of the job have to run as well, wherever it lies on them; empty: nobody compares it.
+
+    A program may be another one on each node.
+    """
+    if script is None or no_python:
+        return ""
+    return (script if module else Path(script).name)[:MAX_NAME]
 
 
 def _program(name: str) -> str:

@@ -120,6 +120,11 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
+def is_attended() -> bool:
+    """Whether a person is there, who types here or reads what is said."""
+    return _is_terminal(sys.stdin) or _is_terminal(sys.stderr)
+
+
 def _in_foreground(terminal: TextIO) -> bool:
     try:
         return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()

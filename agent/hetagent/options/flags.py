@@ -2,7 +2,7 @@
 
 import os
 import re
-from argparse import REMAINDER, SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import REMAINDER, SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from hetagent.feature import Flags
 from hetagent.features import FEATURES
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES, OWN_FLAGS
+from hetagent.options import usage
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
 from hetagent.options.values import GRACE_S, ON_OFF, grace, notice_signal, port_range, told
@@ -126,12 +127,12 @@ class Parser(ArgumentParser):
 
     def __init__(self) -> None:
         super().__init__(
-            prog="hetagent",
-            usage="hetagent [--gpus N] (--server URL | --standalone) [flags] [script [its arguments]]",
-            description="Start this node's workers for a job whose ranks a hetserver assigns. torchrun's flags apply, "
-            "with dashes or underscores.",
-            allow_abbrev=False,
+            prog="hetagent", usage=usage.USAGE, description=usage.ABOUT, allow_abbrev=False, add_help=False
         )
+        self.add_argument(
+            "-h", "--help", action=usage.Print, const=usage.short, help="Show the flags of the first day."
+        )
+        self.add_argument("--help-all", action=usage.Print, const=usage.everything, help="Show all flags.")
 
     def parse_args(self, args: Sequence[str], namespace: Namespace | None = None) -> Namespace:  # type: ignore[override]
         """As argparse's, but every unknown flag is named, with the known one that was probably meant.
@@ -159,11 +160,21 @@ class Parser(ArgumentParser):
             raise UsageError(f"{flag} needs a value{SEE_HELP}")
         raise UsageError(f"{flag}: {text}")
 
+    def shown(self) -> list[Action]:
+        """The flags that `--help-all` shows."""
+        every = dict.fromkeys(self._option_string_actions.values())
+        return [action for action in every if action.help is not SUPPRESS]
+
+    def flags(self) -> list[str]:
+        """All flags that apply, in their long spellings with dashes."""
+        known = [spelling for spelling in self._option_string_actions if not _is_refused(spelling)]
+        return [spelling for spelling in known if spelling.startswith("--") and "_" not in spelling]
+
     def _unknown(self, word: str) -> str:
         """What to say of a flag that does not exist."""
         flag = word.partition("=")[0]
         known = [spelling for spelling in self._option_string_actions if not _is_refused(spelling)]
-        long = [spelling for spelling in known if spelling.startswith("--") and "_" not in spelling]
+        long = self.flags()
         meant = [spelling for spelling in long if len(flag) > 3 and spelling.startswith(flag)]
         meant = meant or get_close_matches(flag, known if "_" in flag else long, n=1, cutoff=0.75)
         return f"there is no flag {flag}" + (f" (did you mean {' or '.join(meant)}?)" if meant else "")
@@ -180,16 +191,15 @@ def parser() -> Parser:
         _add(made, flag, row)
     for flag in REFUSED:
         made.add_argument(*spellings(flag), help=SUPPRESS)
-    ours = made.add_argument_group("hetrdzv")
     styles = "; ".join(f"{name}: {kind.help}" for name, kind in LAUNCHES.items())
-    ours.add_argument(
+    made.add_argument(
         "--launch", choices=LAUNCHES, default=DEFAULT_LAUNCH, help=f"How to start workers: {styles}."
     )
     for flags in (OUR_FLAGS, OWN_FLAGS, *(feature.flags for feature in FEATURES)):
         for flag, settings in flags.items():
-            ours.add_argument(flag, **settings)
+            made.add_argument(flag, **settings)
     for name, setting in SPEC_FLAGS.items():
-        ours.add_argument(
+        made.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,
             type=told(partial(typed.setting, setting)),
@@ -197,7 +207,7 @@ def parser() -> Parser:
             help=f"{setting.help.removesuffix('.')} (default: {setting.shown_default}).",
             metavar=None if setting.choices else setting.metavar or METAVARS[setting.kind],
         )
-    ours.add_argument("--version", action="version", version=f"hetagent {__version__}")
+    made.add_argument("--version", action="version", version=f"hetagent {__version__}")
     made.add_argument(
         "training_script",
         nargs="?",

@@ -10,7 +10,7 @@ from hetagent.features import FEATURES
 from hetagent.launch.kinds import OWN_FLAGS
 from hetagent.node.names import host_name
 from hetagent.node.standalone import fresh_group
-from hetagent.options import given
+from hetagent.options import behind, given
 from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
 from hetagent.options.torchrun import REFUSED, dest, typed, variable
@@ -32,7 +32,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         UsageError: flags contradict each other or cannot apply here.
         SystemExit: after --help and --version.
     """
-    args = parser().parse_args(list(argv))
+    ours = parser()
+    args = ours.parse_args(list(argv))
     _refuse(args)
     features = tuple(feature(args, environ) for feature in FEATURES)
     grace_s = _or_variable(args.grace_s, "HET_GRACE_S", grace, environ)
@@ -42,6 +43,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         args,
         servers=_servers(args, environ),
         group=_group(args, environ),
+        group_given=given.group(args, environ) is not None,
         node_id=_node_id(args),
         node_id_given=args.node_id is not None,
         standalone=bool(args.standalone),
@@ -57,7 +59,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         own_graces_s=getattr(args, "own_graces_s", {}),
         script=args.training_script,
         script_args=tuple(args.training_script_args),
-        notes=(*filled, *_ignored(environ)),
+        notes=(*filled, *_ignored(environ), *behind.notes(args, ours.flags())),
         torchrun=_torchrun(args),
         features=features,
     )

@@ -30,6 +30,7 @@ class Offer:
     wants_members: bool = False
     wants_daemon: bool = False
     takes_notice: bool = False
+    script: str = ""
     ready_within_s: float = 0.0
     spec: SpecFields = field(default_factory=SpecFields)
 

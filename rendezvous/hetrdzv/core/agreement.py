@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hetrdzv.core.commands import Join
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S
 from hetrdzv.core.rounds.transitions import Work, begin_job, begins_anew, expire
 from hetrdzv.protocol.errors import SpecConflict
-from hetrdzv.protocol.facts.differences import Difference
+from hetrdzv.protocol.facts.differences import SCRIPT, Difference
 from hetrdzv.protocol.facts.events import SettingsChanged
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences, news_in
@@ -61,6 +62,28 @@ def agree(
     return replaced
 
 
+def require_same_script(work: Work, join: Join) -> None:
+    """Check that a node runs what the live nodes of its role run: two jobs are not to become one by accident.
+
+    Raises:
+        SpecConflict: they run something else.
+    """
+    if not join.script or _other(work.group, join) is None:
+        return
+    expire(work)
+    if (other := _other(work.group, join)) is not None:
+        holders = [node for node in _holders(work.group) if node.script and node.role == join.role]
+        raise _conflict(work, [Difference(SCRIPT, other.script, join.script)], holders)
+
+
+def _other(group: Group, join: Join) -> Node | None:
+    """A live node of the same role that runs another script; the first one speaks for all."""
+    for node in group.nodes.values():
+        if not node.gone and node.job == group.job and node.script and node.role == join.role:
+            return node if node.script != join.script else None
+    return None
+
+
 def _replace(work: Work, spec: GroupSpec, replaced: Sequence[Difference], node_id: str | None) -> None:
     """Go on with other settings. The last round was formed under the old ones, so it is no longer the newest one."""
     restarts = min(work.group.restarts, spec.max_restarts)
@@ -93,14 +116,20 @@ def _conflict(work: Work, differences: Sequence[Difference], holders: Sequence[N
         whose = f"which {_holders_named(group)} joined"
     else:
         whose = "whose job is over"
-    end = f"hetctl delete {group.group_id}"
+    end = (
+        "or wait until its job is over" if holders else f"or remove this one: hetctl delete {group.group_id}"
+    )
+    leave_out = f"leave it out to join the group, {whose}; "
+    if differences[0].name == SCRIPT:
+        leave_out = (
+            f"{_holders_named(group)} joined with that; for a part of the same job give another role; "
+        )
     going = all(node.cut_at is not None or node.leaving is not None for node in holders)
     counted = holders if going else holders[:LEASES_COUNTED]
     lost_in_s = max((work.leases.ends_at(group, node) - work.now for node in counted), default=None)
     return SpecConflict(
         f"group '{group.group_id}' has {has}, and {given} {'were' if len(differences) > 1 else 'was'} given: "
-        f"leave it out to join the group, {whose}; use another group; or remove this one first: "
-        f"{f'hetctl cancel {group.group_id}, then {end}' if holders and not group.state.terminal else end}",
+        f"{leave_out}use another group, {end}",
         differences=differences,
         nodes=[node.node_id for node in holders[:NODES_NAMED]],
         by_put=group.by_put,

@@ -5,7 +5,7 @@ A step applies its command and then *settles* the group (settle.py). `deadline` 
 
 from dataclasses import dataclass, replace
 
-from hetrdzv.core.agreement import agree
+from hetrdzv.core.agreement import agree, require_same_script
 from hetrdzv.core.commands import (
     Cancel,
     Command,
@@ -175,6 +175,7 @@ def _join(work: Work, command: Join) -> None:
         begin_job(work, GroupSpec(), spec_fixed=False)
     replaced: tuple[Difference, ...] = ()
     if not work.group.state.terminal and command.node_id not in group.drained:  # else it is told to exit
+        require_same_script(work, command)
         replaced = agree(work, command.spec, final=not command.wants_command, node_id=command.node_id)
     group = work.group
     _take_over_rounds(work, command)

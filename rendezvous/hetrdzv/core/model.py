@@ -61,6 +61,7 @@ class Offer:
         wants_members: its `start` lists all members of the round.
         wants_daemon: it runs the launcher's daemon that the master of its round hands it.
         takes_notice: it tells its workers that their round is about to end, and says when they are ready to stop.
+        script: what its workers run, by name; all nodes of a role run the same. Empty: unknown.
         ready_within_s: how long it may take from the end of its workers until it is ready (seconds): its agent checks
             the node first. The others wait that much longer for it.
         not_ready: why it cannot take part in a round, though its workers are gone; empty: it can.
@@ -82,6 +83,7 @@ class Offer:
     wants_members: bool = False
     wants_daemon: bool = False
     takes_notice: bool = False
+    script: str = ""
     ready_within_s: float = 0.0
     not_ready: str = ""
 

@@ -160,6 +160,7 @@ class NodeReply:
     heard_s_ago: float | None = None
     incarnation: str
     role: str
+    script: str = ""
     weight: float = 1.0
     weighed: bool = False
     speeds: Speeds = ()

@@ -268,7 +268,7 @@ class Service:
         if head is not None and head.live and not head.state.terminal:
             await self._ledger.settle(group_id)
             live = names(node.node_id for node in head.live)
-            raise Refused(f"group '{group_id}' still has nodes ({live}): hetctl cancel {group_id} first")
+            raise Refused(f"group '{group_id}' still has nodes ({live}): delete it once its job is over")
         await self._ledger.propose(group_id, None)
 
     async def cut(self, group_id: str, node_id: str, incarnation: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hetagent.options import usage
 from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Std, TorchrunOptions, UsageError
 from hetagent.options.parse import parse
@@ -75,6 +76,26 @@ def test_all_refused_flags_are_named_at_once() -> None:
         f"  --node-rank: {REFUSED['--node-rank']}\n"
         f"  --rdzv-endpoint: {REFUSED['--rdzv-endpoint']}"
     )
+
+
+def test_flags_after_the_script_are_warned_of_unless_it_has_them(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("parser.add_argument('--group'); parser.add_argument('--log_dir')")
+    words = ("--nnodes=2", "--group", "x", "--log-dir", "y", "--device", "cpu", "--lr", "1")
+    (note,) = options(str(script), *words).notes
+    assert note == (
+        f"warning: --device and --nnodes after {script} go to the script; if hetagent should get them, put them "
+        f"before {script}"
+    )
+    assert options("--nnodes", "2", str(script), "--lr", "1").notes == ()
+
+
+def test_of_a_script_that_cannot_be_read_only_flags_count_that_are_hardly_its_own() -> None:
+    (note,) = options("-m", "bert", "--device", "cpu", "--max-restarts", "1").notes
+    assert note.startswith(
+        "warning: --max-restarts after bert goes to the script; if hetagent should get it, put"
+    )
+    assert options("-m", "bert", "--device", "cpu").notes == ()
 
 
 def test_variables_for_refused_flags_are_ignored_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,10 +447,41 @@ def test_a_host_name_that_cannot_be_a_node_id(monkeypatch: pytest.MonkeyPatch) -
     assert options("--node-id", "a", "train.py").node_id == "a"
 
 
-def test_help_fits_and_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def said_by(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What is printed instead of running."""
     with pytest.raises(SystemExit) as caught:
-        parse(["--help"], {})
-    said = capsys.readouterr().out
+        parse(argv, {})
     assert caught.value.code == 0
-    assert "--gpus" in said
+    return capsys.readouterr().out
+
+
+def test_help_fits_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    said = said_by(["--help"], capsys)
+    assert said_by(["-h"], capsys) == said
+    lines = said.splitlines()
+    assert len(lines) <= 36
+    assert max(map(len, lines)) <= 79
+    there = {flag for action in parser()._actions for flag in action.option_strings}
+    flags = [flag.split()[0] for part in usage.FIRST.values() for flag in part]
+    assert set(flags) <= there
+    assert all(f"  {flag}" in said for flag in flags)
+
+
+def test_all_flags_are_shown_by_part(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = said_by(["--help-all"], capsys)
+    shown = [action for action in parser()._actions if action.option_strings and action.help != SUPPRESS]
+    assert [action.option_strings for action in shown if f" {action.option_strings[-1]}" not in said] == []
     assert "--master-addr" not in said
+    assert [line for line in said.splitlines() if line.endswith(":") and line[0] != " "] == [
+        f"{part}:" for part in usage.PARTS
+    ]
+    assert max(map(len, said.splitlines())) < 80
+
+
+def test_each_flag_of_a_part_is_there_once() -> None:
+    named = [flag for flags in usage.PARTS.values() for flag in flags]
+    assert len(named) == len(set(named))
+    assert set(named) <= {action.option_strings[-1] for action in parser()._actions if action.option_strings}

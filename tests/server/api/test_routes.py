@@ -232,7 +232,7 @@ async def test_a_group_with_live_nodes_is_not_forgotten() -> None:
         await two_nodes(service)
         reply = await client.delete("/v1/groups/g")
         assert (reply.status_code, reply.json()["code"]) == (409, "refused")
-        assert "hetctl cancel g" in reply.json()["detail"]
+        assert "delete it once its job is over" in reply.json()["detail"]
 
 
 async def test_the_history_can_be_read_on() -> None:

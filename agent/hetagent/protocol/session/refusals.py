@@ -7,7 +7,7 @@ from typing import TypeVar
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.facts.differences import Difference, as_flags
+from hetrdzv.protocol.facts.differences import SCRIPT, Difference, as_flags
 from hetrdzv.protocol.pages import ConflictReply
 from hetrdzv.protocol.requests.joining import SpecFields
 
@@ -54,14 +54,17 @@ def conflict_text(group: str, conflict: ConflictReply, spec: SpecFields) -> str:
     Args:
         spec: the settings that this agent was given.
     """
+    end = "wait until its job is over" if conflict.nodes else f"remove that one (hetctl delete {group})"
+    if (script := next((row for row in conflict.differences if row.name == SCRIPT), None)) is not None:
+        return (
+            f"group '{group}' runs {script.group}{_whose(conflict)}, and this agent was given {script.given}: "
+            f"use another --group, or {end}; if both belong to one job, give this one a --role of its own"
+        )
     rows = _flags(conflict.differences, spec)
     there = ", ".join(f"{flag} {given} here, {theirs} there" for flag, theirs, given in rows)
-    end = f"hetctl delete {group}"
-    if conflict.nodes:
-        end = f"hetctl cancel {group}, then {end}"
     return (
         f"group '{group}' has other settings ({there}){_whose(conflict)}: "
-        f"leave out {' and '.join(row[0] for row in rows)}, use another --group, or remove that one ({end})"
+        f"leave out {' and '.join(row[0] for row in rows)}, use another --group, or {end}"
     )
 
 

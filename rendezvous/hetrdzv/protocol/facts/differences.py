@@ -7,6 +7,10 @@ NO_VALUE = "none"
 """How a setting without a value is written."""
 
 
+SCRIPT = "script"
+"""The name of a difference in what nodes run, which is no setting."""
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A setting that a group has, and the other value that somebody gave; both as people write them."""

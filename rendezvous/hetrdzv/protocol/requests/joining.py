@@ -20,6 +20,7 @@ from hetrdzv.protocol.bounds import (
     Labels,
     Port,
     Seconds,
+    ShortText,
     Slots,
     Text,
     Weight,
@@ -78,6 +79,7 @@ class JoinRequest(Body):
 
     Attributes:
         takes_notice: the node tells its workers that their round is about to end, and reports `ready_to_stop`.
+        script: what its workers run, by name; other nodes of its role run the same. Empty: nobody compares it.
         weight: how fast each slot is, compared with those of other nodes: with `rank_order` `speed` the largest comes
             first. If any node of a round was given one, shares go by it.
         ready_within_s: how long the node may take from the end of its workers until it is ready, since its agent checks
@@ -102,6 +104,7 @@ class JoinRequest(Body):
     wants_members: bool = False
     wants_daemon: bool = False
     takes_notice: bool = False
+    script: ShortText = ""
     ready_within_s: Annotated[Duration, Le(DAY_S)] = 0.0
     not_ready: Annotated[str, MaxLen(MAX_NOT_READY)] = ""
     spec: SpecFields = SpecFields()  # noqa: RUF009 - it is frozen

@@ -1,5 +1,7 @@
 """Joins that are refused: which are final, which are tried again, and for how long."""
 
+from dataclasses import replace
+
 import pytest
 from tests.agent.protocol.session.driver import SPEC, Bench, problem
 
@@ -170,7 +172,29 @@ def test_settings_that_a_live_node_holds_are_refused_in_the_words_of_the_command
     assert bench.last.why == (
         "group 'g' has other settings (--nnodes 1:1 here, 1:2 there, --lease-s 5 here, 4 there), which b joined (one "
         "whose agent is dead still counts, at most 4 s more): leave out --nnodes and --lease-s, use another --group, "
-        "or remove that one (hetctl cancel g, then hetctl delete g)"
+        "or wait until its job is over"
+    )
+
+
+def test_another_script_is_refused_with_who_runs_what() -> None:
+    bench = Bench()
+    join = commands.Join(
+        node_id="b",
+        incarnation="i0",
+        slots=2,
+        address="10.0.0.9",
+        port=1,
+        script="train.py",
+        spec=SPEC.given(),
+    )
+    bench.server.do(join, bench.now)
+    bench.session.offer = replace(bench.session.offer, script="eval.py")
+    bench.ready()
+    assert (bench.last.kind, bench.last.code, bench.last.exit_code) == ("exit", "refused", 1)
+    assert bench.last.why == (
+        "group 'g' runs train.py, which b joined (one whose agent is dead still counts, at most 5 s more), and this "
+        "agent was given eval.py: use another --group, or wait until its job is over; if both belong to one job, "
+        "give this one a --role of its own"
     )
 
 

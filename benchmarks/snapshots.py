@@ -82,7 +82,9 @@ class Lines:
         lost, at = 0, reached[before]
         for number in sorted(began):
             if number > before:
-                lost += at - began[number]
+                lost += max(
+                    0, at - began[number]
+                )  # a rank may be stopped before it has logged a step that it saved
                 at = max(began[number], reached.get(number, 0))
         return lost
 

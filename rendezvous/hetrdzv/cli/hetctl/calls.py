@@ -15,6 +15,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, Problem, UnknownGroup
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
 from hetrdzv.protocol.requests.plans import Changes, Plan
+from hetrdzv.words.phrasing import predicate
 
 TYPO = 0.8
 """How alike the name of a group and what was typed are where that is suggested (`SequenceMatcher.ratio`)."""
@@ -58,8 +59,13 @@ def tell(reply: GroupReply, text: str) -> None:
 
 
 def standing(group: GroupSummary) -> str:
-    """A group's state and the reason for it."""
-    return f"{group.state}: {tables.one_line(tables.why(group))}"
+    """A group's state and the reason for it: `waiting: 1 of 2 nodes ready`."""
+    return f"{group.shown_state}: {tables.one_line(tables.why(group))}"
+
+
+def stands(group: GroupSummary) -> str:
+    """The same, to be put after the group's name: `is waiting: 1 of 2 nodes ready`."""
+    return f"{predicate(group.shown_state)}: {tables.one_line(tables.why(group))}"
 
 
 def show_plan(group: str, request: Changes) -> None:

@@ -13,6 +13,7 @@ from hetrdzv.cli.hetctl.calls import complain
 from hetrdzv.cli.hetctl.look import describe, get, history, logs, top, wait
 from hetrdzv.cli.hetctl.options import takes_shared
 from hetrdzv.cli.hetctl.shell import install
+from hetrdzv.cli.usage import wrong
 from hetrdzv.protocol.errors import HetError
 
 SUBCOMMANDS = (
@@ -82,13 +83,7 @@ def run(argv: Sequence[str]) -> int:
         complain(f"there is no command '{error.command_name}'{meant(error.command_name) or known}")
         return 2
     except click.UsageError as error:
-        if isinstance(error, click.BadParameter) and error.ctx is not None and error.param is not None:
-            error.param_hint = _typed(error.ctx, error.param)
-        text = error.format_message()
-        see = "" if error.ctx is None else f"see {error.ctx.command_path} --help"
-        complain(
-            f"{text} {see.capitalize()}" if text.endswith("?") else f"{text.rstrip('.')}; {see}".rstrip("; ")
-        )
+        complain(wrong(error))
         return 2
     except click.Abort:
         return 130
@@ -110,15 +105,6 @@ def meant(word: str) -> str:
     close = [n for n in alike if alike[n] >= max(least, OBVIOUS if n in DESTRUCTIVE else CLOSE)]
     close.sort(key=lambda name: (name in DESTRUCTIVE, -alike[name]))
     return f": did you mean {' or '.join(map(repr, close))}?" if close else ""
-
-
-def _typed(ctx: click.Context, param: click.Parameter) -> str | None:
-    """The variable that a wrong value comes from; click names the flag as well."""
-    source = ctx.get_parameter_source(param.name or "")
-    from_variable = source is click.core.ParameterSource.ENVIRONMENT
-    if from_variable and isinstance(param.envvar, str):
-        return param.envvar
-    return f"'{param.opts[0]}'" if isinstance(param, click.Option) else None
 
 
 def main() -> None:

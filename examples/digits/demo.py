@@ -143,7 +143,7 @@ def story(folder: Path, stack: contextlib.ExitStack) -> None:
     say("3. The server gives every node its rank offset; the agents start their workers.")
     log = folder / "big.log"
     wait_for("the first epoch", lambda: any(line.startswith("epoch") for line in training_lines(log)))
-    say("   $ hetctl status digits")
+    say("   $ hetctl get digits")
     say(re.sub(r"^", "   ", hetctl(server, "status", GROUP), flags=re.MULTILINE))
 
     say("4. Training. Then a worker is killed, as the kernel does when memory runs out.")

@@ -75,7 +75,7 @@ def test_readmes_two_nodes_on_one_machine(tmp_path: Path) -> None:
         big.says(r"3 workers .* step 0 of 2000")
         big.says(r"epoch +1 of 100")
         where = f"export HET_SERVER=http://127.0.0.1:{port}"
-        assert re.search(r"default .*running", here.run(where, status))
+        assert re.search(r"first .*running", here.run(where, status))
         shown = here.run(where, of_group)
         assert "round     1 (world size 3, 2 nodes)" in shown
         here.run(where, restart)
@@ -102,7 +102,7 @@ def test_readmes_three_nodes(tmp_path: Path) -> None:
         }
         nodes["gpu1"].says("4 workers .* step 0")
         nodes["gpu1"].says("epoch")
-        assert re.search(r"default .*running", here.run(where, status))
+        assert re.search(r"bert .*running", here.run(where, status))
         assert "world size 4, 3 nodes" in here.run(where, of_group)
         followed = here.type(f"{where}\n{events}")
         assert "2 of 3 nodes ready (gpu1, gpu3); waiting for 1 more in place of gpu2" in here.run(where, plan)

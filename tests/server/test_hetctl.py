@@ -26,7 +26,8 @@ from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.dashboard import link_to
 from hetrdzv.cli.hetctl.groups import flag_type
-from hetrdzv.cli.hetctl.main import DESTRUCTIVE, cli, meant
+from hetrdzv.cli.hetctl.look.watch import EVERY_S, lasting
+from hetrdzv.cli.hetctl.main import DESTRUCTIVE, SUBCOMMANDS, cli, meant
 from hetrdzv.cli.hetctl.shell import completion
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
@@ -399,6 +400,26 @@ def test_get_groups(ctl: Callable[..., str], job: Job) -> None:
     assert only["group_id"] == job.group
 
 
+def test_get_shows_a_group_and_status_is_its_former_name(ctl: Callable[..., str], job: Job) -> None:
+    job.run()
+    shown = ctl("get", job.group)
+    assert "gpu1" in shown
+    assert "state     running" in shown
+    assert [
+        line for line in ctl("status", job.group).splitlines() if "ago" not in line and " s" not in line
+    ] == [line for line in shown.splitlines() if "ago" not in line and " s" not in line]
+    assert json.loads(ctl("get", job.group, "-o", "json"))["group_id"] == job.group
+    assert ctl("get", job.group, "-o", "name") == f"{job.group}\n"
+    listed = [
+        [row[0] for row in rows(ctl(*argv), "GROUP")] for argv in (["get"], ["get", "groups"], ["status"])
+    ]
+    assert job.group in listed[0]
+    assert listed[0] == listed[1] == listed[2]
+    assert "nobody knows how far the workers have come" in ctl("get", job.group, "--ranks")
+    assert "is neither groups nor nodes" in ctl("get", job.group, "gpu1", status=2)
+    assert "--ranks needs a group" in ctl("get", "--ranks", status=2)
+
+
 def test_get_nodes(ctl: Callable[..., str], job: Job) -> None:
     job.join("gpu0", 1, "10.0.0.9", labels={"rack": "r1"}, device={"torch": "2.13.0"})
     job.leave("gpu0", "SIGTERM")
@@ -548,6 +569,31 @@ def test_watch_prints_what_is_new_into_a_pipe(job: Job) -> None:
             line = running.stdout.readline()
         running.send_signal(signal.SIGINT)
         assert ended(running)[0::2] == (0, "")
+
+
+def test_watch_prints_a_document_only_when_something_has_changed(ctl: Callable[..., str], job: Job) -> None:
+    ctl("create", job.group, "--nnodes", "2")
+    with process("get", job.group, "-o", "json", "--watch") as running:
+        assert running.stdout is not None
+        assert json.loads(running.stdout.readline())["state"] == "waiting"
+        time.sleep(2.5 * EVERY_S)  # looked at twice more
+        ctl("cancel", job.group)
+        assert json.loads(running.stdout.readline())["state"] == "cancelled"
+        running.send_signal(signal.SIGINT)
+        assert ended(running)[0::2] == (0, "")
+
+
+def test_time_that_passes_is_no_change() -> None:
+    before = {
+        "clock": 1.0,
+        "state": "a",
+        "spec": {"lease_s": 5.0},
+        "reason": {"until": 9.0},
+        "why": "8 s left",
+    }
+    nodes = [{"heard_s_ago": 0.5, "why": "x", "reason": None}]
+    kept = {"state": "a", "spec": {"lease_s": 5.0}, "reason": {"until": 9.0}}
+    assert lasting(before | {"nodes": nodes}) == kept | {"nodes": [{"why": "x", "reason": None}]}
 
 
 def test_watch_and_top_redraw_a_terminal_and_leave_the_last_view(job: Job) -> None:
@@ -742,7 +788,7 @@ def test_commands_groups_nodes_and_clusters_are_completed(
     config(f"default = 'here'\n[clusters.here]\nserver = '{server.url}'\n[clusters.prod]\nserver = 'a'")
     job.run()
     assert completed("de") == ["delete", "describe"]
-    assert completed("get", "n") == ["nodes"]
+    assert completed("get", "node") == ["nodes"]
     assert completed("status", job.group[:-1]) == [job.group]
     assert completed("get", "nodes", job.group) == [job.group]
     assert completed("drain", job.group, "") == ["gpu1", LONG, "spare1"]
@@ -879,7 +925,10 @@ def test_colours_only_on_a_terminal(job: Job) -> None:
 def test_no_server(ctl: Callable[..., str]) -> None:
     said = ctl("--server", "http://127.0.0.1:1,http://127.0.0.1:2", "status", status=1)
     refused = "(http://127.0.0.1:1: connection refused; http://127.0.0.1:2: connection refused)"
-    assert said == f"hetctl: no server answers {refused}\n"
+    assert said == (
+        f"hetctl: no server answers {refused}; start hetserver there, or name another server with --server or "
+        "HET_SERVER\n"
+    )
 
 
 def test_tokens(
@@ -996,11 +1045,11 @@ def test_a_program_that_does_not_speak_http_answers(ctl: Callable[..., str]) -> 
         (["status", "--server", ","], "no server was given"),
         (["status", "a/b"], "'a/b' must be 1 to 128 letters"),
         (["status", ".."], "'..' must be 1 to 128 letters"),
-        (["statu"], "there is no command 'statu': did you mean 'status'?"),
+        (["statu"], "there is no command 'statu'; the commands are get, describe, why, top"),
         (["creat"], "did you mean 'create'?"),
         (["resart"], "did you mean 'restart'?"),
         (["delte"], "did you mean 'delete'?"),
-        (["remove"], "there is no command 'remove'; the commands are create, status, get"),
+        (["remove"], "there is no command 'remove'; the commands are get, describe, why"),
         (["events"], "Missing argument 'GROUP'; see hetctl events --help"),
         (["events", "g", "--after", "-1"], "-1"),
         (["create", "g", "--nnodes", "2:x"], "'2:x' must be N or MIN:MAX, for example 2 or 2:4"),
@@ -1023,10 +1072,10 @@ def test_a_program_that_does_not_speak_http_answers(ctl: Callable[..., str]) -> 
         ),
         (
             ["create", "g", "--nodes", "2"],
-            "No such option '--nodes'. (Did you mean one of: '--nnodes', ",
+            "there is no flag --nodes (did you mean --nnodes?); see hetctl create --help",
         ),
         (["create", "g", "--on-join", "panic"], "'panic' is not one of 'restart', 'spare'"),
-        (["status", "--token", "sesame"], "No such option"),
+        (["status", "--token", "sesame"], "there is no flag --token (did you mean --token-file?)"),
     ],
 )
 def test_a_wrong_command_line_is_2(ctl: Callable[..., str], argv: list[str], text: str) -> None:
@@ -1054,8 +1103,21 @@ def test_a_wrong_environment_is_named(ctl: Callable[..., str], monkeypatch: pyte
     assert "Invalid value for '--server': server URL 'a b'" in ctl("--server", "a b", "status", status=2)
 
 
+def test_help_lists_commands_by_what_a_person_wants_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert hetctl.run(["--help"]) == 0
+    said = capsys.readouterr().out
+    places = [said.index(f"\n{title.capitalize()}:\n") for title in SUBCOMMANDS]
+    assert places == sorted(places)
+    for command in cli.commands.values():
+        assert (f"\n  {command.name} " in said) is not command.hidden
+        assert hetctl.run([str(command.name), "--help"]) == 0
+        said_of_it = capsys.readouterr().out
+        assert max(map(len, said_of_it.splitlines())) <= 80, command.name
+    assert max(map(len, said.splitlines())) <= 80
+
+
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert hetctl.run(["--help"]) == 0
     assert "..." not in capsys.readouterr().out.replace("[ARGS]...", "").replace("URL...", "")
     assert hetctl.run([]) == 2
-    assert "Commands:" in capsys.readouterr().err
+    assert "Look:" in capsys.readouterr().err

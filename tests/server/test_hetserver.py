@@ -576,6 +576,33 @@ def test_an_inherited_socket_is_served(tmp_path: Path) -> None:
         assert f"listening on http://127.0.0.1:{given.getsockname()[1]}" in said
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_the_first_lines_are_where_it_is_and_where_its_page_is(host: str, tmp_path: Path) -> None:
+    said = start_and_stop(
+        "--host", host, "--port", "0", "--max-connections", "1000000", home=tmp_path
+    ).splitlines()
+    assert re.search(rf"INFO hetserver: listening on http://{host}:\d+, state in sqlite:", said[0])
+    opens = rf", which hetctl --server http://\S+ --token-file {tmp_path}/hetrdzv/token dashboard opens"
+    assert re.search(rf"dashboard at http://\S+:\d+/{opens if host == '0.0.0.0' else '$'}", said[1])
+    assert any("raise its limit" in line for line in said[2:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--prot", "3"], "there is no flag --prot (did you mean --port?); see hetserver --help"),
+        (
+            ["--port", "x"],
+            "Invalid value for '--port': 'x' is not a valid integer range; see hetserver --help",
+        ),
+        (["x"], "Got unexpected extra argument (x); see hetserver --help"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(arguments: list[str], says: str) -> None:
+    result = CliRunner().invoke(hetserver.main, arguments)
+    assert (result.exit_code, result.output) == (2, f"hetserver: {says}\n")
+
+
 @pytest.mark.parametrize("inherited", [False, True])
 def test_beyond_loopback_a_token_is_made_kept_and_shown_the_way(inherited: bool, tmp_path: Path) -> None:
     path = tmp_path / "hetrdzv" / "token"
@@ -585,7 +612,9 @@ def test_beyond_loopback_a_token_is_made_kept_and_shown_the_way(inherited: bool,
             said = start_and_stop(*where, "--store", "memory", home=tmp_path, pass_fds=(given.fileno(),))
             assert f"every request needs the token in {path}" in said
             assert ("just made, mode 0600" in said) is made
-            assert re.search(r"hetagent --gpus 4 --server http://\S+:\d+ --token-file token train.py", said)
+            assert re.search(
+                r"hetagent --server http://\S+:\d+ --token-file token --group NAME train.py", said
+            )
             assert path.stat().st_mode & 0o777 == 0o600
             assert path.read_text().strip() not in said
 

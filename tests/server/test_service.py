@@ -542,7 +542,7 @@ async def test_another_service_finds_everything_and_every_node_has_a_full_lease(
 
 
 async def test_a_start_says_how_much_was_loaded_and_how_old_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     store = FaultyStore()
     async with serving(store) as (service, _):
         await two_nodes(service)

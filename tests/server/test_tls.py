@@ -407,7 +407,7 @@ def test_the_way_shown_to_nodes_has_what_they_need(mine: Tls, tmp_path: Path) ->
     files = ["--tls-cert", str(mine.cert), "--tls-key", str(mine.key), "--tls-client-ca", str(mine.ca)]
     said = start_and_stop(*where, *files, home=tmp_path)
     assert (
-        "--token-file token --ca-cert ca.pem --client-cert client.pem --client-key client-key.pem train.py"
+        "--token-file token --ca-cert ca.pem --client-cert client.pem --client-key client-key.pem --group NAME train.py"
         in said
     )
     assert "--server https://" in said

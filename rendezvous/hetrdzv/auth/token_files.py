@@ -23,13 +23,16 @@ SHORT = 16
 class TokenFile(Reloaded, Tokens):
     """The tokens in a file. If a changed file cannot be used, the log says so and the old tokens stay valid.
 
+    Attributes:
+        path: of the file.
+
     Raises:
         AccessError: the file cannot be used; names the line, never a token.
     """
 
     def __init__(self, path: Path) -> None:
         Reloaded.__init__(self, [path], "the previous tokens stay valid")
-        self._path = path
+        self.path = path
         Tokens.__init__(self, self._load())
 
     def reload(self, *, now: bool) -> None:
@@ -40,18 +43,18 @@ class TokenFile(Reloaded, Tokens):
         if now or added or removed:
             tokens = "1 token" if len(loaded) == 1 else f"{len(loaded)} tokens"
             news = f"{added} new, {removed} removed or changed"
-            logger.info("reloaded token file %s: %s, %s", self._path, tokens, news)
+            logger.info("reloaded token file %s: %s, %s", self.path, tokens, news)
 
     def _load(self) -> dict[str, Grant]:
         try:
-            with open(self._path, "rb") as file:
+            with open(self.path, "rb") as file:
                 content = file.read(MAX_FILE_BYTES + 1).decode()
         except OSError as error:
-            raise AccessError(f"token file {self._path} cannot be read: {error.strerror}") from None
+            raise AccessError(f"token file {self.path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise AccessError(f"token file {self._path} cannot be read: it is not text") from None
-        granted = parse(content, self._path)
-        if (warning := exposed(self._path)) is not None:
+            raise AccessError(f"token file {self.path} cannot be read: it is not text") from None
+        granted = parse(content, self.path)
+        if (warning := exposed(self.path)) is not None:
             logger.warning("%s", warning)
         return granted
 

@@ -28,6 +28,7 @@ from hetrdzv.cli.etcd import ETCD
 from hetrdzv.cli.logs import logging_to_stderr
 from hetrdzv.cli.shared import Shared, SharedStore
 from hetrdzv.cli.sockets import CannotServe, inherited, listen, url_of
+from hetrdzv.cli.usage import OneLine
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.texts.addresses import is_loopback
 from hetrdzv.service.metrics import Metrics
@@ -51,7 +52,9 @@ SHARED: Sequence[SharedStore] = (ETCD,)
 """Kinds of stores that several servers share: each can be taken out with its row."""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(
+    "hetserver", OneLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80}
+)
 @all_settings.flags(*(kind.flags for kind in SHARED))
 @click.version_option(__version__, prog_name="hetserver")
 def main(**values: object) -> None:
@@ -80,7 +83,7 @@ def _serve_on_socket(settings: Settings, values: Mapping[str, Any]) -> None:
                 f"servers on one {shared.scheme} need the same token: make one (openssl rand -hex 32) "
                 "and give its file to each of them with --token-file"
             )
-        tokens = _tokens(listener, settings)
+        tokens, made = _tokens(listener, settings)
         quotas = Quotas(tokens.scopes) if tokens is not None else Quotas()
         make_service = partial(Service, metrics=metrics, limits=settings.limits, quotas=quotas)
         for kind in SHARED:
@@ -99,9 +102,12 @@ def _serve_on_socket(settings: Settings, values: Mapping[str, Any]) -> None:
             )
         else:
             make_replica = partial(SingleReplica, make_service(_store(url)))
-        _allow_connections(settings.limits)
+        short = _allow_connections(settings.limits)
+        first_lines = partial(_say_first, settings, listener, tokens, url, made=made, short=short)
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_serve(make_replica, metrics, quotas, listener, tokens, tls, url, settings))
+            runner.run(
+                _serve(make_replica, metrics, quotas, listener, tokens, tls, url, settings, first_lines)
+            )
 
 
 def state_home() -> Path:
@@ -143,25 +149,50 @@ def _tls(settings: Settings) -> ServerTls | None:
     return ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
 
 
-def _tokens(listener: socket.socket, settings: Settings) -> TokenFile | None:
-    """The tokens to require; an address that other machines can reach needs at least one."""
+def _tokens(listener: socket.socket, settings: Settings) -> tuple[TokenFile | None, bool]:
+    """The tokens to require, and whether one was just made: an address that other machines can reach needs one."""
     if settings.token_file is not None:
-        return TokenFile(settings.token_file)
-    address, port = listener.getsockname()[:2]
-    if is_loopback(address) or settings.insecure:
-        return None
+        return TokenFile(settings.token_file), False
+    if _is_local(listener) or settings.insecure:
+        return None, False
     path = state_home() / "token"
     made = require_token_file(path)
-    tokens = TokenFile(path)
-    name = socket.gethostname() if address in ("0.0.0.0", "::") else settings.host.strip("[]")
-    click.echo(
-        f"hetserver: other machines can reach {address}, so every request needs the token in {path}"
-        f"{' (just made, mode 0600)' if made else ''}.\n"
-        f"hetserver: copy that file to every node, then start an agent there: "
-        f"hetagent --gpus 4 --server {url_of(settings, name, port)} --token-file token{_tls_flags(settings)} train.py",
-        err=True,
-    )
-    return tokens
+    return TokenFile(path), made
+
+
+def _say_first(
+    settings: Settings,
+    listener: socket.socket,
+    tokens: TokenFile | None,
+    store: str,
+    *,
+    made: bool,
+    short: str,
+) -> None:
+    """Say where this server and its page are, and how an agent starts.
+
+    Args:
+        made: whether its token was just made.
+        short: what this process may not have enough of; empty: nothing.
+    """
+    address, port = listener.getsockname()[:2]
+    name = socket.gethostname() if address in ("0.0.0.0", "::") else address
+    url, tls = url_of(settings, name, port), _tls_flags(settings)
+    logger.info("listening on %s, state in %s", url_of(settings, address, port), store)
+    if tokens is None:
+        logger.info("dashboard at %s/", url)
+    else:
+        signed_in = f"hetctl --server {url} --token-file {tokens.path}{tls} dashboard"
+        logger.info("dashboard at %s/, which %s opens", url, signed_in)
+    if tokens is not None and settings.token_file is None:
+        logger.log(
+            logging.WARNING if made else logging.INFO,
+            "other machines can reach %s, so every request needs the token in %s%s; copy that file to every node, then "
+            "start an agent there: hetagent --server %s --token-file token%s --group NAME train.py",
+            address, tokens.path, " (just made, mode 0600)" if made else "", url, tls,
+        )  # fmt: skip
+    if short:
+        logger.warning(short)
 
 
 def _tls_flags(settings: Settings) -> str:
@@ -172,18 +203,23 @@ def _tls_flags(settings: Settings) -> str:
     return f" --ca-cert ca.pem{client}"
 
 
-def _allow_connections(limits: Limits) -> None:
-    """Raise the limit on open files, usually 1024: every node keeps a connection open."""
+def _allow_connections(limits: Limits) -> str:
+    """Raise the limit on open files, usually 1024: every node keeps a connection open.
+
+    Returns:
+        a warning; empty: it could be raised.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.max_connections * 5 // 4 + 1024
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if most <= limits.max_connections:
-        logger.warning(
-            "this process may open %d files, too few for --max-connections %d; "
-            "raise its limit (ulimit -Hn, LimitNOFILE=)", most, limits.max_connections,
-        )  # fmt: skip
     with contextlib.suppress(OSError, ValueError):  # then there will be fewer
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most > limits.max_connections:
+        return ""
+    return (
+        f"this process may open {most} files, too few for --max-connections {limits.max_connections}; "
+        "raise its limit (ulimit -Hn, LimitNOFILE=)"
+    )
 
 
 async def _serve(
@@ -195,6 +231,7 @@ async def _serve(
     tls: ServerTls | None,
     store: str,
     settings: Settings,
+    say_first: Callable[[], None],
 ) -> None:
     replica = make_replica()
     app = create_app(
@@ -206,7 +243,6 @@ async def _serve(
         metrics=metrics,
         quotas=quotas,
     )
-    host, port = listener.getsockname()[:2]
 
     def reload(*, now: bool = True) -> None:
         for files in (tokens, tls):
@@ -220,7 +256,7 @@ async def _serve(
             collector = Collector()
             if settings.stop_at_eof:
                 server.watch_stdin()
-            logger.info("listening on %s, state in %s", url_of(settings, host, port), store)
+            say_first()
             with _regularly(lambda: reload(now=False), collector.look):
                 await server.serve(sockets=[listener])
         finally:

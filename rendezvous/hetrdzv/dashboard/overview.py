@@ -1,6 +1,7 @@
 """The page with all groups: what needs attention first, what ended long ago apart."""
 
 import asyncio
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,11 +93,16 @@ class GroupsScene:
 
     Args:
         grant: whose groups it shows.
+        url: this server's, as the browser reaches it.
+        token_file: on this machine; empty: no token is required.
     """
 
-    def __init__(self, service: Service, grant: Grant) -> None:
+    def __init__(self, service: Service, grant: Grant, url: str, token_file: str = "") -> None:
         self._service = service
         self._grant = grant
+        self._token_file = token_file
+        token = f"--token-file {shlex.quote(token_file)} " if token_file else ""
+        self._start = f"hetagent --server {url} {token}--group NAME train.py"
 
     async def sections(self) -> Mapping[str, str]:
         """All sections by name, as they are now."""
@@ -115,7 +121,15 @@ class GroupsScene:
             new = [each for each in lines if not each.is_old]
             used = columns(lines)
             return {
-                "groups": section("groups.html", lines=new, old=len(old), tally=tally(lines), columns=used),
+                "groups": section(
+                    "groups.html",
+                    lines=new,
+                    old=len(old),
+                    tally=tally(lines),
+                    columns=used,
+                    start=self._start,
+                    token_file=self._token_file,
+                ),
                 "older": section("older.html", lines=old, new=len(new), tally=tally(old), columns=used),
             }
 

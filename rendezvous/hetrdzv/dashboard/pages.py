@@ -45,9 +45,10 @@ async def static(request: Request, name: str) -> Response:
 async def groups(request: Request) -> Response:
     """All groups that the token covers."""
     service, permit = service_of(request), permit_of(request)
-    scene = GroupsScene(service, permit.grant)
+    url = f"{request.url.scheme}://{request.url.netloc}"
+    scene = GroupsScene(service, permit.grant, url, request.app.state.token_file)
     if "text/event-stream" in request.headers.get("accept", ""):
-        return _follow(request, (service, permit.grant.scope), lambda: (scene.sections, asyncio.sleep))
+        return _follow(request, (service, permit.grant.scope, url), lambda: (scene.sections, asyncio.sleep))
     return page("groups_page.html", sections=await scene.sections(), **frame(request))
 
 

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from hetrdzv.api.bound import Handlers
 from hetrdzv.api.room import Room
 from hetrdzv.auth.policy import Permit
+from hetrdzv.auth.token_files import TokenFile
 from hetrdzv.auth.tokens import Tokens
 from hetrdzv.dashboard import actions, pages, render, signing_in
 from hetrdzv.dashboard.live import Hub
@@ -25,6 +26,7 @@ class Dashboard(Room):
     def __init__(self, app: Starlette, tokens: Tokens | None) -> None:
         self._sessions = app.state.sessions = Sessions(tokens)
         app.state.hub = Hub()
+        app.state.token_file = str(tokens.path.absolute()) if isinstance(tokens, TokenFile) else ""
 
     def permit(self, headers: Mapping[str, str]) -> Permit:
         """That of the browser that is signed in."""

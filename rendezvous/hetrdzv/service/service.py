@@ -102,7 +102,8 @@ class Service:
             StorageError: the store cannot be read, or holds an impossible state.
         """
         await self._load()
-        logger.info("%s", self._ledger.summary())
+        is_empty = not (self._ledger.groups or self._ledger.quarantined)
+        logger.log(logging.DEBUG if is_empty else logging.INFO, "%s", self._ledger.summary())
         self._spawn(self._commit_forever())
         self._spawn(self._keep_time())
 

@@ -1,5 +1,7 @@
 """The page with all groups: what comes first, and what is folded away."""
 
+import pytest
+
 from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Cancel, Report
 from hetrdzv.dashboard.overview import RECENT_S, GroupsScene, columns, in_order, line, tally
@@ -27,7 +29,7 @@ async def test_failures_of_an_hour_come_first_and_older_ones_are_folded_away() -
         await two_nodes(service, "runs-12")
         await two_nodes(service, "runs-3")
         await service.execute("waits", join("c", min_nodes=2))
-        scene = GroupsScene(service, EVERYTHING)
+        scene = GroupsScene(service, EVERYTHING, "http://h:1")
         sections = await scene.sections()
         places = [
             sections["groups"].index(f'href="/groups/{name}"')
@@ -52,7 +54,7 @@ async def test_old_groups_are_unfolded_where_there_is_nothing_else() -> None:
     async with serving(clock=clock) as (service, _):
         await fail(service, "failed")
         clock.pass_by(service, RECENT_S + 10)
-        sections = await GroupsScene(service, EVERYTHING).sections()
+        sections = await GroupsScene(service, EVERYTHING, "http://h:1").sections()
         assert "<details" in sections["older"]
         assert "open" in sections["older"].partition(">")[0]
         assert "No groups yet" not in sections["groups"]
@@ -72,3 +74,20 @@ async def test_only_columns_with_values_are_shown() -> None:
         assert "ended" in columns([over])
         assert [each.state for each in in_order([over, runs, waits])] == ["waiting", "running", "cancelled"]
         assert tally([over, runs, runs]) == [("running", 2), ("cancelled", 1)]
+
+
+@pytest.mark.parametrize(
+    ("token_file", "command"),
+    [
+        ("", "hetagent --server http://h:1 --group NAME train.py"),
+        (
+            "/a b/token",
+            "hetagent --server http://h:1 --token-file &#39;/a b/token&#39; --group NAME train.py",
+        ),
+    ],
+)
+async def test_the_empty_page_shows_a_command_that_works_here(token_file: str, command: str) -> None:
+    async with serving() as (service, _):
+        sections = await GroupsScene(service, EVERYTHING, "http://h:1", token_file).sections()
+    assert f"<pre>{command}</pre>" in sections["groups"]
+    assert ("On other machines" in sections["groups"]) is bool(token_file)

@@ -115,7 +115,7 @@ async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -
         told=True,
     )
     await service.execute("g", NoteStall(round=1, stall=stall))
-    page = (await GroupsScene(service, EVERYTHING).sections())["groups"]
+    page = (await GroupsScene(service, EVERYTHING, "http://h:1").sections())["groups"]
     assert page.index('href="/groups/g"') < page.index('href="/groups/b"')
     assert "hangs" in page
     assert "hangs" in (await GroupScene(service, "g", acts=True).sections())["now"]

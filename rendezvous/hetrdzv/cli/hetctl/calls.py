@@ -12,10 +12,12 @@ from hetrdzv.cli.hetctl.options import shared
 from hetrdzv.cli.hetctl.shell.connect import connect
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.errors import HetError, Problem, UnknownGroup
+from hetrdzv.protocol.errors import HetError, Problem, Unavailable, UnknownGroup, Unreachable
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
 from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.words.phrasing import predicate
+
+HELP = "start hetserver there, or name another server with --server or HET_SERVER"
 
 TYPO = 0.8
 """How alike the name of a group and what was typed are where that is suggested (`SequenceMatcher.ratio`)."""
@@ -31,6 +33,10 @@ def call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
         async with connect(options, complain) as client:
             try:
                 return await ask(client)
+            except Unavailable:
+                raise
+            except Unreachable as error:
+                raise click.ClickException(f"{error}; {HELP}") from None
             except Problem as problem:
                 if problem.code != UnknownGroup.code:
                     raise

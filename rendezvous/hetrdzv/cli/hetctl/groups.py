@@ -1,4 +1,4 @@
-"""Subcommands about whole groups: create, status, restart, cancel, delete."""
+"""Subcommands about whole groups: create, restart, cancel, delete."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,11 +8,9 @@ import click
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json, show_plan, standing, tell
-from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import (
     DRY_RUN,
     GROUP,
-    MAYBE_GROUP,
     ScriptLast,
     Typed,
     command,
@@ -83,28 +81,6 @@ def create(group: str, command: tuple[str, ...], **fields: object) -> None:
         spec["command"] = command
     reply = call(lambda client: client.put(group, SpecFields(**spec)))
     tell(reply, f"group '{group}' exists, {standing(reply)}")
-
-
-@command("Show all groups, or one with its nodes.")
-@MAYBE_GROUP
-@click.option("--ranks", is_flag=True, help="Also show how far each worker has come.")
-@WATCH
-def status(group: str | None, ranks: bool, watch: bool) -> None:
-    """Show all groups, or GROUP with its nodes."""
-    if ranks and group is None:
-        raise click.UsageError("--ranks needs a group")
-    if group is not None:
-        look(
-            lambda client: client.group(group),
-            lambda reply: tables.group_view(reply, ranks=ranks),
-            watch=watch,
-        )
-        return
-    look(
-        lambda client: client.groups(),
-        lambda reply: [tables.groups_table(reply.groups) if reply.groups else tables.NO_GROUPS],
-        watch=watch,
-    )
 
 
 @command("End a group's round so that another forms.")

@@ -1,7 +1,7 @@
 """hetctl's command line: the list of subcommands, error messages and exit statuses."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -13,31 +13,33 @@ from hetrdzv.cli.hetctl.calls import complain
 from hetrdzv.cli.hetctl.look import describe, get, history, logs, top, wait
 from hetrdzv.cli.hetctl.options import takes_shared
 from hetrdzv.cli.hetctl.shell import install
+from hetrdzv.cli.usage import wrong
 from hetrdzv.protocol.errors import HetError
 
-SUBCOMMANDS = (
-    groups.create,
-    groups.status,
-    get.get,
-    describe.describe,
-    describe.why,
-    events.events,
-    history.history,
-    wait.wait,
-    top.top,
-    logs.logs,
-    dashboard.dashboard,
-    stacks.stacks,
-    snapshots.snapshots,
-    plan.plan,
-    groups.restart,
-    groups.cancel,
-    nodes.drain,
-    nodes.undrain,
-    groups.export,
-    groups.delete,
-    install.completion,
-)
+SUBCOMMANDS: Mapping[str, Sequence[click.Command]] = {
+    "look": (
+        get.get,
+        describe.describe,
+        describe.why,
+        top.top,
+        events.events,
+        logs.logs,
+        stacks.stacks,
+        history.history,
+        snapshots.snapshots,
+        plan.plan,
+    ),
+    "act": (groups.restart, groups.cancel, nodes.drain, nodes.undrain, wait.wait),
+    "set up": (
+        dashboard.dashboard,
+        groups.create,
+        groups.delete,
+        groups.export,
+        install.completion,
+        get.status,
+    ),
+}
+"""By what a person wants to do."""
 
 DESTRUCTIVE = frozenset({"cancel", "delete", "drain", "restart"})
 """Subcommands that stop something or lose something: suggested only for an obvious slip, and never first."""
@@ -52,8 +54,23 @@ AS_CLOSE = 0.1
 """What is suggested is at most this much less alike than the closest (`SequenceMatcher.ratio`)."""
 
 
+class _InSections(click.Group):
+    """A group that lists its commands by what a person wants to do."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list."""
+        for title, commands in SUBCOMMANDS.items():
+            shown = [command for command in commands if not command.hidden]
+            with formatter.section(title.capitalize()):
+                formatter.write_dl(
+                    [(f"{command.name:10}", command.get_short_help_str(66)) for command in shown]
+                )
+
+
 @click.group(
-    commands=SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=_InSections,
+    commands=[command for commands in SUBCOMMANDS.values() for command in commands],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 @takes_shared(hidden=False)
 @click.version_option(__version__, prog_name="hetctl")
@@ -78,17 +95,13 @@ def run(argv: Sequence[str]) -> int:
         click.echo(error.format_message(), err=True)
         return 2
     except _NO_SUCH_COMMAND as error:
-        known = f"; the commands are {', '.join(cli.commands)}"
+        known = (
+            f"; the commands are {', '.join(name for name, one in cli.commands.items() if not one.hidden)}"
+        )
         complain(f"there is no command '{error.command_name}'{meant(error.command_name) or known}")
         return 2
     except click.UsageError as error:
-        if isinstance(error, click.BadParameter) and error.ctx is not None and error.param is not None:
-            error.param_hint = _typed(error.ctx, error.param)
-        text = error.format_message()
-        see = "" if error.ctx is None else f"see {error.ctx.command_path} --help"
-        complain(
-            f"{text} {see.capitalize()}" if text.endswith("?") else f"{text.rstrip('.')}; {see}".rstrip("; ")
-        )
+        complain(wrong(error))
         return 2
     except click.Abort:
         return 130
@@ -105,20 +118,15 @@ def meant(word: str) -> str:
     """`: did you mean 'status'?` for a word that is nearly a subcommand, otherwise nothing."""
     if word in FOREIGN:
         return ""
-    alike = {name: SequenceMatcher(None, word, name).ratio() for name in cli.commands}
+    alike = {
+        name: SequenceMatcher(None, word, name).ratio()
+        for name, command in cli.commands.items()
+        if not command.hidden
+    }
     least = max(alike.values()) - AS_CLOSE
     close = [n for n in alike if alike[n] >= max(least, OBVIOUS if n in DESTRUCTIVE else CLOSE)]
     close.sort(key=lambda name: (name in DESTRUCTIVE, -alike[name]))
     return f": did you mean {' or '.join(map(repr, close))}?" if close else ""
-
-
-def _typed(ctx: click.Context, param: click.Parameter) -> str | None:
-    """The variable that a wrong value comes from; click names the flag as well."""
-    source = ctx.get_parameter_source(param.name or "")
-    from_variable = source is click.core.ParameterSource.ENVIRONMENT
-    if from_variable and isinstance(param.envvar, str):
-        return param.envvar
-    return f"'{param.opts[0]}'" if isinstance(param, click.Option) else None
 
 
 def main() -> None:

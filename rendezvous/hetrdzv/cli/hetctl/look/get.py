@@ -2,37 +2,41 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
-from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command, shared
+from hetrdzv.cli.hetctl.options import GROUP_ID, MAYBE_GROUP, command, shared
 from hetrdzv.cli.hetctl.tables import folded, numbers
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, NodeReply
+from hetrdzv.settings import ParamType
 
-KINDS = ("groups", "nodes")
-
-SINGULAR = {"group": "groups", "node": "nodes"}
-
-if TYPE_CHECKING:
-    _Choice = click.Choice[str]
-else:
-    _Choice = click.Choice  # generic since click 8.2 only
+KINDS = {"groups": "groups", "group": "groups", "nodes": "nodes", "node": "nodes"}
+"""What can be listed; one of it is as good as many."""
 
 
-class _Kind(_Choice):
-    """What to list; one of it is as good as many."""
+class _KindOrGroup(ParamType):
+    """What to list, or the group to show."""
 
-    name = "kind"
+    name = "what"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return super().convert(SINGULAR.get(value, value), param, ctx)
+        return KINDS[value] if value in KINDS else GROUP_ID.convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        kinds = [CompletionItem(kind) for kind in ("groups", "nodes") if kind.startswith(incomplete)]
+        return [*kinds, *GROUP_ID.shell_complete(ctx, param, incomplete)]
+
+
+RANKS_TOO = click.option("--ranks", is_flag=True, help="Also show how far each worker has come.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +46,55 @@ class _NodesReply:
     groups: dict[str, tuple[NodeReply, ...]]
 
 
-@command("List groups or nodes.", outputs=("wide", "name"))
-@click.argument("kind", type=_Kind(KINDS), metavar="groups|nodes")
-@MAYBE_GROUP
+@command("List groups or nodes, or show a group.", outputs=("wide", "name"))
+@click.argument("what", type=_KindOrGroup(), metavar="[groups|nodes] [GROUP]", default="groups")
+@click.argument("group", type=GROUP_ID, required=False, metavar="")
+@RANKS_TOO
 @WATCH
-def get(kind: str, group: str | None, watch: bool) -> None:
-    """List all groups, or all nodes; of GROUP only, if it is named."""
-    if kind == "groups":
+def get(what: str, group: str | None, ranks: bool, watch: bool) -> None:
+    """List all groups, or all nodes (of GROUP only, if it is named); or show GROUP with its nodes."""
+    is_list = what in KINDS
+    if ranks and is_list:
+        raise click.UsageError("--ranks needs a group, without groups or nodes before it")
+    if group is not None and not is_list:
+        raise click.UsageError(f"'{what}' is neither groups nor nodes, so no group comes after it")
+    if not is_list:
+        show_group(what, ranks=ranks, watch=watch)
+    elif what == "groups":
         look(lambda client: _groups(client, group), _groups_view, watch=watch)
     else:
         look(lambda client: _nodes(client, group), lambda reply: _nodes_view(reply, group), watch=watch)
+
+
+@command("The former name of get.")
+@MAYBE_GROUP
+@RANKS_TOO
+@WATCH
+def status(group: str | None, ranks: bool, watch: bool) -> None:
+    """Show all groups, or GROUP with its nodes: the former name of get."""
+    if ranks and group is None:
+        raise click.UsageError("--ranks needs a group")
+    if group is not None:
+        show_group(group, ranks=ranks, watch=watch)
+    else:
+        look(lambda client: client.groups(), _groups_view, watch=watch)
+
+
+status.hidden = True
+
+
+def show_group(group: str, *, ranks: bool, watch: bool) -> None:
+    """Show a group with its nodes.
+
+    Args:
+        ranks: show how far each worker has come as well.
+        watch: show it again whenever it changes.
+    """
+
+    def view(reply: GroupReply) -> Iterable[RenderableType]:
+        return [Text(group)] if shared().output == "name" else tables.group_view(reply, ranks=ranks)
+
+    look(lambda client: client.group(group), view, watch=watch)
 
 
 async def _groups(client: Client, group: str | None) -> GroupsReply:

@@ -1,6 +1,7 @@
 """Shows something again and again: redrawn on a terminal, elsewhere only the lines that are new."""
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
@@ -58,7 +59,7 @@ async def _follow(
 ) -> None:
     """Show replies until cancelled; a server that answered before may come back."""
     reply = await ask(client)
-    show = _show_json if shared().as_json else _Redrawn(view) if sys.stdout.isatty() else _News(view)
+    show = _Documents() if shared().as_json else _Redrawn(view) if sys.stdout.isatty() else _News(view)
     try:
         away = ""
         while True:
@@ -73,9 +74,38 @@ async def _follow(
             show.close()
 
 
-def _show_json(reply: object, away: str) -> None:
-    if not away:
-        tables.write(codec.write(reply, nulls=True).decode())
+class _Documents:
+    """A document for each change, for programs."""
+
+    def __init__(self) -> None:
+        self._last: object = None
+
+    def __call__(self, reply: object, away: str) -> None:
+        document = codec.write(reply, nulls=True).decode()
+        if not away and (what := lasting(json.loads(document))) != self._last:
+            self._last = what
+            tables.write(document)
+
+
+def lasting(document: Any) -> Any:
+    """What of a reply stays as long as nothing happens: without how long ago things were, and for how much longer."""
+    match document:
+        case dict():
+            said = document.get("reason") is not None
+            return {
+                name: value if name == "spec" else lasting(value)
+                for name, value in document.items()
+                if not (_passes(name) and isinstance(value, float | int)) and not (said and name == "why")
+            }
+        case list():
+            return [lasting(value) for value in document]
+        case _:
+            return document
+
+
+def _passes(name: str) -> bool:
+    """Whether a field is about time that passes."""
+    return name in ("clock", "waiting") or name.endswith(("_s", "_s_ago"))
 
 
 class _Redrawn:

@@ -323,7 +323,9 @@ def test_events_are_in_local_time(ctl: Callable[..., str], job: Job, monkeypatch
 def test_restart_drain_undrain_cancel_delete_say_what_happened(ctl: Callable[..., str], job: Job) -> None:
     job.run()
     name = job.group
-    assert ctl("restart", name).startswith(f"group '{name}' restarts, waiting: round 1 ended (a restart was")
+    said = ctl("restart", name)
+    assert said.startswith(f"group '{name}' restarts, waiting: gpu1, {LONG} have to stop their workers")
+    assert "; round 1 ended (a restart was" in said
     assert ctl("drain", name, "gpu1").startswith(f"node 'gpu1' is drained; group '{name}' is waiting: ")
     assert "drained   gpu1\n" in ctl("status", name)
     assert ctl("undrain", name, "gpu1").startswith(f"node 'gpu1' may join group '{name}' again")
@@ -461,7 +463,8 @@ def test_why(ctl: Callable[..., str], job: Job) -> None:
     assert f"{job.group}  running: round 1 runs on" in ctl("why")
     job.leave(LONG, "SIGTERM")
     text = ctl("why", job.group)
-    assert text.startswith(f"waiting: round 1 ended ({LONG} left: SIGTERM); waiting for gpu1 to stop its")
+    assert text.startswith("waiting: gpu1 has to stop its workers")
+    assert f"; round 1 ended ({LONG} left: SIGTERM)\n" in text
     assert f"  {LONG} has left: SIGTERM\n" in text
     assert f": {LONG} left: SIGTERM\n" in text.splitlines(keepends=True)[-1]
 
@@ -470,8 +473,9 @@ def test_why_a_job_failed(ctl: Callable[..., str], job: Job) -> None:
     job.run()
     job.fail()
     text = ctl("why", job.group)
-    assert text.splitlines()[:2] == [
+    assert text.splitlines()[:3] == [
         "failed: RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)",
+        f"next: to begin again: hetctl restart {job.group}, then hetagent on each node",
         "root cause: node gpu1, rank 3 (local rank 3), exit code 1, round 1",
     ]
     assert text.endswith("  RuntimeError: [bold]out[/bold] of memory\n")

@@ -92,8 +92,8 @@ SENTENCES: list[tuple[Reason, str]] = [
     (
         waits(reasons.ToStop(nodes=B, checked=True, until=535.0), ended=ENDED),
         (
-            "round 3 ended (b lost: no heartbeat for 5 s); waiting for b to stop its workers and be ready again "
-            "(at most 35 s more)"
+            "b has to stop its workers and be ready again (at most 35 s more); "
+            "round 3 ended (b lost: no heartbeat for 5 s)"
         ),
     ),
     (

@@ -64,6 +64,7 @@ from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 from hetrdzv.words import reasons as words
+from hetrdzv.words.advice import next_step
 from hetrdzv.words.causes import ending, failed_because, failed_worker
 from hetrdzv.words.events import event_text
 from hetrdzv.words.stalls import stall as stall_text
@@ -336,6 +337,7 @@ def group_reply(
     summary = codec.fields_of(group_summary(group, now))
     if newest is not None:
         summary["why"] = "; ".join([summary["why"], *newest.unwatched])
+    warnings = (*_warnings(group), *worker_warnings)
     return GroupReply(
         **summary,
         spec=spec,
@@ -352,7 +354,8 @@ def group_reply(
                 *(fact for fact in worker_warnings if not isinstance(fact, Straggler | Unwatched)),
             )
         ),
-        facts=(*_warnings(group), *worker_warnings),
+        next_step=next_step(group.group_id, summary["reason"], warnings),
+        facts=warnings,
         root_cause=_root_cause(group.root_cause),
     )
 

@@ -25,7 +25,6 @@ from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.trail import Point
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
-from hetrdzv.words.advice import after_failure
 from hetrdzv.words.causes import failed_worker, failure_details
 from hetrdzv.words.past import KINDS, PastReply, past
 from hetrdzv.words.phases import Phase
@@ -258,8 +257,7 @@ class GroupScene:
 
 def _cause(cause: RootCauseReply | None) -> str:
     details = failure_details(cause) if cause is not None else ""
-    step = after_failure(cause.reason) if cause is not None else ""
-    return section("cause.html", cause=cause, details=details, next=step)
+    return section("cause.html", cause=cause, details=details)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

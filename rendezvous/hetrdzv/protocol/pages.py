@@ -232,6 +232,7 @@ class GroupReply(GroupSummary):
     """`GET /v1/groups/{g}`: everything about a group.
 
     Attributes:
+        next_step: what a person can do about it, in a line; empty: nothing is to be done.
         warnings: what differs between its nodes and matters.
         facts: the same as values, and those of `stragglers` and `unwatched` of the round.
     """
@@ -241,6 +242,7 @@ class GroupReply(GroupSummary):
     nodes: tuple[NodeReply, ...]
     drained: tuple[str, ...]
     unreachable: tuple[UnreachableReply, ...] = ()
+    next_step: str = ""
     warnings: tuple[str, ...] = ()
     facts: tuple[AnyWarning, ...] = ()
     root_cause: RootCauseReply | None = None

@@ -1,5 +1,8 @@
 """What a person can do next, in a line; empty where nothing is known that helps."""
 
+from collections.abc import Iterable
+
+from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import (
     CrashLoop,
     FailedBecause,
@@ -8,9 +11,59 @@ from hetrdzv.protocol.facts.causes import (
     MemberLost,
     WorkerFault,
 )
+from hetrdzv.protocol.facts.reasons import Reason, WaitsFor
+from hetrdzv.protocol.facts.warnings import AnyWarning, Straggler
+from hetrdzv.words.phrasing import count, names, one_or_more
 
 _OUT_OF_MEMORY = 137
 """The status of a shell whose program was killed by SIGKILL."""
+
+
+def next_step(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] = ()) -> str:
+    """What a person can do about a group; empty: nothing is to be done, or nothing is known that helps.
+
+    Args:
+        reason: why it stands where it stands.
+        warnings: about it.
+    """
+    match reason:
+        case reasons.Waits(what=what):
+            return _for_nodes(group_id, what)
+        case reasons.Stalls(ends_at=ends_at):
+            restart = f"; to begin the round again: hetctl restart {group_id}" if ends_at is None else ""
+            return f"to see where the ranks are: hetctl stacks {group_id}{restart}"
+        case reasons.Failed(cause=cause):
+            mend = after_failure(cause) if cause is not None else ""
+            again = f"to begin again: hetctl restart {group_id}, then hetagent on each node"
+            return f"{mend}; {again}" if mend else again
+    slow = next((one.node_id for one in warnings if isinstance(one, Straggler) and one.node_id), None)
+    if slow is None:
+        return ""
+    return f"to see what the job would be without {slow}: hetctl plan {group_id} --without {slow}"
+
+
+def _for_nodes(group_id: str, what: WaitsFor) -> str:
+    """What brings the nodes that a group waits for; empty: it only has to wait."""
+    match what:
+        case reasons.TooFew(in_place_of=gone) | reasons.Unreachable(in_place_of=gone) if gone:
+            them = one_or_more(gone, "it", "one of them")
+            fewer = "to go on with fewer nodes: start all agents anew with a smaller --nnodes"
+            return f"start hetagent on {names(gone)} again, or on another node in place of {them}; {fewer}"
+        case reasons.TooFew(missing=missing, unit=unit) if missing:
+            where = (
+                count(missing, "more node") if unit == "node" else f"nodes with {count(missing, 'more slot')}"
+            )
+            return f"start hetagent for group '{group_id}' on {where}"
+        case reasons.TooFew():
+            return f"start hetagent for group '{group_id}' on nodes with other numbers of slots"
+        case reasons.Unreachable():
+            return "see which nodes reach each other: hetagent --check on each"
+        case reasons.MayNotBeMaster():
+            return f"start hetagent for group '{group_id}' on a node that may be master"
+        case reasons.UnitsBroken():
+            return f"start hetagent for group '{group_id}' on the other nodes of that unit"
+        case _:
+            return ""
 
 
 def after_failure(reason: FailedBecause) -> str:

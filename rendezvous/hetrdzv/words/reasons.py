@@ -111,8 +111,8 @@ def _of_group(reason: GroupReason, clock: Clock) -> str:
         case reasons.Stalls(round=number):
             return f"round {number}: {_stalls(reason, clock)}"
         case reasons.Waits(ended=last, what=what, not_ready=not_ready):
-            before = f"round {last.round} ended ({ended_by(last)}); " if last is not None else ""
-            return f"{before}{_waits_for(what, clock)}{also_not_ready(not_ready)}"
+            before = f"; round {last.round} ended ({ended_by(last)})" if last is not None else ""
+            return f"{_waits_for(what, clock)}{also_not_ready(not_ready)}{before}"
 
 
 def ended_by(last: reasons.Ended) -> str:
@@ -132,9 +132,9 @@ def _stalls(reason: reasons.Stalls, clock: Clock) -> str:
 def _waits_for(what: WaitsFor, clock: Clock) -> str:
     match what:
         case reasons.ToStop(nodes=nodes, checked=checked, until=until):
+            have = one_or_more(nodes, "has", "have")
             check = " and be ready again" if checked else ""
-            left = clock.at_most(until)
-            return f"waiting for {names(nodes)} to stop {_its(nodes)} workers{check} ({left})"
+            return f"{names(nodes)} {have} to stop {_its(nodes)} workers{check} ({clock.at_most(until)})"
         case reasons.NoCommand(group_id=group, nodes=nodes):
             return f"{names(nodes)} {one_or_more(nodes, 'waits', 'wait')} for a command: {_create(group)}"
     have = _have(what.ready)

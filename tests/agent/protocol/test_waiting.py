@@ -102,7 +102,7 @@ def test_which_node_is_missing_is_news_however_alike_the_words_are(clock: Clock)
     for node_id in ("gpu3", "gpu7"):
         clock.now += waiting.NEWS_S
         wait.waits(answer(reasons.ToStop(nodes=Nodes.of([node_id]), checked=False, until=510.0)))
-    assert [line.split()[3] for line in told] == ["gpu3", "gpu7"]
+    assert [line.split()[1] for line in told] == ["gpu3", "gpu7"]
 
 
 RETRY = FailedWorker(node_id="a", exit_code=1, said=Quoted("retry starts in 30 s"))
@@ -113,9 +113,7 @@ def test_words_of_a_script_are_shown_as_they_are(clock: Clock) -> None:
     ended = reasons.Ended(round=1, cause=RETRY, judged=True)
     said = replace(answer(), reason=reasons.Waits(ended=ended, what=WHAT))
     Waiting(told.append).waits(said)
-    assert told[0].startswith(
-        "waiting: round 1 ended (the program of a exited with code 1: retry starts in 30 s); "
-    )
+    assert told[0].endswith("; round 1 ended (the program of a exited with code 1: retry starts in 30 s)")
 
 
 def test_a_reason_of_a_newer_server_is_told_in_its_words(clock: Clock) -> None:

@@ -17,7 +17,6 @@ from hetrdzv.cli.hetctl.rooms import OF_ROUND, OF_WORKERS
 from hetrdzv.protocol.directive import FailureReply, RootCauseReply
 from hetrdzv.protocol.pages import EventReply, GroupReply, GroupSummary, NodeReply, RoundReply
 from hetrdzv.protocol.texts.inert import inert
-from hetrdzv.words.advice import after_failure
 from hetrdzv.words.causes import failure_details
 from hetrdzv.words.events import spent_of
 from hetrdzv.words.phrasing import count
@@ -223,6 +222,7 @@ def _heading(group: GroupReply) -> Table:
         ("group", group.group_id),
         ("state", state_text(group.shown_state)),
         ("why", one_line(why(group))),
+        *([("next", one_line(group.next_step))] if group.next_step else ()),
         ("job", str(group.job)),
         ("round", _round(current)),
     ]
@@ -402,11 +402,9 @@ def _failure(failure: FailureReply) -> str:
 
 
 def root_cause(cause: RootCauseReply) -> Iterator[RenderableType]:
-    """Where and how it came to a failure of which the headline has been said, what to do next, and the traceback."""
+    """Where and how it came to a failure of which the headline has been said, and the traceback."""
     details = one_line(failure_details(cause))
     yield Text.assemble(("root cause", "bold"), f": {details or one_line(cause.message)}")
-    if step := after_failure(cause.reason):
-        yield Text.assemble(("next", "bold"), f": {one_line(step)}")
     lines = plain(cause.failure.message).rstrip().splitlines() if cause.failure is not None else []
     if len(lines) > TRACEBACK_LINES:
         yield Text(f"  … {len(lines) - TRACEBACK_LINES} lines before (all: --json)", style="dim")

@@ -142,6 +142,8 @@ def _reasons(reply: _Described) -> Iterator[RenderableType]:
     group, current = reply.group, reply.group.current_round
     state = group.shown_state
     yield Text.assemble(tables.state_text(state), f": {tables.one_line(tables.why(group))}")
+    if group.next_step:
+        yield Text.assemble(("next", "bold"), f": {tables.one_line(group.next_step)}")
     for node in group.nodes:
         shown = node.shown_state
         if shown not in FINE and (node.heard_s_ago is not None or _is_missed(group, node)):

@@ -1,0 +1,59 @@
+"""What a person is told to do next."""
+
+import pytest
+
+from hetrdzv.protocol.facts import reasons
+from hetrdzv.protocol.facts.causes import FailedWorker, WorkerFault
+from hetrdzv.protocol.facts.reasons import Reason
+from hetrdzv.protocol.facts.warnings import Straggler
+from hetrdzv.protocol.facts.who import Ranks
+from hetrdzv.words.advice import next_step
+from tests.support.stalls import behind
+from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        (reasons.Succeeded(), ""),
+        (reasons.Runs(round=1, nodes=2, world_size=4), ""),
+        (waits(reasons.ToStop(nodes=B, checked=False, until=535.0)), ""),
+        (waits(TOO_FEW), "start hetagent for group 'job' on 1 more node"),
+        (
+            waits(reasons.TooFew(ready=A, missing=3, unit="slot")),
+            "start hetagent for group 'job' on nodes with 3 more slots",
+        ),
+        (
+            waits(reasons.TooFew(ready=NOBODY, missing=1, in_place_of=B)),
+            (
+                "start hetagent on b again, or on another node in place of it; "
+                "to go on with fewer nodes: start all agents anew with a smaller --nnodes"
+            ),
+        ),
+        (
+            reasons.Stalls(round=4, facts=behind(2, "b"), since=460.0),
+            "to see where the ranks are: hetctl stacks job; to begin the round again: hetctl restart job",
+        ),
+        (
+            reasons.Stalls(round=4, facts=behind(2, "b"), since=460.0, ends_at=600.0),
+            "to see where the ranks are: hetctl stacks job",
+        ),
+        (
+            reasons.Failed(
+                cause=WorkerFault(worker=FailedWorker(node_id="a", rank=0, local_rank=0, exit_code=1))
+            ),
+            (
+                "it exited without a traceback: the last lines of its log on a say more; "
+                "to begin again: hetctl restart job, then hetagent on each node"
+            ),
+        ),
+    ],
+)
+def test_what_to_do(reason: Reason, text: str) -> None:
+    assert next_step("job", reason) == text
+
+
+def test_a_slow_node_can_be_left_out() -> None:
+    slow = Straggler(ranks=Ranks(ranges=((2, 2),)), node_id="b", share=0.4, others=2)
+    text = next_step("job", reasons.Runs(round=1, nodes=2, world_size=3), [slow])
+    assert text == "to see what the job would be without b: hetctl plan job --without b"

@@ -281,7 +281,8 @@ def restarts(megabytes: float, kills: int, *, keeps: bool) -> tuple[list[float],
         log = Path(folder) / "log"
         log.mkdir()
         words = ["--worker", str(log), "--mb", str(megabytes), *(["--keeps"] if keeps else [])]
-        job.agent("a", 2, *KILLED_OFTEN, "--preload", "auto", script=__file__, args=words)
+        flags = ("--max-restarts", str(kills), *KILLED_OFTEN, "--preload", "auto")
+        job.agent("a", 2, *flags, script=__file__, args=words)
         number, killed_at = 0, 0.0
         for _ in range(kills + 1):
             lines = job.wait_for(lambda number=number: steady(log, number), "steps", 300)  # type: ignore[misc]

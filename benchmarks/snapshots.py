@@ -82,7 +82,9 @@ class Lines:
         lost, at = 0, reached[before]
         for number in sorted(began):
             if number > before:
-                lost += at - began[number]
+                lost += max(
+                    0, at - began[number]
+                )  # a rank may be stopped before it has logged a step that it saved
                 at = max(began[number], reached.get(number, 0))
         return lost
 
@@ -137,6 +139,8 @@ class Campaign:
 
     def start(self, name: str) -> None:
         """Start a node."""
+        if name in self.job.agents:
+            self.job.post(f"nodes/{name}/undrain")  # or one that comes and goes would be kept as a spare
         flags = ("--snapshot-dir", str(self.snaps / name))
         (self.snaps / name).mkdir(exist_ok=True)
         args = words(self.kind, self.steps, self.job.folder / "log", same=self.same)
@@ -199,8 +203,6 @@ class Campaign:
 
     def do(self, fault: str, number: int) -> int | None:
         """Bring a fault about; returns after which round another one follows; None: none does."""
-        for known in self.nodes:
-            self.job.post(f"nodes/{known}/undrain")  # or one that comes and goes would be kept as a spare
         name = self.rng.choice(sorted(self.nodes))
         agent = self.job.agents[name]
         match fault:
@@ -210,8 +212,8 @@ class Campaign:
             case "agent" | "node":
                 agent.send(signal.SIGKILL)
                 agent.wait()
-                if fault == "node":
-                    shutil.rmtree(self.snaps / name)
+                while fault == "node" and (self.snaps / name).exists():
+                    shutil.rmtree(self.snaps / name, ignore_errors=True)  # its workers may still write
                 self.start(name)
             case "server":
                 self.job.server.kill()
@@ -221,7 +223,6 @@ class Campaign:
                 self.job.post(f"nodes/{name}/drain")
                 agent.wait()
                 number = self.trained(number)
-                self.job.post(f"nodes/{name}/undrain")
                 self.start(name)
             case "leave":
                 agent.send(signal.SIGTERM)

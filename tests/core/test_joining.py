@@ -5,9 +5,9 @@ import pytest
 from hetrdzv.core.commands import Join, Leave, Renew
 from hetrdzv.protocol.errors import NodeIdInUse, Refused, SpecConflict, StaleIncarnation, UnknownNode
 from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.causes import Announced, MemberLeft, MemberLost, Superseded
+from hetrdzv.protocol.facts.causes import AgentDied, Announced, MemberLeft, MemberLost, Superseded
 from hetrdzv.protocol.facts.differences import Difference
-from hetrdzv.protocol.facts.events import NodeLeft
+from hetrdzv.protocol.facts.events import NodeLeft, NodeLost
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.who import Nodes
 from tests.core.driver import LEASE_S, Story, running
@@ -175,6 +175,21 @@ def test_agent_that_was_restarted_ends_its_round() -> None:
         story.do(Renew("b", "b-1"))
     with pytest.raises(StaleIncarnation):
         story.do(Leave(node_id="b", incarnation="b-1"))
+    story.join("a")
+    assert story.order == ["a", "b"]
+    assert story.group.restarts == 0
+
+
+def test_a_node_whose_agent_died_is_lost_for_good() -> None:
+    """Its guardian says so; what it had sent before comes late."""
+    story = running("a", "b")
+    for _ in range(2):
+        story.do(Leave(node_id="b", incarnation="b-1", why="its agent died", died=True))
+    assert story.ended == "lost"
+    assert story.facts("node_lost") == [NodeLost(why=AgentDied())]
+    with pytest.raises(StaleIncarnation, match="restart its agent"):
+        story.join("b", inc="b-1")
+    story.join("b", inc="b-2")
     story.join("a")
     assert story.order == ["a", "b"]
     assert story.group.restarts == 0

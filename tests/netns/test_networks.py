@@ -88,7 +88,7 @@ def test_ipv6_only(tmp_path: Path, net: Hosts) -> None:
         start_two(job)
         first = job.world(2)
         assert addresses(job) == ["fd77:1::2", "fd77:1::3"]
-        assert f"round {first}: rank 1 of 2, node 1 of 2, master a ([fd77:1::2]:" in job.agents["b"].stderr
+        assert f"round {first}: rank 1 of 2 on 2 nodes, master a ([fd77:1::2]:" in job.agents["b"].stderr
         assert "master    a at fd77:1::2 port" in job.hetctl("status", "job")
         job.post("restart")
         job.world(2, round_above=first)

@@ -522,10 +522,10 @@ def test_wait_returns_when_the_group_is_there(ctl: Callable[..., str], job: Job)
     said = ctl("wait", job.group, "--for", "ended", "--timeout", "0.01", status=3)
     assert said == f"hetctl: group '{job.group}' has not ended after 0.01 s: hetctl why {job.group}\n"
     job.fail()
-    assert ctl("wait", job.group, "--for", "ended").startswith(f"group '{job.group}' is failed: RuntimeErr")
+    assert ctl("wait", job.group, "--for", "ended").startswith(f"group '{job.group}' has failed: RuntimeErr")
     assert ctl("wait", job.group, "--for", "failed")
     said = ctl("wait", job.group, "--for", "succeeded", status=4)
-    assert said.startswith(f"hetctl: group '{job.group}' has not succeeded, but is failed: RuntimeError: ")
+    assert said.startswith(f"hetctl: group '{job.group}' has not succeeded, but has failed: RuntimeError: ")
 
 
 def test_wait_for_a_group_that_is_not_there_yet(job: Job) -> None:

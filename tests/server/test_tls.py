@@ -285,7 +285,7 @@ def test_hetctl_and_a_guardian_speak_it(strict: Hetserver, ours: Authority, mine
 
         assert asyncio.run(group("join")) == "ready"
         agent.send_signal(signal.SIGKILL)
-    until(lambda: asyncio.run(group("look")) == "left", "the guardian said goodbye")
+    until(lambda: asyncio.run(group("look")) == "lost", "the guardian said goodbye")
 
 
 def test_hetagent_takes_its_flags(ours: Authority, mine: Tls, monkeypatch: pytest.MonkeyPatch) -> None:

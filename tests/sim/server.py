@@ -98,9 +98,10 @@ class Connection:
             raise as_a_client_sees(StaleReport(str(error), told)) from None
         return views.directive_reply(*tell(self._service, group, node, request.incarnation))
 
-    async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
+    async def leave(self, group: str, node: str, *, incarnation: str, reason: str, died: int = 0) -> None:
         """As `DELETE /v1/groups/{g}/nodes/{n}`."""
-        await self._service.execute(group, Leave(node_id=node, incarnation=incarnation, why=reason))
+        going = Leave(node_id=node, incarnation=incarnation, why=reason, died=bool(died))
+        await self._service.execute(group, going)
 
 
 def as_a_client_sees(error: HetError) -> HetError:

@@ -306,14 +306,17 @@ class World:
         for workers in list(machine.workers):
             if workers.incarnation == agent.incarnation:
                 self.workers_end(machine, workers, "guardian")
-        goodbye = Leave(
-            number=0,
-            group=GROUP,
-            node_id=agent.node_id,
-            incarnation=agent.incarnation,
-            reason="its agent died",
-        )
+        who = {"node_id": agent.node_id, "incarnation": agent.incarnation}
+        goodbye = AgentDied(number=0, group=GROUP, **who, reason="its agent died")
         self.network.send(Guardian(machine.link), goodbye)
+
+
+class AgentDied(Leave):
+    """What a guardian says."""
+
+    async def send(self, server: Any) -> None:
+        """Send this request to a server."""
+        await server.leave(self.group, self.node_id, incarnation=self.incarnation, reason=self.reason, died=1)
 
 
 class Guardian:

@@ -10,6 +10,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.facts import events
 from hetrdzv.protocol.facts.causes import (
+    AgentDied,
     Announced,
     BadAddress,
     Cancelled,
@@ -153,6 +154,10 @@ SHOWN: list[tuple[Facts, str]] = [
     ),
     (events.NodeLeaving(why=Announced(text=Quoted("SIGTERM"))), "gpu2 is leaving: SIGTERM"),
     (events.NodeLeaving(why=Announced()), "gpu2 is leaving: its agent is leaving"),
+    (
+        events.NodeLost(why=AgentDied()),
+        "gpu2 lost: its agent died; its guardian stopped the workers",
+    ),
     (events.NodeLeft(why=Announced()), "gpu2 left: its agent left"),
     (events.NodeLeft(why=Drained()), "gpu2 left: drained"),
     (events.NodeLost(why=Cut()), "gpu2 lost: its connection was cut"),
@@ -190,7 +195,7 @@ SHOWN: list[tuple[Facts, str]] = [
     *SNAPSHOTS,
     (
         events.Stalled(stall=WAIT, for_s=15.0),
-        "round 3 stalls: rank 1 has waited 15 s for rank 0 (gpu2), which is at collective 4 of 5",
+        "round 3 hangs: rank 1 has waited 15 s for rank 0 (gpu2), which is at collective 4 of 5",
     ),
     (
         events.GoesOn(stall=WAIT, for_s=40.0),

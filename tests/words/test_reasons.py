@@ -78,14 +78,14 @@ SENTENCES: list[tuple[Reason, str]] = [
     (
         reasons.Stalls(round=4, facts=behind(2, "b"), since=460.0, ends_at=510.0),
         (
-            "round 4 runs, but ranks 0 and 1 have waited 40 s for rank 2 (b), which is at collective 17,203 of 17,204; "
+            "round 4: ranks 0 and 1 have waited 40 s for rank 2 (b), which is at collective 17,203 of 17,204; "
             "the round ends for it in 10 s"
         ),
     ),
     (
         reasons.Stalls(round=4, facts=behind(2, "b", of=None), since=460.0, known=False),
         (
-            "round 4 runs, but ranks 0 and 1 have waited 40 s for rank 2 (b), which is at collective 17,203; "
+            "round 4: ranks 0 and 1 have waited 40 s for rank 2 (b), which is at collective 17,203; "
             "whether they still wait is no longer known"
         ),
     ),

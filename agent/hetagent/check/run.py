@@ -68,7 +68,7 @@ async def group(options: Options, token: str | None, tls: ClientTls) -> tuple[Fi
             return new_group(what)
         return Finding(what, Grade.WRONG, str(error)), []
     others = peers(reply, options.node_id)
-    text = f"{reply.state}: {reply.why}"
+    text = f"{reply.shown_state}: {reply.why}"
     advice = "" if others else "no other node is there to be reached: start another agent, then check again"
     return Finding(what, Grade.OK, text, advice), others
 

@@ -23,6 +23,7 @@ from hetrdzv.protocol.facts.failure import Failure, FailureFields
 from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.words.causes import failed_worker
+from hetrdzv.words.phrasing import count
 
 SAVE_S = 10.0
 """How long workers may save before they are stopped (seconds), but no longer than until they would be killed."""
@@ -128,6 +129,11 @@ class LocalRound:
         return self.assignment.round
 
     @property
+    def is_alone(self) -> bool:
+        """Whether the round has no other node."""
+        return self.assignment.start.nnodes == 1
+
+    @property
     def present(self) -> bool:
         """Whether there are processes, dead or alive, that have not been cleared away."""
         return self.phase in WITH_PROCESSES
@@ -155,7 +161,7 @@ class LocalRound:
         ranks = f"rank {last}" if start.slots == 1 else f"ranks {start.rank_offset} to {last}"
         master = f"{start.master.node_id} ({host_port(start.master.address, start.master.port)})"
         return (
-            f"{ranks} of {start.world_size}, node {start.group_rank} of {start.nnodes}, master {master}, "
+            f"{ranks} of {start.world_size} on {count(start.nnodes, 'node')}, master {master}, "
             f"restart {start.restart_count}"
         )
 

@@ -365,7 +365,8 @@ class Agent:
             self._account.loses(text, time.monotonic(), self._local.motion())
             self._stop(signal.SIGTERM, self._stop_s())
         else:
-            self._tell(f"round {self._round}: all local workers succeeded; waiting for the others")
+            others = "" if self._local.is_alone else "; waiting for the other nodes"
+            self._tell(f"round {self._round}: all local workers succeeded{others}")
             self._account.waits_for_others(time.monotonic(), self._local.motion())
             self._done = True
             said = self._local.report(ReportKind.SUCCEEDED)

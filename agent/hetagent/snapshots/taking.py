@@ -49,11 +49,9 @@ GROWS = 4
 HALF_STEP_S = 5.0
 """How long a worker that is asked in the middle of an optimizer's step waits for the end of that step (seconds)."""
 
-ONE_MORE_S = 0.25
-"""How long it waits for the next step (seconds): others may have ended it, and shards are needed from all ranks."""
-
-HOLD_S = 1.0
-"""For how long it then trains no further (seconds): the agent is about to stop it, and what it did would be lost."""
+ONE_MORE_S, HOLD_S = 0.25, 1.0
+"""How long it waits for the step in flight, which others may end and which is then taken, and for how long it trains no
+further after its answer (seconds): its agent is about to stop it."""
 
 SILENT_STEPS = 3
 """After so many steps in a row that no optimizer has told of, a person is told what that means."""
@@ -258,11 +256,11 @@ class Taker:
         asked.listen(self._folder.path, self._who.rank, self._stop)
 
     def _stop(self) -> None:
-        """The agent is about to stop this worker: save, and train no further."""
+        """The agent is about to stop this worker: save, and train no further than other ranks may have come."""
         with self._lock:
             self.save_now(patience_s=HALF_STEP_S)
             if self._clean is not None and not self._why:
-                self._more = int(self._sharded)
+                self._more = 1
                 self._whole.wait_for(lambda: not self._more, ONE_MORE_S)
                 self.save_now()
             self._tell()

@@ -278,7 +278,7 @@ class TorchrunHandler(HetRendezvousHandler):
         self._asked_at = time.monotonic()
         master = f"{start.master.node_id} ({network.host_port(start.master.address, start.master.port)})"
         self._tell(
-            f"round {directive.round}: node {start.group_rank} of {start.nnodes}, master {master}, "
+            f"round {directive.round}: node rank {start.group_rank} of {start.nnodes}, master {master}, "
             f"restart {start.restart_count}"
         )
         here = f"hetrdzv/round_{directive.round}/"

@@ -433,6 +433,7 @@ def node_reply(group: Group, node: Node, silent_s: float) -> NodeReply:
         group_rank=member.group_rank if member is not None else None,
         rank_offset=member.rank_offset if member is not None else None,
         heard_s_ago=None if node.gone else max(0.0, silent_s),
+        waited_for=member is not None and waited_for(active, member),
         incarnation=node.incarnation,
         reason=reason,
         why=node.not_ready if isinstance(reason, NotReady) else text,
@@ -443,6 +444,13 @@ def node_reply(group: Group, node: Node, silent_s: float) -> NodeReply:
 
 _OFFER_SHOWN = [field.name for field in fields(NodeReply) if field.name in OFFERED]
 """What is shown of a node's offer."""
+
+
+def waited_for(active: Round | None, member: Member) -> bool:
+    """Whether the workers of others are said to wait for some of a member's."""
+    stall = active.stall if active is not None else None
+    ranks = stall.ranks if stall is not None and stall.told else ()
+    return any(0 <= rank - member.rank_offset < member.slots for rank in ranks)
 
 
 def _why_out(group: Group, node: Node) -> LeftOutReason | None:

@@ -127,11 +127,12 @@ class StartDaemon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """An agent leaves; its workers are gone."""
+    """An agent leaves, or its guardian says that it `died`; its workers are gone."""
 
     node_id: str
     incarnation: str
     why: str = ""
+    died: bool = False
 
 
 @dataclass(frozen=True, slots=True)

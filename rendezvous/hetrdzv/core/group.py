@@ -64,6 +64,7 @@ from hetrdzv.protocol.errors import (
 )
 from hetrdzv.protocol.facts import events
 from hetrdzv.protocol.facts.causes import (
+    AgentDied,
     Announced,
     Cancelled,
     Drained,
@@ -241,7 +242,7 @@ def _take_place(work: Work, node: Node, incarnation: str) -> tuple[str, ...]:
 
 def _ready_again(work: Work, node: Node, command: Join) -> None:
     """A known incarnation joins: it acknowledges `stop`, returns, is ready or no longer, or repeats itself."""
-    if node.phase is NodePhase.LEFT and node.rejected is None:
+    if (node.phase is NodePhase.LEFT or isinstance(node.gone_why, AgentDied)) and node.rejected is None:
         raise StaleIncarnation(f"node '{node.node_id}' has left the group; to rejoin, restart its agent")
     new_in_unit = node.gone and node.heir is not None
     node = heard(work, node)
@@ -315,7 +316,9 @@ def _disconnect(work: Work, command: Disconnect) -> None:
 
 def _leave(work: Work, command: Leave) -> None:
     node = require_speaker(work.group, command.node_id, command.incarnation)
-    if node.phase is not NodePhase.LEFT:
+    if command.died and not isinstance(node.gone_why, AgentDied):
+        take_out(work, node, NodePhase.LOST, AgentDied())
+    elif node.phase is not NodePhase.LEFT and not command.died:
         said = Announced(text=quoted(command.why, MOST_OF_TEXT))
         take_out(work, node, NodePhase.LEFT, said if command.why else node.leaving or said)
 

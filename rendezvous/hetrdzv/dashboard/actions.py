@@ -13,8 +13,9 @@ from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.dashboard.sessions import csrf_of
 from hetrdzv.protocol.errors import ForeignHost
 from hetrdzv.protocol.requests.plans import Changes, Plan
+from hetrdzv.protocol.states import OVER
 from hetrdzv.words.phrasing import count, names
-from hetrdzv.words.reasons import why
+from hetrdzv.words.reasons import ended, why
 from hetrdzv.words.times import Clock
 
 CSRF_HEADER = "x-csrf-token"
@@ -121,6 +122,8 @@ def _question(group_id: str, verb: str, path: str, title: str, lines: list[str])
 
 def told(plan: Plan) -> list[str]:
     """A plan in a few sentences."""
+    if plan.state in OVER:
+        return [f"Nothing changes: the job is over, it {ended(plan.state)}."]
     lines = []
     if plan.stops:
         lines.append(f"Workers of {names(plan.stops)} are stopped for good.")

@@ -8,10 +8,11 @@ from heapq import nsmallest
 from statistics import median
 from typing import NamedTuple
 
-from hetrdzv.api.views import node_state
+from hetrdzv.api.views import node_state, waited_for
 from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
+from hetrdzv.protocol.states import HANGS
 from hetrdzv.service.progress.table import Seen
 
 ORDINARY = {"running", "ready", "succeeded", "starting"}
@@ -61,11 +62,13 @@ class Row:
     """A node as the page shows it.
 
     Attributes:
+        state: in a word.
         ranks: in words.
         facts: its device and labels, in a line.
     """
 
     node: NodeReply
+    state: str
     master: bool
     cells: Sequence[Cell]
     ranks: str
@@ -137,7 +140,8 @@ def _row(node: NodeReply, is_master: bool, drained: set[str], behind: set[int]) 
     facts = [*_device(node.device), *(f"{name}={value}" for name, value in sorted(node.labels.items()))]
     is_out = node.node_id in drained
     gone = node.state in ("lost", "left", "drained")
-    return Row(node, is_master, cells, ranks, " · ".join(facts), not gone and not is_out, is_out)
+    is_in = not gone and not is_out
+    return Row(node, node.shown_state, is_master, cells, ranks, " · ".join(facts), is_in, is_out)
 
 
 _DEVICES = ("name", "kind", "memory_gib")
@@ -169,15 +173,15 @@ def dots(group: Group) -> list[Dot]:
     current, active = group.round, group.active_round
     members = {member.node_id: member for member in current.members} if current is not None else {}
     master = active.master.node_id if active is not None else None
-    behind = ranks_behind(group)
     shown = []
     for node_id, member in members.items():
         node = group.nodes.get(node_id)
         if node is not None:
             ranked = active is not None and group.in_round(node)
             ranks = _ranks(member.rank_offset, member.slots, "\N{EN DASH}") if ranked else ""
-            waited_for = ranked and any(0 <= rank - member.rank_offset < member.slots for rank in behind)
-            shown.append(Dot(node_id, node_state(group, node), ranks, node_id == master, waited_for))
+            behind = ranked and waited_for(active, member)
+            state = HANGS if behind else node_state(group, node)
+            shown.append(Dot(node_id, state, ranks, node_id == master, behind))
     others = sorted(node_id for node_id in group.nodes if node_id not in members)
     shown += [Dot(node_id, node_state(group, group.nodes[node_id]), "", False) for node_id in others]
     return shown

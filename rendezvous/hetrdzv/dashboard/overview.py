@@ -10,8 +10,8 @@ from hetrdzv.api import views
 from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.render import section
-from hetrdzv.dashboard.scenes import HANGS, state_shown
 from hetrdzv.protocol.pages import QUARANTINED, GroupSummary
+from hetrdzv.protocol.states import HANGS
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.service.service import Service
 
@@ -57,7 +57,8 @@ class Line:
 
 def line(group: Group, now: float) -> Line:
     """A group as it is now."""
-    summary, state = views.group_summary(group, now), state_shown(group)
+    summary = views.group_summary(group, now)
+    state = summary.shown_state
     if group.state.terminal and group.finished_at is not None:
         return Line(summary, state, ended_s=max(0.0, now - group.finished_at))
     return Line(summary, state, age_s=max(0.0, now - group.created_at))

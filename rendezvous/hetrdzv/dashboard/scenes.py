@@ -43,8 +43,6 @@ ALL_ROWS = 5_000
 APART_NODES = 64
 """The page of a group of more nodes is made in a thread."""
 
-HANGS = "hangs"
-
 MOST_ROUNDS = 40
 MOST_EVENTS = 100
 EVENTS_BLOCK = 20
@@ -70,14 +68,6 @@ class Bar:
     x: float
     width: float
     span: Span
-
-
-def state_shown(group: Group) -> str:
-    """A group's state in one word, for people: one that waits for a worker that does not come hangs."""
-    active = group.active_round
-    return (
-        HANGS if active is not None and active.stall is not None and active.stall.told else str(group.state)
-    )
 
 
 def bars(reply: PastReply, now: datetime) -> list[Bar]:
@@ -207,7 +197,7 @@ class GroupScene:
             "now": section(
                 "now.html",
                 group=brief,
-                state=state_shown(group),
+                state=brief.shown_state,
                 summary=[(name, text) for name, shown, _ in SUMMARY if (text := shown(brief))],
                 restarted_by=failed_worker(running.restarted_by)
                 if running is not None and running.restarted_by is not None

@@ -17,14 +17,14 @@ from hetrdzv.protocol.directive import (
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.events import ShownFacts
 from hetrdzv.protocol.facts.parts import Other
-from hetrdzv.protocol.facts.reasons import Ended, LeftOutReason, Reason
+from hetrdzv.protocol.facts.reasons import Ended, LeftOutReason, Reason, Stalls
 from hetrdzv.protocol.facts.warnings import AnyWarning
 from hetrdzv.protocol.http import versions
 from hetrdzv.protocol.rooms.shares import Measured, SharesShown, Speeds
 from hetrdzv.protocol.rooms.snapshots import SafeShown
 from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.rooms.stalls import StallFacts
-from hetrdzv.protocol.states import GroupState
+from hetrdzv.protocol.states import HANGS, GroupState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +146,7 @@ class NodeReply:
     Attributes:
         port: where it hosts the store of a round; until then it accepts connections there, so that peers can try it.
         heard_s_ago: the time since its last heartbeat (seconds), None once it is gone.
+        waited_for: whether workers of other nodes wait for some of its own, which do not come.
         weighed: whether its weight was given by hand.
         reason, why: why it is gone, about to go, or in no round, and the same in a clause; None: nothing is to be said.
     """
@@ -158,6 +159,7 @@ class NodeReply:
     group_rank: int | None = None
     rank_offset: int | None = None
     heard_s_ago: float | None = None
+    waited_for: bool = False
     incarnation: str
     role: str
     script: str = ""
@@ -170,6 +172,11 @@ class NodeReply:
     reason: LeftOutReason | None = None
     why: str = ""
     failure: FailureReply | None = None
+
+    @property
+    def shown_state(self) -> str:
+        """Its state as people are told: a node that runs, but whose workers others wait for, hangs."""
+        return HANGS if self.waited_for and self.state == "running" else str(self.state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +212,11 @@ class GroupSummary:
     max_restarts: int
     counts: CountsReply
     snapshot: SafeShown | None = None
+
+    @property
+    def shown_state(self) -> str:
+        """Its state as people are told: one that runs, but whose workers wait for one that does not come, hangs."""
+        return HANGS if isinstance(self.reason, Stalls) else str(self.state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

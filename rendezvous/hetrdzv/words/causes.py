@@ -2,6 +2,7 @@
 
 from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.facts.causes import (
+    AgentDied,
     Announced,
     BadAddress,
     Cancelled,
@@ -54,6 +55,8 @@ def going(why: Going, *, left: bool = True) -> str:
             return "its agent was restarted"
         case Announced():
             return why.text or ("its agent left" if left else "its agent is leaving")
+        case AgentDied():
+            return "its agent died; its guardian stopped the workers"
         case Drained():
             return "drained"
         case Stopped():

@@ -176,7 +176,7 @@ def _never_met(facts: events.NeverMet, event: Event) -> str:
 
 
 def _stalled(facts: events.Stalled, event: Event) -> str:
-    return f"round {event.round} stalls: {lasting(facts.stall, facts.for_s)}"
+    return f"round {event.round} hangs: {lasting(facts.stall, facts.for_s)}"
 
 
 def _goes_on(facts: events.GoesOn, event: Event) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from hetrdzv.protocol.facts.who import Nodes, Place, Ranks
+from hetrdzv.protocol.states import HANGS
 
 
 def count(number: int, noun: str) -> str:
@@ -13,6 +14,12 @@ def count(number: int, noun: str) -> str:
 def percent(share: float) -> str:
     """A share, rounded down, so that 100 % means all of it: `99.9 %`."""
     return f"{int(share * 1000) / 10:g} %"
+
+
+def predicate(state: str) -> str:
+    """The state of a group or a node as a predicate: `is running`, `hangs`, `has failed`."""
+    known = {HANGS: HANGS, "failed": "has failed", "succeeded": "has succeeded", "left": "has left"}
+    return known.get(state, f"is {state}")
 
 
 def names(node_ids: Iterable[str] | Nodes) -> str:

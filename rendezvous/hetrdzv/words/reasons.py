@@ -109,7 +109,7 @@ def _of_group(reason: GroupReason, clock: Clock) -> str:
             so_far = f"; so far {never_met(apart)}" if apart is not None else ""
             return f"round {number} runs on {count(nodes, 'node')}, world size {world}{so_far}"
         case reasons.Stalls(round=number):
-            return f"round {number} runs, but {_stalls(reason, clock)}"
+            return f"round {number}: {_stalls(reason, clock)}"
         case reasons.Waits(ended=last, what=what, not_ready=not_ready):
             before = f"round {last.round} ended ({ended_by(last)}); " if last is not None else ""
             return f"{before}{_waits_for(what, clock)}{also_not_ready(not_ready)}"

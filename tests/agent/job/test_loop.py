@@ -54,7 +54,7 @@ def test_a_round_from_start_to_end(rig: Make, monkeypatch: pytest.MonkeyPatch) -
     assert env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP"
     assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGUSR1", "ours is as it was"
     assert made.group()["state"] == "succeeded"
-    assert any(line.startswith("round 1: ranks 0 to 1 of 2, node 0 of 1, master a (") for line in made.said)
+    assert any(line.startswith("round 1: ranks 0 to 1 of 2 on 1 node, master a (") for line in made.said)
 
 
 def test_a_launch_hears_of_a_stop_that_came_with_its_start(
@@ -309,7 +309,7 @@ def test_a_new_job_in_a_group_that_has_been_used_says_why_its_rounds_do_not_begi
     assert first.run() == 0
     second = rig("exit 0", group_id=first.group_id)
     assert second.run() == 0
-    assert any(line.startswith("round 1: rank 0 of 1, node 0 of 1, master a (") for line in first.said)
+    assert any(line.startswith("round 1: rank 0 of 1 on 1 node, master a (") for line in first.said)
     assert not any("this is job" in line for line in first.said)
     told = f"this is job 2 of group '{first.group_id}'; rounds are numbered across jobs"
     assert second.said.index(told) < next(i for i, line in enumerate(second.said) if "round 2:" in line)
@@ -458,7 +458,7 @@ def test_a_line_that_breaks_stops_the_workers_and_ends_the_agent(
     assert made.agent.outcome is not None
     assert "which is a bug: TypeError: a bug" in made.agent.outcome.why
     made.guardian._process.stdin.close()  # type: ignore[union-attr]
-    soon(lambda: made.group()["nodes"][0]["state"] == "left", "the guardian's goodbye")
+    soon(lambda: made.group()["nodes"][0]["state"] == "lost", "the guardian's goodbye")
     made.guardian._bury()
 
 

@@ -100,17 +100,25 @@ def alone(folder: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_what_is_asked_for_is_the_last_step_that_was_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_step_in_flight_is_saved_and_training_goes_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
 ) -> None:
-    """Whatever a worker did after its answer would be lost, since it is killed then."""
-    monkeypatch.setattr(taking, "HOLD_S", 1e9)
-    with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
+    """Other ranks may have ended it already; whatever comes after it would be lost, since the worker is killed then."""
+    monkeypatch.setattr(taking, "HOLD_S", 30.0)
+    monkeypatch.setattr(taking, "ONE_MORE_S", 30.0)
+    tmp_path.joinpath("snaps").mkdir()
+    with alone(tmp_path), Trainer(tmp_path / "snaps", monkeypatch, sharded=sharded) as trainer:
+        trainer.gate.clear()
+        assert trainer.at_gate.wait(30)
         trainer.ask()
-        told = trainer.answer()
+        first = trainer.done
+        wait_for(lambda: first in trainer.saved())
+        trainer.gate.set()
+        assert trainer.answer() == {"step": first + 1, "reached": first + 1, "why": ""}
         time.sleep(20 * STEP_S)
-        assert told == {"step": trainer.done, "reached": trainer.done, "why": ""}
-        assert trainer.saved() == {trainer.done}
+        assert trainer.done == first + 1
+        assert trainer.saved() == {first, first + 1}
 
 
 def test_a_worker_that_is_not_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,31 +130,12 @@ def test_a_worker_that_is_not_stopped_goes_on(tmp_path: Path, monkeypatch: pytes
             wait_for(lambda step=step: trainer.done > step + 3)  # type: ignore[misc]
 
 
-def test_of_shards_the_next_step_is_saved_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other ranks may have ended it already, and a step of which some have no shards is of no use."""
-    monkeypatch.setattr(taking, "HOLD_S", 1e9)
-    monkeypatch.setattr(taking, "ONE_MORE_S", 30.0)
-    tmp_path.joinpath("snaps").mkdir()
-    with alone(tmp_path), Trainer(tmp_path / "snaps", monkeypatch, sharded=True) as trainer:
-        trainer.gate.clear()
-        assert trainer.at_gate.wait(30)
-        trainer.ask()
-        first = trainer.done
-        wait_for(lambda: first in trainer.saved())
-        trainer.gate.set()
-        assert trainer.answer()["step"] == first + 1
-        time.sleep(20 * STEP_S)
-        assert trainer.done == first + 1
-        assert trainer.saved() == {first, first + 1}
-
-
-def test_shards_do_not_wait_for_ever_for_a_step_that_does_not_end(
+def test_a_step_that_does_not_end_is_not_waited_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(taking, "ONE_MORE_S", 0.05)
     monkeypatch.setattr(taking, "HOLD_S", 0.05)
-    tmp_path.joinpath("snaps").mkdir()
-    with alone(tmp_path), Trainer(tmp_path / "snaps", monkeypatch, sharded=True) as trainer:
+    with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
         trainer.gate.clear()
         assert trainer.at_gate.wait(30)
         trainer.ask()

@@ -186,7 +186,7 @@ async def _leave(message: dict[str, Any]) -> None:
         message["servers"], token=message["token"], renew_token=lambda: reread_token(token_file), tls=tls
     ) as client:
         await client.leave(
-            message["group"], message["node_id"], incarnation=message["incarnation"], reason=REASON
+            message["group"], message["node_id"], incarnation=message["incarnation"], reason=REASON, died=1
         )
 
 

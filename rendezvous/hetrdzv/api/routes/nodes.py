@@ -164,9 +164,12 @@ async def _answer_member(
 
 
 @handlers(routes.LEAVE)
-async def leave(request: Request, group_id: str, node_id: str, incarnation: str, reason: str) -> None:
+async def leave(
+    request: Request, group_id: str, node_id: str, incarnation: str, reason: str, died: int
+) -> None:
     """The agent leaves; its workers are gone."""
-    await service_of(request).execute(group_id, Leave(node_id=node_id, incarnation=incarnation, why=reason))
+    going = Leave(node_id=node_id, incarnation=incarnation, why=reason, died=bool(died))
+    await service_of(request).execute(group_id, going)
 
 
 @handlers(routes.DRAIN)

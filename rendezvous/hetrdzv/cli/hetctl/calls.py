@@ -15,6 +15,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, Problem, Unavailable, UnknownGroup, Unreachable
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
 from hetrdzv.protocol.requests.plans import Changes, Plan
+from hetrdzv.words.phrasing import predicate
 
 HELP = "start hetserver there, or name another server with --server or HET_SERVER"
 
@@ -64,8 +65,13 @@ def tell(reply: GroupReply, text: str) -> None:
 
 
 def standing(group: GroupSummary) -> str:
-    """A group's state and the reason for it."""
-    return f"{group.state}: {tables.one_line(tables.why(group))}"
+    """A group's state and the reason for it: `waiting: 1 of 2 nodes ready`."""
+    return f"{group.shown_state}: {tables.one_line(tables.why(group))}"
+
+
+def stands(group: GroupSummary) -> str:
+    """The same, to be put after the group's name: `is waiting: 1 of 2 nodes ready`."""
+    return f"{predicate(group.shown_state)}: {tables.one_line(tables.why(group))}"
 
 
 def show_plan(group: str, request: Changes) -> None:

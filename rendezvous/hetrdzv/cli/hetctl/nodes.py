@@ -1,6 +1,6 @@
 """Subcommands about one node of a group: drain, undrain."""
 
-from hetrdzv.cli.hetctl.calls import call, show_plan, standing, tell
+from hetrdzv.cli.hetctl.calls import call, show_plan, stands, tell
 from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, NODE, command
 from hetrdzv.protocol.requests.plans import Changes
 
@@ -15,7 +15,7 @@ def drain(group: str, node: str, dry_run: bool) -> None:
         show_plan(group, Changes(drain=(node,)))
         return
     reply = call(lambda client: client.drain(group, node))
-    tell(reply, f"node '{node}' is drained; group '{group}' is {standing(reply)}")
+    tell(reply, f"node '{node}' is drained; group '{group}' {stands(reply)}")
 
 
 @command("Let a drained node join again.")

@@ -14,7 +14,9 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.tables import one_line
 from hetrdzv.protocol.requests.plans import Changes, Plan, PlannedMember
+from hetrdzv.protocol.states import OVER
 from hetrdzv.words.phrasing import count, names
+from hetrdzv.words.reasons import ended
 
 MANY = 40
 """With more rows than this, those of nodes to which the same happens are put together on a terminal."""
@@ -107,6 +109,8 @@ def _supposed(request: Changes) -> str:
 
 
 def _then(plan: Plan) -> str:
+    if plan.state in OVER:
+        return f"nothing: the job is over, it {ended(plan.state)}; to run it again: hetctl restart {plan.group_id}"
     if not plan.round:
         return f"{plan.state}: {one_line(plan.why)}"
     if plan.round == plan.was_round:

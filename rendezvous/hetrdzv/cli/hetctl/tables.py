@@ -44,6 +44,7 @@ _STYLES = {
     "stopping": "yellow",
     "suspect": "yellow",
     "failed": "bold red",
+    "hangs": "bold red",
     "quarantined": "bold red",
     "lost": "red",
 }
@@ -114,7 +115,7 @@ def groups_table(groups: Iterable[GroupSummary], *, wide: bool = False) -> Table
         more = (group.job, counts.slots, counts.members, counts.spares, counts.gone) if wide else ()
         table.add_row(
             group.group_id,
-            state_text(group.state),
+            state_text(group.shown_state),
             str(group.round or "-"),
             str(group.world_size or "-"),
             str(group.counts.nodes),
@@ -220,7 +221,7 @@ def _heading(group: GroupReply) -> Table:
     current = group.current_round
     facts: list[tuple[str, RenderableType]] = [
         ("group", group.group_id),
-        ("state", state_text(group.state)),
+        ("state", state_text(group.shown_state)),
         ("why", one_line(why(group))),
         ("job", str(group.job)),
         ("round", _round(current)),
@@ -302,7 +303,7 @@ def _live_table(nodes: list[NodeReply]) -> Table:
         offset = "-" if node.rank_offset is None else str(node.rank_offset)
         cells: list[RenderableType] = [
             node.node_id,
-            state_text(node.state),
+            state_text(node.shown_state),
             ranks_of(node),
             offset,
             str(node.slots),

@@ -80,7 +80,14 @@ class BadAddress:
     address: str
 
 
-KnownGoing = Silent | Cut | Superseded | Announced | Drained | Stopped | BadAddress
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDied:
+    """Its agent died, and its guardian has stopped the workers."""
+
+    kind: Literal["died"] = "died"
+
+
+KnownGoing = Silent | Cut | Superseded | Announced | AgentDied | Drained | Stopped | BadAddress
 Going: TypeAlias = Annotated[KnownGoing | Other, BY_KIND]
 """Why a node is gone, or about to go."""
 

@@ -69,7 +69,8 @@ REPORT = Route("POST", f"{NODE}/report", _AGENT, DirectiveReply, size=_SMALL, ho
 STACKS = Route("POST", f"{NODE}/stacks", _AGENT, NoneType, size=_SMALL, body=StacksRequest)
 DAEMON = Route("POST", f"{NODE}/daemon", _AGENT, DirectiveReply, size=_SMALL, body=DaemonRequest)
 LEAVE = Route("DELETE", NODE, _AGENT, NoneType, size=_SMALL,
-              takes=(INCARNATION, Parameter("reason", bounds.ShortText, "")))
+              takes=(INCARNATION, Parameter("reason", bounds.ShortText, ""),
+                     Parameter("died", Annotated[int, Ge(0), Le(1)], 0, "1: the agent died; its guardian says so.")))
 
 # -- what people ask -------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from hetrdzv.client import Client
 from hetrdzv.protocol.pages import EventReply, EventsReply, GroupReply, NodeReply
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.words.past import past
-from hetrdzv.words.phrasing import names
+from hetrdzv.words.phrasing import names, predicate
 
 LAST_ROUNDS, LAST_EVENTS = 5, 10
 """How many of each are shown."""
@@ -85,7 +85,7 @@ def _group_view(reply: _Described) -> Iterator[RenderableType]:
 def _node_view(node: NodeReply, events: tuple[EventReply, ...]) -> Iterator[RenderableType]:
     facts = {
         "node": node.node_id,
-        "state": node.state,
+        "state": node.shown_state,
         "why": tables.node_why(node),
         "ranks": tables.ranks_of(node),
         "slots": str(node.slots),
@@ -140,12 +140,13 @@ def why(group: str | None, watch: bool) -> None:
 
 def _reasons(reply: _Described) -> Iterator[RenderableType]:
     group, current = reply.group, reply.group.current_round
-    yield Text.assemble(tables.state_text(group.state), standing(group).removeprefix(group.state))
+    state = group.shown_state
+    yield Text.assemble(tables.state_text(state), f": {tables.one_line(tables.why(group))}")
     for node in group.nodes:
-        if node.state not in FINE and (node.heard_s_ago is not None or _is_missed(group, node)):
+        shown = node.shown_state
+        if shown not in FINE and (node.heard_s_ago is not None or _is_missed(group, node)):
             text = tables.node_why(node)
-            is_ = "has left" if node.state == "left" else f"is {node.state}"
-            yield Text(f"  {node.node_id} {is_}{f': {text}' if text else ''}")
+            yield Text(f"  {node.node_id} {predicate(shown)}{f': {text}' if text else ''}")
     for slow in current.stragglers if current is not None else ():
         yield Text(f"  slow: {tables.one_line(slow)}")
     for warning in group.warnings:

@@ -151,7 +151,7 @@ def _nodes_table(nodes: Iterable[tuple[str, NodeReply]], *, with_group: bool, wi
         cells: list[RenderableType] = [group] if with_group else []
         cells += [
             node.node_id,
-            tables.state_text(node.state),
+            tables.state_text(node.shown_state),
             tables.ranks_of(node),
             str(node.slots),
             node.address,

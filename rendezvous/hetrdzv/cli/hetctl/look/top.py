@@ -1,6 +1,7 @@
 """The subcommand top: groups, or the workers of one, live."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +11,8 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import look
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command
-from hetrdzv.protocol.pages import GroupReply, GroupsReply, WorkerReply
+from hetrdzv.protocol.pages import GroupReply, GroupsReply, GroupSummary, WorkerReply
+from hetrdzv.protocol.states import HANGS
 from hetrdzv.words.phrasing import count
 
 EVERY_S = 1.0
@@ -34,11 +36,17 @@ def top(group: str | None) -> None:
 def _groups(reply: GroupsReply) -> Iterator[RenderableType]:
     slots = count(sum(group.counts.slots for group in reply.groups), "slot")
     nodes = count(sum(group.counts.nodes for group in reply.groups), "node")
-    running = sum(1 for group in reply.groups if group.state == "running")
-    yield Text(f"{count(len(reply.groups), 'group')}, {running} running; {nodes}, {slots}", style="bold")
+    states = Counter(group.shown_state for group in reply.groups)
+    hang = f", {states[HANGS]} hanging" if states[HANGS] else ""
+    groups = f"{count(len(reply.groups), 'group')}, {states['running']} running{hang}"
+    yield Text(f"{groups}; {nodes}, {slots}", style="bold")
     yield ""
-    unwell = sorted(reply.groups, key=lambda group: (group.state == "running", group.group_id))
+    unwell = sorted(reply.groups, key=_is_well)
     yield tables.groups_table(unwell) if unwell else Text(tables.NO_GROUPS)
+
+
+def _is_well(group: GroupSummary) -> tuple[bool, str]:
+    return group.shown_state == "running", group.group_id
 
 
 def _group(reply: GroupReply) -> Iterator[RenderableType]:

@@ -4,7 +4,7 @@ import asyncio
 
 import click
 
-from hetrdzv.cli.hetctl.calls import call, complain, standing, tell
+from hetrdzv.cli.hetctl.calls import call, complain, stands, tell
 from hetrdzv.cli.hetctl.events import RETRY_S
 from hetrdzv.cli.hetctl.options import GROUP, Typed, command, shared
 from hetrdzv.client import Client
@@ -48,9 +48,9 @@ def wait(group: str, wanted: str, timeout: float | None) -> None:
         ctx.exit(ENDED_OTHERWISE)
     there = _is_there(reply, wanted)
     if there or shared().as_json:
-        tell(reply, f"group '{group}' is {standing(reply)}")
+        tell(reply, f"group '{group}' {stands(reply)}")
     else:
-        complain(f"group '{group}' {_not_yet(wanted)}, but is {standing(reply)}")
+        complain(f"group '{group}' {_not_yet(wanted)}, but {stands(reply)}")
     ctx.exit(0 if there else ENDED_OTHERWISE)
 
 

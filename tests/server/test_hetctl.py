@@ -935,6 +935,14 @@ def test_no_server(ctl: Callable[..., str]) -> None:
     )
 
 
+def test_logs_without_workers_says_what_is_kept(ctl: Callable[..., str], job: Job) -> None:
+    ctl("create", job.group)
+    said = ctl("logs", job.group, status=1)
+    assert said.startswith(f"hetctl: group '{job.group}' has no workers now: ")
+    assert f"(hetctl describe {job.group}); agents with --log-dir keep all that was written there" in said
+    assert ctl("logs", job.group, "--follow", status=1) == said
+
+
 def test_tokens(
     ctl: Callable[..., str],
     tmp_path: Path,

@@ -46,7 +46,7 @@ def _told(group: GroupReply, node_id: str) -> str:
     if not there:
         return ""
     scripts = sorted({node.script for node in there if node.script})
-    runs = f", running {', '.join(scripts[:3])}" if scripts else ""
+    runs = f": {', '.join(scripts[:3])}" if scripts else ""
     return f" of {names(node.node_id for node in there)} ({group.state}{runs})"
 
 

@@ -30,7 +30,7 @@ def test_who_names_no_group_hears_whose_job_it_joins(server: Hetserver) -> None:
         httpx.put(f"{server.url}/v1/groups/default/nodes/{node_id}", json=body).raise_for_status()
     said = warned(server.url)
     assert said is not None
-    assert "joins the job 'default' of a, b (waiting, running bert.py), as everybody does" in said
+    assert "joins the job 'default' of a, b (waiting: bert.py), as everybody does" in said
     httpx.post(f"{server.url}/v1/groups/default/cancel").raise_for_status()
 
 

@@ -19,6 +19,11 @@ from hetrdzv.protocol.rooms.stacks import Stack
 FEW = 20
 """How many lines of each worker are shown where no rank is named."""
 
+KEPT = (
+    "of what is over only a failed job's root cause is kept, with the end of its stderr (hetctl describe {group}); "
+    "agents with --log-dir keep all that was written there"
+)
+
 GAP = "…"
 """Stands for lines that nobody has seen."""
 
@@ -44,6 +49,10 @@ def logs(group: str, rank: tuple[int, ...], tail: int | None, follow: bool) -> N
             call(lambda client: _follow(client, group, rank, most))
             return
         reply = call(lambda client: client.logs_of(group, rank=rank))
+    except Problem as problem:
+        if problem.code != NoRound.code:
+            raise
+        raise click.ClickException(f"{problem}; {KEPT.format(group=group)}") from None
     except KeyboardInterrupt:
         if not follow:
             raise

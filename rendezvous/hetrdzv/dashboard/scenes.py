@@ -154,6 +154,7 @@ class GroupScene:
         past_reply = self._keep("past", (last, wall), lambda: past(told, wall))
         step = int(now / PACE_S) if seen else 0
         running = group.active_round
+        stall = running.stall if running is not None else None
 
         def timeline() -> str:
             drawn = bars(past_reply, wall)
@@ -207,6 +208,8 @@ class GroupScene:
                     if isinstance(fact, Straggler)
                 ],
                 notes=[warning(fact) for fact in of_workers if not isinstance(fact, Straggler)],
+                stack=stall.stack if stall is not None and stall.told else "",
+                stack_of=stall.ranks[0] if stall is not None and stall.ranks else None,
             ),
             "facts": section("facts.html", group=brief, past=past_reply),
             "cause": self._keep("cause", group.root_cause, lambda: _cause(brief.root_cause)),

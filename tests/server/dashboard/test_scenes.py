@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -118,7 +119,14 @@ async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -
     page = (await GroupsScene(service, EVERYTHING, "http://h:1").sections())["groups"]
     assert page.index('href="/groups/g"') < page.index('href="/groups/b"')
     assert "hangs" in page
-    assert "hangs" in (await GroupScene(service, "g", acts=True).sections())["now"]
+    now = (await GroupScene(service, "g", acts=True).sections())["now"]
+    assert "hangs" in now
+    assert "hetctl stacks g" in now
+    assert "Where rank 3 is" not in now
+    await service.execute("g", NoteStall(round=1, stall=replace(stall, stack='File "train.py", line 7')))
+    now = (await GroupScene(service, "g", acts=True).sections())["now"]
+    assert "Where rank 3 is" in now
+    assert "train.py" in now
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,28 @@
     filter(root);
   }
 
+  // What somebody else needs to know: why, what to do, the root cause, the rounds. Browsers offer a clipboard to pages
+  // over TLS only; the older way works on all.
+  async function copy(text) {
+    if (navigator.clipboard) return navigator.clipboard.writeText(text);
+    const area = document.body.appendChild(document.createElement("textarea"));
+    area.value = text;
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    if (!done) throw new Error("the browser does not copy");
+  }
+
+  const copying = document.getElementById("copy");
+  if (copying) {
+    copying.addEventListener("click", async () => {
+      const parts = ["now", "cause", "rounds"].map((id) => document.getElementById(id).innerText.trim());
+      const text = [location.href, ...parts].filter(Boolean).join("\n\n");
+      copying.textContent = await copy(text).then(() => "Copied", () => "Not copied");
+      setTimeout(() => { copying.textContent = "Copy"; }, 2000);
+    });
+  }
+
   const KEPT = ".wide[id], .trace[id]";
   const scrolled = new Map();
   document.body.addEventListener("htmx:sseBeforeMessage", (event) => {

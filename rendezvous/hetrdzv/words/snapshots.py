@@ -25,8 +25,8 @@ from hetrdzv.words.phrasing import count, have, names, one_or_more, ranked
 
 
 def of_group(group: GroupSummary) -> str:
-    """What of a job's work is safe; empty where nobody holds snapshots."""
-    return safe(group.snapshot) if group.snapshot is not None else ""
+    """What of a job's work is safe; empty where no step ever was, as in all jobs that keep no snapshots."""
+    return safe(group.snapshot) if group.snapshot not in (None, SafeShown()) else ""
 
 
 def in_brief(group: GroupSummary) -> str:

@@ -139,8 +139,6 @@ class Campaign:
 
     def start(self, name: str) -> None:
         """Start a node."""
-        if name in self.job.agents:
-            self.job.post(f"nodes/{name}/undrain")  # or one that comes and goes would be kept as a spare
         flags = ("--snapshot-dir", str(self.snaps / name))
         (self.snaps / name).mkdir(exist_ok=True)
         args = words(self.kind, self.steps, self.job.folder / "log", same=self.same)
@@ -183,6 +181,8 @@ class Campaign:
         """Wait for a round after `above` in which all ranks have made some steps; its number."""
 
         def found() -> int:
+            for name in self.nodes:
+                self.job.post(f"nodes/{name}/undrain")  # or one that comes and goes would be kept as a spare
             rounds: dict[int, dict[int, int]] = defaultdict(dict)
             worlds: dict[int, int] = {}
             for line in self.lines.read():

@@ -233,20 +233,24 @@ class Campaign:
 
     def check(self) -> None:
         """Hold what was loaded against what was saved."""
-        saved: dict[tuple[int, int], dict[int, tuple[int, str]]] = defaultdict(
-            dict
-        )  # by step and rank, then round
+        began = {
+            event["round"]: event["facts"]["stamp"]["round"]
+            for event in self.job.events()
+            if event["kind"] == "began_from_snapshot"
+        }
+        saved = {
+            (line["round"], line["step"], line["rank"]): (line["world"], line["digest"])
+            for line in self.lines.read()
+            if line["event"] == "made"
+        }
         for line in self.lines.read():
-            if line["event"] == "made":
-                saved[line["step"], line["rank"]][line["round"]] = line["world"], line["digest"]
-        for line in self.lines.read():
-            rounds = saved.get((line["step"], line["rank"]), {}) if line["event"] == "loaded" else {}
-            worlds = [rounds[number] for number in sorted(rounds) if number < line["round"]]
-            if not worlds or worlds[-1][0] != line["world"]:
-                continue  # its sums are in another order
-            self.found.compared += 1
-            if line["digest"] not in [digest for world, digest in worlds if world == line["world"]]:
-                self.found.wrong.append(f"round {line['round']} rank {line['rank']} step {line['step']}")
+            if line["event"] != "loaded" or line["round"] not in began:
+                continue
+            world, digest = saved.get((began[line["round"]], line["step"], line["rank"]), (0, ""))
+            if world == line["world"]:  # in another one its sums are in another order
+                self.found.compared += 1
+                if line["digest"] != digest:
+                    self.found.wrong.append(f"round {line['round']} rank {line['rank']} step {line['step']}")
         alone = undisturbed(self.kind, self.nodes, max(losses(self.lines.read())), same=self.same)
         self.found.apart = [
             abs(loss - alone[step]) / max(abs(alone[step]), 1e-12)

@@ -190,7 +190,7 @@ def record(folder: Path) -> list[Shell]:
         small.type(command % (1, "gpu2"))
         big.says("epoch  1")
         of_server = server if port else ""
-        you.type(f"hetctl {of_server} status default".replace("  ", " "))
+        you.type(f"hetctl {of_server} get default".replace("  ", " "))
         you.says(r"gpu2 +running")
         you.prompt()
         you.type(f"kill -9 {worker_of(small)}  # a worker of gpu2")

@@ -267,7 +267,7 @@ class Try:
 
     def show_status(self) -> None:
         """Print it."""
-        say("$ docker-compose exec server-1 hetctl --token-file /run/hetrdzv/token status digits")
+        say("$ docker-compose exec server-1 hetctl --token-file /run/hetrdzv/token get digits")
         say(self.hetctl("status", "digits") or "no answer")
 
     def leading(self) -> str | None:

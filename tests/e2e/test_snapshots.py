@@ -158,7 +158,7 @@ def to_disk(cluster: Cluster, every_s: int) -> tuple[str, ...]:
     return "--snapshot-to", str(cluster.folder / "disk"), "--snapshot-to-every-s", str(every_s)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.long), "fsdp2"])
 def test_nodes_that_all_have_to_go_leave_their_last_step_on_disk(job: Cluster, kind: str) -> None:
     run = begun(job, kind, 100_000, *to_disk(job, 600), "--grace-s", "100")
     number = run.trained()

@@ -26,7 +26,7 @@ from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.dashboard import link_to
 from hetrdzv.cli.hetctl.groups import flag_type
-from hetrdzv.cli.hetctl.look.watch import EVERY_S, lasting
+from hetrdzv.cli.hetctl.look.watch import EVERY_S, without_moments
 from hetrdzv.cli.hetctl.main import DESTRUCTIVE, SUBCOMMANDS, cli, meant
 from hetrdzv.cli.hetctl.shell import completion
 from hetrdzv.client import Client
@@ -597,7 +597,7 @@ def test_time_that_passes_is_no_change() -> None:
     }
     nodes = [{"heard_s_ago": 0.5, "why": "x", "reason": None}]
     kept = {"state": "a", "spec": {"lease_s": 5.0}, "reason": {"until": 9.0}}
-    assert lasting(before | {"nodes": nodes}) == kept | {"nodes": [{"why": "x", "reason": None}]}
+    assert without_moments(before | {"nodes": nodes}) == kept | {"nodes": [{"why": "x", "reason": None}]}
 
 
 def test_watch_and_top_redraw_a_terminal_and_leave_the_last_view(job: Job) -> None:

@@ -111,7 +111,6 @@ def test_every_reason_has_words() -> None:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        (SafeShown(), "no step is safe yet"),
         (SafeShown(safe=STAMP, nodes=BOTH), "step 100 is safe (gpu1, gpu2)"),
         (
             SafeShown(safe=STAMP, nodes=BOTH, began=Stamp(round=1, step=90), lost=1),

@@ -86,6 +86,7 @@ class Taker:
         self._silent = 0  # how many steps in a row have changed nothing
         self._reached = 0
         self._more: int | None = None  # how many steps training may still end; None: any number
+        self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
         self._saved: Stamp | None = None
         self._why = ""  # why nothing can be saved
         self._bank: Bank | None = None
@@ -140,8 +141,14 @@ class Taker:
                 self._changed, self._clean = True, None
 
     def _stand_still(self) -> None:
-        if self._more == 0 and os.getpid() == self._pid:
-            self._whole.wait_for(lambda: self._more != 0)
+        if os.getpid() != self._pid:
+            return
+        while self._more == 0:
+            left_s = self._free_at - time.monotonic()
+            if left_s <= 0:
+                self._more = None
+            else:
+                self._whole.wait(left_s)
 
     def _is_told(self, step: int) -> bool:
         """Whether optimizers tell when they change parameters."""
@@ -259,15 +266,12 @@ class Taker:
         """The agent is about to stop this worker: save, and train no further than other ranks may have come."""
         with self._lock:
             self.save_now(patience_s=HALF_STEP_S)
-            if self._clean is not None and not self._why:
-                self._more = 1
+            if self._clean is not None and not self._why and self._more != 0:
+                self._more, self._free_at = 1, time.monotonic() + ONE_MORE_S + HOLD_S
                 self._whole.wait_for(lambda: not self._more, ONE_MORE_S)
                 self.save_now()
             self._tell()
-        time.sleep(HOLD_S)
-        with self._lock:
-            self._more = None
-            self._whole.notify_all()
+            self._free_at = time.monotonic() + HOLD_S
 
     def _tell(self) -> None:
         why = self._why or ("" if self._clean is not None or self._saved else "no step has ended yet")

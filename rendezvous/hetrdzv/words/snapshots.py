@@ -39,7 +39,7 @@ def safe(value: SafeShown) -> str:
     """Which step is safe, where, and what was lost before: `step 120 is safe (gpu1, gpu2); 4 steps were lost ...`."""
     now = f"step {value.safe.step} is safe ({_where(value)})" if value.safe is not None else ""
     if value.began is None:
-        return now or "no step is safe yet"
+        return now
     began = f"the newest round began from step {value.began.step}, {lost(value.lost)}"
     return f"{now or 'no step is safe now'}; {began}"
 

@@ -15,6 +15,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from hetagent import snapshots
+from hetagent.job.snapshots import exchange
+from hetagent.node.processes import guardian_process
 from hetagent.snapshots import taking
 from hetagent.snapshots.folder import FOLDER, Folder
 
@@ -68,9 +70,7 @@ class Trainer:
             time.sleep(STEP_S)
 
     def ask(self) -> None:
-        (self.folder / "ask" / "0.done").unlink(missing_ok=True)
-        with (self.folder / "ask" / "0").open("wb", buffering=0) as pipe:
-            pipe.write(b"!")
+        assert exchange.ask(self.folder / "ask" / "0")
 
     def answer(self) -> dict[str, int]:
         """What the worker has answered, once it has."""
@@ -128,6 +128,26 @@ def test_a_worker_that_is_not_stopped_goes_on(tmp_path: Path, monkeypatch: pytes
             trainer.ask()
             step = trainer.answer()["step"]
             wait_for(lambda step=step: trainer.done > step + 3)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("guardian", [False, True])
+def test_who_asks_again_is_answered_again_and_training_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guardian: bool
+) -> None:
+    """An agent that has asked may be killed, and then its guardian asks."""
+    monkeypatch.setattr(taking, "HOLD_S", 30.0)
+    with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
+        trainer.ask()
+        first = trainer.answer()
+        former = (trainer.folder / "ask" / "0.done").stat().st_mtime_ns
+        if guardian:
+            guardian_process.have_saved(str(trainer.folder / "ask"))
+        else:
+            trainer.ask()
+        assert trainer.answer() == first
+        assert (trainer.folder / "ask" / "0.done").stat().st_mtime_ns > former
+        time.sleep(20 * STEP_S)
+        assert trainer.done == first["reached"]
 
 
 def test_a_step_that_does_not_end_is_not_waited_for_long(

@@ -217,12 +217,13 @@ class Exchange:
 
 
 def ask(pipe: Path) -> bool:
-    """Ask a worker to save, since its round ends; returns whether it listens."""
+    """Ask a worker to save, since its round ends; returns whether it listens. What it answered before is forgotten."""
     try:
         fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
+        pipe.with_suffix(".done").unlink(missing_ok=True)
         return os.write(fd, b"!") == 1
     except OSError:  # it dies right now
         return False

@@ -136,10 +136,12 @@ def have_saved(folder: str) -> None:
 
 
 def _ask(pipe: str) -> bool:
-    """Whether somebody listens at a pipe, who is asked."""
+    """Whether somebody listens at a pipe, who is asked; what was answered before is forgotten."""
     with contextlib.suppress(OSError):
         fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{pipe}.done")
             return file.write(b"!") == 1
     return False
 

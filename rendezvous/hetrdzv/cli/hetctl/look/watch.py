@@ -82,23 +82,23 @@ class _Documents:
 
     def __call__(self, reply: object, away: str) -> None:
         document = codec.write(reply, nulls=True).decode()
-        if not away and (what := lasting(json.loads(document))) != self._last:
+        if not away and (what := without_moments(json.loads(document))) != self._last:
             self._last = what
             tables.write(document)
 
 
-def lasting(document: Any) -> Any:
+def without_moments(document: Any) -> Any:
     """What of a reply stays as long as nothing happens: without how long ago things were, and for how much longer."""
     match document:
         case dict():
             said = document.get("reason") is not None
             return {
-                name: value if name == "spec" else lasting(value)
+                name: value if name == "spec" else without_moments(value)
                 for name, value in document.items()
                 if not (_passes(name) and isinstance(value, float | int)) and not (said and name == "why")
             }
         case list():
-            return [lasting(value) for value in document]
+            return [without_moments(value) for value in document]
         case _:
             return document
 

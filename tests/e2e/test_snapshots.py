@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.support.cluster import WORKLOAD, Cluster, cluster
+from tests.support.cluster import WAIT_S, WORKLOAD, Cluster, cluster
 
 SCRIPT = str(WORKLOAD.with_name("snapped.py"))
 PAIR = {"a": 2, "b": 1}
@@ -39,6 +40,17 @@ class Job:
     def forget(self, name: str) -> None:
         """The node loses its memory."""
         shutil.rmtree(self.job.folder / "snaps" / name)
+
+    def lose(self, name: str) -> None:
+        """The node dies with all that runs on it, and with its memory."""
+        agent = self.job.agents[name]
+        started = psutil.Process(agent.pid).children(recursive=True)
+        agent.send(signal.SIGKILL)
+        agent.wait()
+        # Its guardian lets the workers save before it kills them.
+        _, living = psutil.wait_procs(started, timeout=WAIT_S)
+        assert not living
+        self.forget(name)
 
     def lines(self, event: str, number: int = 0) -> list[dict[str, Any]]:
         found = []
@@ -135,9 +147,7 @@ def test_shards_of_a_node_that_loses_its_memory_are_on_another(job: Cluster) -> 
     number = run.trained()
     job.wait_for(lambda: job.group().get("snapshot", {}).get("safe"), "a snapshot that is kept")
     safe = job.group()["snapshot"]["safe"]["step"]
-    job.agents["b"].send(signal.SIGKILL)
-    job.agents["b"].wait()
-    run.forget("b")
+    run.lose("b")
     after = run.trained(number, world=2)
     assert run.loaded(after) >= safe
     run.start("b")
@@ -186,9 +196,7 @@ def test_what_is_on_disk_outlives_all_nodes_and_a_corrupt_one_is_passed_by(job: 
     number = run.trained()
     job.wait_for(lambda: len(on_disk(job)) > 1, "two snapshots on disk")
     for name in PAIR:
-        job.agents[name].send(signal.SIGKILL)
-        job.agents[name].wait()
-        run.forget(name)
+        run.lose(name)
     older, newest = sorted(on_disk(job).items())[-2:]
     file = newest[1] / "__0_0.distcp"
     content = bytearray(file.read_bytes())

@@ -112,7 +112,7 @@ SENTENCES: list[tuple[AnyWarning, str]] = [
     ),
     (
         Unwatched(ranks=Ranks.of([0, 1]), why=Unseen(kind="stale")),
-        "ranks 0 and 1 cannot be watched: its agent has stopped reporting on it",
+        "ranks 0 and 1 cannot be watched: their agents have stopped reporting on them",
     ),
     (
         Unwatched(ranks=Ranks.of([2]), why=Unseen(kind="told", said=Quoted("its process groups use xccl"))),

@@ -78,14 +78,15 @@ class Account:
         self._end(now, motion, FINISHING)
         self._runs, self._others, self._cause = False, True, ""
 
-    def loses(self, cause: str, now: float, motion: Motion | None) -> None:
+    def loses(self, cause: str, now: float, motion: Motion | None, *, planned: bool = False) -> None:
         """The round is over for this node; if time is being lost already, the first cause stays.
 
         Args:
             motion: when its workers moved; None: nobody can tell.
+            planned: the cause is of this moment, and not why they had stopped to move.
         """
         if not self._cause:
-            self._end(now, motion, cause)
+            self._end(now, motion, FINISHING if planned else cause)
             self._runs = self._others = False
             self._cause = cause
 
@@ -132,12 +133,15 @@ class Account:
 
 def account_lines(spent: Spent) -> list[str]:
     """The lines of the closing block about it; none for a node whose workers never ran."""
-    whole = lasted(spent.total_s)
     if spent.trained_s or STARTING_UP in dict(spent.lost):
-        share = spent.trained_s / (spent.total_s - spent.unseen_s)
-        said = f"trained {lasted(spent.trained_s)} of {whole} here ({share:.0%})"
-        said += f"; whether it trained in {lasted(spent.unseen_s)} is unknown" if spent.unseen_s else ""
+        known_s = spent.total_s - spent.unseen_s
+        said = (
+            f"trained {lasted(spent.trained_s)} of {lasted(known_s)} here ({spent.trained_s / known_s:.0%})"
+        )
+        unseen = f"; whether it trained in another {lasted(spent.unseen_s)} is unknown"
+        said += unseen if spent.unseen_s else ""
     elif spent.unseen_s or spent.others_s:
+        whole = lasted(spent.total_s)
         said = f"ran {lasted(spent.unseen_s)} of {whole} here; how much of that was training is unknown"
     else:
         return []

@@ -30,7 +30,9 @@ from hetagent.node.processes.guardian import Guardian, GuardianError
 from hetagent.protocol import reports
 from hetagent.protocol.line import LEAVE_S, UNHEARD_LEAVE_S, Line
 from hetrdzv.protocol.directive import DirectiveReply, StartReply
+from hetrdzv.protocol.facts.causes import Planned
 from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.facts.reasons import Ended
 from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
@@ -319,7 +321,7 @@ class Agent:
         if step.stop is not None:
             self._stop(*step.stop)
         if step.save_s is None:
-            self._account.loses(STOPPING, time.monotonic(), self._motion())
+            self._account.loses(STOPPING, time.monotonic(), self._motion(), planned=True)
 
     @property
     def _at_work(self) -> AtWork:
@@ -333,7 +335,7 @@ class Agent:
         """Stop workers that have not been stopped in time by the end of their round."""
         if self._leaving.time_is_over(time.monotonic()) and self._at_work in (AtWork.RUNNING, AtWork.SAVING):
             self._tell("the time to save is over: stopping the workers")
-            self._account.loses(STOPPING, time.monotonic(), self._motion())
+            self._account.loses(STOPPING, time.monotonic(), self._motion(), planned=True)
             self._stop(signal.SIGTERM, self._stop_s())
 
     def _on_rooms(self, readable: Collection[_Waking]) -> None:
@@ -402,7 +404,8 @@ class Agent:
                 self._tell_rooms(directive)
             case DirectiveKind.STOP:
                 self._tell(f"round {directive.round} is over{self._because(directive.why)}")
-                self._account.loses(directive.why, time.monotonic(), self._motion())
+                planned = isinstance(directive.reason, Ended) and isinstance(directive.reason.cause, Planned)
+                self._account.loses(directive.why, time.monotonic(), self._motion(), planned=planned)
                 self._round = max(self._round, directive.round)
                 self._ready_after_stop, self._done = True, False
                 self._tell_rooms(directive)
@@ -410,7 +413,7 @@ class Agent:
                     self._local.stop_for_others(signal.SIGTERM, self._stop_s())
             case DirectiveKind.EXIT:
                 self.outcome = directive
-                self._account.loses(STOPPING, time.monotonic(), self._motion())
+                self._account.loses(STOPPING, time.monotonic(), self._motion(), planned=True)
                 self._tell_rooms(directive)
                 self._stop(signal.SIGTERM, self._stop_s())
 

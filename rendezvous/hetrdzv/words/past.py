@@ -25,6 +25,7 @@ from hetrdzv.protocol.states import GroupState
 from hetrdzv.words.causes import ending, failed_because, failed_worker
 from hetrdzv.words.phases import Phase, Times, divided
 from hetrdzv.words.rooms import COSTS
+from hetrdzv.words.times import lasted
 
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}
 """What an event says about the outcome of a job, by its kind."""
@@ -45,22 +46,22 @@ class DownReply:
         noticed_s: from what went wrong until the round ended. Of a planned end 0.
         stopped_s: until the last of its workers were gone.
         formed_s: until the next round formed, or the job ended without one: nodes were waited for.
-        started_s: until the workers of that round ran.
+        started_s: until that round trained, or ended before it did; until its workers ran, if nobody can tell.
+        total_s: all of it, up to now if it is not over.
+        over: whether it is.
     """
 
     noticed_s: float | None = None
     stopped_s: float | None = None
     formed_s: float | None = None
     started_s: float | None = None
+    total_s: float = 0.0
+    over: bool = True
 
     @property
-    def total_s(self) -> float:
-        """All of it, as far as is known."""
-        return sum(
-            part
-            for part in (self.noticed_s, self.stopped_s, self.formed_s, self.started_s)
-            if part is not None
-        )
+    def lasted(self) -> str:
+        """All of it: `22 s`, or `15 s so far`."""
+        return lasted(self.total_s) if self.over else f"{lasted(self.total_s)} so far"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +144,7 @@ class _Round:
         self.running: datetime | None = None
         self.ended: datetime | None = None
         self.stopped: datetime | None = None
-        self.next_formed: datetime | None = None
-        self.next_running: datetime | None = None
+        self.after: _Round | None = None  # of the same job
         self.world_size: int | None = None
         self.noticed_s: float | None = None
         self.formed_s: float | None = None
@@ -169,12 +169,15 @@ class _Round:
         if self.stalls and self.stalls[-1][1] is None:
             self.stalls[-1] = self.stalls[-1][0], at
 
-    def reply(self, now: datetime) -> PastRoundReply:
-        over = self.ended if self.ended is not None else now
+    def ends(self, at: datetime, noticed_s: float | None) -> None:
+        """It is over; what ended it happened so long before."""
         began = self.running or self.formed
-        if self.noticed_s is not None and began is not None:
-            self.noticed_s = min(self.noticed_s, _seconds(began, over))
-        phases = self._phases(over)
+        if noticed_s is not None and began is not None:
+            noticed_s = min(noticed_s, _seconds(began, at))
+        self.ended, self.noticed_s = at, noticed_s
+
+    def reply(self, now: datetime) -> PastRoundReply:
+        phases = self._phases(self.ended if self.ended is not None else now)
         spent = dict.fromkeys(Phase, 0.0)
         for phase, seconds in phases:
             spent[phase] += seconds
@@ -193,7 +196,7 @@ class _Round:
             hung_s=round(spent[Phase.HANGING], 3),
             phases=tuple(PhaseReply(phase=phase, seconds=round(seconds, 3)) for phase, seconds in phases),
             costs=tuple(self.costs),
-            down=self._down() if self.ended is not None and self._has_cost else None,
+            down=self._down(self.ended, now) if self.ended is not None and self._has_cost else None,
         )
 
     @property
@@ -220,27 +223,38 @@ class _Round:
             )
         )
 
-    def _down(self) -> DownReply:
-        stopped_s = formed_s = None
-        if self.ended is not None and self.stopped is not None:
-            stopped_s = _seconds(self.ended, self.stopped)
-        waited_until = self.next_formed if self.job_ended is None else self.job_ended
-        if self.ended is not None and waited_until is not None:
-            whole_s = _seconds(self.ended, waited_until)
+    def _trains_at(self) -> datetime | None:
+        """When it was done with starting up; None: it is not yet."""
+        began = self.began if self.watched or self.began is not None else self.running
+        if began is None and self.ended is not None:
+            return self.ended - timedelta(seconds=self.noticed_s or 0.0)
+        return began
+
+    def _down(self, ended: datetime, now: datetime) -> DownReply:
+        stopped_s = formed_s = started_s = None
+        if self.stopped is not None:
+            stopped_s = _seconds(ended, self.stopped)
+        formed = self.after.formed if self.after is not None else self.job_ended
+        if formed is not None:
+            whole_s = _seconds(ended, formed)
             formed_s = self.formed_s if self.formed_s is not None else whole_s - (stopped_s or 0.0)
             formed_s = max(0.0, min(whole_s, formed_s))
             if stopped_s is not None or self.formed_s is not None:
                 stopped_s = whole_s - formed_s
-        started_s = None
-        if self.next_formed is not None and self.next_running is not None:
-            started_s = _seconds(self.next_formed, self.next_running)
+        over = self.job_ended
+        if self.after is not None and formed is not None and (over := self.after._trains_at()) is not None:
+            started_s = _seconds(formed, over)
         parts = {
             "noticed_s": self.noticed_s,
             "stopped_s": stopped_s,
             "formed_s": formed_s,
             "started_s": started_s,
         }
-        return DownReply(**{name: None if part is None else round(part, 3) for name, part in parts.items()})
+        return DownReply(
+            **{name: None if part is None else round(part, 3) for name, part in parts.items()},
+            total_s=round((self.noticed_s or 0.0) + _seconds(ended, over or now), 3),
+            over=over is not None,
+        )
 
 
 def past(events: Iterable[EventReply], now: datetime) -> PastReply:
@@ -258,10 +272,11 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
         if isinstance(event.facts, RoundFormed) and event.round is not None:
             if current is None:
                 spans.append((at, None))
-            else:
-                current.next_formed, current.formed_s = at, event.after_s
+            formed = _Round(event.round, at)
+            if current is not None:
+                current.after, current.formed_s = formed, event.after_s
                 current.cause = event.facts.cause or current.cause
-            current = _Round(event.round, at)
+            current = formed
             current.formed = at
             current.world_size = event.facts.world_size
             rounds.append(current)
@@ -276,8 +291,6 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
             case "round_running":
                 current.running = at
                 current.watched = isinstance(event.facts, RoundRunning) and event.facts.watched
-                if len(rounds) > 1 and rounds[-2].job_ended is None:
-                    rounds[-2].next_running = at
             case "training_began":
                 current.began = at - timedelta(seconds=event.after_s or 0.0)
             case "stalled":
@@ -285,7 +298,8 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
             case "goes_on":
                 current.goes_on(at)
             case "round_ended":
-                current.ended, current.noticed_s, current.why = at, event.after_s, _why(event)
+                current.ends(at, event.after_s)
+                current.why = _why(event)
                 if isinstance(event.facts, RoundEnded):
                     current.idle_s, current.watched = event.facts.idle_s, event.facts.watched
                     cause = event.facts.cause

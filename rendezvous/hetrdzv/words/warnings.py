@@ -1,5 +1,7 @@
 """What people should know of the nodes and workers of a group, in a sentence each."""
 
+from collections.abc import Sized
+
 from hetrdzv.protocol.facts import warnings
 from hetrdzv.protocol.facts.warnings import PARTS, AnyWarning, Differs, Straggler, Unseen, Unwatched, Version
 from hetrdzv.words.phrasing import have, one_or_more, ranked
@@ -9,10 +11,11 @@ MOST_CHARACTERS = 400
 """The longest sentence about versions, which agents send."""
 
 _UNSEEN = {
-    "never": "its agent has not reported on it",
-    "stale": "its agent has stopped reporting on it",
-    "no_torch": "its script has not imported torch",
+    "never": ("its agent has not reported on it", "their agents have not reported on them"),
+    "stale": ("its agent has stopped reporting on it", "their agents have stopped reporting on them"),
+    "no_torch": ("its script has not imported torch", "their script has not imported torch"),
 }
+"""Of one worker, and of several."""
 
 
 def warning(value: AnyWarning) -> str:
@@ -52,12 +55,18 @@ def straggler(value: Straggler) -> str:
 
 def unwatched(value: Unwatched) -> str:
     """Whose hang nobody would notice, and why."""
-    return f"{ranked(value.ranks)} cannot be watched: {unseen(value.why)}"
+    return f"{ranked(value.ranks)} cannot be watched: {unseen(value.why, value.ranks)}"
 
 
-def unseen(value: Unseen | None) -> str:
-    """Why a worker's collectives cannot be known; empty: they are."""
-    return "" if value is None else _UNSEEN.get(value.kind, value.said or "")
+def unseen(value: Unseen | None, ranks: Sized = (0,)) -> str:
+    """Why the collectives of workers cannot be known; empty: they are.
+
+    Args:
+        ranks: whose.
+    """
+    if value is None:
+        return ""
+    return one_or_more(ranks, *_UNSEEN[value.kind]) if value.kind in _UNSEEN else value.said or ""
 
 
 def _differs(value: Differs) -> str:

@@ -44,6 +44,13 @@ def test_each_second_goes_to_one_thing() -> None:
     ]
 
 
+def test_a_hang_is_not_the_fault_of_who_ends_it() -> None:
+    account = Account(0.0)
+    account.runs(0.0)
+    account.loses("a restart was requested", 100.0, Motion(0.0, 40.0), planned=True)
+    assert account.spent(103.0).lost == ((FINISHING, 60.0), ("a restart was requested", 3.0))
+
+
 def test_what_a_round_is_judged_to_have_ended_for() -> None:
     account = Account(10.0)
     account.runs(10.0)
@@ -72,7 +79,7 @@ def test_what_nobody_can_see_is_said_to_be_unknown() -> None:
     account.runs(50.0)
     account.loses("rank 0 exited", 100.0, Motion(60.0, 100.0))
     assert account_lines(account.spent(100.0))[0] == (
-        "time     trained 40 s of 1 min 40 s here (67%); whether it trained in 40 s is unknown"
+        "time     trained 40 s of 1 min 0 s here (67%); whether it trained in another 40 s is unknown"
     )
 
 

@@ -71,12 +71,12 @@ async def test_workers_that_are_watched_are_not_said_to_be_unseen() -> None:
         await two_nodes(service)
         clock.pass_by(service, 60)
         scene = GroupScene(service, "g", acts=True)
-        assert (await scene.sections())["now"].count("has not reported on it") == 1
+        assert (await scene.sections())["now"].count("have not reported on them") == 1
         for rank, name in enumerate("ab"):
             told = NodeProgress(round=1, workers=(Worker(rank=rank, step=3),))
             service.progress.note("g", name, told, 60.0)
         clock.pass_by(service, 10)
-        assert "has not reported on it" not in (await scene.sections())["now"]
+        assert "not reported on" not in (await scene.sections())["now"]
 
 
 async def test_steps_of_the_last_hour_are_lines_where_a_script_says_them(

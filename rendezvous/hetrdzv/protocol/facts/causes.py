@@ -220,6 +220,9 @@ Ending: TypeAlias = (
     | Cancelled
 )
 
+Planned: TypeAlias = MemberLeft | MemberDrained | Joined | RestartAsked | Cancelled
+"""What happens at the moment at which it ends the round, whatever the workers did before."""
+
 Cause: TypeAlias = Annotated[Ending, BY_KIND]
 """What ends a round. Its kind decides what the end costs, so whoever keeps one has to know it."""
 

@@ -52,6 +52,6 @@ runs a task, and what agents can be asked."""
 def detected(group: Group, seen: Mapping[int, Seen], now: float) -> tuple[AnyWarning, ...]:
     """What all detectors say of a group; nothing if no round runs."""
     active = group.active_round
-    if active is None:
+    if active is None or group.state.terminal:
         return ()
     return tuple(warning for detector in DETECTORS for warning in detector(group, active, seen, now))

@@ -22,7 +22,8 @@ def history(group: str, watch: bool) -> None:
 
     TRAINED is from a round's first collective or step to its last, without the time in which it HUNG; unknown where
     nobody can see these. DOWN is the sum of four: NOTICED, from the fault until the round ended; STOPPED, until its
-    last workers were gone; FORMED, until the next round formed; STARTED, until that one ran.
+    last workers were gone; FORMED, until the next round formed; STARTED, until that one trained (or ran, where nobody
+    can see more).
     """
 
     async def ask(client: Client) -> PastReply:
@@ -51,15 +52,16 @@ def past_view(reply: PastReply, most: int | None = None) -> Iterator[RenderableT
     )
     for past_round in reply.rounds[-most:] if most is not None else reply.rounds:
         down = past_round.down
-        parts: list[float | None] = [None] * 5
+        parts: list[float | None] = [None] * 4
         if down is not None:
-            parts = [down.total_s, down.noticed_s, down.stopped_s, down.formed_s, down.started_s]
+            parts = [down.noticed_s, down.stopped_s, down.formed_s, down.started_s]
         table.add_row(
             str(past_round.number),
             tables.local(past_round.formed_at) if past_round.formed_at else "-",
             str(past_round.world_size or "-"),
             _trained(past_round),
             *((tables.span(past_round.hung_s or None),) if hung else ()),
+            "-" if down is None else down.lasted,
             *(tables.span(part) for part in parts),
             tables.one_line(past_round.cause or "-"),
             tables.one_line("; ".join(filter(None, [past_round.why, *past_round.costs]))) or "-",
@@ -70,12 +72,12 @@ def past_view(reply: PastReply, most: int | None = None) -> Iterator[RenderableT
     if hung:
         share += f"; hung {tables.span(reply.hung_s)}"
     if reply.unknown_s:
-        share += f"; whether it trained in {tables.span(reply.unknown_s)} more is unknown"
+        share += f"; whether it trained in another {tables.span(reply.unknown_s)} is unknown"
     restarts = f", {count(spent, 'restart')} spent" if spent else ""
     yield ""
     yield Text(
         f"{count(len(reply.rounds), 'round')}{restarts}; trained {tables.span(reply.trained_s)} "
-        f"of {tables.span(reply.whole_s)}{share}"
+        f"of {tables.span(reply.whole_s - reply.unknown_s)}{share}"
     )
 
 

@@ -175,8 +175,9 @@ def test_the_budget_of_the_group_counts_as_well() -> None:
     story = running("a", "b", "c", min_nodes=2, max_restarts=0)
     gives_up(story, "a")
     story.joins("b", "c")
-    assert_failed_with(story, FIRST, "b", "c")
-    assert story.facts("group_failed") == [GroupFailed(reason=WorkerFault(worker=FIRST), budget=0)]
+    used_up = WorkerFault(worker=FIRST, budget=0)
+    assert_failed_with(story, used_up, "b", "c")
+    assert story.facts("group_failed") == [GroupFailed(reason=used_up)]
 
 
 def test_who_comes_back_has_not_given_up() -> None:

@@ -59,7 +59,7 @@ def test_budget_spent_fails_the_group_for_everybody_alike() -> None:
         assert told.root_cause.failure is not None
         assert told.root_cause.failure.message == "Traceback: boom"
         assert told.reason.cause.worker == of_b
-    assert story.facts("group_failed") == [GroupFailed(reason=WorkerFault(worker=of_b), budget=0)]
+    assert story.facts("group_failed") == [GroupFailed(reason=WorkerFault(worker=of_b, budget=0))]
 
 
 def test_failure_by_signal() -> None:

@@ -76,6 +76,28 @@ def test_a_lost_node_is_noticed_late_and_waited_for() -> None:
     assert formed_s >= 20.0
 
 
+def test_a_job_is_down_until_it_trains_again() -> None:
+    story = running("a", "b")
+    story.wait(60.0)
+    story.failed("a")
+    story.now += 1.0
+    story.joins("a", "b")
+    down = story.past.rounds[0].down
+    assert down is not None
+    assert (down.over, down.lasted) == (False, "1.0 s so far")
+    story.now += 3.0
+    for node_id in ("a", "b"):
+        story.report(node_id, "started", moved=Moved())
+    story.now += 20.0
+    down = story.past.rounds[0].down
+    assert down is not None
+    assert (down.started_s, down.lasted) == (None, "24 s so far")
+    story.trains()
+    down = story.past.rounds[0].down
+    assert down is not None
+    assert (down.started_s, down.lasted, down.over) == (23.0, "24 s", True)
+
+
 def test_a_planned_end_is_noticed_at_once() -> None:
     story = running("a", "b")
     story.restart()
@@ -105,7 +127,7 @@ def test_a_job_that_fails_says_why() -> None:
     (only,) = story.past.rounds
     assert (only.cause, only.is_last) == ("failed", True)
     assert parts(only.down) == (0.0, 1.0, 0.0, None)
-    assert only.why == "rank 0 on a exited with code 9: Traceback: boom"
+    assert only.why == "rank 0 on a exited with code 9: Traceback: boom; max_restarts is 0"
 
 
 def test_a_job_that_waits_in_vain_has_lost_that_time() -> None:

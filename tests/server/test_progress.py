@@ -357,7 +357,7 @@ async def test_a_stall_that_was_told_is_not_said_to_be_over_when_nobody_can_tell
         clock.pass_by(service, 300)
         why = (await group(client))["why"]
         assert "; whether they still wait is no longer known" in why
-        assert "ranks 0 and 1 cannot be watched: its agent has stopped reporting on it" in why
+        assert "ranks 0 and 1 cannot be watched: their agents have stopped reporting on them" in why
         await poll(client, "a", progress(worker(0, 18)))
         await asyncio.sleep(0.3)
         await settled(20)

@@ -3,7 +3,8 @@
 import pytest
 
 from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.causes import FailedWorker, WorkerFault
+from hetrdzv.protocol.facts.causes import FailedWorker, JoinTimeout, WorkerFault
+from hetrdzv.protocol.facts.parts import quoted
 from hetrdzv.protocol.facts.reasons import Reason
 from hetrdzv.protocol.facts.warnings import Straggler
 from hetrdzv.protocol.facts.who import Ranks
@@ -24,11 +25,15 @@ from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
             "start hetagent for group 'job' on nodes with 3 more slots",
         ),
         (
-            waits(reasons.TooFew(ready=NOBODY, missing=1, in_place_of=B)),
+            waits(reasons.TooFew(ready=A, missing=1, in_place_of=B)),
             (
                 "start hetagent on b again, or on another node in place of it; "
                 "to go on with fewer nodes: start all agents anew with a smaller --nnodes"
             ),
+        ),
+        (
+            waits(reasons.TooFew(ready=NOBODY, missing=1, in_place_of=B)),
+            "start hetagent on b again, or on another node in place of it",
         ),
         (
             reasons.Stalls(round=4, facts=behind(2, "b"), since=460.0),
@@ -43,7 +48,24 @@ from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
                 cause=WorkerFault(worker=FailedWorker(node_id="a", rank=0, local_rank=0, exit_code=1))
             ),
             (
-                "it exited without a traceback: the last lines of its log on a say more; "
+                "it exited without a traceback: what it wrote last may say more "
+                "(all of it with hetagent --log-dir DIR); to begin again: hetagent on each node"
+            ),
+        ),
+        (
+            reasons.Failed(
+                cause=WorkerFault(
+                    worker=FailedWorker(
+                        node_id="a", rank=0, local_rank=0, exit_code=1, where=quoted("train.py:7")
+                    )
+                )
+            ),
+            "to begin again, once that is mended: hetagent on each node",
+        ),
+        (
+            reasons.Failed(cause=JoinTimeout(within_s=12.0, ready=NOBODY), stays=True),
+            (
+                "start the agents within --join-timeout-s of each other, or ask for fewer --nnodes; "
                 "to begin again: hetctl restart job, then hetagent on each node"
             ),
         ),

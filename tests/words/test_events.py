@@ -116,11 +116,11 @@ SHOWN: list[tuple[Facts, str]] = [
     (events.GroupSucceeded(), "the job succeeded in round 3"),
     (events.GroupSucceeded(apart=APART), f"the job succeeded in round 3, but {ALONE}"),
     (
-        events.GroupFailed(reason=WorkerFault(worker=FAILED), budget=3),
+        events.GroupFailed(reason=WorkerFault(worker=FAILED, budget=3)),
         "the job failed: rank 2 on gpu2 exited with code 1; all 3 restarts used up",
     ),
     (
-        events.GroupFailed(reason=WorkerFault(worker=FAILED), budget=0),
+        events.GroupFailed(reason=WorkerFault(worker=FAILED, budget=0)),
         "the job failed: rank 2 on gpu2 exited with code 1; max_restarts is 0",
     ),
     (

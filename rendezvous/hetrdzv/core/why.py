@@ -50,7 +50,8 @@ def _why(group: Group, now: float) -> GroupReason:
         case GroupState.CANCELLED:
             return reasons.Cancelled(by=group.cancellation.by if group.cancellation is not None else "")
         case GroupState.FAILED:
-            return reasons.Failed(cause=group.root_cause.reason if group.root_cause is not None else None)
+            cause = group.root_cause.reason if group.root_cause is not None else None
+            return reasons.Failed(cause=cause, stays=group.by_put)
         case GroupState.WAITING:
             return _why_waiting(group, now)
     current = group.round

@@ -7,6 +7,7 @@ from hetrdzv.protocol.facts.causes import (
     CrashLoop,
     FailedBecause,
     FailedWorker,
+    JoinTimeout,
     MemberGone,
     MemberLost,
     WorkerFault,
@@ -17,6 +18,9 @@ from hetrdzv.words.phrasing import count, names, one_or_more
 
 _OUT_OF_MEMORY = 137
 """The status of a shell whose program was killed by SIGKILL."""
+
+
+_LOGS = "all of it with hetagent --log-dir DIR"
 
 
 def next_step(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] = ()) -> str:
@@ -32,10 +36,12 @@ def next_step(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] = ()
         case reasons.Stalls(ends_at=ends_at):
             restart = f"; to begin the round again: hetctl restart {group_id}" if ends_at is None else ""
             return f"to see where the ranks are: hetctl stacks {group_id}{restart}"
-        case reasons.Failed(cause=cause):
-            mend = after_failure(cause) if cause is not None else ""
-            again = f"to begin again: hetctl restart {group_id}, then hetagent on each node"
-            return f"{mend}; {again}" if mend else again
+        case reasons.Failed(cause=cause, stays=stays):
+            known = after_failure(cause) if cause is not None else ""
+            raised = isinstance(cause, WorkerFault | CrashLoop) and cause.worker.where
+            start = f"hetctl restart {group_id}, then hetagent" if stays else "hetagent"
+            again = f"to begin again{', once that is mended' if raised else ''}: {start} on each node"
+            return f"{known}; {again}" if known else again
     slow = next((one.node_id for one in warnings if isinstance(one, Straggler) and one.node_id), None)
     if slow is None:
         return ""
@@ -45,10 +51,13 @@ def next_step(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] = ()
 def _for_nodes(group_id: str, what: WaitsFor) -> str:
     """What brings the nodes that a group waits for; empty: it only has to wait."""
     match what:
-        case reasons.TooFew(in_place_of=gone) | reasons.Unreachable(in_place_of=gone) if gone:
+        case (
+            reasons.TooFew(in_place_of=gone, ready=ready) | reasons.Unreachable(in_place_of=gone, ready=ready)
+        ) if gone:
             them = one_or_more(gone, "it", "one of them")
+            again = f"start hetagent on {names(gone)} again, or on another node in place of {them}"
             fewer = "to go on with fewer nodes: start all agents anew with a smaller --nnodes"
-            return f"start hetagent on {names(gone)} again, or on another node in place of {them}; {fewer}"
+            return f"{again}; {fewer}" if len(ready.nodes) else again
         case reasons.TooFew(missing=missing, unit=unit) if missing:
             where = (
                 count(missing, "more node") if unit == "node" else f"nodes with {count(missing, 'more slot')}"
@@ -71,6 +80,8 @@ def after_failure(reason: FailedBecause) -> str:
     match reason:
         case WorkerFault(worker=worker) | CrashLoop(worker=worker):
             return after_exit(worker)
+        case JoinTimeout(rule=None, units=None, world=None):
+            return "start the agents within --join-timeout-s of each other, or ask for fewer --nnodes"
         case MemberGone(cause=MemberLost(node_id=node)):
             return f"look at {node}: is it up, can it reach the server, and what did hetagent say last there?"
         case _:
@@ -87,7 +98,7 @@ def after_exit(failed: FailedWorker) -> str:
     if failed.signal == "SIGBUS":
         return f"SIGBUS is most often a full /dev/shm: see df /dev/shm on {node}"
     if failed.signal is not None:
-        return f"a crash in compiled code: the last lines of its log on {node} say more"
+        return f"a crash in compiled code: what it wrote last may say more ({_LOGS})"
     if failed.exit_code is not None:
-        return f"it exited without a traceback: the last lines of its log on {node} say more"
+        return f"it exited without a traceback: what it wrote last may say more ({_LOGS})"
     return ""

@@ -91,8 +91,6 @@ def _group_succeeded(facts: events.GroupSucceeded, event: Event) -> str:
 
 def _group_failed(facts: events.GroupFailed, event: Event) -> str:
     text = f"the job failed: {causes.failed_because(facts.reason, briefly=True)}"
-    if facts.budget is not None:
-        text += f"; all {count(facts.budget, 'restart')} used up" if facts.budget else "; max_restarts is 0"
     if facts.gave_up is not None and facts.left is not None:
         few = f"{standing(facts.left)} {one_or_more(facts.left.nodes, 'is', 'are')} left"
         text += f"; {names(facts.gave_up)} gave up, and {few}"

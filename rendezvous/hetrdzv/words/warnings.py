@@ -1,9 +1,8 @@
 """What people should know of the nodes and workers of a group, in a sentence each."""
 
-from collections.abc import Sized
-
 from hetrdzv.protocol.facts import warnings
 from hetrdzv.protocol.facts.warnings import PARTS, AnyWarning, Differs, Straggler, Unseen, Unwatched, Version
+from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.words.phrasing import have, one_or_more, ranked
 from hetrdzv.words.rooms import WARNINGS
 
@@ -58,15 +57,17 @@ def unwatched(value: Unwatched) -> str:
     return f"{ranked(value.ranks)} cannot be watched: {unseen(value.why, value.ranks)}"
 
 
-def unseen(value: Unseen | None, ranks: Sized = (0,)) -> str:
+def unseen(value: Unseen | None, ranks: Ranks | None = None) -> str:
     """Why the collectives of workers cannot be known; empty: they are.
 
     Args:
-        ranks: whose.
+        ranks: of several; None: of one.
     """
     if value is None:
         return ""
-    return one_or_more(ranks, *_UNSEEN[value.kind]) if value.kind in _UNSEEN else value.said or ""
+    if (known := _UNSEEN.get(value.kind)) is not None:
+        return known[0] if ranks is None else one_or_more(ranks, *known)
+    return value.said or ""
 
 
 def _differs(value: Differs) -> str:

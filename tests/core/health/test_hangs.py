@@ -157,7 +157,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     assert story.told("a").hang
     assert story.told("a").exit_code == 1
     hang = replace(hang, rank=3, local_rank=1, hang=Hang(facts=stall.facts, ranks=(3,), for_s=30.0))
-    assert cause.reason == WorkerFault(kind="hang", worker=hang)
+    assert cause.reason == WorkerFault(kind="hang", worker=hang, budget=1)
 
 
 NOWHERE = Place(number=5)
@@ -182,7 +182,7 @@ def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
     assert cause is not None
     assert (cause.kind, cause.node_id, cause.failure) == ("hang", None, None)
     hang = Hang(facts=facts, ranks=ranks, for_s=5.0)
-    assert cause.reason == WorkerFault(kind="hang", worker=FailedWorker(node_id=None, hang=hang))
+    assert cause.reason == WorkerFault(kind="hang", worker=FailedWorker(node_id=None, hang=hang), budget=0)
 
 
 def test_a_node_that_is_lost_meanwhile_is_the_cause() -> None:

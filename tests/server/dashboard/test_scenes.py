@@ -9,7 +9,7 @@ import pytest
 
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import EVERYTHING
-from hetrdzv.core.commands import Leave, NoteStall
+from hetrdzv.core.commands import Cancel, Leave, NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interval_s
 from hetrdzv.dashboard.overview import GroupsScene
@@ -77,6 +77,17 @@ async def test_workers_that_are_watched_are_not_said_to_be_unseen() -> None:
             service.progress.note("g", name, told, 60.0)
         clock.pass_by(service, 10)
         assert "not reported on" not in (await scene.sections())["now"]
+
+
+async def test_who_is_not_watched_is_not_said_of_a_job_that_is_over() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _):
+        await two_nodes(service)
+        clock.pass_by(service, 60)
+        scene = GroupScene(service, "g", acts=True)
+        assert "cannot be watched" in (await scene.sections())["now"]
+        await service.execute("g", Cancel())
+        assert "cannot be watched" not in (await scene.sections())["now"]
 
 
 async def test_steps_of_the_last_hour_are_lines_where_a_script_says_them(

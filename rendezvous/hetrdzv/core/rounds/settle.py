@@ -162,10 +162,15 @@ class _Failed(NamedTuple):
     def worker(self) -> FailedWorker:
         return FailedWorker.of(self.node_id, self.failure)
 
-    def cause(self, number: int, hopeless: Literal["", "permanent", "no_restart_on"] = "") -> RootCause:
+    def cause(
+        self,
+        number: int,
+        hopeless: Literal["", "permanent", "no_restart_on"] = "",
+        budget: int | None = None,
+    ) -> RootCause:
         kind: Literal["hang", "worker_failed"] = "hang" if self.failure.hang else "worker_failed"
         return RootCause(
-            reason=WorkerFault(kind=kind, worker=self.worker, hopeless=hopeless),
+            reason=WorkerFault(kind=kind, worker=self.worker, hopeless=hopeless, budget=budget),
             round=number,
             node_id=self.node_id,
             failure=self.failure if self.node_id is not None else None,
@@ -209,7 +214,7 @@ def _charge(work: Work, ended: Round, first: _Failed) -> None:
         fail(work, replace(first.cause(ended.number), reason=loop))
         return
     if group.restarts >= budget:
-        fail(work, first.cause(ended.number), budget=budget)
+        fail(work, first.cause(ended.number, budget=budget))
         return
     wait_s = restart_wait_s(group)
     work.change(restarts=group.restarts + 1, rests_until=work.now + wait_s if wait_s else None)

@@ -355,16 +355,15 @@ def fail(
     work: Work,
     cause: RootCause,
     *,
-    budget: int | None = None,
     gave_up: Nodes | None = None,
     left: Ready | None = None,
 ) -> None:
     """Finish the job, which has failed.
 
     Args:
-        budget, gave_up, left: see `GroupFailed`.
+        gave_up, left: see `GroupFailed`.
     """
-    facts = events.GroupFailed(reason=cause.reason, budget=budget, gave_up=gave_up, left=left)
+    facts = events.GroupFailed(reason=cause.reason, gave_up=gave_up, left=left)
     _finish(work, GroupState.FAILED, facts, cause)
 
 

@@ -240,11 +240,13 @@ class WorkerFault:
     Attributes:
         hopeless: why none was spent although some were left: `permanent` (it would end the same way), or
             `no_restart_on` has its exit code.
+        budget: so many restarts there were, and all are used up; None: that is not why.
     """
 
     kind: Literal["worker_failed", "hang"] = "worker_failed"
     worker: FailedWorker
     hopeless: Literal["", "permanent", "no_restart_on"] = ""
+    budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

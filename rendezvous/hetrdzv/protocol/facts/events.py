@@ -140,13 +140,11 @@ class GroupFailed:
     """The job is over and failed.
 
     Attributes:
-        budget: so many restarts were used up.
         gave_up, left: these nodes gave up, and too few were left.
     """
 
     kind: Literal["group_failed"] = "group_failed"
     reason: FailedBecause
-    budget: int | None = None
     gave_up: Nodes | None = None
     left: Ready | None = None
 

@@ -62,10 +62,16 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The job failed, and why; None: nobody knows."""
+    """The job failed.
+
+    Attributes:
+        cause: why; None: nobody knows.
+        stays: the group was created on purpose, so agents that join begin no new job.
+    """
 
     kind: Literal["failed"] = "failed"
     cause: FailedBecause | None = None
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

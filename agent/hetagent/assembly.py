@@ -141,7 +141,10 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
             logs_specs.close()
         name.release()
     outcome, number = agent.outcome, agent.round_number
-    say(closing_block(options.group, options.node_id, outcome, number, agent.ended_by, agent.spent))
+    block = closing_block(
+        options.group, options.node_id, outcome, number, agent.ended_by, agent.spent, agent.last_words
+    )
+    say(block)
     status = agent.status(fixed=options.exit_codes == "agent")
     if agent.hangs:  # or the interpreter would wait for a look-up that may take a minute
         flush()

@@ -127,7 +127,7 @@ def test_a_job_that_fails_says_why() -> None:
     (only,) = story.past.rounds
     assert (only.cause, only.is_last) == ("failed", True)
     assert parts(only.down) == (0.0, 1.0, 0.0, None)
-    assert only.why == "rank 0 on a exited with code 9: Traceback: boom; max_restarts is 0"
+    assert only.why == "rank 0 on a exited with code 9: Traceback: boom"
 
 
 def test_a_job_that_waits_in_vain_has_lost_that_time() -> None:

@@ -17,6 +17,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     Lack,
     NobodyHasAll,
     NotLoaded,
+    NotOnDisk,
     NotWanted,
     PartsMissing,
     PassedBy,
@@ -38,7 +39,11 @@ AGAIN = (
     "code 1: ValueError: loss is nan"
 )
 
+NOT_ON_DISK = NotOnDisk(stamp=STAMP, node_id="gpu1", why=Quoted("No space left on device"))
+UNWRITTEN = "the snapshot of step 100 of round 2 is not on disk: No space left on device (gpu1)"
+
 SENTENCES: list[tuple[AnyWarning, str]] = [
+    (NOT_ON_DISK, UNWRITTEN),
     (
         PassedBy(stamp=STAMP, why=FailedAgain(worker=NAN)),
         f"the snapshot of step 100 of round 2 is passed by: {AGAIN}",
@@ -53,6 +58,7 @@ SENTENCES: list[tuple[AnyWarning, str]] = [
 ]
 
 HAPPENED: list[tuple[Facts, str]] = [
+    (NOT_ON_DISK, UNWRITTEN),
     (
         BeganFromSnapshot(stamp=STAMP, nodes=BOTH, lost=4),
         "round 3 begins from the snapshot of step 100 of round 2, which gpu1, gpu2 have: 4 steps lost",

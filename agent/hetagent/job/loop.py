@@ -85,6 +85,7 @@ class Agent:
 
     Attributes:
         outcome: the last directive (`exit`); None until it has come.
+        last_words: what rooms have to say in the closing block.
         hangs: whether threads are left that the interpreter would wait for: in a look-up of the server's name, or
             writing to a console that nobody reads.
     """
@@ -110,6 +111,7 @@ class Agent:
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     ) -> None:
         self.outcome: DirectiveReply | None = None
+        self.last_words: list[str] = []
         self.hangs = False
         self._identity = identity
         self._line = line
@@ -285,7 +287,8 @@ class Agent:
         left = self._line.leave(goodbye, leave_s, lambda: bool(self._got_signals))
         self.hangs = self.hangs or not left
         for room in self._rooms:
-            room.leave(self._leaving.gone_at, lambda: self._leaving.hurried or bool(self._got_signals))
+            said = room.leave(self._leaving.gone_at, lambda: self._leaving.hurried or bool(self._got_signals))
+            self.last_words += [said] if said else []
         self._ports.close()
         self._line.close()
         # The last thing: if anything above fails, it ends what is left. If the line broke, it says goodbye for us.

@@ -128,13 +128,17 @@ class Room:
     def close(self) -> None:
         """The agent ends."""
 
-    def leave(self, until: float | None, hurried: Callable[[], bool]) -> None:
+    def leave(self, until: float | None, hurried: Callable[[], bool]) -> str:
         """The last thing: the agent has ended, and the server knows; what takes long is done here.
 
         Args:
             until: when this agent has to be gone (monotonic seconds); None: nobody waits for that.
             hurried: whether it is to be gone at once.
+
+        Returns:
+            a line of the closing block; empty: none.
         """
+        return ""
 
     # -- waking up ---------------------------------------------------------------------------------------------
 

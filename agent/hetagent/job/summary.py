@@ -1,5 +1,6 @@
 """The block that every agent prints last: how the job went and, if it failed, whose fault that was."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from hetagent.job.account import Spent, account_lines
@@ -23,6 +24,7 @@ def closing_block(
     round_number: int,
     ended_by: str,
     spent: Spent | None = None,
+    last_words: Sequence[str] = (),
 ) -> str:
     """What the person at any node's terminal reads last.
 
@@ -31,20 +33,24 @@ def closing_block(
         round_number: the newest round that this node took part in.
         ended_by: what ended the agent if no directive did (`SIGTERM`).
         spent: where this node's time went; None: nobody knows.
+        last_words: what optional features say, a line each.
     """
     lines = [RULE, f"job      {group}"]
     if outcome is None:
         lines.append(f"ended    node {node_id} left: {ended_by}")
-        lines.append(f"rounds   {round_number} so far on this node")
+        lines.append(
+            f"round    {round_number} was the last of this node" if round_number else "round    none"
+        )
     else:
         label = "outcome" if outcome.outcome else "refused" if outcome.code in REFUSALS else "ended"
         told_below = outcome.outcome == "failed" and outcome.root_cause is not None
         why = "failed" if told_below else _why(outcome, datetime.now().astimezone())
         lines.append(f"{label:<8} {why}")
-        if rounds := max(outcome.round, round_number):
-            lines.append(f"rounds   {rounds}, restarts spent {outcome.restarts}")
+        if last := max(outcome.round, round_number):
+            lines.append(f"round    {last}, restarts spent {outcome.restarts}")
     if spent is not None:
         lines += account_lines(spent)
+    lines += last_words
     if outcome is not None and outcome.root_cause is not None:
         lines += _root_cause(outcome.root_cause)
     lines.append(RULE)

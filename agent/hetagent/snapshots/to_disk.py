@@ -10,6 +10,7 @@ import contextlib
 import mmap
 import os
 import pickle
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -308,14 +309,19 @@ def run(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], wait_s: floa
         wait_s: how long that waits for the parts of others; None: another node leads (seconds).
 
     Raises:
-        SnapshotError, OSError, ValueError: that cannot be.
+        SnapshotError, OSError, ValueError: that cannot be. The node that leads leaves nothing of it on the disk.
     """
     into.mkdir(parents=True, exist_ok=True)
-    first = _index(slot, stamp, ranks[0])
-    part = write(slot, stamp, into, ranks, leads=wait_s is not None)
-    put(into / PART.format(ranks[0]), pickle.dumps(part))
-    if wait_s is not None:
-        finish(into, stamp, first.world_size, sharded=first.sharded, wait_s=wait_s)
+    try:
+        first = _index(slot, stamp, ranks[0])
+        part = write(slot, stamp, into, ranks, leads=wait_s is not None)
+        put(into / PART.format(ranks[0]), pickle.dumps(part))
+        if wait_s is not None:
+            finish(into, stamp, first.world_size, sharded=first.sharded, wait_s=wait_s)
+    except (SnapshotError, OSError, ValueError):
+        if wait_s is not None and not (into / MARK).exists():
+            shutil.rmtree(into, ignore_errors=True)
+        raise
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ WARNINGS = frozenset(
         "stalled",
         "slow_network",
         "snapshot_passed_by",
+        "not_on_disk",
         "node_lost",
         "node_rejected",
         "node_left_out",

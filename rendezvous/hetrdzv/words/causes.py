@@ -166,7 +166,7 @@ def failed_because(reason: FailedBecause, *, briefly: bool = False) -> str:
             text = failure(reason.worker)
             match reason.hopeless:
                 case "":
-                    return f"{text}{_used_up(reason.budget)}"
+                    return f"{text}; all {count(reason.budget, 'restart')} used up" if reason.budget else text
                 case "permanent":
                     return f"{text}; no restart, since it would end the same way"
                 case "no_restart_on":
@@ -185,12 +185,6 @@ def failed_because(reason: FailedBecause, *, briefly: bool = False) -> str:
             return _join_timeout(reason)
         case Other():
             return unknown(reason)
-
-
-def _used_up(budget: int | None) -> str:
-    if budget is None:
-        return ""
-    return f"; all {count(budget, 'restart')} used up" if budget else "; max_restarts is 0"
 
 
 def _join_timeout(reason: JoinTimeout) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hetrdzv.protocol.facts import events
-from hetrdzv.protocol.facts.causes import FailedWorker, ShownCause
+from hetrdzv.protocol.facts.causes import FailedWorker, ShownCause, WorkerFault
 from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
@@ -91,6 +91,8 @@ def _group_succeeded(facts: events.GroupSucceeded, event: Event) -> str:
 
 def _group_failed(facts: events.GroupFailed, event: Event) -> str:
     text = f"the job failed: {causes.failed_because(facts.reason, briefly=True)}"
+    if isinstance(facts.reason, WorkerFault) and facts.reason.budget == 0:
+        text += "; max_restarts is 0"
     if facts.gave_up is not None and facts.left is not None:
         few = f"{standing(facts.left)} {one_or_more(facts.left.nodes, 'is', 'are')} left"
         text += f"; {names(facts.gave_up)} gave up, and {few}"

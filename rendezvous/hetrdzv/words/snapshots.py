@@ -11,6 +11,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     Lack,
     NobodyHasAll,
     NotLoaded,
+    NotOnDisk,
     NotWanted,
     PartsMissing,
     PassedBy,
@@ -97,6 +98,10 @@ def _is_passed_by(value: PassedBy) -> str:
     return f"the snapshot of {_which(value.stamp)} is passed by: {passed_by(value)}"
 
 
+def _is_not_on_disk(value: NotOnDisk) -> str:
+    return f"the snapshot of {_which(value.stamp)} is not on disk: {value.why} ({value.node_id})"
+
+
 def _began(facts: BeganFromSnapshot, event: Event) -> str:
     whose = "is on disk" if facts.on_disk else have(facts.nodes)
     where = f"the snapshot of {_which(facts.stamp)}, which {whose}"
@@ -113,11 +118,16 @@ def _wanted(facts: SnapshotWanted, event: Event) -> str:
 
 EVENTS: Mapping[type, Callable[[Any, Event], str]] = {
     BeganFromSnapshot: _began,
+    NotOnDisk: lambda facts, _: _is_not_on_disk(facts),
     SnapshotPassedBy: _passed,
     SnapshotWanted: _wanted,
 }
 
-WARNINGS: Mapping[type, Callable[[Any], str]] = {PassedBy: _is_passed_by, ValuesDiffer: _values_differ}
+WARNINGS: Mapping[type, Callable[[Any], str]] = {
+    PassedBy: _is_passed_by,
+    ValuesDiffer: _values_differ,
+    NotOnDisk: _is_not_on_disk,
+}
 
 COSTS: Mapping[str, Callable[[Any], str]] = {
     "began_from_snapshot": lambda facts: lost(facts.lost) if facts.lost else "",

@@ -26,7 +26,7 @@ def test_success() -> None:
     outcome = directive(
         outcome="succeeded", code="succeeded", why="the job succeeded", restarts=1, exit_code=0
     )
-    assert block(outcome) == ["job      bert", "outcome  the job succeeded", "rounds   3, restarts spent 1"]
+    assert block(outcome) == ["job      bert", "outcome  the job succeeded", "round    3, restarts spent 1"]
 
 
 def test_a_failure_names_the_worker_and_shows_its_words() -> None:
@@ -88,7 +88,7 @@ def test_no_outcome() -> None:
     assert block(None, 2, "SIGTERM") == [
         "job      bert",
         "ended    node gpu7 left: SIGTERM",
-        "rounds   2 so far on this node",
+        "round    2 was the last of this node",
     ]
 
 

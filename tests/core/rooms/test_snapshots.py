@@ -8,7 +8,7 @@ import pytest
 
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group
-from hetrdzv.core.rooms.snapshots import Declare, Use
+from hetrdzv.core.rooms.snapshots import Declare, SnapshotsRoom, Use
 from hetrdzv.core.rooms.snapshots.choice import MOST_PASSED, pass_by
 from hetrdzv.core.rooms.snapshots.complete import gathered, missing
 from hetrdzv.core.rooms.snapshots.tally import Tally
@@ -27,7 +27,9 @@ from hetrdzv.protocol.rooms.snapshots import (
     NobodyHasAll,
     NoSuchSnapshot,
     NotLoaded,
+    NotOnDisk,
     NotWanted,
+    NotWritten,
     OnDisk,
     PartsMissing,
     PassedBy,
@@ -562,3 +564,17 @@ def test_what_is_on_disk_is_not_told_as_complete_in_memory() -> None:
     job.declare("a", holdings)
     assert tally.said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
     assert Tally(job.group).said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
+
+
+def test_what_could_not_be_written_is_said_until_one_is() -> None:
+    job = Job().begin()
+    current = job.group.round
+    assert current is not None
+    lack = NotWritten(stamp=Stamp(round=1, step=90), why="No space left on device")
+    said = NotOnDisk(stamp=lack.stamp, node_id="a", why=Quoted("No space left on device"))
+    for step in (90, 95):
+        job.declare("a", replace(job.holds(held(step)), not_written=lack))
+        assert SnapshotsRoom().found(job.group, current) == (said,)
+    assert job.facts("not_on_disk") == [said]
+    job.declare("a", job.holds(held(100)))
+    assert SnapshotsRoom().found(job.group, current) == ()

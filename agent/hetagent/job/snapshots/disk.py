@@ -18,7 +18,8 @@ from hetagent.job.loop import Identity
 from hetagent.node.processes import finding as processes
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
 from hetagent.snapshots.on_disk import MARK, Mark, directories, name_of
-from hetrdzv.protocol.rooms.snapshots import MOST_ON_DISK, OnDisk
+from hetrdzv.protocol.rooms.snapshots import MOST_ON_DISK, NotWritten, OnDisk
+from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
 
 LOOK_S = 5.0
 """How often a node looks what others have begun or completed (seconds)."""
@@ -31,6 +32,9 @@ PARTS_S = 120.0
 
 VALUES_S = 3 * LOOK_S
 """The same if only their own values are missing."""
+
+MOST_WHY = 256
+"""The longest reason why one is not on disk that the server is told (characters)."""
 
 LAST_S = 60.0
 """How long an agent that ends writes its last snapshot if nothing says how long it may (seconds)."""
@@ -73,7 +77,7 @@ class Disk:
         self._written: set[Stamp] = set()  # by this node
         self._due_at = time.monotonic() + asked.every_s
         self._looks_at = 0.0
-        self._told = ""
+        self._failed: NotWritten | None = None
         self._known: dict[Path, Mark] = {}
         self._complete: tuple[OnDisk, ...] = ()
         self.list()
@@ -83,6 +87,10 @@ class Disk:
     def complete(self) -> tuple[OnDisk, ...]:
         """The newest snapshots that are complete, as of the last look."""
         return self._complete
+
+    def not_written(self) -> NotWritten | None:
+        """What was last to be written, in vain; None: it was written."""
+        return self._failed
 
     def list(self) -> None:
         """See which are complete."""
@@ -141,13 +149,22 @@ class Disk:
                 self._begin(begun, ranks)
         self._looks_at = now + (RUNNING_S if self._process is not None else LOOK_S)
 
-    def write_last(self, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> None:
-        """Write the newest snapshot of this node, unless that was done.
+    def write_last(self, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> str:
+        """Write the newest snapshot of this node, unless that was done; returns whether it is on disk, in a sentence.
 
         Args:
             until: when that is given up (monotonic seconds).
             hurried: whether it has to be given up at once.
         """
+        self._write_last(ranks, until, hurried)
+        if self._failed is not None:
+            return _failed(self._failed)
+        newest = max(self._folder.slots(), default=None)
+        if newest is None or not (self.path / name_of(newest) / MARK).exists():
+            return ""
+        return f"step {newest.step} is on disk: {self.path / name_of(newest)}"
+
+    def _write_last(self, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> None:
         newest = max(self._folder.slots(), default=None)
         if self._writing is not None and self._writing != newest:
             self.close()
@@ -160,7 +177,7 @@ class Disk:
             self._begin(newest, ranks, is_last=True)
         while self._process is not None:
             if time.monotonic() >= until or hurried():
-                self._tell(f"the snapshot of step {newest.step} is not on disk: there was no time")
+                self._fail(newest, "there was no time")
                 self.close()
                 return
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -206,7 +223,7 @@ class Disk:
                 )
         except OSError as error:
             self.close()
-            self._say(f"no snapshot is written to {self.path}: {error}")
+            self._fail(stamp, str(error))
             return
         self._writing, self._leads = stamp, 0 in ranks
 
@@ -216,12 +233,11 @@ class Disk:
             return
         status, stamp, said = self._process.returncode, self._writing, self._last_words()
         self.close()
-        if status:
-            step = stamp.step if stamp is not None else 0
-            self._say(
-                f"the snapshot of step {step} is not on disk: {said or f'its writer ended with {status}'}"
-            )
-        elif self._leads:
+        if status and stamp is not None:
+            self._fail(stamp, said or f"its writer ended with {status}")
+            return
+        self._failed = None
+        if self._leads:
             self._prune()
 
     def _last_words(self) -> str:
@@ -230,10 +246,11 @@ class Disk:
             return lines[-1][:500] if lines else ""
         return ""
 
-    def _say(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
-            self._tell(text)
+    def _fail(self, stamp: Stamp, why: str) -> None:
+        self._failed = NotWritten(
+            stamp=Declared(round=max(1, stamp.round), step=stamp.step), why=why[:MOST_WHY]
+        )
+        self._tell(f"the snapshot of {_failed(self._failed)}")
 
     def _prune(self) -> None:
         """Remove what is older than those that are kept, complete or not."""
@@ -245,6 +262,10 @@ class Disk:
                 with contextlib.suppress(OSError):
                     (path / MARK).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _failed(lack: NotWritten) -> str:
+    return f"step {lack.stamp.step} is not on disk: {lack.why}"
 
 
 def _patience_s(slot: Slot, rank: int) -> float:

@@ -212,13 +212,15 @@ class Snapshots(Room):
         if self._disk is None:
             self._folder.close(remove=self._over or not self._holdings.held)
 
-    def leave(self, until: float | None, hurried: Callable[[], bool]) -> None:
+    def leave(self, until: float | None, hurried: Callable[[], bool]) -> str:
         if self._disk is None:
-            return
+            return ""
         try:
-            if self._opened:
-                last = until - LEFT_S if until is not None else time.monotonic() + LAST_S
-                self._disk.write_last(self._ranks, last, hurried)
+            if not self._opened:
+                return ""
+            last = until - LEFT_S if until is not None else time.monotonic() + LAST_S
+            said = self._disk.write_last(self._ranks, last, hurried)
+            return f"snapshot {said}" if said else ""
         finally:
             self._disk.close()
             self._folder.close(remove=self._over or not self._holdings.held)
@@ -352,6 +354,7 @@ class Snapshots(Room):
             every=self._fixed or every,
             refused=tuple(self._refused),
             on_disk=self._disk.complete() if self._disk is not None else (),
+            not_written=self._disk.not_written() if self._disk is not None else None,
         )
         if self._holdings != self._offered:
             self._offered = self._holdings

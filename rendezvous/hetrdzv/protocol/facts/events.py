@@ -12,7 +12,7 @@ from hetrdzv.protocol.facts.parts import BY_KIND, NOTHING, SHOWN_BY_KIND, Apart,
 from hetrdzv.protocol.facts.who import Nodes, Place
 from hetrdzv.protocol.rooms.network import SlowNetwork
 from hetrdzv.protocol.rooms.shares import SharesChanged
-from hetrdzv.protocol.rooms.snapshots import BeganFromSnapshot, SnapshotPassedBy, SnapshotWanted
+from hetrdzv.protocol.rooms.snapshots import BeganFromSnapshot, NotOnDisk, SnapshotPassedBy, SnapshotWanted
 from hetrdzv.protocol.rooms.stalls import StallFacts
 
 # -- a job from its beginning to its end ---------------------------------------------------------------------
@@ -376,6 +376,7 @@ _Known = (
     | GoesOn
     | SharesChanged
     | BeganFromSnapshot
+    | NotOnDisk
     | SnapshotPassedBy
     | SnapshotWanted
     | DaemonStarted

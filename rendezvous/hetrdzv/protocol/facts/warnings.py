@@ -8,7 +8,7 @@ from hetrdzv.protocol.facts.parts import BY_KIND, SHOWN_BY_KIND, Other, Quoted
 from hetrdzv.protocol.facts.who import Nodes, Ranks
 from hetrdzv.protocol.rooms.network import OfNetwork
 from hetrdzv.protocol.rooms.shares import OfSpeeds
-from hetrdzv.protocol.rooms.snapshots import PassedBy, ValuesDiffer
+from hetrdzv.protocol.rooms.snapshots import NotOnDisk, PassedBy, ValuesDiffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,6 @@ RoundWarnings = Differs | NoLabel | NoWeights | OfSpeeds
 RoundWarning: TypeAlias = Annotated[RoundWarnings, BY_KIND]
 """What is known of the nodes of a round as it forms."""
 
-_Known = RoundWarnings | OfNetwork | PassedBy | ValuesDiffer | Straggler | Unwatched
+_Known = RoundWarnings | OfNetwork | PassedBy | ValuesDiffer | NotOnDisk | Straggler | Unwatched
 
 AnyWarning: TypeAlias = Annotated[_Known | Other, SHOWN_BY_KIND]

@@ -13,7 +13,7 @@ from annotated_types import Ge, Le, MaxLen
 from hetrdzv.protocol.bounds import AtMost, Body, Count, Id, Positive, Rank, ShortText
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.facts.causes import FailedWorker
-from hetrdzv.protocol.facts.parts import BY_KIND
+from hetrdzv.protocol.facts.parts import BY_KIND, Quoted
 from hetrdzv.protocol.facts.who import NOBODY, Nodes, Ranks
 from hetrdzv.protocol.http.route import NODE, Role, Route, Size
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
@@ -89,6 +89,14 @@ class OnDisk(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotWritten(Body):
+    """A node could not write a snapshot to the directory of `--snapshot-to`, and why."""
+
+    stamp: Stamp
+    why: ShortText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings(Body):
     """All that a node holds of snapshots.
 
@@ -100,6 +108,7 @@ class Holdings(Body):
         every: how often this node would take one (steps); 0: it does not say.
         refused: those that a worker of the node could not load.
         on_disk: those that it sees on disk, the newest first; they may be of an earlier job.
+        not_written: what it has last tried to write there, in vain; None: it has written that.
     """
 
     origin: Annotated[str, MaxLen(32)] = ""
@@ -110,6 +119,7 @@ class Holdings(Body):
     every: Count = 0
     refused: Annotated[tuple[Stamp, ...], AtMost(MOST_REFUSED)] = ()
     on_disk: Annotated[tuple[OnDisk, ...], AtMost(MOST_ON_DISK)] = ()
+    not_written: NotWritten | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +286,16 @@ class SnapshotWanted:
 
     kind: Literal["snapshot_wanted"] = "snapshot_wanted"
     stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotOnDisk:
+    """A node could not write a snapshot to disk."""
+
+    kind: Literal["not_on_disk"] = "not_on_disk"
+    stamp: Stamp
+    node_id: str
+    why: Quoted
 
 
 # -- what people see -----------------------------------------------------------------------------------------

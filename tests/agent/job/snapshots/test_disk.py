@@ -10,7 +10,8 @@ from hetagent.job.snapshots import disk as disks
 from hetagent.job.snapshots.disk import Asked, Disk
 from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
 from hetagent.snapshots.on_disk import MARK, Mark, name_of
-from hetrdzv.protocol.rooms.snapshots import OnDisk
+from hetrdzv.protocol.rooms.snapshots import NotWritten, OnDisk
+from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
 
 
 class Node:
@@ -102,7 +103,12 @@ def test_the_leader_begins_when_one_is_due(node: Node, monkeypatch: pytest.Monke
 
 def test_what_its_writer_says_is_said_once_and_the_memory_is_free_again(node: Node) -> None:
     stamp = node.holds(10, 0)
-    node.disk.write_last([0], time.monotonic() + 60, lambda: False)
+    said = node.disk.write_last([0], time.monotonic() + 60, lambda: False)
+    assert said == "step 10 is not on disk: this node does not have all of step 10"
+    assert node.disk.not_written() == NotWritten(
+        stamp=Declared(round=1, step=10), why="this node does not have all of step 10"
+    )
+    assert not (node.disk.path / name_of(stamp)).exists(), "what is torn takes no space"
     assert len(node.said) == 2, node.said
     assert node.said[0].startswith("writing the snapshot of step 10 to ")
     assert node.said[1] == "the snapshot of step 10 is not on disk: this node does not have all of step 10"
@@ -113,9 +119,18 @@ def test_what_its_writer_says_is_said_once_and_the_memory_is_free_again(node: No
     assert stamp in node.memory.slots()
 
 
+def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
+    stamp = node.holds(10, 0)
+    node.has(10)
+    said = node.disk.write_last([0], time.monotonic() + 60, lambda: False)
+    assert said == f"step 10 is on disk: {node.disk.path / name_of(stamp)}"
+    assert node.said == []
+
+
 def test_whoever_is_in_a_hurry_leaves_it(node: Node) -> None:
     node.holds(10, 0)
-    node.disk.write_last([0], time.monotonic() + 60, lambda: True)
+    said = node.disk.write_last([0], time.monotonic() + 60, lambda: True)
+    assert said == "step 10 is not on disk: there was no time"
     assert node.said[-1] == "the snapshot of step 10 is not on disk: there was no time"
     assert node.disk.pid is None
 

@@ -17,6 +17,7 @@ from hetrdzv.core.rooms.snapshots.complete import Gathered, gathered, gathered_f
 from hetrdzv.core.rooms.snapshots.told import chosen, told, wrong
 from hetrdzv.core.rounds.transitions import Work, require_speaker
 from hetrdzv.protocol.errors import GroupFinished, StaleRound
+from hetrdzv.protocol.facts.parts import quoted
 from hetrdzv.protocol.facts.warnings import AnyWarning
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.snapshots import (
@@ -24,6 +25,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     Holdings,
     Kept,
     NoSuchSnapshot,
+    NotOnDisk,
     SnapshotPassedBy,
     SnapshotWanted,
     Stamp,
@@ -75,7 +77,9 @@ class SnapshotsRoom(Room):
         if group.snapshots is None:
             return ()
         differ = (one.lack for one in gathered(group) if isinstance(one.lack, ValuesDiffer))
-        return (*group.snapshots.passed, *differ)
+        members = (group.speaker(member) for member in current.members)
+        lacks = (_not_on_disk(node) for node in members if node is not None)
+        return (*group.snapshots.passed, *differ, *(lack for lack in lacks if lack is not None))
 
     def violations(self, current: Round) -> Iterator[str]:
         snapshot = current.snapshot
@@ -86,6 +90,13 @@ class SnapshotsRoom(Room):
             yield f"{where}, which is no earlier one"
         for clause in wrong(snapshot):
             yield f"{where}, but {clause}"
+
+
+def _not_on_disk(node: Node) -> NotOnDisk | None:
+    lack = node.snapshots.not_written if node.snapshots is not None else None
+    if lack is None:
+        return None
+    return NotOnDisk(stamp=lack.stamp, node_id=node.node_id, why=quoted(lack.why))
 
 
 def _origin(before: Group, members: Sequence[Node]) -> str | None:
@@ -165,6 +176,10 @@ class Declare(OfRoom):
             )
         if node.snapshots != self.holdings:
             work.change_node(node, snapshots=self.holdings)
+            lack = self.holdings.not_written
+            if lack is not None and (node.snapshots is None or lack != node.snapshots.not_written):
+                why = quoted(lack.why)
+                work.say(NotOnDisk(stamp=lack.stamp, node_id=node.node_id, why=why), node.node_id)
 
 
 @dataclass(frozen=True, slots=True)

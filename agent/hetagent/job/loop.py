@@ -275,9 +275,7 @@ class Agent:
             self._local.forgo()  # Ctrl-C in the middle of a start leaves it with what its rooms have made
         for room in self._rooms:
             room.close()
-        if self._succeeded:
-            self._leftovers.keep_spared()
-        else:
+        if not self._succeeded:
             self._leftovers.kill_spared()
         self._launch.end()
         leave_s = UNHEARD_LEAVE_S if self._leaving.hurried else LEAVE_S
@@ -289,6 +287,8 @@ class Agent:
         for room in self._rooms:
             said = room.leave(self._leaving.gone_at, lambda: self._leaving.hurried or bool(self._got_signals))
             self.last_words += [said] if said else []
+        if self._succeeded:  # now that no room has a process any more
+            self._leftovers.keep_spared()
         self._ports.close()
         self._line.close()
         # The last thing: if anything above fails, it ends what is left. If the line broke, it says goodbye for us.

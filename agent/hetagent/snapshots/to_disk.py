@@ -309,7 +309,7 @@ def run(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], wait_s: floa
         wait_s: how long that waits for the parts of others; None: another node leads (seconds).
 
     Raises:
-        SnapshotError, OSError, ValueError: that cannot be. The node that leads leaves nothing of it on the disk.
+        SnapshotError, OSError, RuntimeError, ValueError: that cannot be. The node that leads leaves nothing of it there.
     """
     into.mkdir(parents=True, exist_ok=True)
     try:
@@ -318,7 +318,7 @@ def run(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], wait_s: floa
         put(into / PART.format(ranks[0]), pickle.dumps(part))
         if wait_s is not None:
             finish(into, stamp, first.world_size, sharded=first.sharded, wait_s=wait_s)
-    except (SnapshotError, OSError, ValueError):
+    except Exception:
         if wait_s is not None and not (into / MARK).exists():
             shutil.rmtree(into, ignore_errors=True)
         raise
@@ -342,9 +342,16 @@ def main() -> None:
     stamp = Stamp(step=args.step, round=args.round)
     try:
         run(args.slot, stamp, args.directory, args.ranks, args.leads)
-    except (SnapshotError, OSError, ValueError) as error:
-        print(f"{error}", file=sys.stderr)
+    except (SnapshotError, OSError, RuntimeError, ValueError) as error:
+        print(_no_space(args.slot, args.directory) or f"{error}", file=sys.stderr)
         sys.exit(1)
+
+
+def _no_space(slot: Path, into: Path) -> str:
+    """That it is too large for the disk, if it is: torch says something else then."""
+    size = sum(path.stat().st_size for path in slot.iterdir())
+    free = shutil.disk_usage(into.parent).free
+    return f"it has {size:,} bytes, and {free:,} are free there" if size > free else ""
 
 
 if __name__ == "__main__":

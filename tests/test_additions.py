@@ -279,7 +279,7 @@ def none():
 chosen = choose(None, "auto", {}, none)
 assert (chosen.slots, chosen.listed_in, chosen.facts["name"]) == (2, "ACME_VISIBLE", "2 x Acme A1")
 assert versions()["acme"] == "7.1"
-[found] = drift([Node(node_id=name, device={"acme": version}) for name, version in (("a", "7.1"), ("b", "8"))])
+[found] = drift([Node(node_id=name, role="", device={"acme": version}) for name, version in (("a", "7.1"), ("b", "8"))])
 assert "Acme's driver 7" in warning(found), warning(found)
 """,
     ),

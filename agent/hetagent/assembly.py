@@ -32,7 +32,7 @@ from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
-from hetagent.launch.command import WorkerCommand, script_name, worker_command
+from hetagent.launch.command import WorkerCommand, checksum, script_name, worker_command
 from hetagent.node import console, names, network
 from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices, numa
@@ -333,20 +333,24 @@ def _offer(
     Raises:
         UsageError: no server would accept it.
     """
+    runs = options.torchrun
+    told = checksum(options.script, module=runs.module, no_python=runs.no_python)
     offer = Offer(
         slots=slots,
         address=address,
         role=options.torchrun.role,
         labels=options.labels,
         weight=options.weight,
-        device={**device} | (chosen.facts if chosen is not None else {}),
+        device={
+            **device,
+            **(chosen.facts if chosen is not None else {}),
+            **({"script": told} if told else {}),
+        },
         wants_command=wants_command,
         wants_members=launch.wants_members,
         wants_daemon=launch.wants_daemon,
         takes_notice=True,
-        script=script_name(
-            options.script, module=options.torchrun.module, no_python=options.torchrun.no_python
-        ),
+        script=script_name(options.script, module=runs.module, no_python=runs.no_python),
         ready_within_s=ready_within_s,
         spec=SpecFields(**options.spec),
     )

@@ -191,6 +191,7 @@ def test_a_command_line_that_makes_no_sense(hetagent: Run, argv: list[str], text
     [
         (["nowhere.py"], "script 'nowhere.py' does not exist (looked from {folder})"),
         (["--no-python", "nowhere"], "program 'nowhere' is not found: give its path, or install it on this node"),
+        (["."], "script '.' is a folder without __main__.py: give the path of a script"),
         (["--no-python", "."], "program '.' is a folder: give the path of a program"),
         (["--no-python", "./train.py"], "program './train.py' is not executable: run chmod +x ./train.py, or leave --no-python out for Python"),  # noqa: E501
         (["--no-python", "train.py"], "program 'train.py' is not executable: run chmod +x ./train.py, or leave --no-python out for Python"),  # noqa: E501

@@ -122,7 +122,10 @@ def test_every_reason_has_words() -> None:
             SafeShown(safe=STAMP, nodes=BOTH, began=Stamp(round=1, step=90), lost=1),
             "step 100 is safe (gpu1, gpu2); the newest round began from step 90, 1 step lost",
         ),
-        (SafeShown(began=STAMP), "no step is safe now; the newest round began from step 100, no step lost"),
+        (
+            SafeShown(began=STAMP),
+            "no node that is here has a step; the newest round began from step 100, no step lost",
+        ),
     ],
 )
 def test_what_is_safe(value: SafeShown, sentence: str) -> None:

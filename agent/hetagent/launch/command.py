@@ -1,5 +1,6 @@
 """Turns a script and its arguments into the command that a worker runs."""
 
+import hashlib
 import os
 import shutil
 import sys
@@ -42,6 +43,10 @@ class WorkerCommand:
     is_python: bool
 
 
+CHECKSUM = 8
+"""How many hexadecimal digits of a script's checksum are told."""
+
+
 def worker_command(
     script: str, args: Sequence[str], *, module: bool = False, no_python: bool = False, run_path: bool = False
 ) -> WorkerCommand:
@@ -60,6 +65,8 @@ def worker_command(
         return WorkerCommand(_program(script), tuple(args), is_python=False)
     if not module and not os.path.exists(script):
         raise NotFound(f"script '{script}' does not exist (looked from {os.getcwd()})")
+    if not module and os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
+        raise NotFound(f"script '{script}' is a folder without __main__.py: give the path of a script")
     flags = ("-m",) if module else ()
     return WorkerCommand(python(), ("-u", str(RUNNER), *flags, script, *args), is_python=True)
 
@@ -72,6 +79,16 @@ def script_name(script: str | None, *, module: bool, no_python: bool) -> str:
     if script is None or no_python:
         return ""
     return (script if module else Path(script).name)[:MAX_NAME]
+
+
+def checksum(script: str | None, *, module: bool, no_python: bool) -> str:
+    """By which scripts of the same name are told apart: of its own file alone; empty: it has none, or is no file."""
+    if not script_name(script, module=module, no_python=no_python) or module or script is None:
+        return ""
+    try:
+        return hashlib.sha256(Path(script).read_bytes()).hexdigest()[:CHECKSUM]
+    except OSError:
+        return ""
 
 
 def _program(name: str) -> str:

@@ -309,7 +309,7 @@ def run(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], wait_s: floa
         wait_s: how long that waits for the parts of others; None: another node leads (seconds).
 
     Raises:
-        SnapshotError, OSError, RuntimeError, ValueError: that cannot be. The node that leads leaves nothing of it there.
+        SnapshotError, OSError, RuntimeError, ValueError: that cannot be. The node that leads leaves nothing of it.
     """
     into.mkdir(parents=True, exist_ok=True)
     try:

@@ -203,6 +203,10 @@ def _tls_flags(settings: Settings) -> str:
     return f" --ca-cert ca.pem{client}"
 
 
+ENOUGH = 4096
+"""So many open files are enough where nobody has asked for more connections."""
+
+
 def _allow_connections(limits: Limits) -> str:
     """Raise the limit on open files, usually 1024: every node keeps a connection open.
 
@@ -214,7 +218,9 @@ def _allow_connections(limits: Limits) -> str:
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     with contextlib.suppress(OSError, ValueError):  # then there will be fewer
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most > limits.max_connections:
+    if most > limits.max_connections or (
+        limits.max_connections == Limits().max_connections and most >= ENOUGH
+    ):
         return ""
     return (
         f"this process may open {most} files, too few for --max-connections {limits.max_connections}; "

@@ -42,7 +42,7 @@ def safe(value: SafeShown) -> str:
     if value.began is None:
         return now
     began = f"the newest round began from step {value.began.step}, {lost(value.lost)}"
-    return f"{now or 'no step is safe now'}; {began}"
+    return f"{now or 'no node that is here has a step'}; {began}"
 
 
 def _where(value: SafeShown) -> str:

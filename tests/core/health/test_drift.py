@@ -1,6 +1,7 @@
 """What differs between nodes and matters: values of bounded size."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,7 @@ def nodes(devices: Mapping[str, Mapping[str, str]]) -> list[Node]:
         ("cuda", ["12.6", "13.0", "13.0"], {"12.6": ["gpu1"]}, "13.0", True),
         ("nccl", ["2.27.5", "2.27.5", "2.27.7"], {"2.27.7": ["gpu3"]}, "2.27.5", True),
         ("python", ["3.11.2", "3.11.9", "3.12.1"], {"3.12": ["gpu3"]}, "3.11", True),
+        ("script", ["3fa2b1c8", "3fa2b1c8", "94d0c2aa"], {"94d0c2aa": ["gpu3"]}, "3fa2b1c8", True),
         ("driver", ["580.65.06", "580.82.07", "570.1"], {"570": ["gpu3"]}, "580", True),
         ("torch", ["1.0", "2.0", "2.0", "1.0"], {"1.0": ["gpu1", "gpu4"]}, "2.0", False),
         ("torch", ["1.0", "2.0", "2.0", "3.0", "2.0"], {"1.0": ["gpu1"], "3.0": ["gpu4"]}, "2.0", True),
@@ -59,6 +61,13 @@ def test_what_differs(
 )
 def test_what_is_no_difference(name: str, versions: list[str]) -> None:
     assert drift(having(name, *versions)) == ()
+
+
+def test_another_role_may_run_another_script() -> None:
+    trainer, critic, other = having("script", "3fa2b1c8", "94d0c2aa", "00ff00ff")
+    assert drift([trainer, replace(critic, role="critic")]) == ()
+    (found,) = drift([trainer, replace(critic, role="critic"), replace(other, role="critic")])
+    assert warning(found) == ("gpu2 has a script with checksum 94d0c2aa, gpu3 has 00ff00ff")
 
 
 def test_more_versions_are_counted() -> None:

@@ -86,6 +86,12 @@ class Contact:
             return None
         return round(now - self._began_at, 1)
 
+    def hoped_for_s(self, now: float) -> float | None:
+        """How much longer a first contact is tried (seconds); None: a server has answered once, so there is no end."""
+        if self._heard_at is not None or self._began_at is None:
+            return None
+        return max(0.0, self._began_at + self._connect_timeout_s - now)
+
     def refused(self, error: HetError, now: float) -> float | None:
         """A request was not answered, perhaps since this agent's credentials were refused.
 

@@ -8,7 +8,7 @@ for `requests`, then for `directives` and `notices`.
 import random
 from collections import deque
 from collections.abc import Callable
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from hetagent.protocol import reports
@@ -484,14 +484,15 @@ class Session:
             self._give_up(f"{error}; gave up after {refused_s:g} s (--connect-timeout-s)")
             return
         if (tried_s := self._contact.hopeless_after_s(now)) is not None:
-            advice = "" if isinstance(error, Unavailable) else ": start hetserver there, or check --server"
             shown_s = round(tried_s, 1 if tried_s < 10 else None)
-            self._give_up(f"{error}; gave up after {shown_s:g} s{advice}", "unreachable")
+            self._give_up(f"{error}; gave up after {shown_s:g} s{_at_first(error)}", "unreachable")
             return
+        hoped_s = self._contact.hoped_for_s(now)
         news = self._contact.lost(error, now)
         if news is not None:
             running = self.workers_may_run and not self._told.stop_told
-            self._notices.append(f"{news}; {'workers continue, ' if running else ''}trying again")
+            more = "" if hoped_s is None else f" for {ceil(hoped_s)} s more{_at_first(error)}"
+            self._notices.append(f"{news}; {'workers continue, ' if running else ''}trying again{more}")
 
     def _forgotten(self, error: HetError, now: float) -> None:
         """The server no longer has this node, nor the round that it may be in."""
@@ -504,3 +505,8 @@ class Session:
         elif not self._leaving and self._joining.due is None:
             self._notices.append(f"the server has forgotten this node, joining again: {error}")
             self._join(self._joining.next_by_itself(now))
+
+
+def _at_first(error: HetError) -> str:
+    """What to do about a server that has never answered."""
+    return "" if isinstance(error, Unavailable) else ": start hetserver there, or check --server"

@@ -48,7 +48,7 @@ def snapshots(group: str, use: int | None) -> None:
 def view(reply: SnapshotsShown) -> Iterator[RenderableType]:
     """Snapshots as a terminal shows them."""
     if not reply.snapshots:
-        yield Text(f"group '{reply.group_id}' has no snapshot")
+        yield Text(f"no agent that is here has a snapshot of group '{reply.group_id}', in memory or on disk")
         return
     table = tables.new_table(
         *tables.numbers("STEP", "ROUND"),

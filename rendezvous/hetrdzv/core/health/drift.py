@@ -1,4 +1,4 @@
-"""What differs between the nodes of a group and matters: versions of torch, NCCL, CUDA, Python and the driver.
+"""What differs between the nodes of a group and matters: versions of torch, NCCL, CUDA, Python, driver and script.
 
 GPUs of different types are what a group is for, so they are no difference here. A node that does not say what it has
 is left out.
@@ -18,20 +18,26 @@ MOST_VALUES = 3
 """How many versions beside the usual one are told; the others are counted."""
 
 
+MOST_CHARACTERS = 16
+"""How much of what is no version is told."""
+
+
 def drift(nodes: Iterable[Node]) -> tuple[Differs, ...]:
-    """Each difference that matters: gpu3 has torch 2.12.1, the others 2.13.0. At most one for each of `PARTS`."""
+    """Each difference that matters: gpu3 has torch 2.12.1, the others 2.13.0."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for node in nodes:
         device = node.device
-        alike.setdefault(tuple([device.get(name, "") for name in PARTS]), []).append(node.node_id)
+        facts = (node.role, *[device.get(name, "") for name in PARTS])
+        alike.setdefault(facts, []).append(node.node_id)
     differences = []
     for place, (name, part) in enumerate(PARTS.items()):
-        having: dict[str, list[str]] = {}
-        for facts, node_ids in alike.items():
-            if version := _version(facts[place], part.counts):
-                having.setdefault(version, []).extend(node_ids)
-        if len(having) > 1:
-            differences.append(_differs(name, having))
+        having: dict[str, dict[str, list[str]]] = {}  # by role, where each may have its own
+        for (role, *known), node_ids in alike.items():
+            version = _version(known[place], part.counts) if part.counts else known[place][:MOST_CHARACTERS]
+            if version:
+                of_role = having.setdefault("" if part.counts else role, {})
+                of_role.setdefault(version, []).extend(node_ids)
+        differences += [_differs(name, of_role) for of_role in having.values() if len(of_role) > 1]
     return tuple(differences)
 
 

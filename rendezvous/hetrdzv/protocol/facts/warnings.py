@@ -17,7 +17,8 @@ class Part:
 
     Attributes:
         title: what people call it.
-        counts: how much of the version counts: 1 is the major number, 2 the minor one as well, 3 the patch level too.
+        counts: how much of the version counts: 1 is the major number, 2 the minor one as well, 3 the patch level too;
+            0: all of it, which is no number, and only among nodes of a role.
     """
 
     title: str
@@ -31,6 +32,7 @@ PARTS: Mapping[str, Part] = {
     "nccl": Part("NCCL", 3),
     "python": Part("Python", 2),
     "driver": Part("GPU driver", 1),
+    "script": Part("a script with checksum", 0),
 }
 """By the fact of a node that has it (a key of `Offer.device`)."""
 

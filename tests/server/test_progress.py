@@ -218,6 +218,33 @@ async def test_logs_are_asked_for_as_stacks_are_and_keep_their_end() -> None:
         assert silent[0]["why"] == why
 
 
+async def test_logs_of_a_round_that_is_over_come_from_all_who_have_kept_them() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        for name in "ab":
+            await poll(client, name)
+        asked = asyncio.create_task(client.post(f"{GROUP}/logs", params={"round": 7, "rank": 0}))
+        await settled()
+        for name, logs in (("a", []), ("b", [{"rank": 0, "text": "boom"}])):
+            told = (await poll(client, name)).json()["logs"]
+            assert (told["round"], told["ranks"]) == (7, [0])
+            answer = {"incarnation": "1", "number": told["number"], "stacks": logs}
+            await client.post(f"{GROUP}/nodes/{name}/stacks", json=answer)
+        logs = [{"rank": 0, "node_id": "b", "text": "boom", "why": ""}]
+        assert (await asked).json() == {"round": 7, "logs": logs}
+        asked = asyncio.create_task(client.post(f"{GROUP}/logs", params={"round": 6}))
+        await settled()
+        for name in "ab":
+            number = (await poll(client, name)).json()["logs"]["number"]
+            answer = {"incarnation": "1", "number": number, "stacks": []}
+            await client.post(f"{GROUP}/nodes/{name}/stacks", json=answer)
+        refused = await asked
+        assert refused.status_code == 409
+        assert refused.json()["detail"] == (
+            "no agent that is here has kept what workers wrote in round 6 of group 'g'"
+        )
+
+
 async def test_where_it_is_too_long_a_log_loses_its_beginning_and_a_stack_its_end() -> None:
     questions = Questions(lambda group, nodes: None, lambda: 0.0)
     text = "begins" + "." * MOST_CHARACTERS + "ends"

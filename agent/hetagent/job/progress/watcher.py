@@ -37,6 +37,9 @@ LATE_S = 0.5
 NOT_TORCH = "its collectives are not those of torch.distributed"
 """Why the collectives of Horovod's workers cannot be known."""
 
+EARLIER = 3
+"""Of how many rounds that are over the ends of logs are kept."""
+
 OFF = "this node shows no stacks (--report-stacks off)"
 
 BUFFER, BUFFER_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
@@ -87,6 +90,7 @@ class Watcher(Room):
         self._watch: RoundWatch | None = None
         self._round = 0
         self._folders: Mapping[int, str] = {}
+        self._earlier: dict[int, Sequence[Stack]] = {}  # the logs of rounds that are over
 
     def steady(self, given: Mapping[str, str]) -> dict[str, str]:
         if self._cpu and BUFFER not in given and BUFFER_BEFORE not in given:
@@ -160,8 +164,13 @@ class Watcher(Room):
 
     def end(self) -> None:
         watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.close()
+        if watch is None:
+            return
+        if self._reports_logs and (ranks := watch.ranks(None)):
+            logs = shown.logs(ranks, self._tail, self._secrets())
+            kept = list(self._earlier.items())[-(EARLIER - 1) :]
+            self._earlier = {**dict(kept), self._round: logs}
+        watch.close()
 
     # -- in the line's thread ----------------------------------------------------------------------------------
 
@@ -174,9 +183,10 @@ class Watcher(Room):
 
     def _show(self, asked: StacksAsked) -> None:
         watch = self._watch if asked.round == self._round else None
+        earlier = self._earlier.get(asked.round, ()) if isinstance(asked, LogsAsked) else ()
 
         def answer() -> None:
-            told = self._told(watch, asked) if watch is not None else []
+            told = self._told(watch, asked) if watch is not None else _of(earlier, asked.ranks)
             self._line.say(Message(STACKS, partial(StacksRequest, number=asked.number, stacks=tuple(told))))
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
@@ -199,3 +209,7 @@ class Watcher(Room):
                 return stacks.fitting(watch.stacks(asked.ranks, STACKS_S))
             case _:
                 return [Stack(rank=rank, why=OFF) for rank in ranks]
+
+
+def _of(logs: Sequence[Stack], ranks: Collection[int] | None) -> list[Stack]:
+    return [log for log in logs if ranks is None or log.rank in ranks]

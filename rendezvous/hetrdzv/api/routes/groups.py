@@ -111,9 +111,21 @@ async def get_stacks(request: Request, group_id: str, rank: list[int] | None) ->
 
 
 @handlers(routes.LOGS_OF)
-async def get_logs(request: Request, group_id: str, rank: list[int] | None) -> Response:
-    """The end of what the workers of the running round have written to stderr, from their agents. Changes nothing."""
-    number, told = await _asked(service_of(request), group_id, rank, About.LOGS)
+async def get_logs(request: Request, group_id: str, rank: list[int] | None, round: int | None) -> Response:  # noqa: A002
+    """The end of what the workers of a round have written to stderr, from their agents. Changes nothing.
+
+    Of a round that is over the agents that are still here have kept it.
+    """
+    service = service_of(request)
+    group = service.group(group_id)
+    newest = group.round.number if group.round is not None else None
+    number = round if round is not None else newest
+    if number is None or group.state.terminal or (number == newest and group.active_round is not None):
+        number, told = await _asked(service, group_id, rank, About.LOGS)
+    elif not (told := await service.questions.of_earlier(group, number, rank)):
+        raise NoRound(
+            f"no agent that is here has kept what workers wrote in round {number} of group '{group_id}'"
+        )
     logs = tuple(told)
     return await views.made(len(told), lambda: LogsReply(round=number, logs=logs))
 

@@ -39,6 +39,7 @@ RANKS = Parameter(
     "Whose (global rank), may be repeated; default: all.",
     many=True,
 )
+ROUND = Parameter("round", Annotated[int, Ge(1)], None, "Of which round; default: the newest.")
 _PAGE_OF_NODES = (
     NODES,
     Parameter("after", bounds.Id, None, "Nodes behind this one, in the order shown."),
@@ -84,7 +85,7 @@ EXPORT = Route("GET", f"{_GROUP}/export", _ADMIN, ExportReply)
 RESTART = Route("POST", f"{_GROUP}/restart", _ADMIN, GroupReply, takes=(NODES,), once=True)
 CANCEL = Route("POST", f"{_GROUP}/cancel", _ADMIN, GroupReply, takes=(NODES,))
 STACKS_OF = Route("POST", f"{_GROUP}/stacks", _ADMIN, StacksReply, takes=(RANKS,), wait_s=STACKS_WAIT_S)
-LOGS_OF = Route("POST", f"{_GROUP}/logs", _ADMIN, LogsReply, takes=(RANKS,), wait_s=STACKS_WAIT_S)
+LOGS_OF = Route("POST", f"{_GROUP}/logs", _ADMIN, LogsReply, takes=(RANKS, ROUND), wait_s=STACKS_WAIT_S)
 DRAIN = Route("POST", f"{NODE}/drain", _ADMIN, GroupReply, takes=(NODES,))
 UNDRAIN = Route("POST", f"{NODE}/undrain", _ADMIN, GroupReply, takes=(NODES,))
 

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import count
+from itertools import chain, count
 
 from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.rooms.stacks import Stack
@@ -115,6 +115,17 @@ class Questions:
                 why = f"its agent has sent nothing about its workers yet, so it is not asked for {about}"
             stacks += [sent.get(rank) or Stack(rank=rank, node_id=node_id, why=why) for rank in their]
         return sorted(stacks, key=lambda stack: stack.rank)
+
+    async def of_earlier(self, group: Group, number: int, ranks: Sequence[int] | None) -> list[Stack]:
+        """What agents that are here have kept of the logs of a round that is over, in the order of ranks.
+
+        Args:
+            ranks: whose (global ranks); None: all.
+        """
+        wanted = None if ranks is None else tuple(sorted(set(ranks)))
+        able = {node.node_id: wanted for node in group.live if self._is_able(group, node.node_id)}
+        answers = await self.ask(group.group_id, number, able, WITHIN_S, About.LOGS)
+        return sorted(chain.from_iterable(answers.values()), key=lambda log: log.rank)
 
     def next(self, group_id: str, node_id: str) -> Question | None:
         """The question that a node has to be handed, if there is one."""

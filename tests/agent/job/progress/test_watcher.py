@@ -73,6 +73,21 @@ def test_a_program_says_its_step_in_a_file_and_stacks_and_logs_are_shown_or_not(
     assert list(tmp_path.glob(f"{marked_prefix(PREFIX)}*")) == []
 
 
+def test_the_logs_of_earlier_rounds_are_kept(rig: Make) -> None:
+    made = rig(f'echo "round $HET_ROUND" >&2; [ $HET_ROUND -lt 3 ] && exit 7; {SAYS}', report_stacks=True)
+    logs: list[Any] = []
+
+    def look() -> None:
+        soon(lambda: [one["step"] for one in workers(made)] == [17], "round 3")
+        for number in (1, 2, 3):
+            reply = httpx.post(f"{made._url}/logs?round={number}", trust_env=False, timeout=30)
+            logs.extend((number, log["rank"], log["text"]) for log in reply.json()["logs"])
+        (made.folder / "go").touch()
+
+    assert made.run(look) == 0
+    assert logs == [(number, 0, f"round {number}") for number in (1, 2, 3)]
+
+
 def test_workers_that_cannot_be_started_leave_nothing_behind(rig: Make, tmp_path: Path) -> None:
     made = rig(SAYS, report_stacks=True, max_restarts=0)
     (tmp_path / "logs").mkdir(exist_ok=True)

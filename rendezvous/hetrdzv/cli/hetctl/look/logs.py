@@ -20,7 +20,7 @@ FEW = 20
 """How many lines of each worker are shown where no rank is named."""
 
 KEPT = (
-    "of what is over only a failed job's root cause is kept, with the end of its stderr (hetctl describe {group}); "
+    "of a job that is over only the root cause is kept, with the end of its stderr (hetctl describe {group}); "
     "agents with --log-dir keep all that was written there"
 )
 
@@ -37,18 +37,27 @@ GAP = "…"
     metavar="LINES",
     help=f"So many lines of each (default: {FEW}; with --rank all that the agent has kept).",
 )
+@click.option(
+    "--round",
+    "number",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Of round N, of which agents that are still there keep the end (default: the newest round).",
+)
 @click.option("--follow", "-f", is_flag=True, help="Go on until Ctrl-C, or until the job is over.")
-def logs(group: str, rank: tuple[int, ...], tail: int | None, follow: bool) -> None:
+def logs(group: str, rank: tuple[int, ...], tail: int | None, number: int | None, follow: bool) -> None:
     """Show the end of what the workers of GROUP have written to stderr, at most 16,000 characters of each.
 
     The agents are asked, so it works from anywhere; needs an admin token.
     """
     most = tail if tail is not None or rank else FEW
+    if follow and number is not None:
+        raise click.UsageError("--follow goes on with the newest round: give no --round with it")
     try:
         if follow:
             call(lambda client: _follow(client, group, rank, most))
             return
-        reply = call(lambda client: client.logs_of(group, rank=rank))
+        reply = call(lambda client: client.logs_of(group, rank=rank, round=number))
     except Problem as problem:
         if problem.code != NoRound.code:
             raise

@@ -2,13 +2,13 @@
 
 import contextlib
 import http.client
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from hetagent.snapshots.folder import INDEX, Index, Stamp
+from hetagent.snapshots.on_disk import is_url, place, read_part
 
 TIMEOUT_S = 30.0
 """How long a source may be silent (seconds)."""
@@ -41,7 +41,7 @@ class Source:
         self._url = urlsplit(told.get("url") or "")
         self._key: str = told.get("key", "")
         self._connection: http.client.HTTPConnection | None = None
-        self._path = Path(told["path"]) if told.get("path") else None
+        self._path = place(told["path"]) if told.get("path") else None
 
     @property
     def local(self) -> bool:
@@ -56,10 +56,8 @@ class Source:
         """
         name = INDEX.format(rank)
         if self._path is not None:
-            try:
+            with _told(self._path / name):
                 return (self._path / name).read_bytes()
-            except OSError as error:
-                raise SourceError(f"{error.strerror}: {self._path / name}") from None
         with self._asked(name, {}) as response:
             return response.read()
 
@@ -89,16 +87,9 @@ class Source:
             self._connection = None
 
     def _read_local(self, path: Path, at: int, into: memoryview) -> None:
-        try:
-            with path.open("rb", buffering=0) as file:
-                got = 0
-                while got < into.nbytes:
-                    count = os.preadv(file.fileno(), [into[got:]], at + got)
-                    if not count:
-                        raise SourceError(f"{path} is too short")
-                    got += count
-        except OSError as error:
-            raise SourceError(f"{error.strerror}: {path}") from None
+        with _told(path):
+            if read_part(path, at, into) < into.nbytes:
+                raise SourceError(f"{path} is too short")
 
     @contextlib.contextmanager
     def _asked(self, name: str, headers: Mapping[str, str]) -> Any:
@@ -122,6 +113,21 @@ class Source:
             raise SourceError(
                 f"node '{self.node}' cannot be asked: {type(error).__name__}: {error}"
             ) from None
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say which file it was; the errors of what reads URLs have no base of their own."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except OSError as error:
+        raise SourceError(f"{error.strerror or error}: {path}") from None
+    except Exception as error:
+        if not is_url(path):
+            raise
+        raise SourceError(f"{type(error).__name__}: {error}: {path}") from None
 
 
 def read_index(source: Source, rank: int, digest_of: Any) -> Index:

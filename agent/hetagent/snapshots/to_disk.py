@@ -1,6 +1,6 @@
 """Writes a node's parts of a snapshot to disk; the node that leads makes a checkpoint of all nodes' parts.
 
-    python -m hetagent.snapshots.to_disk SLOT ROUND STEP DIRECTORY RANKS [--leads SECONDS] [--beside-training]
+    python -m hetagent.snapshots.to_disk SLOT ROUND STEP DIRECTORY RANKS [--leads SECONDS --keep N] [--beside-training]
 
 A process of its own, started by the agent: training goes on meanwhile. What it writes is what DCP would.
 """
@@ -30,7 +30,7 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import INDEX, SMALL, Index, Place, Stamp
 from hetagent.snapshots.memory import dtype_of, view
-from hetagent.snapshots.on_disk import MARK, PART, Mark
+from hetagent.snapshots.on_disk import MARK, PART, Mark, directories, is_url, place, remove
 from hetagent.snapshots.small import unpack
 
 PAUSE_S = 0.2
@@ -141,7 +141,7 @@ def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: 
     )
     state = _state(slot, first, alike.values()) if leads else {}
     planner.set_up_planner(state, is_coordinator=leads)
-    writer = FileSystemWriter(into)
+    writer = _writer(into)
     writer.set_up_storage_writer(is_coordinator=leads)
     plan = writer.prepare_local_plan(planner.create_local_plan())
     plan = writer.prepare_global_plan([*[SavePlan([])] * ranks[0], plan])[-1]  # names its file by the rank
@@ -166,6 +166,14 @@ def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: 
         index.small_bytes for index in indexes.values()
     )
     return Part(digests, plan, results, size)
+
+
+def _writer(into: Path) -> FileSystemWriter:
+    if not is_url(into):
+        return FileSystemWriter(into)
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+
+    return FsspecWriter(str(into))
 
 
 def _index(slot: Path, stamp: Stamp, rank: int) -> Index:
@@ -254,7 +262,10 @@ def _raw_at(file: Any, stored: Any) -> int:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file that others see only once it is on the disk."""
+    """Write a file that others see only once it is on the disk. At a URL they see all of it, or nothing, anyway."""
+    if is_url(path):
+        path.write_bytes(content)
+        return
     new = path.with_name(f"{path.name}.new")
     with new.open("wb") as file:
         file.write(content)
@@ -288,7 +299,7 @@ def finish(into: Path, stamp: Stamp, world_size: int, *, sharded: bool, wait_s: 
     planner = DefaultSavePlanner()
     plans = [part.plan for part in parts.values()]
     _, metadata = planner.create_global_plan(plans)
-    writer = FileSystemWriter(into)
+    writer = _writer(into)
     writer.finish(metadata, [list(part.results) for part in parts.values()])
     mark = Mark(
         stamp=stamp,
@@ -320,8 +331,19 @@ def run(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], wait_s: floa
             finish(into, stamp, first.world_size, sharded=first.sharded, wait_s=wait_s)
     except Exception:
         if wait_s is not None and not (into / MARK).exists():
-            shutil.rmtree(into, ignore_errors=True)
+            remove(into)
         raise
+
+
+def prune(path: Path, keep: int) -> None:
+    """Remove what is older than those that are kept, complete or not."""
+    there = directories(path)
+    complete = sorted((stamp for stamp, each in there.items() if (each / MARK).exists()), reverse=True)
+    kept = complete[:keep]
+    for stamp, each in there.items():
+        if stamp not in kept and kept and stamp < kept[0]:
+            (each / MARK).unlink(missing_ok=True)
+            remove(each)
 
 
 def main() -> None:
@@ -330,9 +352,10 @@ def main() -> None:
     parser.add_argument("slot", type=Path)
     parser.add_argument("round", type=int)
     parser.add_argument("step", type=int)
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=place)
     parser.add_argument("ranks", type=lambda text: [int(rank) for rank in text.split(",")])
     parser.add_argument("--leads", type=float, metavar="SECONDS")
+    parser.add_argument("--keep", type=int, metavar="N")
     parser.add_argument("--beside-training", action="store_true")
     args = parser.parse_args()
     if args.beside_training:
@@ -342,6 +365,8 @@ def main() -> None:
     stamp = Stamp(step=args.step, round=args.round)
     try:
         run(args.slot, stamp, args.directory, args.ranks, args.leads)
+        if args.keep is not None:
+            prune(args.directory.parent, args.keep)
     except (SnapshotError, OSError, RuntimeError, ValueError) as error:
         print(_no_space(args.slot, args.directory) or f"{error}", file=sys.stderr)
         sys.exit(1)
@@ -349,6 +374,8 @@ def main() -> None:
 
 def _no_space(slot: Path, into: Path) -> str:
     """That it is too large for the disk, if it is: torch says something else then."""
+    if is_url(into):
+        return ""
     size = sum(path.stat().st_size for path in slot.iterdir())
     free = shutil.disk_usage(into.parent).free
     return f"it has {size:,} bytes, and {free:,} are free there" if size > free else ""

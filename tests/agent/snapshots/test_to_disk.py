@@ -11,17 +11,18 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
 from hetagent.snapshots.loading import Loader
-from hetagent.snapshots.on_disk import Mark, directories, name_of
+from hetagent.snapshots.on_disk import MARK, Mark, directories, name_of, place, remove
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.state import State
 from hetagent.snapshots.taking import Who
-from hetagent.snapshots.to_disk import finish, run, write
+from hetagent.snapshots.to_disk import finish, prune, run, write
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -128,8 +129,12 @@ def load(folder: Path, path: Path, script: Script) -> int | None:
     return found.stamp.step
 
 
-def test_a_worker_reads_it_with_all_its_digests(trained: Script, slot: Slot, tmp_path: Path) -> None:
-    path = written(slot, tmp_path / "disk")
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_worker_reads_it_with_all_its_digests(
+    trained: Script, slot: Slot, tmp_path: Path, scheme: str
+) -> None:
+    path = written(slot, place(f"{scheme}{tmp_path}/disk"))
+    assert (tmp_path / "disk" / MARK).exists()
     other = Script(1)
     assert load(tmp_path / "other", path, other) == STEP
     other.same_as(trained)
@@ -148,6 +153,27 @@ def test_what_is_corrupt_on_disk_is_not_loaded(
     (path / name).write_bytes(content)
     with pytest.raises(SnapshotError, match="cannot be loaded"):
         load(tmp_path / "other", path, Script(1))
+
+
+def test_below_a_url_it_is_found_read_by_plain_dcp_and_removed(
+    trained: Script, slot: Slot, tmp_path: Path
+) -> None:
+    """`file://` goes the way of object stores: UPath, fsspec, torch's FsspecWriter; a real S3: tests/ecosystem."""
+    top = place(f"file://{tmp_path}/disk")
+    assert directories(top) == {}
+    (tmp_path / "disk" / name_of(Stamp(1, 0))).mkdir(parents=True)
+    path = written(slot, top / name_of(slot.stamp))
+    assert directories(top) == {slot.stamp: path, Stamp(1, 0): top / name_of(Stamp(1, 0))}
+    mark = Mark.read(path)
+    assert mark is not None
+    assert mark.stamp == slot.stamp
+    state: dict[str, Any] = {"tensor": torch.ones(2)}
+    dcp.load(state, storage_reader=FsspecReader(str(path)))
+    assert torch.equal(state["tensor"], trained.tensor)
+    prune(top, 1)
+    assert directories(top) == {slot.stamp: path}
+    remove(path)
+    assert directories(top) == {}
 
 
 def test_what_is_corrupt_in_memory_does_not_get_there(slot: Slot, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hetagent.feature import Feature, Flags
 from hetagent.options.model import UsageError
+from hetagent.snapshots.on_disk import is_url, place
 
 if TYPE_CHECKING:
     from hetagent.assembly import Node
@@ -53,8 +54,8 @@ class KeepSnapshots(Feature):
             "help": "How often to take one (or HET_SNAPSHOT_EVERY; default 0: as often as costs below 1 %%).",
         },
         "--snapshot-to": {
-            "metavar": "DIR",
-            "help": "Also write snapshots to a directory that all nodes share, as checkpoints of "
+            "metavar": "DIR|URL",
+            "help": "Also write snapshots to a directory that all nodes share, or an object store, as checkpoints of "
             "torch.distributed.checkpoint: DIR/GROUP/step-... (or HET_SNAPSHOT_TO; default: no).",
         },
         "--snapshot-to-every-s": {
@@ -73,11 +74,18 @@ class KeepSnapshots(Feature):
         self.memory = self._given("memory")
         self.every = self._number("every", 0, least=0, what="a number of steps, or 0")
         to = self._given("to")
-        self.to = Path(to).absolute() if to else None
+        self.to = None if not to else self._url(to) if is_url(to) else Path(to).absolute()
         self.to_every_s = self._number("to_every_s", TO_EVERY_S, least=1, what="a number of seconds")
         self.keep = self._number("keep", KEEP, least=1, what="a number")
         if self.to is None and (unused := next(filter(self._given, ("to_every_s", "keep")), None)):
             raise UsageError(f"{self._named(unused)}: nothing is written without --snapshot-to DIR")
+
+    def _url(self, text: str) -> Path:
+        try:
+            return place(text)
+        except (ImportError, ValueError) as error:
+            more = "; pip install 'hetrdzv[urls]', and what reads these (s3fs, gcsfs, adlfs)"
+            raise UsageError(f"{self._named('to')} {text}: {error}{more}") from None
 
     def _number(self, name: str, default: int, *, least: int, what: str) -> int:
         text = self._given(name)
@@ -114,7 +122,7 @@ class KeepSnapshots(Feature):
                     f"{self._named('to')} needs snapshots, and {self._named('memory')} turns them off"
                 )
             return None
-        if self.to is not None:
+        if self.to is not None and not is_url(self.to):
             try:
                 self.to.mkdir(parents=True, exist_ok=True)
             except OSError as error:

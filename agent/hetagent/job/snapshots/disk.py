@@ -6,18 +6,19 @@ and add what their ranks have.
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetagent.job.loop import Identity
 from hetagent.node.processes import finding as processes
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
-from hetagent.snapshots.on_disk import MARK, Mark, directories, name_of
+from hetagent.snapshots.on_disk import Mark, directories, name_of
 from hetrdzv.protocol.rooms.snapshots import MOST_ON_DISK, NotWritten, OnDisk
 from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
 
@@ -35,6 +36,12 @@ VALUES_S = 3 * LOOK_S
 
 MOST_WHY = 256
 """The longest reason why one is not on disk that the server is told (characters)."""
+
+GLANCE_S = 0.05
+"""How long a look waits for a directory to be read (seconds); it goes on in a thread."""
+
+FIRST_S = 5.0
+"""The same before the first round, after the last, and where a round ends (seconds)."""
 
 LAST_S = 60.0
 """How long an agent that ends writes its last snapshot if nothing says how long it may (seconds)."""
@@ -73,14 +80,15 @@ class Disk:
         self._process: subprocess.Popen[bytes] | None = None
         self._said = folder / "to_disk.stderr"
         self._writing: Stamp | None = None
-        self._leads = False
         self._written: set[Stamp] = set()  # by this node
         self._due_at = time.monotonic() + asked.every_s
         self._looks_at = 0.0
         self._failed: NotWritten | None = None
-        self._known: dict[Path, Mark] = {}
+        self._there: Mapping[Stamp, Mark | None] = {}  # None: it is not complete
         self._complete: tuple[OnDisk, ...] = ()
-        self.list()
+        self._reading: Future[Mapping[Stamp, Mark | None]] | None = None
+        self._said_of_reading = ""
+        self.list(FIRST_S)
 
     # -- what is there -----------------------------------------------------------------------------------------
 
@@ -92,12 +100,27 @@ class Disk:
         """What was last to be written, in vain; None: it was written."""
         return self._failed
 
-    def list(self) -> None:
-        """See which are complete."""
-        there = directories(self.path)
-        marks = {path: self._known.get(path) or Mark.read(path) for path in there.values()}
-        self._known = {path: mark for path, mark in marks.items() if mark is not None}
-        newest = sorted(self._known.values(), key=lambda mark: mark.stamp, reverse=True)[:MOST_ON_DISK]
+    def list(self, within_s: float) -> bool:
+        """See which are complete; returns whether that is known by now.
+
+        Args:
+            within_s: how long to wait for that (seconds).
+        """
+        if self._reading is None:
+            self._reading = _reading(self.path, self._there)
+        wait([self._reading], within_s)
+        if not self._reading.done():
+            return False
+        reading, self._reading = self._reading, None
+        if (error := reading.exception()) is not None:
+            text = f"cannot see the snapshots in {self.path}: {type(error).__name__}: {error}"
+            if text != self._said_of_reading:
+                self._said_of_reading = text
+                self._tell(text)
+            return True
+        self._there, self._said_of_reading = reading.result(), ""
+        complete = [mark for mark in self._there.values() if mark is not None]
+        newest = sorted(complete, key=lambda mark: mark.stamp, reverse=True)[:MOST_ON_DISK]
         self._complete = tuple(
             OnDisk(
                 round=mark.stamp.round,
@@ -109,11 +132,11 @@ class Disk:
             for mark in newest
             if mark.stamp.round
         )
+        return True
 
     def source(self, stamp: Stamp) -> dict[str, object]:
         """Where workers read a snapshot: an entry of `sources` in `start.json`."""
-        path = self.path / name_of(stamp)
-        mark = Mark.read(path)
+        path, mark = self.path / name_of(stamp), self._there.get(stamp)
         ranks = {str(rank): digest for rank, digest in mark.ranks.items()} if mark is not None else {}
         return {"node": "", "path": str(path), "whole": True, "ranks": ranks}
 
@@ -139,7 +162,9 @@ class Disk:
         if now < self._looks_at:
             return
         self._ended()
-        self.list()
+        if not self.list(GLANCE_S):
+            self._looks_at = now + RUNNING_S
+            return
         if self._process is None:
             if 0 in ranks:
                 if now >= self._due_at and complete is not None and complete not in self._written:
@@ -160,7 +185,8 @@ class Disk:
         if self._failed is not None:
             return _failed(self._failed)
         newest = max(self._folder.slots(), default=None)
-        if newest is None or not (self.path / name_of(newest) / MARK).exists():
+        self.list(FIRST_S)
+        if newest is None or self._there.get(newest) is None:
             return ""
         return f"step {newest.step} is on disk: {self.path / name_of(newest)}"
 
@@ -168,7 +194,7 @@ class Disk:
         newest = max(self._folder.slots(), default=None)
         if self._writing is not None and self._writing != newest:
             self.close()
-        self.list()
+        self.list(FIRST_S)
         there = {Stamp(step=one.step, round=one.round) for one in self._complete}
         if newest is None or newest in there or (self._process is None and newest in self._written):
             return
@@ -195,8 +221,9 @@ class Disk:
     def _begun(self) -> Stamp | None:
         """A snapshot that the node that leads has begun, and that this node has and has not written."""
         here = self._folder.slots().keys() - self._written
-        begun = {stamp: path for stamp, path in directories(self.path).items() if stamp in here}
-        return max((stamp for stamp, path in begun.items() if not (path / MARK).exists()), default=None)
+        return max(
+            (stamp for stamp, mark in self._there.items() if mark is None and stamp in here), default=None
+        )
 
     def _begin(self, stamp: Stamp, ranks: Sequence[int], *, is_last: bool = False) -> None:
         slot = self._folder.slots().get(stamp)
@@ -209,6 +236,7 @@ class Disk:
         words += [",".join(map(str, mine))]
         if 0 in ranks:
             words += ["--leads", f"{LOOK_S if is_last else _patience_s(slot, mine[0]):g}"]
+            words += ["--keep", f"{self._asked.keep}"]
         if not is_last:
             words += ["--beside-training"]
         try:
@@ -225,7 +253,7 @@ class Disk:
             self.close()
             self._fail(stamp, str(error))
             return
-        self._writing, self._leads = stamp, 0 in ranks
+        self._writing = stamp
 
     def _ended(self) -> None:
         """See whether the process has ended."""
@@ -237,8 +265,6 @@ class Disk:
             self._fail(stamp, said or f"its writer ended with {status}")
             return
         self._failed = None
-        if self._leads:
-            self._prune()
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError):
@@ -252,16 +278,24 @@ class Disk:
         )
         self._tell(f"the snapshot of {_failed(self._failed)}")
 
-    def _prune(self) -> None:
-        """Remove what is older than those that are kept, complete or not."""
-        there = directories(self.path)
-        complete = sorted((stamp for stamp, path in there.items() if (path / MARK).exists()), reverse=True)
-        kept: Collection[Stamp] = complete[: self._asked.keep]
-        for stamp, path in there.items():
-            if stamp not in kept and kept and stamp < max(kept):
-                with contextlib.suppress(OSError):
-                    (path / MARK).unlink(missing_ok=True)
-                shutil.rmtree(path, ignore_errors=True)
+
+def _reading(path: Path, known: Mapping[Stamp, Mark | None]) -> Future[Mapping[Stamp, Mark | None]]:
+    """Have a thread see which snapshots there are: a file server may not answer, which must not keep an agent here.
+
+    Args:
+        known: those that are known to be complete stay so while they are there.
+    """
+    found: Future[Mapping[Stamp, Mark | None]] = Future()
+
+    def read() -> None:
+        try:
+            there = directories(path)
+            found.set_result({stamp: known.get(stamp) or Mark.read(each) for stamp, each in there.items()})
+        except Exception as error:
+            found.set_exception(error)
+
+    threading.Thread(target=read, name="snapshots on disk", daemon=True).start()
+    return found
 
 
 def _failed(lack: NotWritten) -> str:

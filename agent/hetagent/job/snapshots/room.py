@@ -11,7 +11,7 @@ from typing import Any
 from hetagent.job.room import Environ, Room
 from hetagent.job.snapshots import exchange, holdings
 from hetagent.job.snapshots.copying import Copying
-from hetagent.job.snapshots.disk import LAST_S, Disk
+from hetagent.job.snapshots.disk import GLANCE_S, LAST_S, Disk
 from hetagent.job.snapshots.exchange import Bad, Exchange
 from hetagent.job.snapshots.folder import Folder
 from hetagent.job.snapshots.serving import Serving
@@ -339,7 +339,7 @@ class Snapshots(Room):
             ended: the round whose workers are gone.
         """
         if ended is not None and self._disk is not None:
-            self._disk.list()
+            self._disk.list(GLANCE_S)
         rescued = self._rescued() if ended is not None else 0
         held, every = self._exchange.held()
         if ended is not None:

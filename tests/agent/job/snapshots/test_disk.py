@@ -1,5 +1,6 @@
 """What an agent does about snapshots on disk, but for the writing itself: tests/agent/snapshots, tests/e2e."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pytest
 
 from hetagent.job.loop import Identity
 from hetagent.job.snapshots import disk as disks
-from hetagent.job.snapshots.disk import Asked, Disk
+from hetagent.job.snapshots.disk import FIRST_S, Asked, Disk
 from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
 from hetagent.snapshots.on_disk import MARK, Mark, name_of
+from hetagent.snapshots.to_disk import prune
 from hetrdzv.protocol.rooms.snapshots import NotWritten, OnDisk
 from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
 
@@ -52,7 +54,7 @@ def test_the_newest_that_are_complete_are_told(node: Node) -> None:
     node.has(60, complete=False)
     (node.disk.path / "notes.txt").write_text("mine")
     assert node.disk.complete() == ()
-    node.disk.list()
+    assert node.disk.list(FIRST_S)
     assert node.disk.complete() == tuple(
         OnDisk(round=1, step=step, world_size=2, size=7) for step in (50, 40, 30, 20)
     )
@@ -66,7 +68,7 @@ def test_the_oldest_are_removed_and_what_is_not_ours_stays(node: Node) -> None:
     newer = node.has(40, complete=False)
     other = node.disk.path / "step-one"
     other.mkdir()
-    node.disk._prune()
+    prune(node.disk.path, 2)
     assert [step for step, path in paths.items() if path.exists()] == [20, 30]
     assert newer.exists()
     assert other.exists()
@@ -143,3 +145,24 @@ def test_a_snapshot_that_is_being_written_is_spared_unless_the_round_ends(node: 
     node.memory.pin(Stamp(30, 1))
     assert node.memory.begin(Stamp(50, 1), spares=True).number == 0
     assert node.memory.begin(Stamp(60, 1)).number == 2
+
+
+def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+
+    def hang(path: Path) -> dict[Stamp, Path]:
+        answers.wait()
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(disks, "directories", hang)
+    stamp = node.holds(10, 0)
+    node.disk._due_at = 0.0
+    node.disk.look(stamp, [0])
+    assert node.disk.pid is None
+    assert not node.disk.list(0.0)
+    answers.set()
+    assert node.disk.list(FIRST_S)
+    said = f"cannot see the snapshots in {node.disk.path}: PermissionError: [Errno 13] Permission denied"
+    assert node.said == [said]
+    assert node.disk.list(FIRST_S)
+    assert node.said == [said]

@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import urlsplit
 
 from hetagent.feature import Feature, Flags
 from hetagent.options.model import UsageError
@@ -81,6 +82,11 @@ class KeepSnapshots(Feature):
             raise UsageError(f"{self._named(unused)}: nothing is written without --snapshot-to DIR")
 
     def _url(self, text: str) -> Path:
+        if urlsplit(text).password is not None:
+            raise UsageError(
+                f"{self._named('to')}: no password in a URL, which others see in the list of processes: give it in the "
+                "environment, or in the configuration of what reads such URLs"
+            )
         try:
             return place(text)
         except (ImportError, ValueError) as error:

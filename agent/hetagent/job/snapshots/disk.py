@@ -134,6 +134,11 @@ class Disk:
         )
         return True
 
+    def _list_anew(self) -> None:
+        """The same, of now: an answer that is under way may be older."""
+        self._reading = None
+        self.list(FIRST_S)
+
     def source(self, stamp: Stamp) -> dict[str, object]:
         """Where workers read a snapshot: an entry of `sources` in `start.json`."""
         path, mark = self.path / name_of(stamp), self._there.get(stamp)
@@ -185,7 +190,7 @@ class Disk:
         if self._failed is not None:
             return _failed(self._failed)
         newest = max(self._folder.slots(), default=None)
-        self.list(FIRST_S)
+        self._list_anew()
         if newest is None or self._there.get(newest) is None:
             return ""
         return f"step {newest.step} is on disk: {self.path / name_of(newest)}"
@@ -194,7 +199,7 @@ class Disk:
         newest = max(self._folder.slots(), default=None)
         if self._writing is not None and self._writing != newest:
             self.close()
-        self.list(FIRST_S)
+        self._list_anew()
         there = {Stamp(step=one.step, round=one.round) for one in self._complete}
         if newest is None or newest in there or (self._process is None and newest in self._written):
             return

@@ -189,6 +189,8 @@ def test_flags_count_more_than_variables() -> None:
         (["--snapshot-every", "often"], {}, "--snapshot-every often: give a number of steps"),
         ([], {"HET_SNAPSHOT_EVERY": "-1"}, "HET_SNAPSHOT_EVERY -1: give a number of steps"),
         (["--snapshot-to", "d", "--snapshot-keep", "0"], {}, "--snapshot-keep 0: give a number"),
+        (["--snapshot-to", "sftp://me:sesame@host/d"], {}, "--snapshot-to: no password in a URL"),
+        (["--snapshot-to", "zz://d"], {}, "--snapshot-to zz://d: Unsupported filesystem: 'zz'; pip install"),
         (
             ["--snapshot-to-every-s", "9"],
             {},

@@ -9,6 +9,7 @@ from hetrdzv.protocol.facts.warnings import (
     Differs,
     NoLabel,
     NoWeights,
+    Refusal,
     Straggler,
     Unseen,
     Unwatched,
@@ -109,6 +110,13 @@ SENTENCES: list[tuple[AnyWarning, str]] = [
     (
         Straggler(ranks=Ranks.of([2]), type="T4", share=0.4),
         "rank 2 (T4) is slower than other GPUs, which wait for it 40% of the time",
+    ),
+    (
+        Refusal(node_id="gpu3", differences=(("script", "train.py", "other.py"), ("min_nodes", "2", "3"))),
+        (
+            "gpu3 is refused, since it gave script=other.py, min_nodes=3, "
+            "and the group has script=train.py, min_nodes=2"
+        ),
     ),
     (
         Unwatched(ranks=Ranks.of([0, 1]), why=Unseen(kind="stale")),

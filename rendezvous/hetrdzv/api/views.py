@@ -161,7 +161,8 @@ async def group_response(service: Service, group: Group, page: Page = ALL) -> Re
     def reply() -> GroupReply:
         now, seen = service.now(), dict(service.progress.workers(group))
         heard_at = partial(service.silence.heard_at, group)
-        return group_reply(group, now, heard_at, page, seen, detected(group, seen, now))
+        found = (*detected(group, seen, now), *service.refusals.lately(group.group_id))
+        return group_reply(group, now, heard_at, page, seen, found)
 
     return await made(len(group.nodes), reply)
 

@@ -207,7 +207,11 @@ class GroupScene:
                     for fact in of_workers
                     if isinstance(fact, Straggler)
                 ],
-                notes=[warning(fact) for fact in of_workers if not isinstance(fact, Straggler)],
+                notes=[
+                    warning(fact)
+                    for fact in (*of_workers, *self._service.refusals.lately(self._group_id))
+                    if not isinstance(fact, Straggler)
+                ],
                 stack=stall.stack if stall is not None and stall.told else "",
                 stack_of=stall.ranks[0] if stall is not None and stall.ranks else None,
             ),

@@ -31,6 +31,7 @@ from hetrdzv.service.polls.watchers import FOLLOWERS, Watchers
 from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.quotas import Quotas, metered
+from hetrdzv.service.refusals import Refusals
 from hetrdzv.service.retention import Retention, require_places, require_room
 from hetrdzv.service.timers import Timers
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
@@ -87,6 +88,7 @@ class Service:
         self.progress = Progress(
             lambda: self._ledger.groups, self.now, self.execute, self._spawn, self.questions, self._quotas
         )
+        self.refusals = Refusals(self.now)
         self.plans = Plans(limits)
         self.of_rooms: dict[str, Any] = {}
         self._retention = Retention(limits)

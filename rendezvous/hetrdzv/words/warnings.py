@@ -37,6 +37,10 @@ def warning(value: AnyWarning) -> str:
             return straggler(value)
         case warnings.Unwatched():
             return unwatched(value)
+        case warnings.Refusal(node_id=node, differences=differences):
+            has = ", ".join(f"{name}={own}" for name, own, _ in differences)
+            gave = ", ".join(f"{name}={given}" for name, _, given in differences)
+            return f"{node} is refused, since it gave {gave}, and the group has {has}"
         case _:
             return ""
 

@@ -16,7 +16,7 @@ from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol.bounds import UNSET
-from hetrdzv.protocol.errors import StaleRound
+from hetrdzv.protocol.errors import SpecConflict, StaleRound
 from hetrdzv.protocol.facts.reasons import NodeReason
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.http.keepalive import SOCKET_HEADER, name_of
@@ -42,7 +42,11 @@ async def join(request: Request, group_id: str, node_id: str, body: JoinRequest,
     """Join, or ready for the next round. Replies with the directive; with `wait` it may wait for one."""
     if body.spec.command is not UNSET:
         permit_of(request).check_command(group_id)
-    return await _answer_poll(request, group_id, join_command(node_id, body), None, wait)
+    try:
+        return await _answer_poll(request, group_id, join_command(node_id, body), None, wait)
+    except SpecConflict as conflict:
+        service_of(request).refusals.note(group_id, node_id, conflict)
+        raise
 
 
 @handlers(routes.DIRECTIVE)

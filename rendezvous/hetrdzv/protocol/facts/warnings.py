@@ -124,11 +124,24 @@ class Unwatched:
     why: Unseen
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A node was refused lately, since it gave other settings than the group's.
+
+    Attributes:
+        differences: the first few: the name of a setting, the group's value, and what was given.
+    """
+
+    kind: Literal["refusal"] = "refusal"
+    node_id: str
+    differences: tuple[tuple[str, str, str], ...]
+
+
 RoundWarnings = Differs | NoLabel | NoWeights | OfSpeeds
 
 RoundWarning: TypeAlias = Annotated[RoundWarnings, BY_KIND]
 """What is known of the nodes of a round as it forms."""
 
-_Known = RoundWarnings | OfNetwork | PassedBy | ValuesDiffer | NotOnDisk | Straggler | Unwatched
+_Known = RoundWarnings | OfNetwork | PassedBy | ValuesDiffer | NotOnDisk | Straggler | Unwatched | Refusal
 
 AnyWarning: TypeAlias = Annotated[_Known | Other, SHOWN_BY_KIND]

@@ -1,0 +1,48 @@
+"""Which nodes were refused lately since they gave other settings: a group that waits may be waiting for these."""
+
+from collections.abc import Callable
+
+from hetrdzv.protocol.errors import SpecConflict
+from hetrdzv.protocol.facts.warnings import Refusal
+
+LATELY_S = 60.0
+"""For how long a refusal is told (seconds)."""
+
+MOST = 4
+"""How many nodes of a group, and how many differences of each, are told."""
+
+MOST_GROUPS = 1024
+"""Of how many groups refusals are kept."""
+
+MOST_CHARACTERS = 80
+"""The longest value of a setting that is told; a group's command may be longer."""
+
+
+class Refusals:
+    """The refusals of all groups.
+
+    Args:
+        now: the server's clock (seconds).
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._of: dict[str, dict[str, tuple[float, Refusal]]] = {}
+
+    def note(self, group_id: str, node_id: str, conflict: SpecConflict) -> None:
+        """A node was refused."""
+        differences = tuple(
+            (one.name, one.group[:MOST_CHARACTERS], one.given[:MOST_CHARACTERS])
+            for one in conflict.differences[:MOST]
+        )
+        of_group = self._of.pop(group_id, {})
+        of_group.pop(node_id, None)
+        of_group[node_id] = self._now(), Refusal(node_id=node_id, differences=differences)
+        self._of[group_id] = dict(list(of_group.items())[-MOST:])
+        if len(self._of) > MOST_GROUPS:
+            del self._of[next(iter(self._of))]
+
+    def lately(self, group_id: str) -> tuple[Refusal, ...]:
+        """Those of a group, by node."""
+        since = self._now() - LATELY_S
+        return tuple(refusal for at, refusal in self._of.get(group_id, {}).values() if at > since)

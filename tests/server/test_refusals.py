@@ -1,0 +1,49 @@
+"""Who looks at a group sees which nodes were refused lately."""
+
+from typing import Any
+
+import httpx
+
+from hetrdzv.protocol.errors import SpecConflict
+from hetrdzv.protocol.facts.differences import Difference
+from hetrdzv.service.refusals import LATELY_S, MOST, MOST_CHARACTERS, MOST_GROUPS, Refusals
+from tests.support.served import HandClock, api, serving
+
+
+async def joins(client: httpx.AsyncClient, node_id: str, **more: Any) -> int:
+    body = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 29500, "role": "default", **more}
+    return (await client.put(f"/v1/groups/g/nodes/{node_id}", json=body)).status_code
+
+
+async def warnings(client: httpx.AsyncClient) -> list[str]:
+    found: list[str] = (await client.get("/v1/groups/g")).json()["warnings"]
+    return found
+
+
+async def test_a_refused_node_is_told_of_for_a_while() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _), api(service) as client:
+        assert await joins(client, "a", spec={"min_nodes": 2}, script="train.py") == 200
+        assert await warnings(client) == []
+        assert await joins(client, "b", spec={"min_nodes": 2}, script="other.py") == 409
+        said = "b is refused, since it gave script=other.py, and the group has script=train.py"
+        assert await warnings(client) == [said]
+        clock.pass_by(service, 5)
+        assert await warnings(client) == [said]
+        clock.pass_by(service, LATELY_S)
+        assert await warnings(client) == []
+
+
+def test_however_many_are_refused_a_few_are_kept() -> None:
+    refusals = Refusals(lambda: 0.0)
+    conflict = SpecConflict("no", differences=[Difference("command", "x" * 9_000, "y" * 9_000)] * 9)
+    for number in range(MOST_GROUPS + 9):
+        refusals.note(f"g{number}", "a", conflict)
+    for number in range(9):
+        refusals.note("g9", f"n{number}", conflict)
+    assert refusals.lately("g0") == ()
+    told = refusals.lately("g9")
+    assert [one.node_id for one in told] == [f"n{number}" for number in range(9 - MOST, 9)]
+    assert all(len(one.differences) == MOST for one in told)
+    assert told[0].differences[0] == ("command", "x" * MOST_CHARACTERS, "y" * MOST_CHARACTERS)
+    assert len(refusals._of) == MOST_GROUPS

@@ -30,6 +30,9 @@ AHEAD, BEFORE, AFTER = "HET_STARTED_AHEAD", "HET_BEFORE_SCRIPT", "HET_AFTER_TORC
 SNAPSHOTS = "hetagent.snapshots"
 """What saves the state of a script that has imported it, before an exception unwinds."""
 
+USAGE = 2
+"""The status of a script that does not take its arguments, as argparse has it."""
+
 TO_DISK = "HET_SNAPSHOT_TO"
 """The variable that is there if snapshots are written to disk."""
 
@@ -232,6 +235,8 @@ def _recorded(run: "Callable[[], None]", anew: "Callable[[str], NoReturn] | None
             if anew is not None and _is_in_imports(theirs):
                 anew(type(error).__name__)
             _record(error.with_traceback(theirs), permanent=_is_permanent(error, theirs))
+        elif os.getpid() == pid and (refusal := _refusal(error, theirs)):
+            _write_record(refusal, refusal, permanent=True)
         _hide_our_frames(theirs)
         raise
     if os.getpid() == pid and not _is_done(None):
@@ -248,6 +253,18 @@ def _is_orderly(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return error.code is None or isinstance(error.code, int)
     return isinstance(error, KeyboardInterrupt)
+
+
+def _refusal(error: BaseException, traceback: "TracebackType | None") -> str:
+    """What argparse said as it ended the script, which does not take its arguments; empty: that is not how it ended."""
+    try:
+        *_, last = _frames(traceback)
+        is_refusal = isinstance(error, SystemExit) and error.code == USAGE
+        if is_refusal and last.f_globals.get("__name__") == "argparse":
+            return str(last.f_locals.get("message") or "").strip()
+    except Exception:
+        pass  # as if it had ended in another way
+    return ""
 
 
 def _is_done(error: "BaseException | None") -> bool:

@@ -99,6 +99,6 @@ def after_exit(failed: FailedWorker) -> str:
         return f"SIGBUS is most often a full /dev/shm: see df /dev/shm on {node}"
     if failed.signal is not None:
         return f"a crash in compiled code: what it wrote last may say more ({_LOGS})"
-    if failed.exit_code is not None:
+    if failed.exit_code is not None and not failed.said:
         return f"it exited without a traceback: what it wrote last may say more ({_LOGS})"
     return ""

@@ -291,6 +291,27 @@ def test_a_script_that_ends_before_it_did_anything_is_hopeless(
         assert json.loads(record.read_text()).get("permanent", False) is permanent, words
 
 
+def test_a_script_that_does_not_take_its_arguments_is_hopeless_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    record = tmp_path / "error.json"
+    ran = run("train.py", "--lr", "1", runner=True, cwd=tmp_path, error_file=record)
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines()[-1] == "train.py: error: unrecognized arguments: --lr 1"
+    told = json.loads(record.read_text())
+    assert told["permanent"] is True
+    assert told["message"]["message"] == "train.py: error: unrecognized arguments: --lr 1"
+
+
+@pytest.mark.parametrize(
+    "ends", ["import sys; sys.exit(2)", "import argparse; argparse.ArgumentParser().exit(0)"]
+)
+def test_another_orderly_end_is_not_recorded(tmp_path: Path, ends: str) -> None:
+    (tmp_path / "train.py").write_text(ends)
+    record = tmp_path / "error.json"
+    run("train.py", runner=True, cwd=tmp_path, error_file=record)
+    assert not record.exists()
+
+
 @pytest.mark.parametrize(("words", "status"), [(["nowhere.py"], 2), (["-m", "nowhere"], 1)])
 def test_a_script_that_is_not_there_is_hopeless(tmp_path: Path, words: list[str], status: int) -> None:
     record = tmp_path / "error.json"

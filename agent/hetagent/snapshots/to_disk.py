@@ -171,7 +171,7 @@ def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: 
 def _writer(into: Path) -> FileSystemWriter:
     if not is_url(into):
         return FileSystemWriter(into)
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+    from hetagent.torch_compat.checkpoints import FsspecWriter
 
     return FsspecWriter(str(into))
 

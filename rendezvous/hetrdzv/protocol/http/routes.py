@@ -39,7 +39,7 @@ RANKS = Parameter(
     "Whose (global rank), may be repeated; default: all.",
     many=True,
 )
-ROUND = Parameter("round", Annotated[int, Ge(1)], None, "Of which round; default: the newest.")
+ROUND = Parameter("round", bounds.Positive, None, "Of which round; default: the newest.")
 _PAGE_OF_NODES = (
     NODES,
     Parameter("after", bounds.Id, None, "Nodes behind this one, in the order shown."),

@@ -12,6 +12,9 @@ STOPPING = "stopping at the end"
 MOST_CAUSES = 4
 """How many causes of lost time are listed; the cheapest of more are added up."""
 
+LEAST_S = 0.05
+"""What took less is not shown (seconds): it would be 0.0 s."""
+
 MOST_CHARACTERS = 120
 """The longest cause that is shown."""
 
@@ -154,6 +157,8 @@ def account_lines(spent: Spent) -> list[str]:
         losses.append(("waiting for other nodes to finish", spent.others_s))
     label = "lost"
     for cause, lost_s in losses:
+        if lost_s < LEAST_S:
+            continue
         lines.append(f"{label:<8} {lasted(lost_s)}: {cause}")
         label = ""
     return lines

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from hetrdzv.api.http.limits import (
     neighbourhood,
 )
 from hetrdzv.api.http.places import most_per_address
+from hetrdzv.cli.hetserver import _allow_connections
 from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Undrain
 from hetrdzv.protocol import bounds, codec
 from hetrdzv.protocol.errors import Busy, TooManyGroups, TooManyNodes, TooManyPolls
@@ -569,3 +571,22 @@ def test_large_polls_that_wait_take_no_room(stack: ExitStack) -> None:
             polls.append(poll_of(server, f"n{n}", stack, BIG))
             until(lambda: open_polls(server) == len(polls), "it waits")
         assert grown(server, before) < 30
+
+
+@pytest.mark.parametrize(
+    ("files", "connections", "warned"),
+    [
+        (1_000_000, None, False),
+        (20_000, None, False),
+        (1_024, None, True),
+        (20_000, 30_000, True),
+        (20_000, 10_000, False),
+    ],
+)
+def test_too_few_open_files_are_said_where_they_matter(
+    monkeypatch: pytest.MonkeyPatch, files: int, connections: int | None, warned: bool
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, files))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: None)
+    limits = Limits() if connections is None else Limits(max_connections=connections)
+    assert ("too few for --max-connections" in _allow_connections(limits)) is warned

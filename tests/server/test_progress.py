@@ -212,7 +212,8 @@ async def test_logs_are_asked_for_as_stacks_are_and_keep_their_end() -> None:
         answer = {"incarnation": "1", "number": told["logs"]["number"], "stacks": [{"rank": 0, "text": text}]}
         assert (await client.post(f"{GROUP}/nodes/a/stacks", json=answer)).status_code == 204
         reply = (await asked).json()
-        assert reply == {"round": 1, "logs": [{"rank": 0, "node_id": "a", "text": text, "why": ""}]}
+        logs = [{"rank": 0, "node_id": "a", "text": text, "why": ""}]
+        assert reply == {"round": 1, "logs": logs, "over": False}
         silent = (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["logs"]
         why = "its agent has sent nothing about its workers yet, so it is not asked for logs"
         assert silent[0]["why"] == why
@@ -223,15 +224,19 @@ async def test_logs_of_a_round_that_is_over_come_from_all_who_have_kept_them() -
         await two_nodes(service)
         for name in "ab":
             await poll(client, name)
-        asked = asyncio.create_task(client.post(f"{GROUP}/logs", params={"round": 7, "rank": 0}))
+        asked = asyncio.create_task(client.post(f"{GROUP}/logs", params={"round": 7, "rank": [0, 1]}))
         await settled()
         for name, logs in (("a", []), ("b", [{"rank": 0, "text": "boom"}])):
             told = (await poll(client, name)).json()["logs"]
-            assert (told["round"], told["ranks"]) == (7, [0])
+            assert (told["round"], told["ranks"]) == (7, [0, 1])
             answer = {"incarnation": "1", "number": told["number"], "stacks": logs}
             await client.post(f"{GROUP}/nodes/{name}/stacks", json=answer)
-        logs = [{"rank": 0, "node_id": "b", "text": "boom", "why": ""}]
-        assert (await asked).json() == {"round": 7, "logs": logs}
+        why = "no agent that is here has kept what it wrote in round 7"
+        logs = [
+            {"rank": 0, "node_id": "b", "text": "boom", "why": ""},
+            {"rank": 1, "node_id": "", "text": "", "why": why},
+        ]
+        assert (await asked).json() == {"round": 7, "logs": logs, "over": True}
         asked = asyncio.create_task(client.post(f"{GROUP}/logs", params={"round": 6}))
         await settled()
         for name in "ab":

@@ -4,8 +4,10 @@ from typing import Any
 
 import httpx
 
+from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import SpecConflict
 from hetrdzv.protocol.facts.differences import Difference
+from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.service.refusals import LATELY_S, MOST, MOST_CHARACTERS, MOST_GROUPS, Refusals
 from tests.support.served import HandClock, api, serving
 
@@ -30,8 +32,16 @@ async def test_a_refused_node_is_told_of_for_a_while() -> None:
         assert await warnings(client) == [said]
         clock.pass_by(service, 5)
         assert await warnings(client) == [said]
+        assert await joins(client, "b", spec={"min_nodes": 2}, script="train.py") == 200
+        assert await warnings(client) == [], "it has joined after all"
+        assert await joins(client, "c", spec={"min_nodes": 2}, script="other.py") == 409
+        assert len(await warnings(client)) == 1
         clock.pass_by(service, LATELY_S)
         assert await warnings(client) == []
+
+
+def group(group_id: str) -> Group:
+    return Group(group_id=group_id, spec=GroupSpec())
 
 
 def test_however_many_are_refused_a_few_are_kept() -> None:
@@ -41,9 +51,9 @@ def test_however_many_are_refused_a_few_are_kept() -> None:
         refusals.note(f"g{number}", "a", conflict)
     for number in range(9):
         refusals.note("g9", f"n{number}", conflict)
-    assert refusals.lately("g0") == ()
-    told = refusals.lately("g9")
+    assert refusals.lately(group("g0")) == ()
+    told = refusals.lately(group("g9"))
     assert [one.node_id for one in told] == [f"n{number}" for number in range(9 - MOST, 9)]
     assert all(len(one.differences) == MOST for one in told)
-    assert told[0].differences[0] == ("command", "x" * MOST_CHARACTERS, "y" * MOST_CHARACTERS)
+    assert told[0].differences[0] == Difference("command", "x" * MOST_CHARACTERS, "y" * MOST_CHARACTERS)
     assert len(refusals._of) == MOST_GROUPS

@@ -49,7 +49,7 @@ from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
             ),
             (
                 "it exited without a traceback: what it wrote last may say more "
-                "(all of it with hetagent --log-dir DIR); to begin again: hetagent on each node"
+                "(all of it with hetagent -t 3 --log-dir DIR); to begin again: hetagent on each node"
             ),
         ),
         (

@@ -3,6 +3,7 @@
 import pytest
 
 from hetrdzv.protocol import codec
+from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.parts import Other, Quoted
 from hetrdzv.protocol.facts.warnings import (
     AnyWarning,
@@ -112,7 +113,10 @@ SENTENCES: list[tuple[AnyWarning, str]] = [
         "rank 2 (T4) is slower than other GPUs, which wait for it 40% of the time",
     ),
     (
-        Refusal(node_id="gpu3", differences=(("script", "train.py", "other.py"), ("min_nodes", "2", "3"))),
+        Refusal(
+            node_id="gpu3",
+            differences=(Difference("script", "train.py", "other.py"), Difference("min_nodes", "2", "3")),
+        ),
         (
             "gpu3 is refused, since it gave script=other.py, min_nodes=3, "
             "and the group has script=train.py, min_nodes=2"

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ class WorkerCommand:
     args: tuple[str, ...]
     is_python: bool
 
+
+MOST_BYTES = 16 << 20
+"""The largest file of which a checksum is made, so that an archive does not keep an agent (bytes)."""
 
 CHECKSUM = 8
 """How many hexadecimal digits of a script's checksum are told."""
@@ -86,6 +90,9 @@ def checksum(script: str | None, *, module: bool, no_python: bool) -> str:
     if not script_name(script, module=module, no_python=no_python) or module or script is None:
         return ""
     try:
+        found = os.stat(script)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:  # what is in a pipe is there once
+            return ""
         return hashlib.sha256(Path(script).read_bytes()).hexdigest()[:CHECKSUM]
     except OSError:
         return ""

@@ -62,7 +62,7 @@ class Mark:
         return None
 
 
-def place(text: str) -> Path:
+def path_of(text: str) -> Path:
     """A directory, or what a URL such as `s3://bucket/checkpoints` names: a `UPath`, which has the methods of a path.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hetagent.snapshots.folder import INDEX, Index, Stamp
-from hetagent.snapshots.on_disk import is_url, place, read_part
+from hetagent.snapshots.on_disk import is_url, path_of, read_part
 
 TIMEOUT_S = 30.0
 """How long a source may be silent (seconds)."""
@@ -41,7 +41,7 @@ class Source:
         self._url = urlsplit(told.get("url") or "")
         self._key: str = told.get("key", "")
         self._connection: http.client.HTTPConnection | None = None
-        self._path = place(told["path"]) if told.get("path") else None
+        self._path = path_of(told["path"]) if told.get("path") else None
 
     @property
     def local(self) -> bool:

@@ -30,7 +30,7 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import INDEX, SMALL, Index, Place, Stamp
 from hetagent.snapshots.memory import dtype_of, view
-from hetagent.snapshots.on_disk import MARK, PART, Mark, directories, is_url, place, remove
+from hetagent.snapshots.on_disk import MARK, PART, Mark, directories, is_url, path_of, remove
 from hetagent.snapshots.small import unpack
 
 PAUSE_S = 0.2
@@ -295,7 +295,10 @@ def finish(into: Path, stamp: Stamp, world_size: int, *, sharded: bool, wait_s: 
             break
         time.sleep(PAUSE_S)
     if missing and sharded:
-        raise SnapshotError(f"the part of rank {min(missing)} is not there after {wait_s:.0f} s")
+        raise SnapshotError(
+            f"the part of rank {min(missing)} is not there after {wait_s:.0f} s (where snapshots are taken every few "
+            "seconds, another node may have none left of that step: give a larger --snapshot-every)"
+        )
     planner = DefaultSavePlanner()
     plans = [part.plan for part in parts.values()]
     _, metadata = planner.create_global_plan(plans)
@@ -330,8 +333,9 @@ def run(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], wait_s: floa
         if wait_s is not None:
             finish(into, stamp, first.world_size, sharded=first.sharded, wait_s=wait_s)
     except Exception:
-        if wait_s is not None and not (into / MARK).exists():
-            remove(into)
+        with contextlib.suppress(Exception):  # what went wrong first is what is said
+            if wait_s is not None and not (into / MARK).exists():
+                remove(into)
         raise
 
 
@@ -352,7 +356,7 @@ def main() -> None:
     parser.add_argument("slot", type=Path)
     parser.add_argument("round", type=int)
     parser.add_argument("step", type=int)
-    parser.add_argument("directory", type=place)
+    parser.add_argument("directory", type=path_of)
     parser.add_argument("ranks", type=lambda text: [int(rank) for rank in text.split(",")])
     parser.add_argument("--leads", type=float, metavar="SECONDS")
     parser.add_argument("--keep", type=int, metavar="N")
@@ -365,8 +369,9 @@ def main() -> None:
     stamp = Stamp(step=args.step, round=args.round)
     try:
         run(args.slot, stamp, args.directory, args.ranks, args.leads)
-        if args.keep is not None:
-            prune(args.directory.parent, args.keep)
+        with contextlib.suppress(Exception):  # this one is written, whatever becomes of older ones
+            if args.keep is not None:
+                prune(args.directory.parent, args.keep)
     except (SnapshotError, OSError, RuntimeError, ValueError) as error:
         print(_no_space(args.slot, args.directory) or f"{error}", file=sys.stderr)
         sys.exit(1)

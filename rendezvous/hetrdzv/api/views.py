@@ -161,7 +161,7 @@ async def group_response(service: Service, group: Group, page: Page = ALL) -> Re
     def reply() -> GroupReply:
         now, seen = service.now(), dict(service.progress.workers(group))
         heard_at = partial(service.silence.heard_at, group)
-        found = (*detected(group, seen, now), *service.refusals.lately(group.group_id))
+        found = (*detected(group, seen, now), *service.refusals.lately(group))
         return group_reply(group, now, heard_at, page, seen, found)
 
     return await made(len(group.nodes), reply)

@@ -209,7 +209,7 @@ class GroupScene:
                 ],
                 notes=[
                     warning(fact)
-                    for fact in (*of_workers, *self._service.refusals.lately(self._group_id))
+                    for fact in (*of_workers, *self._service.refusals.lately(group))
                     if not isinstance(fact, Straggler)
                 ],
                 stack=stall.stack if stall is not None and stall.told else "",

@@ -86,10 +86,15 @@ class StacksReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsReply:
-    """`POST /v1/groups/{g}/logs`: in the order of ranks."""
+    """`POST /v1/groups/{g}/logs`: in the order of ranks.
+
+    Attributes:
+        over: whether that round is over.
+    """
 
     round: int
     logs: tuple[Stack, ...]
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

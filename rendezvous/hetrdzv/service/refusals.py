@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
+from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import SpecConflict
+from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.warnings import Refusal
 
 LATELY_S = 60.0
@@ -32,17 +34,18 @@ class Refusals:
     def note(self, group_id: str, node_id: str, conflict: SpecConflict) -> None:
         """A node was refused."""
         differences = tuple(
-            (one.name, one.group[:MOST_CHARACTERS], one.given[:MOST_CHARACTERS])
+            Difference(one.name, one.group[:MOST_CHARACTERS], one.given[:MOST_CHARACTERS])
             for one in conflict.differences[:MOST]
         )
-        of_group = self._of.pop(group_id, {})
+        of_group = dict(self._of.pop(group_id, {}))  # another one: a thread may be reading this
         of_group.pop(node_id, None)
         of_group[node_id] = self._now(), Refusal(node_id=node_id, differences=differences)
         self._of[group_id] = dict(list(of_group.items())[-MOST:])
         if len(self._of) > MOST_GROUPS:
             del self._of[next(iter(self._of))]
 
-    def lately(self, group_id: str) -> tuple[Refusal, ...]:
-        """Those of a group, by node."""
-        since = self._now() - LATELY_S
-        return tuple(refusal for at, refusal in self._of.get(group_id, {}).values() if at > since)
+    def lately(self, group: Group) -> tuple[Refusal, ...]:
+        """Those of a group, but for nodes that have joined after all; from any thread."""
+        since, here = self._now() - LATELY_S, {node.node_id for node in group.live}
+        known = self._of.get(group.group_id, {}).items()
+        return tuple(refusal for node_id, (at, refusal) in known if at > since and node_id not in here)

@@ -20,7 +20,7 @@ _OUT_OF_MEMORY = 137
 """The status of a shell whose program was killed by SIGKILL."""
 
 
-_LOGS = "all of it with hetagent --log-dir DIR"
+_LOGS = "all of it with hetagent -t 3 --log-dir DIR"
 
 
 def next_step(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] = ()) -> str:

@@ -38,8 +38,8 @@ def warning(value: AnyWarning) -> str:
         case warnings.Unwatched():
             return unwatched(value)
         case warnings.Refusal(node_id=node, differences=differences):
-            has = ", ".join(f"{name}={own}" for name, own, _ in differences)
-            gave = ", ".join(f"{name}={given}" for name, _, given in differences)
+            has = ", ".join(f"{one.name}={one.group}" for one in differences)
+            gave = ", ".join(f"{one.name}={one.given}" for one in differences)
             return f"{node} is refused, since it gave {gave}, and the group has {has}"
         case _:
             return ""

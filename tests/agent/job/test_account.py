@@ -51,6 +51,11 @@ def test_a_hang_is_not_the_fault_of_who_ends_it() -> None:
     assert account.spent(103.0).lost == ((FINISHING, 60.0), ("a restart was requested", 3.0))
 
 
+def test_what_took_no_time_is_not_listed() -> None:
+    spent = Spent(10.0, 0.04, (("gpu2 lost", 0.06), (STOPPING, 0.04)))
+    assert account_lines(spent)[1:] == ["lost     0.1 s: gpu2 lost"]
+
+
 def test_what_a_round_is_judged_to_have_ended_for() -> None:
     account = Account(10.0)
     account.runs(10.0)

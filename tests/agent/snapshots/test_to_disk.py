@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
 from hetagent.snapshots.loading import Loader
-from hetagent.snapshots.on_disk import MARK, Mark, directories, name_of, place, remove
+from hetagent.snapshots.on_disk import MARK, Mark, directories, name_of, path_of, remove
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.state import State
 from hetagent.snapshots.taking import Who
@@ -133,7 +133,7 @@ def load(folder: Path, path: Path, script: Script) -> int | None:
 def test_a_worker_reads_it_with_all_its_digests(
     trained: Script, slot: Slot, tmp_path: Path, scheme: str
 ) -> None:
-    path = written(slot, place(f"{scheme}{tmp_path}/disk"))
+    path = written(slot, path_of(f"{scheme}{tmp_path}/disk"))
     assert (tmp_path / "disk" / MARK).exists()
     other = Script(1)
     assert load(tmp_path / "other", path, other) == STEP
@@ -159,7 +159,7 @@ def test_below_a_url_it_is_found_read_by_plain_dcp_and_removed(
     trained: Script, slot: Slot, tmp_path: Path
 ) -> None:
     """`file://` goes the way of object stores: UPath, fsspec, torch's FsspecWriter; a real S3: tests/ecosystem."""
-    top = place(f"file://{tmp_path}/disk")
+    top = path_of(f"file://{tmp_path}/disk")
     assert directories(top) == {}
     (tmp_path / "disk" / name_of(Stamp(1, 0))).mkdir(parents=True)
     path = written(slot, top / name_of(slot.stamp))

@@ -572,9 +572,11 @@ def test_what_could_not_be_written_is_said_until_one_is() -> None:
     assert current is not None
     lack = NotWritten(stamp=Stamp(round=1, step=90), why="No space left on device")
     said = NotOnDisk(stamp=lack.stamp, node_id="a", why=Quoted("No space left on device"))
-    for step in (90, 95):
-        job.declare("a", replace(job.holds(held(step)), not_written=lack))
-        assert SnapshotsRoom().found(job.group, current) == (said,)
-    assert job.facts("not_on_disk") == [said]
+    job.declare("a", replace(job.holds(held(90)), not_written=lack))
+    assert SnapshotsRoom().found(job.group, current) == (said,)
+    later = replace(lack, stamp=Stamp(round=1, step=95))
+    job.declare("a", replace(job.holds(held(95)), not_written=later))
+    assert SnapshotsRoom().found(job.group, current) == (replace(said, stamp=later.stamp),)
+    assert job.facts("not_on_disk") == [said], "the warning tells of each, the history of the first"
     job.declare("a", job.holds(held(100)))
     assert SnapshotsRoom().found(job.group, current) == ()

@@ -163,13 +163,14 @@ class Watcher(Room):
         thread.join(LAST_STACKS_S)
 
     def end(self) -> None:
-        watch, self._watch = self._watch, None
+        watch = self._watch
         if watch is None:
             return
         if self._reports_logs and (ranks := watch.ranks(None)):
             logs = shown.logs(ranks, self._tail, self._secrets())
             kept = list(self._earlier.items())[-(EARLIER - 1) :]
             self._earlier = {**dict(kept), self._round: logs}
+        self._watch = None
         watch.close()
 
     # -- in the line's thread ----------------------------------------------------------------------------------

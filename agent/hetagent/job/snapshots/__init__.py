@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from hetagent.feature import Feature, Flags
 from hetagent.options.model import UsageError
-from hetagent.snapshots.on_disk import is_url, place
+from hetagent.snapshots.on_disk import is_url, path_of
 
 if TYPE_CHECKING:
     from hetagent.assembly import Node
@@ -88,7 +88,7 @@ class KeepSnapshots(Feature):
                 "environment, or in the configuration of what reads such URLs"
             )
         try:
-            return place(text)
+            return path_of(text)
         except (ImportError, ValueError) as error:
             more = "; pip install 'hetrdzv[urls]', and what reads these (s3fs, gcsfs, adlfs)"
             raise UsageError(f"{self._named('to')} {text}: {error}{more}") from None
@@ -177,6 +177,9 @@ class KeepSnapshots(Feature):
                 one_per_node=node.launch.one_per_node,
                 rescue=lambda: banked.rescue(Kept(folder.path)),
             )
+        except UsageError as error:
+            folder.close(remove=False)
+            raise UsageError(f"{self._named('to')} {error}") from None
         except OSError:
             folder.close(remove=False)
             raise

@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from hetagent.job.loop import Identity
 from hetagent.node.processes import finding as processes
+from hetagent.options.model import UsageError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
 from hetagent.snapshots.on_disk import Mark, directories, name_of
 from hetrdzv.protocol.rooms.snapshots import MOST_ON_DISK, NotWritten, OnDisk
@@ -69,6 +71,9 @@ class Disk:
         folder: with this node's in memory.
         identity: of the agent, by which whoever clears away after it finds the process.
         tell: shows one line to the person at the terminal.
+
+    Raises:
+        UsageError: nobody can tell what is there.
     """
 
     def __init__(self, asked: Asked, folder: Path, identity: Identity, tell: Callable[[str], None]) -> None:
@@ -87,8 +92,16 @@ class Disk:
         self._there: Mapping[Stamp, Mark | None] = {}  # None: it is not complete
         self._complete: tuple[OnDisk, ...] = ()
         self._reading: Future[Mapping[Stamp, Mark | None]] | None = None
-        self._said_of_reading = ""
-        self.list(FIRST_S)
+        self._unseen: Exception | None = None  # why nobody could tell what is there
+        self._said_unseen = ""
+        if not self.list(FIRST_S):
+            tell(
+                f"waiting until {self.path} answers, where snapshots may be"
+            )  # else the job would begin anew
+            while not self.list(FIRST_S):
+                pass
+        if self._unseen is not None:
+            raise UsageError(f"{self.path}: {type(self._unseen).__name__}: {self._unseen}")
 
     # -- what is there -----------------------------------------------------------------------------------------
 
@@ -112,13 +125,10 @@ class Disk:
         if not self._reading.done():
             return False
         reading, self._reading = self._reading, None
-        if (error := reading.exception()) is not None:
-            text = f"cannot see the snapshots in {self.path}: {type(error).__name__}: {error}"
-            if text != self._said_of_reading:
-                self._said_of_reading = text
-                self._tell(text)
+        self._unseen = cast("Exception | None", reading.exception())
+        if self._unseen is not None:
             return True
-        self._there, self._said_of_reading = reading.result(), ""
+        self._there = reading.result()
         complete = [mark for mark in self._there.values() if mark is not None]
         newest = sorted(complete, key=lambda mark: mark.stamp, reverse=True)[:MOST_ON_DISK]
         self._complete = tuple(
@@ -134,10 +144,22 @@ class Disk:
         )
         return True
 
-    def _list_anew(self) -> None:
-        """The same, of now: an answer that is under way may be older."""
+    def _say_unseen(self) -> None:
+        """Say once that nobody can tell any more what is there."""
+        error = self._unseen
+        text = f"cannot see the snapshots in {self.path}: {type(error).__name__}: {error}" if error else ""
+        if text and text != self._said_unseen:
+            self._tell(text)
+        self._said_unseen = text
+
+    def _list_anew(self, until: float) -> None:
+        """The same, of now: an answer that is under way may be older.
+
+        Args:
+            until: when not to wait any longer (monotonic seconds).
+        """
         self._reading = None
-        self.list(FIRST_S)
+        self.list(max(0.0, min(FIRST_S, until - time.monotonic())))
 
     def source(self, stamp: Stamp) -> dict[str, object]:
         """Where workers read a snapshot: an entry of `sources` in `start.json`."""
@@ -170,9 +192,11 @@ class Disk:
         if not self.list(GLANCE_S):
             self._looks_at = now + RUNNING_S
             return
+        self._say_unseen()
         if self._process is None:
             if 0 in ranks:
-                if now >= self._due_at and complete is not None and complete not in self._written:
+                known = complete in self._written or (complete is not None and self._there.get(complete))
+                if now >= self._due_at and complete is not None and not known:
                     self._due_at = now + self._asked.every_s
                     self._begin(complete, ranks)
             elif (begun := self._begun()) is not None:
@@ -190,7 +214,7 @@ class Disk:
         if self._failed is not None:
             return _failed(self._failed)
         newest = max(self._folder.slots(), default=None)
-        self._list_anew()
+        self._list_anew(until)
         if newest is None or self._there.get(newest) is None:
             return ""
         return f"step {newest.step} is on disk: {self.path / name_of(newest)}"
@@ -199,7 +223,7 @@ class Disk:
         newest = max(self._folder.slots(), default=None)
         if self._writing is not None and self._writing != newest:
             self.close()
-        self._list_anew()
+        self._list_anew(until)
         there = {Stamp(step=one.step, round=one.round) for one in self._complete}
         if newest is None or newest in there or (self._process is None and newest in self._written):
             return

@@ -120,14 +120,16 @@ async def get_logs(request: Request, group_id: str, rank: list[int] | None, roun
     group = service.group(group_id)
     newest = group.round.number if group.round is not None else None
     number = round if round is not None else newest
-    if number is None or group.state.terminal or (number == newest and group.active_round is not None):
+    runs = number == newest and group.active_round is not None
+    over = not runs and not group.state.terminal
+    if number is None or not over:
         number, told = await _asked(service, group_id, rank, About.LOGS)
     elif not (told := await service.questions.of_earlier(group, number, rank)):
         raise NoRound(
             f"no agent that is here has kept what workers wrote in round {number} of group '{group_id}'"
         )
     logs = tuple(told)
-    return await views.made(len(told), lambda: LogsReply(round=number, logs=logs))
+    return await views.made(len(told), lambda: LogsReply(round=number, logs=logs, over=over))
 
 
 async def _asked(

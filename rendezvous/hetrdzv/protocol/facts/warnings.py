@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
+from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.parts import BY_KIND, SHOWN_BY_KIND, Other, Quoted
 from hetrdzv.protocol.facts.who import Nodes, Ranks
 from hetrdzv.protocol.rooms.network import OfNetwork
@@ -129,12 +130,12 @@ class Refusal:
     """A node was refused lately, since it gave other settings than the group's.
 
     Attributes:
-        differences: the first few: the name of a setting, the group's value, and what was given.
+        differences: the first few; long values are cut.
     """
 
     kind: Literal["refusal"] = "refusal"
     node_id: str
-    differences: tuple[tuple[str, str, str], ...]
+    differences: tuple[Difference, ...]
 
 
 RoundWarnings = Differs | NoLabel | NoWeights | OfSpeeds

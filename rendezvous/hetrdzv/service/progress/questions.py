@@ -125,7 +125,10 @@ class Questions:
         wanted = None if ranks is None else tuple(sorted(set(ranks)))
         able = {node.node_id: wanted for node in group.live if self._is_able(group, node.node_id)}
         answers = await self.ask(group.group_id, number, able, WITHIN_S, About.LOGS)
-        return sorted(chain.from_iterable(answers.values()), key=lambda log: log.rank)
+        told = sorted(chain.from_iterable(answers.values()), key=lambda log: log.rank)
+        missing = set(wanted or ()) - {log.rank for log in told} if told else ()
+        why = f"no agent that is here has kept what it wrote in round {number}"
+        return sorted([*told, *(Stack(rank=rank, why=why) for rank in missing)], key=lambda log: log.rank)
 
     def next(self, group_id: str, node_id: str) -> Question | None:
         """The question that a node has to be handed, if there is one."""

@@ -9,6 +9,7 @@ import pytest
 from hetagent.job.loop import Identity
 from hetagent.job.snapshots import disk as disks
 from hetagent.job.snapshots.disk import FIRST_S, Asked, Disk
+from hetagent.options.model import UsageError
 from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
 from hetagent.snapshots.on_disk import MARK, Mark, name_of
 from hetagent.snapshots.to_disk import prune
@@ -161,8 +162,55 @@ def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch
     assert node.disk.pid is None
     assert not node.disk.list(0.0)
     answers.set()
-    assert node.disk.list(FIRST_S)
+    monkeypatch.setattr(disks, "GLANCE_S", FIRST_S)
+    for _ in range(2):
+        node.disk._looks_at = 0.0
+        node.disk.look(None, [0])
     said = f"cannot see the snapshots in {node.disk.path}: PermissionError: [Errno 13] Permission denied"
     assert node.said == [said]
-    assert node.disk.list(FIRST_S)
-    assert node.said == [said]
+
+
+def test_no_job_begins_anew_since_nobody_can_tell_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> dict[Stamp, Path]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(disks, "directories", refuse)
+    with pytest.raises(UsageError, match="Permission denied"):
+        Node(tmp_path)
+
+
+def test_the_first_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Node(tmp_path).has(10)
+    monkeypatch.setattr(disks, "FIRST_S", 0.05)
+    slow = disks.directories
+
+    def answers_late(path: Path) -> dict[Stamp, Path]:
+        time.sleep(0.3)
+        return slow(path)
+
+    monkeypatch.setattr(disks, "directories", answers_late)
+    node = Node(tmp_path)
+    assert [one.step for one in node.disk.complete()] == [10]
+    assert node.said == [f"waiting until {node.disk.path} answers, where snapshots may be"]
+
+
+def test_what_is_complete_on_disk_is_not_written_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Stamp] = []
+    monkeypatch.setattr(node.disk, "_begin", lambda stamp, ranks: begun.append(stamp))
+    stamp = node.holds(10, 0)
+    node.has(10)
+    node.disk._due_at = 0.0
+    node.disk.look(stamp, [0])
+    assert begun == []
+
+
+def test_a_file_server_that_does_not_answer_keeps_nobody_beyond_its_time(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(disks, "directories", lambda path: never.wait())
+    monkeypatch.setattr(disks, "FIRST_S", 1_000.0)
+    assert node.disk.write_last([0], time.monotonic() + 0.1, lambda: False) == ""
+    never.set()

@@ -21,7 +21,7 @@ FEW = 20
 
 KEPT = (
     "of a job that is over only the root cause is kept, with the end of its stderr (hetctl describe {group}); "
-    "agents with --log-dir keep all that was written there"
+    "agents with -t 3 --log-dir keep all that was written there"
 )
 
 GAP = "…"
@@ -69,6 +69,8 @@ def logs(group: str, rank: tuple[int, ...], tail: int | None, number: int | None
     if shared().as_json:
         print_json(reply)
     else:
+        if reply.over and number is None:
+            complain(f"no round runs now; this is of round {reply.round}, which is over")
         _show(reply, [_last(log, most) for log in reply.logs], set(), alone=len(rank) == 1)
 
 
@@ -145,7 +147,8 @@ def _show(reply: LogsReply, shown: Sequence[Sequence[str]], told: set[str], *, a
         who = "" if alone else f"{log.node_id}:{log.rank}  "
         for line in lines:
             tables.write(f"{who}{line}")
-        complaint = f"rank {log.rank} ({log.node_id}): {log.why}"
+        whose = f"rank {log.rank} ({log.node_id})" if log.node_id else f"rank {log.rank}"
+        complaint = f"{whose}: {log.why}"
         if log.why and complaint not in told:
             told.add(complaint)
             complain(complaint)

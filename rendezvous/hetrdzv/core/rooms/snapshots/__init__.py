@@ -177,7 +177,7 @@ class Declare(OfRoom):
         if node.snapshots != self.holdings:
             work.change_node(node, snapshots=self.holdings)
             lack = self.holdings.not_written
-            if lack is not None and (node.snapshots is None or lack != node.snapshots.not_written):
+            if lack is not None and (node.snapshots is None or node.snapshots.not_written is None):
                 why = quoted(lack.why)
                 work.say(NotOnDisk(stamp=lack.stamp, node_id=node.node_id, why=why), node.node_id)
 

@@ -191,9 +191,9 @@ def test_nodes_that_all_have_to_go_leave_their_last_step_on_disk(job: Cluster, k
 
 
 @pytest.mark.long
-def test_what_is_on_disk_outlives_all_nodes_and_a_corrupt_one_is_passed_by(job: Cluster) -> None:
-    # So rarely that the other node still has what is begun when it looks.
-    run = begun(job, "ddp", 100_000, *to_disk(job, 1), "--snapshot-every", "60")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_what_is_on_disk_outlives_all_nodes_and_a_corrupt_one_is_passed_by(job: Cluster, kind: str) -> None:
+    run = begun(job, kind, 100_000, *to_disk(job, 1))
     number = run.trained()
     job.wait_for(lambda: len(on_disk(job)) > 1, "two snapshots on disk", 2 * WAIT_S)
     for name in PAIR:

@@ -30,7 +30,7 @@ ADOPTED = "adopted"
 """In a slot: a byte for each tensor of `shared.bin`, 1 once it was fetched from another node."""
 
 PINNED = "pinned.json"
-"""Which snapshot is being written to disk."""
+"""From which step on the first snapshot is written to disk."""
 
 PLACES = "tensors", "small", "items"
 """What an index has places of."""
@@ -268,16 +268,23 @@ class Folder:
         """The file that says that a snapshot cannot be loaded, and why."""
         return self.path / "bad" / f"{stamp.round}-{stamp.step}"
 
-    def pin(self, stamp: Stamp | None) -> None:
-        """A snapshot is being written to disk; None: none is."""
-        if stamp is not None:
-            put(self.path / PINNED, json.dumps(stamp.told()).encode())
+    def pin(self, since: Stamp | None) -> None:
+        """The first snapshot of a round from a step on is written to disk; None: none is."""
+        if since is not None:
+            put(self.path / PINNED, json.dumps(since.told()).encode())
         else:
             (self.path / PINNED).unlink(missing_ok=True)
 
+    def first_since(self, since: Stamp) -> Slot | None:
+        """The first snapshot of a round from a step on, if it is here, or is being taken."""
+        slots = self.slots()
+        first = min((each for each in slots if each.round == since.round and each >= since), default=None)
+        return slots[first] if first is not None else None
+
     def _pinned(self) -> Stamp | None:
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            return Stamp.read(json.loads((self.path / PINNED).read_bytes()))
+            slot = self.first_since(Stamp.read(json.loads((self.path / PINNED).read_bytes())))
+            return slot.stamp if slot is not None else None
         return None
 
     def forget(self, stamps: Sequence[Stamp]) -> None:

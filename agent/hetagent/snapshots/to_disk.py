@@ -53,12 +53,14 @@ class Part:
     Attributes:
         ranks: whose parts these are, with the digests of their indexes.
         size: of all files (bytes).
+        values: digests of what has to be the same on all ranks.
     """
 
     ranks: Mapping[int, str]
     plan: SavePlan
     results: Sequence[WriteResult]
     size: int
+    values: Mapping[str, str]
 
 
 class Planner(DefaultSavePlanner):
@@ -165,7 +167,20 @@ def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: 
     size = sum(result.size_in_bytes for result in results) + sum(
         index.small_bytes for index in indexes.values()
     )
-    return Part(digests, plan, results, size)
+    return Part(digests, plan, results, size, _the_same(index.digests for index in indexes.values()))
+
+
+def _the_same(told: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """The digests of what has to be the same on all ranks.
+
+    Raises:
+        SnapshotError: it is not.
+    """
+    known: dict[str, str] = {}
+    for name, digest in (item for digests in told for item in digests.items()):
+        if known.setdefault(name, digest) != digest:
+            raise SnapshotError(f"'{name}' is not the same on all ranks: name it in per_rank")
+    return known
 
 
 def _writer(into: Path) -> FileSystemWriter:
@@ -281,7 +296,7 @@ def finish(into: Path, stamp: Stamp, world_size: int, *, sharded: bool, wait_s: 
         wait_s: how long to wait for them; what is not there then is left out unless the state is sharded (seconds).
 
     Raises:
-        SnapshotError: some are missing.
+        SnapshotError: some are missing, or they do not fit together.
     """
     until = time.monotonic() + wait_s
     parts: dict[Path, Part] = {}
@@ -295,10 +310,8 @@ def finish(into: Path, stamp: Stamp, world_size: int, *, sharded: bool, wait_s: 
             break
         time.sleep(PAUSE_S)
     if missing and sharded:
-        raise SnapshotError(
-            f"the part of rank {min(missing)} is not there after {wait_s:.0f} s (where snapshots are taken every few "
-            "seconds, another node may have none left of that step: give a larger --snapshot-every)"
-        )
+        raise SnapshotError(f"the part of rank {min(missing)} is not there after {wait_s:.0f} s")
+    _the_same(part.values for part in parts.values())
     planner = DefaultSavePlanner()
     plans = [part.plan for part in parts.values()]
     _, metadata = planner.create_global_plan(plans)

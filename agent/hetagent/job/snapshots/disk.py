@@ -1,10 +1,11 @@
 """Has snapshots written to a directory that all nodes share, one after another, by a process of its own.
 
-The node with rank 0 leads: it begins a directory when one is due, and makes it complete. The others see that directory,
-and add what their ranks have.
+The node with rank 0 leads: when one is due it names a step, and all nodes write the first snapshot from that step on.
+It makes the directory complete.
 """
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -25,19 +26,25 @@ from hetrdzv.protocol.rooms.snapshots import MOST_ON_DISK, NotWritten, OnDisk
 from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
 
 LOOK_S = 5.0
-"""How often a node looks what others have begun or completed (seconds)."""
+"""How often a node looks which are complete, and asks the server whether one is due (seconds)."""
+
+AHEAD_S = 8.0
+"""How soon all nodes know of a step that the node that leads has named (seconds); longer than `LOOK_S`."""
 
 RUNNING_S = 0.5
 """How often it looks whether its process has ended (seconds)."""
 
 PARTS_S = 120.0
-"""How long the node that leads waits for the parts of others (seconds): they have to see the directory first."""
+"""How long the node that leads waits for the parts of others (seconds)."""
 
-VALUES_S = 3 * LOOK_S
-"""The same if only their own values are missing."""
+VALUES_S = 5.0
+"""The same of the last snapshot if only their own values are missing."""
 
 MOST_WHY = 256
 """The longest reason why one is not on disk that the server is told (characters)."""
+
+MIN_PACE_S = 1e-3
+"""Two snapshots are at least so far apart (seconds): the clock of a file system is coarse."""
 
 GLANCE_S = 0.05
 """How long a look waits for a directory to be read (seconds); it goes on in a thread."""
@@ -86,6 +93,9 @@ class Disk:
         self._said = folder / "to_disk.stderr"
         self._writing: Stamp | None = None
         self._written: set[Stamp] = set()  # by this node
+        self._wants = 0
+        self._answered: Stamp | None = None  # the last step that was named, in its round
+        self._pinned: Stamp | None = None
         self._due_at = time.monotonic() + asked.every_s
         self._looks_at = 0.0
         self._failed: NotWritten | None = None
@@ -178,30 +188,47 @@ class Disk:
         """When to look (monotonic seconds)."""
         return self._looks_at
 
-    def look(self, complete: Stamp | None, ranks: Sequence[int]) -> None:
-        """Write what is due, or what the node that leads has begun.
+    @property
+    def wants(self) -> int:
+        """From which step on all nodes write the first snapshot of this round; 0: this node has named none."""
+        return self._wants
+
+    def look(self, number: int, ranks: Sequence[int], wanted: int, *, alone: bool) -> None:
+        """Write what is due.
 
         Args:
-            complete: the newest snapshot in memory that is complete over all nodes.
+            number: of the round that runs.
             ranks: of this node.
+            wanted: the step that the node that leads has named, as the server says; 0: none.
+            alone: no other node is in the round.
         """
         now = time.monotonic()
-        if now < self._looks_at:
-            return
         self._ended()
-        if not self.list(GLANCE_S):
-            self._looks_at = now + RUNNING_S
+        if now >= self._looks_at:
+            self.list(GLANCE_S)
+            self._say_unseen()
+            busy = self._process is not None or self._reading is not None
+            self._looks_at = now + (RUNNING_S if busy else LOOK_S)
+        if self._process is not None or self._reading is not None:
             return
-        self._say_unseen()
+        if 0 in ranks:
+            if not self._wants and now >= self._due_at:
+                self._wants = self._named(number, alone=alone)
+            wanted = self._wants
+        since = Stamp(wanted, number) if wanted else None
+        self._pin(since if since != self._answered else None)
+        if self._pinned is not None and self._begin_since(self._pinned, ranks):
+            self._answered = since
+            self._due_at = now + self._asked.every_s
+            self._looks_at = now + RUNNING_S
+            if self._process is None:
+                self._wants = 0
+
+    def end_round(self) -> None:
+        """The round is over: what was named and is not there will not come."""
+        self._wants = 0
         if self._process is None:
-            if 0 in ranks:
-                known = complete in self._written or (complete is not None and self._there.get(complete))
-                if now >= self._due_at and complete is not None and not known:
-                    self._due_at = now + self._asked.every_s
-                    self._begin(complete, ranks)
-            elif (begun := self._begun()) is not None:
-                self._begin(begun, ranks)
-        self._looks_at = now + (RUNNING_S if self._process is not None else LOOK_S)
+            self._pin(None)
 
     def write_last(self, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> str:
         """Write the newest snapshot of this node, unless that was done; returns whether it is on disk, in a sentence.
@@ -245,14 +272,48 @@ class Disk:
         if process is not None:
             process.kill()
             process.wait()
-        self._folder.pin(None)
+        self._wants = 0
+        self._pin(None)
 
-    def _begun(self) -> Stamp | None:
-        """A snapshot that the node that leads has begun, and that this node has and has not written."""
-        here = self._folder.slots().keys() - self._written
-        return max(
-            (stamp for stamp, mark in self._there.items() if mark is None and stamp in here), default=None
-        )
+    def _pin(self, since: Stamp | None) -> None:
+        if since != self._pinned:
+            self._folder.pin(since)
+            self._pinned = since
+
+    def _named(self, number: int, *, alone: bool) -> int:
+        """The step from which on one is written: that of the newest one; 0: it is on disk, or none can be named by now.
+
+        Where snapshots are taken so often that other nodes have lost it once they know, it is a later one: a step in
+        which nodes take one that differ in how often they do, which is a power of two.
+        """
+        taken = []
+        for stamp, slot in self._folder.slots().items():
+            if stamp.round == number and (index := slot.indexes().get(0)) is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    taken.append((stamp, index.stat().st_mtime))
+        taken.sort()
+        if not taken or taken[-1][0] in self._written or self._there.get(taken[-1][0]):
+            return 0
+        newest, at = taken[-1]
+        if alone or time.time() - at > AHEAD_S:
+            return newest.step
+        if len(taken) < 2:
+            return 0
+        before, then = taken[-2]
+        if at - then > AHEAD_S:
+            return newest.step
+        steps = (newest.step - before.step) * AHEAD_S / max(at - then, MIN_PACE_S)
+        apart = 1 << math.ceil(math.log2(max(steps, 1.0)))
+        return math.ceil((newest.step + steps) / apart) * apart
+
+    def _begin_since(self, since: Stamp, ranks: Sequence[int]) -> bool:
+        """Write the first snapshot from a step on, once all ranks of this node have their parts of it."""
+        slot = self._folder.first_since(since)
+        if slot is None or not slot.indexes().keys() >= {*ranks}:
+            return False
+        if slot.stamp not in self._written:
+            self._begin(slot.stamp, ranks)
+        return True
 
     def _begin(self, stamp: Stamp, ranks: Sequence[int], *, is_last: bool = False) -> None:
         slot = self._folder.slots().get(stamp)
@@ -260,11 +321,11 @@ class Disk:
         if slot is None or not mine:
             return
         self._written.add(stamp)
-        self._folder.pin(stamp)
+        self._pin(stamp)
         words = [str(slot.path), str(stamp.round), str(stamp.step), str(self.path / name_of(stamp))]
         words += [",".join(map(str, mine))]
         if 0 in ranks:
-            words += ["--leads", f"{LOOK_S if is_last else _patience_s(slot, mine[0]):g}"]
+            words += ["--leads", f"{_patience_s(slot, mine[0]) if is_last else PARTS_S:g}"]
             words += ["--keep", f"{self._asked.keep}"]
         if not is_last:
             words += ["--beside-training"]
@@ -332,7 +393,7 @@ def _failed(lack: NotWritten) -> str:
 
 
 def _patience_s(slot: Slot, rank: int) -> float:
-    """How long to wait for the parts of other nodes (seconds)."""
+    """How long to wait for the parts of other nodes of the last snapshot (seconds)."""
     with contextlib.suppress(OSError, ValueError):
         return PARTS_S if Index.read(slot.indexes()[rank].read_bytes()).sharded else VALUES_S
     return VALUES_S

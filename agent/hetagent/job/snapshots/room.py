@@ -11,7 +11,7 @@ from typing import Any
 from hetagent.job.room import Environ, Room
 from hetagent.job.snapshots import exchange, holdings
 from hetagent.job.snapshots.copying import Copying
-from hetagent.job.snapshots.disk import GLANCE_S, LAST_S, Disk
+from hetagent.job.snapshots.disk import GLANCE_S, LAST_S, LOOK_S, Disk
 from hetagent.job.snapshots.exchange import Bad, Exchange
 from hetagent.job.snapshots.folder import Folder
 from hetagent.job.snapshots.serving import Serving
@@ -200,6 +200,8 @@ class Snapshots(Room):
             if self._exchange.done(rank) is None:
                 self._tell(f"rank {rank} has not saved before it was stopped")
         self._saving.clear()
+        if self._disk is not None:
+            self._disk.end_round()
         if self._workers is not None:
             self._forget(self._bad())
             self._refresh(ended=self._assignment.round)
@@ -261,8 +263,8 @@ class Snapshots(Room):
         moments = [self._disk.due_at()] if self._disk is not None and self._opened and self._workers else []
         if self._answer is not None:
             moments += [0.0] if self._answer.done() else []
-        elif self._has_news:
-            moments.append(self._not_before)
+        elif (tells_at := self._tells_at()) is not None:
+            moments.append(tells_at)
         return min(moments, default=None)
 
     def look(self) -> None:
@@ -272,9 +274,9 @@ class Snapshots(Room):
             return
         self._hear()
         if self._disk is not None and self._opened:
-            complete = self._reply.complete
-            newest = Written(step=complete.step, round=complete.round) if complete is not None else None
-            self._disk.look(newest, self._ranks)
+            start = self._assignment.start
+            number, alone = self._assignment.round, start.nnodes == 1
+            self._disk.look(number, self._ranks, self._reply.to_disk_from, alone=alone)
         self._refresh()
         if not self._opened and (self._listening() or self._holdings.held):  # who saves by DCP has no pipe
             self._opened = True
@@ -282,20 +284,25 @@ class Snapshots(Room):
                 self._tell(f"snapshots: {self._space.problem}")
         if self._opened and (self._holdings.held or self._assignment.start.nnodes > 1):
             self._serve()  # also where no other node is yet: what nobody serves is of no use to one that comes
-        if self._has_news and self._answer is None and time.monotonic() >= self._not_before:
+        tells_at = self._tells_at()
+        if tells_at is not None and self._answer is None and time.monotonic() >= tells_at:
             lives_once = (
                 any(each.sharded for each in self._holdings.held) and self._assignment.start.nnodes > 1
             )
-            self._asks = (ASKS if lives_once else 0) if self._holdings != self._told else self._asks - 1
+            self._asks = (
+                (ASKS if lives_once else 0) if self._holdings != self._told else max(0, self._asks - 1)
+            )
             self._not_before = time.monotonic() + PAUSE_S
             self._answer = self._line.ask(Message(HELD, self._body(self._assignment.round)))
 
-    @property
-    def _has_news(self) -> bool:
-        """Whether the server has to be told, while a round runs."""
-        if not self._opened or self._workers is None or self._refuses:
-            return False
-        return self._holdings != self._told or self._asks > 0
+    def _tells_at(self) -> float | None:
+        """When the server has to be told, while a round runs (monotonic seconds); None: it knows all."""
+        if not self._opened or self._workers is None or self._assignment is None or self._refuses:
+            return None
+        if self._holdings != self._told or self._asks > 0:
+            return self._not_before
+        waits = self._disk is not None and self._assignment.start.nnodes > 1
+        return self._not_before - PAUSE_S + LOOK_S if waits else None
 
     def _body(self, number: int) -> Callable[..., SnapshotsRequest]:
         def body(incarnation: str) -> SnapshotsRequest:
@@ -355,6 +362,7 @@ class Snapshots(Room):
             refused=tuple(self._refused),
             on_disk=self._disk.complete() if self._disk is not None else (),
             not_written=self._disk.not_written() if self._disk is not None else None,
+            to_disk_from=self._disk.wants if self._disk is not None else 0,
         )
         if self._holdings != self._offered:
             self._offered = self._holdings

@@ -109,6 +109,7 @@ class Holdings(Body):
         refused: those that a worker of the node could not load.
         on_disk: those that it sees on disk, the newest first; they may be of an earlier job.
         not_written: what it has last tried to write there, in vain; None: it has written that.
+        to_disk_from: all members are to write the first snapshot of the round from this step on; 0: it names none.
     """
 
     origin: Annotated[str, MaxLen(32)] = ""
@@ -120,6 +121,7 @@ class Holdings(Body):
     refused: Annotated[tuple[Stamp, ...], AtMost(MOST_REFUSED)] = ()
     on_disk: Annotated[tuple[OnDisk, ...], AtMost(MOST_ON_DISK)] = ()
     not_written: NotWritten | None = None
+    to_disk_from: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,11 +165,13 @@ class SnapshotsReply:
         complete: the newest snapshot that is complete; None: none is.
         every: how often all members take one (steps): the largest that one of them has asked for.
         copy: parts of another member that this one is to keep copies of; None: none that are known by now.
+        to_disk_from: the largest that one of them has named; see `Holdings`.
     """
 
     complete: Stamp | None = None
     every: int = 0
     copy: Copy | None = None
+    to_disk_from: int = 0
 
 
 SNAPSHOTS = Route(

@@ -1,5 +1,6 @@
 """What an agent does about snapshots on disk, but for the writing itself: tests/agent/snapshots, tests/e2e."""
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from hetagent.job.loop import Identity
 from hetagent.job.snapshots import disk as disks
-from hetagent.job.snapshots.disk import FIRST_S, Asked, Disk
+from hetagent.job.snapshots.disk import AHEAD_S, FIRST_S, Asked, Disk
 from hetagent.options.model import UsageError
 from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
 from hetagent.snapshots.on_disk import MARK, Mark, name_of
@@ -75,33 +76,68 @@ def test_the_oldest_are_removed_and_what_is_not_ours_stays(node: Node) -> None:
     assert other.exists()
 
 
-def test_one_who_does_not_lead_adds_to_what_the_leader_has_begun(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[tuple[Stamp, list[int]]] = []
-    monkeypatch.setattr(node.disk, "_begin", lambda stamp, ranks: begun.append((stamp, list(ranks))))
-    stamp = node.holds(10, 1)
-    node.disk.look(stamp, [1])
+@pytest.fixture
+def begun(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that the node has begun to write."""
+    steps: list[int] = []
+    monkeypatch.setattr(node.disk, "_begin", lambda stamp, ranks: steps.append(stamp.step))
+    return steps
+
+
+def test_all_write_the_first_snapshot_from_the_step_that_was_named(node: Node, begun: list[int]) -> None:
+    for step in (10, 20):
+        node.holds(step, 1)
+    node.disk.look(1, [1], 0, alone=False)
     assert begun == []
-    node.has(10, complete=False)
-    monkeypatch.setattr(disks, "LOOK_S", 0.0)
-    node.disk._looks_at = 0.0
-    node.disk.look(None, [1])
-    assert begun == [(stamp, [1])]
+    node.disk.look(1, [1], 25, alone=False)
+    node.memory.begin(Stamp(30, 1))
+    node.disk.look(1, [1], 25, alone=False)
+    assert begun == [], "its workers are still copying"
+    for step in (30, 40, 50):
+        node.holds(step, 1)  # as often as it likes: the memory of the first is kept
+    node.disk.look(1, [1], 25, alone=False)
+    node.disk.look(1, [1], 25, alone=False)
+    assert begun == [30], "once"
+    assert node.memory._pinned() is None
+    node.disk.look(1, [1], 60, alone=False)
+    node.holds(60, 1)
+    node.disk.look(1, [1], 60, alone=False)
+    assert begun == [30, 60]
+    assert node.disk.wants == 0
 
 
-def test_the_leader_begins_when_one_is_due(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Stamp] = []
-    monkeypatch.setattr(node.disk, "_begin", lambda stamp, ranks: begun.append(stamp))
+def test_the_node_that_leads_names_the_newest_when_one_is_due(node: Node, begun: list[int]) -> None:
     stamp = node.holds(10, 0)
-    node.disk.look(stamp, [0])
-    node.disk._looks_at = node.disk._due_at = 0.0
-    node.disk.look(None, [0])
-    assert begun == []
-    node.disk._looks_at = 0.0
-    node.disk.look(stamp, [0])
-    assert begun == [stamp]
+    node.disk.look(1, [0], 0, alone=True)
+    assert (node.disk.wants, begun) == (0, [])
+    node.disk._due_at = 0.0
+    node.disk.look(1, [0], 0, alone=False)
+    assert (node.disk.wants, begun) == (0, []), "how often they are taken is not known by now"
+    os.utime(node.memory.slots()[stamp].indexes()[0], (0, time.time() - AHEAD_S - 1))
+    node.disk.look(1, [0], 0, alone=False)
+    assert begun == [10]
     assert node.disk._due_at > time.monotonic() + 590
+
+
+@pytest.mark.parametrize(
+    ("apart_s", "alone", "named"),
+    [(0.5, False, 64), (AHEAD_S + 1, False, 12), (0.5, True, 12)],
+    ids=["often", "rarely", "alone"],
+)
+def test_where_snapshots_are_frequent_a_later_step_is_named(
+    node: Node, begun: list[int], apart_s: float, alone: bool, named: int
+) -> None:
+    for step in (10, 12):
+        stamp = node.holds(step, 0)
+        index = node.memory.slots()[stamp].indexes()[0]
+        os.utime(index, (0, time.time() + (step - 12) * apart_s / 2))
+    node.disk._due_at = 0.0
+    node.disk.look(1, [0], 0, alone=alone)
+    assert begun == ([12] if named == 12 else [])
+    assert node.disk.wants == (0 if named == 12 else named)
+    node.disk.end_round()
+    assert node.disk.wants == 0
+    assert node.memory._pinned() is None
 
 
 def test_what_its_writer_says_is_said_once_and_the_memory_is_free_again(node: Node) -> None:
@@ -156,16 +192,16 @@ def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(disks, "directories", hang)
-    stamp = node.holds(10, 0)
+    node.holds(10, 0)
     node.disk._due_at = 0.0
-    node.disk.look(stamp, [0])
+    node.disk.look(1, [0], 0, alone=True)
     assert node.disk.pid is None
     assert not node.disk.list(0.0)
     answers.set()
     monkeypatch.setattr(disks, "GLANCE_S", FIRST_S)
     for _ in range(2):
         node.disk._looks_at = 0.0
-        node.disk.look(None, [0])
+        node.disk.look(1, [], 0, alone=True)
     said = f"cannot see the snapshots in {node.disk.path}: PermissionError: [Errno 13] Permission denied"
     assert node.said == [said]
 
@@ -196,14 +232,12 @@ def test_the_first_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
     assert node.said == [f"waiting until {node.disk.path} answers, where snapshots may be"]
 
 
-def test_what_is_complete_on_disk_is_not_written_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Stamp] = []
-    monkeypatch.setattr(node.disk, "_begin", lambda stamp, ranks: begun.append(stamp))
-    stamp = node.holds(10, 0)
+def test_what_is_complete_on_disk_is_not_written_again(node: Node, begun: list[int]) -> None:
+    node.holds(10, 0)
     node.has(10)
     node.disk._due_at = 0.0
-    node.disk.look(stamp, [0])
-    assert begun == []
+    node.disk.look(1, [0], 0, alone=True)
+    assert (node.disk.wants, begun) == (0, [])
 
 
 def test_a_file_server_that_does_not_answer_keeps_nobody_beyond_its_time(

@@ -273,7 +273,10 @@ class Agent:
         self._clear_workers()
         if self._local is not None:
             self._local.forgo()  # Ctrl-C in the middle of a start leaves it with what its rooms have made
+        goodbye = self._leaving.goodbye(self.outcome)
         for room in self._rooms:
+            if not self._leaving.hurried:
+                room.part(goodbye, self._leaving.gone_at)
             room.close()
         if not self._succeeded:
             self._leftovers.kill_spared()
@@ -281,7 +284,6 @@ class Agent:
         leave_s = UNHEARD_LEAVE_S if self._leaving.hurried else LEAVE_S
         if self._leaving.gone_at is not None:
             leave_s = min(leave_s, max(UNHEARD_LEAVE_S, self._leaving.gone_at - time.monotonic()))
-        goodbye = self._leaving.goodbye(self.outcome)
         left = self._line.leave(goodbye, leave_s, lambda: bool(self._got_signals))
         self.hangs = self.hangs or not left
         for room in self._rooms:

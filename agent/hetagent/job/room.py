@@ -125,6 +125,15 @@ class Room:
     def end(self) -> None:
         """The round is over here, and its workers are gone. Harmless if called again."""
 
+    def part(self, why: str, until: float | None) -> None:
+        """The agent is about to end, perhaps before the job; the server can be told, and does not know yet.
+
+        Args:
+            why: as the server will be told.
+            until: when this agent has to be gone (monotonic seconds); None: nobody waits for that, or it is to be gone
+                at once.
+        """
+
     def close(self) -> None:
         """The agent ends."""
 

@@ -9,6 +9,7 @@ from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import Moved
+from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
 
 REPORT = Topic(route=routes.REPORT, in_order=True, dated=True)
@@ -65,6 +66,16 @@ def leaving(round_number: int, why: str, grace_s: float | None = None) -> Report
         grace_s: for how much longer its workers run (seconds); None: they are being stopped, or there are none.
     """
     return _report(ReportKind.LEAVING, round_number, message=why, grace_s=grace_s)
+
+
+def parting(round_number: int, why: str, snapshots: Holdings, serves_s: float) -> Report:
+    """This node is about to leave, and its workers are gone; it serves what it holds of snapshots yet.
+
+    Args:
+        serves_s: for how long (seconds).
+    """
+    fields: dict[str, Any] = {"snapshots": snapshots, "serves_s": serves_s}
+    return _report(ReportKind.LEAVING, round_number, message=why, **fields)
 
 
 def _report(kind: ReportKind, round_number: int, **fields: Any) -> Report:

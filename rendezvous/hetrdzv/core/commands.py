@@ -8,6 +8,7 @@ from hetrdzv.core.model import Offer, Stall
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.rooms.network import NetworkFound
 from hetrdzv.protocol.rooms.progress import Moved
+from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Report:
             None: they are being stopped.
         moved: with `started`, `succeeded` and `failed`, when its workers moved; None: nobody can tell.
         network: from the round's master, with `started`: what is wrong with the network between its nodes.
+        snapshots, serves_s: with `leaving`, once its workers are gone: what it holds of snapshots, and for how long it
+            serves that yet, counted from when the agent saw that (seconds).
     """
 
     node_id: str
@@ -79,6 +82,8 @@ class Report:
     grace_s: float | None = None
     network: NetworkFound | None = None
     moved: Moved | None = None
+    snapshots: Holdings | None = None
+    serves_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,8 @@ def heading(group: Group, node: Node) -> Heading:
     if group.state.terminal:
         return tell(DirectiveKind.EXIT, group.state, group.round.number if group.round is not None else 0)
     if node.phase is NodePhase.LEFT:
-        return tell(DirectiveKind.EXIT, "left")
+        needed = any(room.needs(group, node) for room in ROOMS)
+        return tell(DirectiveKind.WAIT, "serves") if needed else tell(DirectiveKind.EXIT, "left")
     if may_save(group, node):
         news = "notice" if node.takes_notice else "round_formed"
         return tell(DirectiveKind.START, news, node.member_of)
@@ -215,9 +216,9 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
                 "exit_code": _exit_code(outcome, group.root_cause),
                 "root_cause": group.root_cause,
             }
-        case "left":
+        case "left" | "serves":
             left = reasons.Gone(kind="left", node_id=node_id, why=node.gone_why or Announced())
-            return {"reason": left, "exit_code": EXIT_FAILED}
+            return {"reason": left, "exit_code": EXIT_FAILED if head.kind is DirectiveKind.EXIT else None}
         case "drained":
             drained = reasons.Drained(group_id=group.group_id, node_id=node_id)
             return {"reason": drained, "exit_code": EXIT_DRAINED}

@@ -329,6 +329,8 @@ def _report(work: Work, command: Report) -> None:
     if command.kind is ReportKind.LEAVING:
         gone_at = None if command.grace_s is None else work.now - max(0.0, command.age_s) + command.grace_s
         set_leaving(work, node, Announced(text=quoted(command.message, MOST_OF_TEXT)), gone_at)
+        for room in ROOMS:
+            room.leaving(work, work.group.nodes[node.node_id], command)
         return
     current = group.round
     if current is None or group.state.terminal or not group.in_round(node) or command.round != current.number:

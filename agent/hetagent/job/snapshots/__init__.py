@@ -150,6 +150,7 @@ class KeepSnapshots(Feature):
     def _made(self, node: "Node", line: "Line", memory: int | None) -> "Room":
         from hetagent.job.snapshots.disk import Asked, Disk
         from hetagent.job.snapshots.folder import Folder, sweep
+        from hetagent.job.snapshots.parting import Parting
         from hetagent.job.snapshots.room import Snapshots
         from hetagent.job.snapshots.serving import Serving
         from hetagent.job.snapshots.space import space
@@ -172,6 +173,7 @@ class KeepSnapshots(Feature):
                 folder=folder,
                 space=there,
                 serving=None if alone else serving,
+                parting=None if alone else Parting(identity, line, serving, node.access.client, node.tell),
                 disk=Disk(asked, folder.path, identity, node.tell) if asked is not None else None,
                 every=self.every,
                 one_per_node=node.launch.one_per_node,

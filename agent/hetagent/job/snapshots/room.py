@@ -14,6 +14,7 @@ from hetagent.job.snapshots.copying import Copying
 from hetagent.job.snapshots.disk import GLANCE_S, LAST_S, LOOK_S, Disk
 from hetagent.job.snapshots.exchange import Bad, Exchange
 from hetagent.job.snapshots.folder import Folder
+from hetagent.job.snapshots.parting import Parting
 from hetagent.job.snapshots.serving import Serving
 from hetagent.job.snapshots.space import Space
 from hetagent.job.workers.processes import Workers
@@ -61,6 +62,7 @@ class Snapshots(Room):
         space: what they may take.
         serving: serves them to other nodes; None: there will be none.
         every: how often a person wants a snapshot (steps); 0: it is found out while the workers run.
+        parting: serves them beyond the end of this agent, if others need them; None: nobody will.
         disk: writes them to disk; None: nobody wants that.
         one_per_node: a single process stands for all workers of this node.
         rescue: adds what dead workers have kept of their last steps to the snapshots of this node, and returns the
@@ -79,6 +81,7 @@ class Snapshots(Room):
         folder: Folder,
         space: Space,
         serving: Serving | None,
+        parting: Parting | None = None,
         disk: Disk | None = None,
         every: int = 0,
         one_per_node: bool = False,
@@ -90,6 +93,7 @@ class Snapshots(Room):
         self._folder = folder
         self._space = space
         self._serving = serving
+        self._parting = parting
         self._disk = disk
         self._fixed = every
         self._one_per_node = one_per_node
@@ -101,7 +105,10 @@ class Snapshots(Room):
         self._assignment: Assignment | None = None
         self._workers: Workers | None = None
         self._opened = False  # a worker has opened snapshots or saved one, ever
-        self._over = False  # no agent comes after this one
+        self._over = False  # the job is
+        self._drained = False
+        self._nnodes = 0  # of the newest round
+        self._number = 0  # of it
         self._ranks: Sequence[int] = ()  # of this node, in its newest round
         self._saving: set[int] = set()  # the ranks that were asked to and have not answered
         self._save_until = 0.0
@@ -136,6 +143,7 @@ class Snapshots(Room):
         self._ranks = range(
             assignment.start.rank_offset, assignment.start.rank_offset + assignment.start.slots
         )
+        self._nnodes, self._number = assignment.start.nnodes, assignment.round
         self._answer = None
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
@@ -172,7 +180,7 @@ class Snapshots(Room):
 
     def heard(self, directive: DirectiveReply) -> None:
         if directive.kind is DirectiveKind.EXIT:
-            self._over = directive.outcome is not None or directive.code == "drained"
+            self._over, self._drained = directive.outcome is not None, directive.code == "drained"
 
     def heeds_notice(self) -> bool:
         return bool(self._listening())
@@ -207,25 +215,29 @@ class Snapshots(Room):
             self._refresh(ended=self._assignment.round)
         self._assignment = self._workers = None
 
+    def part(self, why: str, until: float | None) -> None:
+        if self._parting is None or self._over or self._nnodes < 2 or (until is None and not self._drained):
+            return
+        self._parting.begin(self._number, why, self._holdings, until - LEFT_S if until is not None else None)
+
     def close(self) -> None:
-        if self._serving is not None:
-            self._serving.close()
         self._created.close()
-        if self._disk is None:
-            self._folder.close(remove=self._over or not self._holdings.held)
 
     def leave(self, until: float | None, hurried: Callable[[], bool]) -> str:
-        if self._disk is None:
-            return ""
         try:
-            if not self._opened:
+            if self._disk is None or not self._opened:
                 return ""
             last = until - LEFT_S if until is not None else time.monotonic() + LAST_S
             said = self._disk.write_last(self._ranks, last, hurried)
             return f"snapshot {said}" if said else ""
         finally:
-            self._disk.close()
-            self._folder.close(remove=self._over or not self._holdings.held)
+            if self._parting is not None:
+                self._parting.finish(hurried)
+            if self._serving is not None:
+                self._serving.close()
+            if self._disk is not None:
+                self._disk.close()
+            self._folder.close(remove=self._over or self._drained or not self._holdings.held)
 
     # -- before the end ----------------------------------------------------------------------------------------
 

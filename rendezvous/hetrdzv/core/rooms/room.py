@@ -44,6 +44,16 @@ class Room:
     def started(self, work: "Work", node: Node, report: Report) -> None:
         """A member of the round that runs has reported that it started its workers."""
 
+    def leaving(self, work: "Work", node: Node, report: Report) -> None:
+        """A node has reported that it is about to leave."""
+
+    def needs(self, group: Group, node: Node) -> bool:
+        """Whether others need a node that has left, and whose agent is there."""
+        return False
+
+    def pass_time(self, work: "Work") -> None:
+        """Whatever happens in a group whose job is not over; what follows from the time has its timer (timers.py)."""
+
     def warnings(self, nodes: Sequence[Node]) -> Sequence[RoundWarning]:
         """What to know of the nodes of a round, or of those that are here."""
         return ()

@@ -62,6 +62,8 @@ def settle(work: Work) -> None:
     expire(work)
     if not work.group.state.terminal:
         work.change(conduct=without_past(work.group.conduct, work.now))
+        for room in ROOMS:
+            room.pass_time(work)
     if work.group.state.terminal:
         pass
     elif work.group.active_round is None:

@@ -7,6 +7,7 @@ from hetrdzv.protocol.bounds import Body, Count, Duration, Id, Kind, OrNewer, Te
 from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.rooms.network import NetworkFound
 from hetrdzv.protocol.rooms.progress import Moved
+from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
 
 
@@ -17,6 +18,8 @@ class ReportRequest(Body):
     Attributes:
         grace_s: with `leaving`, for how much longer the workers run, counted from then (seconds); None: they are being
             stopped.
+        snapshots, serves_s: with `leaving`, once the workers are gone: what the node holds of snapshots, and for how
+            long it serves that yet, counted from then (seconds).
         moved: with `started`, `succeeded` and `failed`, when the workers moved, counted from then; None: nobody can
             tell.
     """
@@ -32,3 +35,5 @@ class ReportRequest(Body):
     grace_s: Duration | None = None
     network: NetworkFound | None = None
     moved: Moved | None = None
+    snapshots: Holdings | None = None
+    serves_s: Duration | None = None

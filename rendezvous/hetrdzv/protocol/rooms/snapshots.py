@@ -248,6 +248,8 @@ class Kept:
         not_loaded: how many of them could not load it.
         passed: those that are passed by, and that some node still has.
         wanted: the one that a person has chosen for the next round.
+        parting: agents that have left, or are about to, and yet serve what they hold, by incarnation: until when
+            (seconds on the server's clock).
     """
 
     origin: str
@@ -256,6 +258,7 @@ class Kept:
     not_loaded: int = 0
     passed: tuple[PassedBy, ...] = ()
     wanted: Stamp | None = None
+    parting: Mapping[str, float] = field(default_factory=dict)
 
 
 # -- what happens --------------------------------------------------------------------------------------------

@@ -262,4 +262,5 @@ def test_a_node_whose_folder_another_agent_uses_does_without(
     assert placed(tmp_path, said, HET_SNAPSHOT_EVERY="8") is None
     assert "another agent uses" in said[0]
     first.close()
+    first.leave(None, lambda: False)
     assert list(tmp_path.iterdir()) == []

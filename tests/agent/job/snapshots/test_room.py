@@ -112,6 +112,12 @@ class Node:
     def hears(self, kind: DirectiveKind, **more: Any) -> None:
         self.room.heard(replace(start("a", 4), kind=kind, start=None, **more))
 
+    def leaves(self, until: float | None = None) -> str:
+        """Its agent ends."""
+        self.room.part("SIGTERM", until)
+        self.room.close()
+        return self.room.leave(until, lambda: False)
+
     def opens(self, rank: int = 2) -> int:
         """A worker opens snapshots; returns the end of its pipe that it reads."""
         pipe = self.path / "ask" / str(rank)
@@ -145,7 +151,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     yield make
     for node in made:
-        node.room.close()
+        node.leaves()
 
 
 @pytest.fixture
@@ -258,7 +264,7 @@ def test_what_dead_workers_had_kept_is_declared_with_the_next_join(nodes: Callab
     assert node.offer.held == ()
     node.room.end()
     assert (node.offer.reached, [held.step for held in node.offer.held]) == (131, [130])
-    node.room.close()
+    node.leaves()
     assert nodes(rescue=rescue).offer.reached == 131, "the next agent looks, too"
 
 
@@ -287,7 +293,7 @@ def test_the_next_agent_declares_what_is_left(nodes: Callable[..., Node]) -> Non
     first.enters()
     first.part((4, 120))
     first.room.end()
-    first.room.close()
+    first.leaves()
     second = nodes()
     assert second.offer.held == first.offer.held != ()
     assert second.offer.origin == "job1"
@@ -377,7 +383,7 @@ def test_the_next_agent_serves_what_is_left(nodes: Callable[..., Node]) -> None:
     first.enters()
     first.part((4, 120))
     first.room.end()
-    first.room.close()
+    first.leaves()
     assert nodes(serving=True).offer.port > 0
 
 
@@ -430,7 +436,7 @@ def test_a_job_that_is_over_saves_nothing_and_leaves_nothing(node: Node) -> None
     assert node.room.saves_until() is None
     os.close(pipe)
     node.room.end()
-    node.room.close()
+    node.leaves()
     assert not node.path.exists()
 
 
@@ -442,14 +448,14 @@ def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
     node.part((4, 120))
     node.room.end()
     node.hears(DirectiveKind.EXIT, code=code, outcome=outcome)
-    node.room.close()
+    node.leaves()
     assert node.path.exists() is kept
 
 
 def test_an_agent_without_snapshots_leaves_nothing(node: Node) -> None:
     node.enters()
     node.room.end()
-    node.room.close()
+    node.leaves()
     assert not node.path.exists()
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from hashlib import blake2s
 from typing import Any, ClassVar
 
-from hetrdzv.core.commands import OfRoom
+from hetrdzv.core.commands import OfRoom, Report
 from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.core.rooms.room import Room
 from hetrdzv.core.rooms.snapshots.choice import after_choice, after_round, choose
-from hetrdzv.core.rooms.snapshots.complete import Gathered, gathered, gathered_for, is_copied
+from hetrdzv.core.rooms.snapshots.complete import Gathered, gathered, gathered_for, is_copied, serves
 from hetrdzv.core.rooms.snapshots.told import chosen, told, wrong
 from hetrdzv.core.rounds.transitions import Work, require_speaker
 from hetrdzv.protocol.errors import GroupFinished, StaleRound
@@ -31,6 +31,9 @@ from hetrdzv.protocol.rooms.snapshots import (
     Stamp,
     ValuesDiffer,
 )
+
+MOST_SERVES_S = 600.0
+"""How long an agent that leaves counts as one that serves what it holds, whatever it says (seconds)."""
 
 MOST_SHOWN = 5
 """How many steps an error names."""
@@ -72,6 +75,23 @@ class SnapshotsRoom(Room):
             return {}
         snapshot = told(current.snapshot, member) if current.snapshot is not None else None
         return {"snapshot": snapshot, "origin": group.snapshots.origin}
+
+    def leaving(self, work: Work, node: Node, report: Report) -> None:
+        kept = work.group.snapshots
+        if kept is None or report.snapshots is None or not report.serves_s or node.job != work.group.job:
+            return
+        until = work.now - max(0.0, report.age_s) + min(report.serves_s, MOST_SERVES_S)
+        work.change_node(node, snapshots=report.snapshots)
+        work.change(snapshots=replace(kept, parting={**kept.parting, node.incarnation: until}))
+
+    def needs(self, group: Group, node: Node) -> bool:
+        return serves(group, node) and bool(group.live)
+
+    def pass_time(self, work: Work) -> None:
+        kept = work.group.snapshots
+        if kept is not None and any(until < work.now for until in kept.parting.values()):
+            parting = {whose: until for whose, until in kept.parting.items() if until >= work.now}
+            work.change(snapshots=replace(kept, parting=parting))
 
     def found(self, group: Group, current: Round) -> Sequence[AnyWarning]:
         if group.snapshots is None:

@@ -92,7 +92,7 @@ def _on_disk(group: Group, members: Sequence[str]) -> Iterator[Gathered]:
 def usable(group: Group, node: Node, origin: str, alone: str | None) -> Iterable[Held]:
     """What a node has of the snapshots of a job that others can use; `alone`: that only it will use them."""
     holdings = node.snapshots
-    if holdings is None or not _is_of(holdings, origin) or not _is_here(group, node):
+    if holdings is None or not _is_of(holdings, origin) or not (_is_here(group, node) or serves(group, node)):
         return ()
     if not holdings.port and node.node_id != alone:
         return ()
@@ -107,6 +107,11 @@ def _is_of(holdings: Holdings, origin: str) -> bool:
 
 def _is_here(group: Group, node: Node) -> bool:
     return not node.gone and node.job == group.job and node.leaving is None and node.rejected is None
+
+
+def serves(group: Group, node: Node) -> bool:
+    """Whether a node that leaves, or has left, yet serves what it holds."""
+    return group.snapshots is not None and node.incarnation in group.snapshots.parting
 
 
 def is_copied(one: Gathered) -> bool:

@@ -379,6 +379,8 @@ class Agent:
         if self._signalled or self._exit_told:
             if not self._left:
                 self._left = True
+                for room in self._rooms:
+                    room.parts()
                 self.session.leave("its agent goes", self.world.timeline.now)
                 self.after(LEAVE_S, self._exit)
         elif self._ready_after_stop:

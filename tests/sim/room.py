@@ -21,6 +21,9 @@ class InAgent:
     def launched(self, workers: Workers) -> None:
         """Workers were started."""
 
+    def parts(self) -> None:
+        """The agent is about to say goodbye."""
+
     def answered(self, answered: Answered) -> None:
         """A question was answered, or nobody answers it."""
 

@@ -3,8 +3,10 @@
 import random
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
+from hetagent.protocol import reports
 from hetagent.protocol.requests import Say
 from hetagent.protocol.topics import Message, Topic
 from hetrdzv.core.model import Group
@@ -49,6 +51,7 @@ class Holding(InAgent):
         of_story = random.Random(f"{seed}.snapshots")
         self._on, self._sharded = of_story.random() < 0.7, of_story.random() < 0.5
         self._every = of_story.choice((1, 4, 16))
+        self._parts = of_story.choice((0.0, 0.0, 1.0))
         self._just_in_time = of_story.choice((0.0, 0.0, 0.5, 1.0))
         self._to_disk = of_story.random() < 0.3
         self._rng = random.Random(f"{seed}.snapshots.{agent.incarnation}")
@@ -66,6 +69,16 @@ class Holding(InAgent):
                 self._take()
             holdings = self._holdings()
             self._agent.session.offer = replace(self._agent.session.offer, snapshots=holdings)
+
+    def parts(self) -> None:
+        if self._on and self._start is not None and self._rng.random() < self._parts:
+            if self._reached and self._rng.random() < self._just_in_time:
+                self._take()
+            self._agent.world.note("an agent that leaves serves what it holds")
+            report = reports.parting(
+                self._start.round, "its agent goes", self._holdings(), self._rng.choice((0.1, 3, 30))
+            )
+            self._agent.session.say(report, self._agent.world.timeline.now)
 
     def starts(self, directive: DirectiveReply) -> None:
         start = directive.start
@@ -181,7 +194,7 @@ class BeginsFromTheNewest(InChecks):
             if chosen is not None:
                 self._checks.violate("snapshots", f"round {current.number} begins from {chosen}")
             return
-        complete = _complete(new, kept.origin) | _on_disk(new)
+        complete = _complete(new, kept.origin, current.formed_at) | _on_disk(new)
         passed = {(one.stamp.step, one.stamp.round): one.why for one in kept.passed}
         loads = {one for one in complete if not isinstance(passed.get(one), NotLoaded)}
         expected = max(loads - passed.keys(), default=None) or max(loads, default=None)
@@ -193,7 +206,7 @@ class BeginsFromTheNewest(InChecks):
             what = f"round {current.number} of job {new.job} begins from {stamp}"
             self._checks.violate("snapshots are of this job", what)
         for source in chosen.sources if chosen is not None else ():
-            if new.nodes[source.node_id].gone:
+            if new.nodes[source.node_id].gone and not _serves(new, source.node_id, current.formed_at):
                 self._checks.violate("sources are there", f"{source.node_id} is gone")
 
     def round_is_durable(self, record: dict[str, Any]) -> None:
@@ -203,14 +216,22 @@ class BeginsFromTheNewest(InChecks):
             self._checks.violate("a snapshot is chosen once", what)
 
 
-def _complete(group: Group, origin: str) -> set[tuple[int, int]]:
-    """The snapshots of which all parts are on live nodes, by step and round."""
+def _serves(group: Group, node_id: str, now: float) -> bool:
+    """Whether the agent of a node that has left serves what it holds."""
+    parting = group.snapshots.parting if group.snapshots is not None else {}
+    return parting.get(group.nodes[node_id].incarnation, -inf) >= now
+
+
+def _complete(group: Group, origin: str, now: float) -> set[tuple[int, int]]:
+    """The snapshots of which all parts are on nodes that serve them, by step and round."""
     world: dict[tuple[int, int], tuple[int, bool]] = {}
     whole: set[tuple[int, int]] = set()
     parts: set[tuple[int, int, int]] = set()
     for node in group.nodes.values():
         holdings = node.snapshots
         out = node.gone or node.job != group.job or node.leaving is not None or node.rejected is not None
+        if node.job == group.job and _serves(group, node.node_id, now):
+            out = False
         if out or holdings is None or holdings.origin != origin:
             continue
         for held in holdings.held:
@@ -260,6 +281,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     ),
     "holdings of another job count": (complete, "_is_of", lambda holdings, origin: bool(holdings.held)),
     "nodes that are gone hold snapshots": (complete, "_is_here", lambda group, node: True),
+    "an agent that is gone serves": (room.SnapshotsRoom, "pass_time", lambda self, work: None),
     "what is on disk is not seen": (complete, "_on_disk", lambda group, members: iter(())),
 }
 """Faults that some story finds; see test_planted.py."""

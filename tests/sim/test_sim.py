@@ -98,6 +98,7 @@ FAULTS = (
     "agent has a new node id",
     "agent is killed",
     "agent stands still",
+    "an agent that leaves serves what it holds",
     "commit failed",
     "commit failed but was written",
     "connection cut",

@@ -69,13 +69,13 @@ def leaving(round_number: int, why: str, grace_s: float | None = None) -> Report
 
 
 def parting(round_number: int, why: str, snapshots: Holdings, serves_s: float) -> Report:
-    """This node is about to leave, and its workers are gone; it serves what it holds of snapshots yet.
+    """This node leaves, and its workers are gone; it serves what it holds of snapshots yet.
 
     Args:
         serves_s: for how long (seconds).
     """
     fields: dict[str, Any] = {"snapshots": snapshots, "serves_s": serves_s}
-    return _report(ReportKind.LEAVING, round_number, message=why, **fields)
+    return _report(ReportKind.PARTING, round_number, message=why, **fields)
 
 
 def _report(kind: ReportKind, round_number: int, **fields: Any) -> Report:

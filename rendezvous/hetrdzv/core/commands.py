@@ -61,12 +61,12 @@ class Report:
         met: from the round's master, with `started` and `succeeded`: how many workers have come to the round's store by
             now, which is where they find each other; None: nobody can tell.
         must_meet: whether workers that have not met count as failed.
-        message: with `master_unreachable`, why; with `leaving`, on whose account (`SIGTERM`).
+        message: with `master_unreachable`, why; with `leaving` and `parting`, on whose account (`SIGTERM`).
         grace_s: with `leaving`, for how much longer its workers run, counted from when the agent saw that (seconds);
             None: they are being stopped.
         moved: with `started`, `succeeded` and `failed`, when its workers moved; None: nobody can tell.
         network: from the round's master, with `started`: what is wrong with the network between its nodes.
-        snapshots, serves_s: with `leaving`, once its workers are gone: what it holds of snapshots, and for how long it
+        snapshots, serves_s: with `parting`: what it holds of snapshots, and for how long it
             serves that yet, counted from when the agent saw that (seconds).
     """
 

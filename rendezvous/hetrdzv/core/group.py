@@ -319,8 +319,12 @@ def _leave(work: Work, command: Leave) -> None:
     if command.died and not isinstance(node.gone_why, AgentDied):
         take_out(work, node, NodePhase.LOST, AgentDied())
     elif node.phase is not NodePhase.LEFT and not command.died:
-        said = Announced(text=quoted(command.why, MOST_OF_TEXT))
-        take_out(work, node, NodePhase.LEFT, said if command.why else node.leaving or said)
+        _say_goodbye(work, node, command.why)
+
+
+def _say_goodbye(work: Work, node: Node, why: str) -> None:
+    said = Announced(text=quoted(why, MOST_OF_TEXT))
+    take_out(work, node, NodePhase.LEFT, said if why else node.leaving or said)
 
 
 def _report(work: Work, command: Report) -> None:
@@ -329,8 +333,12 @@ def _report(work: Work, command: Report) -> None:
     if command.kind is ReportKind.LEAVING:
         gone_at = None if command.grace_s is None else work.now - max(0.0, command.age_s) + command.grace_s
         set_leaving(work, node, Announced(text=quoted(command.message, MOST_OF_TEXT)), gone_at)
-        for room in ROOMS:
-            room.leaving(work, work.group.nodes[node.node_id], command)
+        return
+    if command.kind is ReportKind.PARTING:
+        if not node.gone:
+            for room in ROOMS:
+                room.parting(work, node, command)
+            _say_goodbye(work, work.group.nodes[node.node_id], command.message)
         return
     current = group.round
     if current is None or group.state.terminal or not group.in_round(node) or command.round != current.number:

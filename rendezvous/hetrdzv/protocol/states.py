@@ -81,6 +81,7 @@ class ReportKind(StrEnum):
     READY_TO_STOP = "ready_to_stop"
     MASTER_UNREACHABLE = "master_unreachable"
     LEAVING = "leaving"
+    PARTING = "parting"
 
 
 class DirectiveKind(StrEnum):

@@ -55,7 +55,7 @@ class Parting:
 
         Args:
             number: of the newest round of this node, whose workers are gone.
-            why: it leaves.
+            why: it leaves, as the server is told.
             until: when this agent has to be gone (monotonic seconds); None: nobody waits for that.
         """
         newest = max(holdings.held, key=lambda held: (held.step, held.round), default=None)

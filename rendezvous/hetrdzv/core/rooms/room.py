@@ -44,8 +44,8 @@ class Room:
     def started(self, work: "Work", node: Node, report: Report) -> None:
         """A member of the round that runs has reported that it started its workers."""
 
-    def leaving(self, work: "Work", node: Node, report: Report) -> None:
-        """A node has reported that it is about to leave."""
+    def parting(self, work: "Work", node: Node, report: Report) -> None:
+        """A node whose workers are gone says goodbye, and what it will yet do for others."""
 
     def needs(self, group: Group, node: Node) -> bool:
         """Whether others need a node that has left, and whose agent is there."""

@@ -76,7 +76,7 @@ class SnapshotsRoom(Room):
         snapshot = told(current.snapshot, member) if current.snapshot is not None else None
         return {"snapshot": snapshot, "origin": group.snapshots.origin}
 
-    def leaving(self, work: Work, node: Node, report: Report) -> None:
+    def parting(self, work: Work, node: Node, report: Report) -> None:
         kept = work.group.snapshots
         if kept is None or report.snapshots is None or not report.serves_s or node.job != work.group.job:
             return

@@ -226,6 +226,61 @@ def test_nodes_that_are_gone_or_leave_hold_nothing() -> None:
     assert job.step == 80
 
 
+def parted(**spec: Any) -> Job:
+    """A round of which b has left, and serves its part of what lives once for 30 s."""
+    job = Job(min_nodes=1, replace_wait_s=0.0, **spec).begin()
+    mine, parts = (job.holds(held(100, sharded=True, ranks=[rank]), reached=100) for rank in (0, 1))
+    job.leaving("b")
+    job.join("a", snapshots=mine)
+    assert job.group.active_round is None, "b may yet say what it has"
+    job.report("b", "parting", message="SIGTERM", snapshots=parts, serves_s=30.0)
+    return job
+
+
+def test_a_node_that_leaves_serves_what_only_it_has() -> None:
+    job = parted()
+    assert job.order == ["a"]
+    assert (job.step, job.began and job.began.lost) == (100, 0)
+    assert job.began is not None
+    assert {source.node_id for source in job.began.sources} == {"a", "b"}
+    assert job.node("b").gone
+    assert (job.told("b").kind, job.told("b").code) == ("wait", "serves")
+    assert list(violations(job.group)) == []
+    job.leave("b", "its agent got SIGTERM")
+    assert len(job.facts("node_left")) == 1, "it has said goodbye"
+    job.run()
+    job.failed("a")
+    job.join("a", snapshots=job.holds(held(100, sharded=True, ranks=[0])))
+    assert job.step == 100, "it is there yet"
+
+
+def test_what_it_serves_does_not_count_once_its_agent_is_gone() -> None:
+    job = parted()
+    job.run()
+    assert job.deadline_in is not None
+    assert job.deadline_in <= 30.0
+    job.wait(30.5)
+    assert job.told("b").kind == "exit"
+    job.failed("a")
+    job.join("a", snapshots=job.holds(held(100, sharded=True, ranks=[0]), held(90, world_size=1)))
+    assert job.step == 90
+
+
+def test_an_agent_serves_for_nobody_who_is_not_there() -> None:
+    job = parted()
+    job.leave("a")
+    assert job.told("b").kind == "exit"
+
+
+def test_the_next_agent_of_a_node_serves_what_it_says_itself() -> None:
+    job = parted()
+    job.run()
+    job.join("b", inc="b-2", snapshots=NOTHING)
+    job.failed("a")
+    job.join("a", snapshots=job.holds(held(100, sharded=True, ranks=[0]), held(90, world_size=1)))
+    assert job.step == 90
+
+
 # -- which job -------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,155 @@
+"""What an agent that leaves does for the others, with a real process that serves; tests/e2e has the whole of it."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, cast
+
+import httpx
+import pytest
+from tests.agent.job.rig import soon
+from tests.agent.job.snapshots.standin import part
+from tests.agent.job.test_store import start
+
+from hetagent.job.loop import Identity
+from hetagent.job.snapshots import parting as partings
+from hetagent.job.snapshots.parting import SERVES_S, Parting
+from hetagent.job.snapshots.serving import Serving
+from hetagent.node.network import hold_port
+from hetagent.protocol.line import Line
+from hetagent.protocol.topics import Message
+from hetrdzv.client.client import Client
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.errors import StaleIncarnation, Unreachable
+from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.rooms.snapshots import Held, Holdings
+from hetrdzv.protocol.states import DirectiveKind, ReportKind
+
+IDENTITY = Identity("g", "a", "1234")
+
+
+class Others:
+    """A server that says whether other nodes go on, and a line to it."""
+
+    def __init__(self) -> None:
+        self.go_on: bool | Exception = True
+        self.reports: list[ReportRequest] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+    async def directive(self, *given: Any) -> DirectiveReply:
+        assert given[:3] == ("g", "a", "1234")
+        if isinstance(self.go_on, Exception):
+            raise self.go_on
+        kind = DirectiveKind.WAIT if self.go_on else DirectiveKind.EXIT
+        return replace(start("a", 4), kind=kind, start=None)
+
+    def say(self, message: Message[Any]) -> None:
+        self.reports.append(cast(ReportRequest, message.body(incarnation="1234", age_s=0.0)))
+
+
+class Node:
+    """A node that holds a snapshot, and leaves after round 3."""
+
+    def __init__(self, path: Path) -> None:
+        self.said: list[str] = []
+        self.others = Others()
+        hold = lambda: hold_port("127.0.0.1", None)  # noqa: E731
+        self.serving = Serving(path, IDENTITY, hold, lambda: "127.0.0.1", self.said.append)
+        part(path, 1, (3, 120))
+        self.serving.start()
+        self.fetched()  # it has started
+        line, connect = cast(Line, self.others), lambda: cast(Client, self.others)
+        self.parting = Parting(IDENTITY, line, self.serving, connect, self.said.append)
+
+    def holdings(self, step: int = 120, number: int = 3, **more: Any) -> Holdings:
+        held = Held(round=number, step=step, world_size=2, **({"sharded": True} | more))
+        return Holdings(origin="o", port=self.serving.port, key="k", held=(held,))
+
+    def fetched(self) -> None:
+        key = {"Authorization": f"Bearer {self.serving.key}"}
+        url = f"http://127.0.0.1:{self.serving.port}/3-120/shared.bin"
+        assert httpx.get(url, headers=key, trust_env=False, timeout=60).status_code == 200
+
+    def finishes(self, hurried: threading.Event | None = None) -> float:
+        """Returns how long that takes (seconds)."""
+        began = time.monotonic()
+        self.parting.finish(hurried.is_set if hurried is not None else lambda: False)
+        return time.monotonic() - began
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setattr(partings, "LOOK_S", 0.02)
+    made = Node(tmp_path)
+    yield made
+    made.serving.close()
+
+
+def test_it_says_what_it_serves_and_waits_until_the_others_have_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partings, "QUIET_S", 0.3)
+    holdings = node.holdings()
+    node.parting.begin(3, "its agent got SIGTERM", holdings, None)
+    (report,) = node.others.reports
+    assert (report.kind, report.round, report.message) == (ReportKind.PARTING, 3, "its agent got SIGTERM")
+    assert (report.snapshots, report.serves_s) == (holdings, SERVES_S)
+    assert node.said == [
+        "the other nodes load what only this one has of step 120, for 60 s at most; Ctrl-C leaves at once"
+    ]
+    finishing = threading.Thread(target=node.finishes)
+    finishing.start()
+    time.sleep(0.6)
+    assert finishing.is_alive(), "nobody has fetched anything"
+    node.fetched()
+    soon(lambda: not finishing.is_alive(), "the end")
+
+
+def test_what_was_fetched_before_it_looked_counts(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partings, "QUIET_S", 0.1)
+    node.parting.begin(3, "", node.holdings(), None)
+    node.fetched()
+    assert node.finishes() < 30
+
+
+@pytest.mark.parametrize("answer", [False, StaleIncarnation("another agent")])
+def test_it_stays_for_nobody_who_is_not_there(node: Node, answer: bool | Exception) -> None:
+    node.others.go_on = answer
+    node.parting.begin(3, "", node.holdings(), None)
+    assert node.finishes() < 30
+
+
+def test_it_stays_no_longer_than_it_may(node: Node) -> None:
+    node.others.go_on = Unreachable("no server")
+    node.parting.begin(3, "", node.holdings(), time.monotonic() + 0.5)
+    (report,) = node.others.reports
+    assert report.serves_s is not None
+    assert 0 < report.serves_s <= 0.5
+    assert 0.1 < node.finishes() < 30
+
+
+def test_whoever_is_in_a_hurry_does_not_wait(node: Node) -> None:
+    hurried = threading.Event()
+    hurried.set()
+    node.parting.begin(3, "", node.holdings(), None)
+    assert node.finishes(hurried) < 30
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"sharded": False}, {"number": 2}],
+    ids=["all have it", "others have copies of it"],
+)
+def test_what_others_have_is_not_served(node: Node, more: dict[str, Any]) -> None:
+    node.parting.begin(3, "", node.holdings(**more), None)
+    node.parting.begin(3, "", replace(node.holdings(), port=0), None)
+    node.parting.begin(3, "", node.holdings(), time.monotonic() - 1)
+    node.parting.begin(3, "", Holdings(), None)
+    assert (node.others.reports, node.said) == ([], [])
+    assert node.finishes() < 0.1

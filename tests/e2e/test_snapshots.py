@@ -117,16 +117,30 @@ def test_a_killed_worker_costs_the_step_in_flight_at_most(job: Cluster) -> None:
     assert sorted(run.losses()) == list(range(1, 61))
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_a_node_that_has_to_go_loses_nothing_without_a_word_in_the_script(job: Cluster, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "drained"),
+    [
+        pytest.param("ddp", False, marks=pytest.mark.long),
+        ("fsdp2", False),
+        pytest.param("fsdp2", True, marks=pytest.mark.long),
+    ],
+)
+def test_a_node_that_has_to_go_loses_nothing_without_a_word_in_the_script(
+    job: Cluster, kind: str, drained: bool
+) -> None:
     # So rarely that what is lost would be seen.
     run = begun(job, kind, 100_000, "--snapshot-every", "1000")
     number = run.trained()
-    job.agents["b"].send(signal.SIGTERM)
-    assert job.agents["b"].wait() == 75
+    if drained:
+        job.post("nodes/b/drain")
+    else:
+        job.agents["b"].send(signal.SIGTERM)
+    assert job.agents["b"].wait() == (4 if drained else 75)
     after = run.trained(number, world=2)
     assert run.reached(number) - run.loaded(after) <= 1
     assert job.group()["restarts"] == 0
+    if drained:
+        job.post("nodes/b/undrain")
     run.start("b")
     grown = run.trained(after)
     assert run.reached(after) - run.loaded(grown) <= 1

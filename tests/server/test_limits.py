@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from hetrdzv.api.http.limits import (
     neighbourhood,
 )
 from hetrdzv.api.http.places import most_per_address
-from hetrdzv.cli.hetserver import _allow_connections
+from hetrdzv.cli.hetserver import _within_open_files
 from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Undrain
 from hetrdzv.protocol import bounds, codec
 from hetrdzv.protocol.errors import Busy, TooManyGroups, TooManyNodes, TooManyPolls
@@ -574,19 +575,25 @@ def test_large_polls_that_wait_take_no_room(stack: ExitStack) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "connections", "warned"),
+    ("files", "connections", "possible", "warned"),
     [
-        (1_000_000, None, False),
-        (20_000, None, False),
-        (1_024, None, True),
-        (20_000, 30_000, True),
-        (20_000, 10_000, False),
+        (1_000_000, None, 32_768, False),
+        (resource.RLIM_INFINITY, 100_000, 100_000, False),
+        (20_000, None, 15_180, False),
+        (1_024, None, 614, True),
+        (20_000, 30_000, 15_180, True),
+        (20_000, 10_000, 10_000, False),
     ],
 )
-def test_too_few_open_files_are_said_where_they_matter(
-    monkeypatch: pytest.MonkeyPatch, files: int, connections: int | None, warned: bool
+def test_there_are_as_many_connections_as_files_may_be_open(
+    monkeypatch: pytest.MonkeyPatch, files: int, connections: int | None, possible: int, warned: bool
 ) -> None:
+    raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, files))
-    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: None)
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: raised.append(limits))
     limits = Limits() if connections is None else Limits(max_connections=connections)
-    assert ("too few for --max-connections" in _allow_connections(limits)) is warned
+    within, warning = _within_open_files(limits)
+    assert within == replace(limits, max_connections=possible)
+    assert (f"so {possible} connections, and not {limits.max_connections}" in warning) is warned
+    assert bool(warning) is warned
+    assert possible < raised[0][0]

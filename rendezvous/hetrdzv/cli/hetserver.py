@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,8 @@ def _serve_on_socket(settings: Settings, values: Mapping[str, Any]) -> None:
     if settings.insecure and settings.token_file is not None:
         raise CannotServe("--insecure means no token, but --token-file names one: give only one of the two")
     tls = _tls(settings)
+    limits, short = _within_open_files(settings.limits)
+    settings = replace(settings, limits=limits)
     with listen(settings.host, settings.port) if settings.fd is None else inherited(settings.fd) as listener:
         url = settings.store or f"sqlite:{state_home() / 'state.db'}"
         shared = next((kind for kind in SHARED if kind.names(url)), None)
@@ -102,7 +105,6 @@ def _serve_on_socket(settings: Settings, values: Mapping[str, Any]) -> None:
             )
         else:
             make_replica = partial(SingleReplica, make_service(_store(url)))
-        short = _allow_connections(settings.limits)
         first_lines = partial(_say_first, settings, listener, tokens, url, made=made, short=short)
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(
@@ -203,29 +205,31 @@ def _tls_flags(settings: Settings) -> str:
     return f" --ca-cert ca.pem{client}"
 
 
-ENOUGH = 4096
-"""So many open files are enough where nobody has asked for more connections."""
+SPARE = 1024
+"""How many files a server opens at most beside its connections."""
 
 
-def _allow_connections(limits: Limits) -> str:
+def _within_open_files(limits: Limits) -> tuple[Limits, str]:
     """Raise the limit on open files, usually 1024: every node keeps a connection open.
 
     Returns:
-        a warning; empty: it could be raised.
+        the limits, with as many connections as that allows, and a warning if they are fewer than a person has asked
+        for, or too few for anybody (else it is empty).
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.max_connections * 5 // 4 + 1024
+    wanted = limits.max_connections * 5 // 4 + SPARE
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     with contextlib.suppress(OSError, ValueError):  # then there will be fewer
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most > limits.max_connections or (
-        limits.max_connections == Limits().max_connections and most >= ENOUGH
-    ):
-        return ""
-    return (
-        f"this process may open {most} files, too few for --max-connections {limits.max_connections}; "
-        "raise its limit (ulimit -Hn, LimitNOFILE=)"
+    possible = (most - min(SPARE, most // 4)) * 4 // 5
+    if possible >= limits.max_connections:
+        return limits, ""
+    asked = limits.max_connections != Limits().max_connections
+    text = (
+        f"this process may open {most} files, so {possible} connections, and not {limits.max_connections} "
+        "(--max-connections); raise its limit (ulimit -Hn, LimitNOFILE=)"
     )
+    return replace(limits, max_connections=possible), text if asked or possible < SPARE else ""
 
 
 async def _serve(

@@ -36,6 +36,10 @@ from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
             "start hetagent on b again, or on another node in place of it",
         ),
         (
+            waits(reasons.TooFew(ready=NOBODY, missing=2, since=300.0)),
+            "start hetagent for group 'job' on 2 more nodes; to give the job up: hetctl cancel job",
+        ),
+        (
             reasons.Stalls(round=4, facts=behind(2, "b"), since=460.0),
             "to see where the ranks are: hetctl stacks job; to begin the round again: hetctl restart job",
         ),

@@ -97,6 +97,13 @@ SENTENCES: list[tuple[Reason, str]] = [
         ),
     ),
     (
+        waits(reasons.TooFew(ready=NOBODY, missing=1, in_place_of=B, since=320.0), ended=ENDED),
+        (
+            "no node is here: the last one went 3 min ago; waiting for 1 more in place of b; "
+            "round 3 ended (b lost: no heartbeat for 5 s)"
+        ),
+    ),
+    (
         waits(TOO_FEW, not_ready=parts.NotReady(nodes=B, why=Quoted("no GPU"))),
         "1 of 2 nodes ready (a); waiting for 1 more (at most 60 s more); b is not ready: no GPU",
     ),

@@ -31,6 +31,8 @@ def next_step(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] = ()
         warnings: about it.
     """
     match reason:
+        case reasons.Waits(what=reasons.TooFew(since=float()) as what):
+            return f"{_for_nodes(group_id, what)}; to give the job up: hetctl cancel {group_id}"
         case reasons.Waits(what=what):
             return _for_nodes(group_id, what)
         case reasons.Stalls(ends_at=ends_at):

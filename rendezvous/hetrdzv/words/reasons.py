@@ -18,7 +18,7 @@ from hetrdzv.words.clauses import (
 )
 from hetrdzv.words.phrasing import count, names, one_or_more
 from hetrdzv.words.stalls import lasting
-from hetrdzv.words.times import Clock
+from hetrdzv.words.times import Clock, ago
 
 
 def why(reason: Reason, clock: Clock) -> str:
@@ -138,6 +138,8 @@ def _waits_for(what: WaitsFor, clock: Clock) -> str:
         case reasons.NoCommand(group_id=group, nodes=nodes):
             return f"{names(nodes)} {one_or_more(nodes, 'waits', 'wait')} for a command: {_create(group)}"
     have = _have(what.ready)
+    if isinstance(what, reasons.TooFew) and what.since is not None:
+        have = f"no node is here: the last one went {ago(max(0.0, clock.now - what.since))}"
     match what:
         case reasons.ToHear(nodes=nodes):
             them = one_or_more(nodes, "it", "them")

@@ -198,6 +198,10 @@ SENTENCES: list[tuple[Reason, str]] = [
         ),
     ),
     (
+        waits(reasons.LastCall(ready=Ready(nodes=Nodes.of(["a", "b"]), want=1), until=520.0)),
+        "2 nodes ready (a, b); last call: starts in 20 s",
+    ),
+    (
         waits(reasons.LastCall(ready=A, replacement=True, until=520.0)),
         "1 of 2 nodes ready (a); waiting for a replacement: starts in 20 s",
     ),

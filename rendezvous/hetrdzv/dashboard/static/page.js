@@ -132,6 +132,12 @@
     });
   }
 
+  // A command that is to be typed somewhere else.
+  document.body.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (button) button.className = await copy(button.dataset.copy).then(() => "copy done", () => "copy failed");
+  });
+
   const KEPT = ".wide[id], .trace[id]";
   const scrolled = new Map();
   document.body.addEventListener("htmx:sseBeforeMessage", (event) => {

@@ -41,7 +41,9 @@ def test_ago(seconds: float, shown: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.04, "0.0 s"),
+        (0.0, "0 s"),
+        (0.04, "< 0.1 s"),
+        (0.06, "0.1 s"),
         (9.94, "9.9 s"),
         (9.96, "10 s"),
         (59.6, "1 min 0 s"),

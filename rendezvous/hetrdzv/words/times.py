@@ -48,12 +48,18 @@ def ago(seconds: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
+LEAST_S = 0.05
+"""What took less would be 0.0 s (seconds)."""
+
+
 def lasted(seconds: float, *, roughly: bool = False) -> str:
-    """A length of time, to about three digits: `0.3 s`, `42 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`.
+    """A length of time, to about three digits: `< 0.1 s`, `0.3 s`, `42 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`.
 
     Args:
         roughly: in the largest unit alone: `12 min`.
     """
+    if seconds < LEAST_S:
+        return "< 0.1 s" if seconds > 0 else "0 s"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

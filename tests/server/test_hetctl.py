@@ -981,7 +981,7 @@ def test_what_a_group_waits_for_has_a_clock_time(ctl: Callable[..., str]) -> Non
         offer = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 1, "spec": {"min_nodes": 2}}
         http.put("/v1/groups/clock/nodes/a", json=offer).raise_for_status()
         shown = " ".join(ctl("--server", server.url, "status", "clock").split())
-        assert re.search(r"waiting for 1 more \(until \d\d:\d\d:\d\d, \d+ s from now\)", shown)
+        assert re.search(r"waiting for 1 more \(until \d\d:\d\d:\d\d, \d+ min \d+ s from now\)", shown)
 
 
 def test_who_is_not_ready_and_what_differs_is_shown(ctl: Callable[..., str], job: Job) -> None:

@@ -105,7 +105,7 @@ SENTENCES: list[tuple[Reason, str]] = [
     ),
     (
         waits(TOO_FEW, not_ready=parts.NotReady(nodes=B, why=Quoted("no GPU"))),
-        "1 of 2 nodes ready (a); waiting for 1 more (at most 60 s more); b is not ready: no GPU",
+        "1 of 2 nodes ready (a); waiting for 1 more (at most 1 min 0 s more); b is not ready: no GPU",
     ),
     (
         waits(
@@ -153,7 +153,7 @@ SENTENCES: list[tuple[Reason, str]] = [
         waits(reasons.MayNotBeMaster(ready=A, rule="zone=x", until=560.0)),
         (
             "1 of 2 nodes ready (a), but it may not be master, since master is zone=x; waiting for one that may "
-            "(at most 60 s more)"
+            "(at most 1 min 0 s more)"
         ),
     ),
     (

@@ -125,7 +125,7 @@ def _stalls(reason: reasons.Stalls, clock: Clock) -> str:
     if not reason.known:
         return f"{text}; whether they still wait is no longer known"
     return (
-        text if reason.ends_at is None else f"{text}; the round ends for it in {clock.left_s(reason.ends_at)}"
+        text if reason.ends_at is None else f"{text}; the round ends for it in {clock.left(reason.ends_at)}"
     )
 
 
@@ -145,7 +145,7 @@ def _waits_for(what: WaitsFor, clock: Clock) -> str:
             them = one_or_more(nodes, "it", "them")
             return f"{have}; lost the connection to {names(nodes)}, waiting to hear from {them} again"
         case reasons.Resting(restart=restart, of=of, quick=quick, until=until):
-            which, wait = spent(restart, of), clock.left_s(until)
+            which, wait = spent(restart, of), clock.left(until)
             return f"{have}; restart {which} waits {wait} more, since {quick} came in quick succession"
         case reasons.LastCall():
             return f"{have}; {_last_call(what, clock)}"
@@ -254,7 +254,7 @@ def left_out(reason: LeftOutReason, clock: Clock, *, gone: bool = True) -> str:
             return misfit(reason)
         case reasons.SetAside(times=times, until=until):
             lift = _undrain(reason.group_id, reason.node_id)
-            left = clock.left_s(until)
+            left = clock.left(until)
             return f"it has come and gone {times} times: only used if needed for {left} more; to change that: {lift}"
         case reasons.TakenLast(failures=number):
             lift = _undrain(reason.group_id, reason.node_id)

@@ -350,6 +350,7 @@ FOR_PEOPLE: Mapping[str, set[str]] = {
     "GET /openapi.json": set(),
     "GET /": set(),
     "GET /groups/{group_id}": {"rows"},
+    "GET /groups/{group_id}/stderr": set(),
     **{
         f"{method} /groups/{{group_id}}/{action}": set()
         for method in ("GET", "POST")

@@ -198,6 +198,7 @@ class GroupScene:
             "now": section(
                 "now.html",
                 group=brief,
+                acts=self._acts,
                 next_step=step_in_parts(brief.group_id, brief.reason, brief.facts) if brief.reason else [],
                 state=brief.shown_state,
                 summary=[(name, text) for name, shown, _ in SUMMARY if (text := shown(brief))],

@@ -230,6 +230,19 @@ def test_the_commands_in_the_examples_are_understood(path: Path, line: str) -> N
     assert check_example(line) == []
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_a_command_on_one_group_names_it(path: Path) -> None:
+    names = "|".join(
+        name for name, found in hetctl.cli.commands.items() if name == "why" or needs_group(found)
+    )
+    assert re.findall(rf"`hetctl (?:{names})`", path.read_text(encoding="utf-8")) == []
+
+
+def needs_group(command: click.Command) -> bool:
+    """Whether a command of hetctl cannot do without the name of a group; `create` makes one."""
+    return command.name != "create" and any(one.name == "group" and one.required for one in command.params)
+
+
 def test_the_examples_are_found() -> None:
     found = {line.split()[0] for path, line in COMMANDS if path.name == "README.md"}
     assert found == {"make", "hetagent", "hetserver", "hetctl"}
@@ -337,6 +350,7 @@ FOR_PEOPLE: Mapping[str, set[str]] = {
     "GET /openapi.json": set(),
     "GET /": set(),
     "GET /groups/{group_id}": {"rows"},
+    "GET /groups/{group_id}/stderr": set(),
     **{
         f"{method} /groups/{{group_id}}/{action}": set()
         for method in ("GET", "POST")

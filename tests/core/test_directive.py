@@ -53,6 +53,21 @@ def test_why_of_an_empty_group() -> None:
     assert waits_for(story) == reasons.TooFew(ready=ready([], 2), missing=2)
 
 
+def test_why_says_since_when_nobody_is_here() -> None:
+    story = Story()
+    story.put(min_nodes=3)
+    story.joins("a", "b")
+    story.leave("a")
+    what = waits_for(story)
+    assert isinstance(what, reasons.TooFew)
+    assert what.since is None
+    story.wait(1.0)
+    story.leave("b")
+    gone_at = story.now
+    story.pass_by(10.0)
+    assert waits_for(story) == reasons.TooFew(ready=ready([], 3), missing=3, since=gone_at)
+
+
 def test_why_says_what_ended_the_round_before() -> None:
     story = running("a", "b")
     story.lose("b")

@@ -231,7 +231,7 @@ def test_the_commands_of_the_page_on_upgrades(tmp_path: Path) -> None:
         halt = serve(here, start_old)
         here.run("cp ~/.local/state/hetrdzv/token token")
         assert '"version"' in here.run(health)
-        agent = f"hetagent --device cpu --gpus 1 --server {url} --token-file token --no-python"
+        agent = f"hetagent --device cpu --gpus 1 --server {url} --token-file token --group bert --no-python"
         # its program does nothing until the end of the test
         nodes = {
             name: here.type(f"{agent} --nnodes 1:2 --last-call-s 15 --node-id {name} sleep 1000")

@@ -92,7 +92,7 @@ def test_json_is_the_reply_of_the_api(plan: Callable[..., str]) -> None:
 
 def test_without_a_round_it_says_what_is_missing(plan: Callable[..., str]) -> None:
     shown = plan("--nodes", "a=2", "--nnodes", "2", columns=80)
-    assert "then   waiting: 1 of 2 nodes ready (a); waiting for 1 more (at most 600 s more)" in shown
+    assert "waiting: 1 of 2 nodes ready (a); waiting for 1 more (at most 10 min 0 s" in shown
     assert nodes_of(shown) == ["a         waits  ┊·┊·┊"]
 
 

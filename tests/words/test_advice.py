@@ -8,7 +8,7 @@ from hetrdzv.protocol.facts.parts import quoted
 from hetrdzv.protocol.facts.reasons import Reason
 from hetrdzv.protocol.facts.warnings import Straggler
 from hetrdzv.protocol.facts.who import Ranks
-from hetrdzv.words.advice import next_step
+from hetrdzv.words.advice import next_step, step_in_parts
 from tests.support.stalls import behind
 from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
 
@@ -34,6 +34,10 @@ from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
         (
             waits(reasons.TooFew(ready=NOBODY, missing=1, in_place_of=B)),
             "start hetagent on b again, or on another node in place of it",
+        ),
+        (
+            waits(reasons.TooFew(ready=NOBODY, missing=2, since=300.0)),
+            "start hetagent for group 'job' on 2 more nodes; to give the job up: hetctl cancel job",
         ),
         (
             reasons.Stalls(round=4, facts=behind(2, "b"), since=460.0),
@@ -73,6 +77,12 @@ from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
 )
 def test_what_to_do(reason: Reason, text: str) -> None:
     assert next_step("job", reason) == text
+
+
+def test_commands_are_apart() -> None:
+    parts = step_in_parts("job", reasons.Stalls(round=4, facts=behind(2, "b"), since=460.0))
+    assert parts[1::2] == ["hetctl stacks job", "hetctl restart job"]
+    assert step_in_parts("job", reasons.Succeeded()) == [""]
 
 
 def test_a_slow_node_can_be_left_out() -> None:

@@ -97,8 +97,15 @@ SENTENCES: list[tuple[Reason, str]] = [
         ),
     ),
     (
+        waits(reasons.TooFew(ready=NOBODY, missing=1, in_place_of=B, since=320.0), ended=ENDED),
+        (
+            "no node is here: the last one went 3 min ago; waiting for 1 more in place of b; "
+            "round 3 ended (b lost: no heartbeat for 5 s)"
+        ),
+    ),
+    (
         waits(TOO_FEW, not_ready=parts.NotReady(nodes=B, why=Quoted("no GPU"))),
-        "1 of 2 nodes ready (a); waiting for 1 more (at most 60 s more); b is not ready: no GPU",
+        "1 of 2 nodes ready (a); waiting for 1 more (at most 1 min 0 s more); b is not ready: no GPU",
     ),
     (
         waits(
@@ -146,7 +153,7 @@ SENTENCES: list[tuple[Reason, str]] = [
         waits(reasons.MayNotBeMaster(ready=A, rule="zone=x", until=560.0)),
         (
             "1 of 2 nodes ready (a), but it may not be master, since master is zone=x; waiting for one that may "
-            "(at most 60 s more)"
+            "(at most 1 min 0 s more)"
         ),
     ),
     (
@@ -189,6 +196,10 @@ SENTENCES: list[tuple[Reason, str]] = [
             "2 nodes with 7 slots ready (a, b); last call: starts in 10 s, or as soon as 4 are ready, or as soon as "
             "nodes with 8 slots are"
         ),
+    ),
+    (
+        waits(reasons.LastCall(ready=Ready(nodes=Nodes.of(["a", "b"]), want=1), until=520.0)),
+        "2 nodes ready (a, b); last call: starts in 20 s",
     ),
     (
         waits(reasons.LastCall(ready=A, replacement=True, until=520.0)),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hetrdzv.words.times import lasted
+from hetrdzv.words.times import LEAST_S, lasted
 
 FIRST = "waiting for the first round"
 STARTING_UP = "starting up, before the first collective or step"
@@ -11,9 +11,6 @@ STOPPING = "stopping at the end"
 
 MOST_CAUSES = 4
 """How many causes of lost time are listed; the cheapest of more are added up."""
-
-LEAST_S = 0.05
-"""What took less is not shown (seconds): it would be 0.0 s."""
 
 MOST_CHARACTERS = 120
 """The longest cause that is shown."""
@@ -142,7 +139,7 @@ def account_lines(spent: Spent) -> list[str]:
             f"trained {lasted(spent.trained_s)} of {lasted(known_s)} here ({spent.trained_s / known_s:.0%})"
         )
         unseen = f"; whether it trained in another {lasted(spent.unseen_s)} is unknown"
-        said += unseen if spent.unseen_s else ""
+        said += unseen if spent.unseen_s >= LEAST_S else ""
     elif spent.unseen_s or spent.others_s:
         whole = lasted(spent.total_s)
         said = f"ran {lasted(spent.unseen_s)} of {whole} here; how much of that was training is unknown"

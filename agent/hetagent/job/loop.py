@@ -23,7 +23,7 @@ from hetagent.job.room import Room, kept
 from hetagent.job.workers.leftovers import Leftovers
 from hetagent.job.workers.starter import Starter
 from hetagent.launch.base import Assignment, Launch
-from hetagent.launch.command import CommandError, Misfit, NotFound
+from hetagent.launch.command import CommandError, Hopeless, explained
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes import signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
@@ -558,6 +558,7 @@ class Agent:
     def _start_failed(self, local: LocalRound, error: Exception) -> None:
         """Report it."""
         local.forgo()
+        error = explained(error)
         text = str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"
         message = failures.sendable(text)
         self._tell(f"round {self._round}: the workers could not be started: {message}")
@@ -565,6 +566,6 @@ class Agent:
             local_rank=-1,
             rank=-1,
             message=message[: failures.MAX_CHARACTERS],
-            permanent=isinstance(error, NotFound | Misfit),
+            permanent=isinstance(error, Hopeless),
         )
         self._line.say(reports.failed(self._round, failure))

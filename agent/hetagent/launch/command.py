@@ -1,5 +1,6 @@
 """Turns a script and its arguments into the command that a worker runs."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -21,12 +22,31 @@ class CommandError(ValueError):
     """A command that cannot be started here; the text says what to change."""
 
 
-class NotFound(CommandError):
-    """The script or the program is not there: trying again would not help."""
+class Hopeless(CommandError):
+    """Trying again would not help."""
 
 
-class Misfit(CommandError):
-    """The command cannot be right on the nodes of this round: trying again would not help."""
+class NotFound(Hopeless):
+    """The script or the program is not there."""
+
+
+class Misfit(Hopeless):
+    """The command cannot be right on the nodes of this round."""
+
+
+def explained(error: Exception) -> Exception:
+    """Why workers could not be started, with what to change where that is known."""
+    match error:
+        case OSError(errno=errno.ENOEXEC, filename=path):
+            return Hopeless(
+                f"'{path}' is no program that this machine can run: a script begins with a line such as #!/bin/bash, "
+                "and for Python --no-python is left out"
+            )
+        case OSError(errno=errno.ENOENT, filename=str() as path) if os.path.isfile(path):
+            return Hopeless(
+                f"'{path}' cannot be run: the program that its first line (#!) names is not on this node"
+            )
+    return error
 
 
 @dataclass(frozen=True, slots=True)

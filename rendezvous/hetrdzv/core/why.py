@@ -168,8 +168,15 @@ def _too_few(group: Group, there: Sequence[Node], answer: Shortfall) -> WaitsFor
         unit="node" if answer.lack is Lack.NODES else "slot",
         world=no_world(group.spec, there, answer),
         in_place_of=_gone(group),
+        since=_deserted_since(group),
         until=gives_up_at(group),
     )
+
+
+def _deserted_since(group: Group) -> float | None:
+    """When the last node went; None: some are here, or none is known to have been."""
+    went = [node.gone_at for node in group.nodes.values()]
+    return max((at for at in went if at is not None), default=None) if None not in went else None
 
 
 def _last_wait(

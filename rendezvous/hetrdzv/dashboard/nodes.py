@@ -14,6 +14,7 @@ from hetrdzv.core.model import Group
 from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
 from hetrdzv.protocol.states import HANGS
 from hetrdzv.service.progress.table import Seen
+from hetrdzv.words.causes import node_why
 
 ORDINARY = {"running", "ready", "succeeded", "starting"}
 """States of nodes that need nobody's attention."""
@@ -65,6 +66,7 @@ class Row:
         state: in a word.
         ranks: in words.
         facts: its device and labels, in a line.
+        why: it is in no round, or how its worker failed.
     """
 
     node: NodeReply
@@ -73,6 +75,7 @@ class Row:
     cells: Sequence[Cell]
     ranks: str
     facts: str
+    why: str
     can_drain: bool
     can_undrain: bool
 
@@ -141,7 +144,9 @@ def _row(node: NodeReply, is_master: bool, drained: set[str], behind: set[int]) 
     is_out = node.node_id in drained
     gone = node.state in ("lost", "left", "drained")
     is_in = not gone and not is_out
-    return Row(node, node.shown_state, is_master, cells, ranks, " · ".join(facts), is_in, is_out)
+    return Row(
+        node, node.shown_state, is_master, cells, ranks, " · ".join(facts), node_why(node), is_in, is_out
+    )
 
 
 _DEVICES = ("name", "kind", "memory_gib")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -14,10 +15,12 @@ from hetrdzv.auth.policy import permit_of
 from hetrdzv.auth.tokens import Role
 from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.live import Hub, Render, UntilNews
+from hetrdzv.dashboard.nodes import ranks_behind
 from hetrdzv.dashboard.overview import GroupsScene
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.dashboard.scenes import MAPS, GroupScene, frame
 from hetrdzv.service.polls.watchers import FOLLOWERS
+from hetrdzv.service.progress.questions import About
 
 handlers = Handlers()
 
@@ -71,6 +74,18 @@ async def group(request: Request, group_id: str, rows: str) -> Response:
     return page(
         "group_page.html", sections=sections, maps=MAPS, group_id=group_id, whole=whole, **frame(request)
     )
+
+
+@handlers(routing.STDERR)
+async def stderr(request: Request, group_id: str) -> Response:
+    """The end of what the worker wrote that others wait for, asked of its agent now, and not kept."""
+    service = service_of(request)
+    group = service.group(group_id)
+    active, logs = group.active_round, []
+    if active is not None and (ranks := ranks_behind(group)):
+        logs = await service.questions.of_workers(group, active, ranks[:1], About.LOGS)
+    number = active.number if active is not None else 0
+    return page("stderr.html", logs=logs, round=number, at=datetime.now(UTC).isoformat())
 
 
 def _follow(request: Request, key: object, make: Callable[[], tuple[Render, UntilNews]]) -> Response:

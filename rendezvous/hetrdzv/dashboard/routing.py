@@ -7,6 +7,7 @@ from annotated_types import MaxLen
 
 from hetrdzv.protocol import bounds
 from hetrdzv.protocol.http.route import Parameter, Role, Route, Size
+from hetrdzv.protocol.http.routes import STACKS_WAIT_S
 
 _GROUP = "/groups/{group_id}"
 _NODE = f"{_GROUP}/nodes/{{node_id}}"
@@ -20,6 +21,7 @@ ASK_RESTART = Route("GET", f"{_GROUP}/restart", _ADMIN, str, page=True)
 RESTART = Route("POST", f"{_GROUP}/restart", _ADMIN, NoneType, page=True)
 ASK_CANCEL = Route("GET", f"{_GROUP}/cancel", _ADMIN, str, page=True)
 CANCEL = Route("POST", f"{_GROUP}/cancel", _ADMIN, NoneType, page=True)
+STDERR = Route("GET", f"{_GROUP}/stderr", _ADMIN, str, page=True, wait_s=STACKS_WAIT_S)
 ASK_DRAIN = Route("GET", f"{_NODE}/drain", _ADMIN, str, page=True)
 DRAIN = Route("POST", f"{_NODE}/drain", _ADMIN, NoneType, page=True)
 ASK_UNDRAIN = Route("GET", f"{_NODE}/undrain", _ADMIN, str, page=True)

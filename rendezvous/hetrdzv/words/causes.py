@@ -1,6 +1,6 @@
 """Why a node went, a round ended and a job failed, in words."""
 
-from hetrdzv.protocol.directive import RootCauseReply
+from hetrdzv.protocol.directive import FailureReply, RootCauseReply
 from hetrdzv.protocol.facts.causes import (
     AgentDied,
     Announced,
@@ -29,6 +29,7 @@ from hetrdzv.protocol.facts.causes import (
     WorkersApart,
 )
 from hetrdzv.protocol.facts.parts import Other
+from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.words.clauses import (
     also_not_ready,
     broken,
@@ -149,6 +150,20 @@ def cancelled(by: str) -> str:
         by: which role, from where; empty: nobody knows.
     """
     return f"the job was cancelled by {by}" if by else "the job was cancelled"
+
+
+def exit_of(failure: FailureReply) -> str:
+    """How a worker of a node ended: `rank 1: exit code 1`."""
+    if failure.signal is None and failure.exit_code is None:
+        return "its workers could not be started" if failure.rank < 0 else f"rank {failure.rank}: hangs"
+    how = f"killed by {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
+    return f"{f'rank {failure.rank}' if failure.rank >= 0 else 'its program'}: {how}"
+
+
+def node_why(node: NodeReply) -> str:
+    """Why a node is in no round, about to go or gone, and how its worker failed; empty: nothing is to be said."""
+    failed = exit_of(node.failure) if node.failure is not None else ""
+    return "; ".join(filter(None, (node.why, failed)))
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------

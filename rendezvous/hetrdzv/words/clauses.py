@@ -16,11 +16,11 @@ def never_met(apart: Apart) -> str:
 
 
 def standing(ready: Ready) -> str:
-    """How many nodes there are, to be put before "ready": `2 of 3 nodes`, `2 nodes with 7 slots`."""
+    """How many nodes there are, to be put before "ready": `2 of 3 nodes`, `3 nodes`, `2 nodes with 7 slots`."""
     there = len(ready.nodes)
     if ready.slots is not None:
         return f"{count(there, 'node')} with {count(ready.slots, 'slot')}"
-    return f"{there} of {count(ready.want, 'node')}"
+    return f"{there} of {count(ready.want, 'node')}" if there <= ready.want else count(there, "node")
 
 
 def may_not_be_master(nodes: Nodes, rule: str) -> str:

@@ -18,7 +18,7 @@ from hetrdzv.words.clauses import (
 )
 from hetrdzv.words.phrasing import count, names, one_or_more
 from hetrdzv.words.stalls import lasting
-from hetrdzv.words.times import Clock
+from hetrdzv.words.times import Clock, ago
 
 
 def why(reason: Reason, clock: Clock) -> str:
@@ -125,7 +125,7 @@ def _stalls(reason: reasons.Stalls, clock: Clock) -> str:
     if not reason.known:
         return f"{text}; whether they still wait is no longer known"
     return (
-        text if reason.ends_at is None else f"{text}; the round ends for it in {clock.left_s(reason.ends_at)}"
+        text if reason.ends_at is None else f"{text}; the round ends for it in {clock.left(reason.ends_at)}"
     )
 
 
@@ -138,12 +138,14 @@ def _waits_for(what: WaitsFor, clock: Clock) -> str:
         case reasons.NoCommand(group_id=group, nodes=nodes):
             return f"{names(nodes)} {one_or_more(nodes, 'waits', 'wait')} for a command: {_create(group)}"
     have = _have(what.ready)
+    if isinstance(what, reasons.TooFew) and what.since is not None:
+        have = f"no node is here: the last one went {ago(max(0.0, clock.now - what.since))}"
     match what:
         case reasons.ToHear(nodes=nodes):
             them = one_or_more(nodes, "it", "them")
             return f"{have}; lost the connection to {names(nodes)}, waiting to hear from {them} again"
         case reasons.Resting(restart=restart, of=of, quick=quick, until=until):
-            which, wait = spent(restart, of), clock.left_s(until)
+            which, wait = spent(restart, of), clock.left(until)
             return f"{have}; restart {which} waits {wait} more, since {quick} came in quick succession"
         case reasons.LastCall():
             return f"{have}; {_last_call(what, clock)}"
@@ -252,7 +254,7 @@ def left_out(reason: LeftOutReason, clock: Clock, *, gone: bool = True) -> str:
             return misfit(reason)
         case reasons.SetAside(times=times, until=until):
             lift = _undrain(reason.group_id, reason.node_id)
-            left = clock.left_s(until)
+            left = clock.left(until)
             return f"it has come and gone {times} times: only used if needed for {left} more; to change that: {lift}"
         case reasons.TakenLast(failures=number):
             lift = _undrain(reason.group_id, reason.node_id)

@@ -16,18 +16,19 @@ class Clock:
     now: float
     here: datetime | None = None
 
-    def left_s(self, until: float) -> str:
-        """How long it is until a moment: `598 s`."""
-        return f"{max(0.0, until - self.now):.0f} s"
+    def left(self, until: float) -> str:
+        """How long it is until a moment, to the second: `42 s`, `9 min 58 s`."""
+        seconds = round(max(0.0, until - self.now))
+        return f"{seconds} s" if seconds < 60 else lasted(seconds)
 
     def at_most(self, until: float) -> str:
-        """`at most 598 s more`, or `until 14:03:10, 598 s from now`."""
-        left = self.left_s(until)
+        """`at most 9 min 58 s more`, or `until 14:03:10, 9 min 58 s from now`."""
+        left = self.left(until)
         return f"at most {left} more" if self.here is None else f"until {self._time(until)}, {left} from now"
 
     def starts(self, at: float) -> str:
         """`starts in 8 s`, or `starts at 13:53:20, 8 s from now`."""
-        left = self.left_s(at)
+        left = self.left(at)
         return f"starts in {left}" if self.here is None else f"starts at {self._time(at)}, {left} from now"
 
     def _time(self, moment: float) -> str:
@@ -48,12 +49,18 @@ def ago(seconds: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
+LEAST_S = 0.05
+"""What took less would be 0.0 s (seconds)."""
+
+
 def lasted(seconds: float, *, roughly: bool = False) -> str:
-    """A length of time, to about three digits: `0.3 s`, `42 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`.
+    """A length of time, to about three digits: `< 0.1 s`, `0.3 s`, `42 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`.
 
     Args:
         roughly: in the largest unit alone: `12 min`.
     """
+    if seconds < LEAST_S:
+        return "< 0.1 s" if seconds > 0 else "0 s"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

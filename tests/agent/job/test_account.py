@@ -70,7 +70,12 @@ def test_workers_that_did_nothing_were_only_starting_up() -> None:
     account.loses("rank 0 exited", 4.0, Motion())
     spent = account.spent(4.0)
     assert spent == Spent(0.0, 0.0, ((STARTING_UP, 4.0),))
-    assert account_lines(spent)[0] == "time     trained 0.0 s of 4.0 s here (0%)"
+    assert account_lines(spent)[0] == "time     trained 0 s of 4.0 s here (0%)"
+
+
+def test_what_took_next_to_no_time_is_not_said_to_have_taken_none() -> None:
+    lines = account_lines(Spent(0.03, 0.0, ((STARTING_UP, 2.0), ("rank 0 exited", 0.04)), 0.02))
+    assert lines == ["time     trained < 0.1 s of 2.1 s here (1%)", f"lost     2.0 s: {STARTING_UP}"]
 
 
 def test_what_nobody_can_see_is_said_to_be_unknown() -> None:

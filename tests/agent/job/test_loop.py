@@ -176,6 +176,38 @@ def test_a_command_that_this_node_cannot_run_is_the_rounds_failure(rig: Make) ->
     )
 
 
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (
+            "echo no #! in front\n",
+            (
+                "is no program that this machine can run: a script begins with a line such as #!/bin/bash, "
+                "and for Python --no-python is left out"
+            ),
+        ),
+        (
+            "#!/bin/sh\r\necho written on Windows\r\n",
+            "cannot be run: the program that its first line (#!) names is not on this node",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_run_costs_no_restart(
+    rig: Make, tmp_path: Path, content: str, text: str
+) -> None:
+    script = tmp_path / "train"
+    script.write_bytes(content.encode())
+    script.chmod(0o755)
+    made = rig(None)
+    made.put(command=["--no-python", str(script)], max_restarts=3, max_nodes=1, stop_timeout_s=5.0)
+    assert made.run() == 1
+    group = made.group()
+    assert (group["restarts"], group["round"]) == (0, 1)
+    assert group["root_cause"]["message"] == (
+        f"a could not start its workers: '{script}' {text}; no restart, since it would end the same way"
+    )
+
+
 def test_a_full_disk_is_the_rounds_failure(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     made = rig("exit 0", max_restarts=0)
 

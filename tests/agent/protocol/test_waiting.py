@@ -69,10 +69,10 @@ def test_a_live_line_counts_down_to_the_same_moment(clock: Clock) -> None:
     wait.over()
     assert told == []
     assert [line.partition("until ")[2].partition(", ")[2] for line in shown] == [
-        "60 s from now)",
+        "1 min 0 s from now)",
         "59 s from now)",
         "",
-        "60 s from now)",
+        "1 min 0 s from now)",
         "",
     ]
     assert len({line.partition("until ")[2].partition(",")[0] for line in shown[:2]}) == 1

@@ -11,14 +11,17 @@ from starlette.applications import Starlette
 from hetrdzv.api.app import create_app
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens
-from hetrdzv.core.commands import Report
+from hetrdzv.core.commands import NoteStall, Report
+from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.live import Hub
 from hetrdzv.dashboard.pages import FILES
 from hetrdzv.dashboard.room import Dashboard
 from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
-from tests.support.served import join, serving, two_nodes
+from tests.support.served import join, serving, settled, two_nodes
+from tests.support.stalls import behind
 
 TOKENS = {
     "an-admin-token": Grant(Role.ADMIN),
@@ -119,6 +122,29 @@ async def test_a_reader_has_no_buttons_and_may_not_act_without_them(service: Ser
             assert (await client.get(path)).status_code == 403
             assert (await client.post(path, headers=head)).status_code == 403
         assert service.group("g").state == "running"
+
+
+async def test_what_the_worker_wrote_that_is_waited_for_is_asked_of_its_agent(service: Service) -> None:
+    stall = Stall(ranks=(1,), facts=behind(1, "b"), since=0.0, told=True, stack="in load")
+    async with browser(service, Tokens(TOKENS)) as client:
+        await sign_in(client, "an-admin-token")
+        assert "Nobody is waited for" in (await client.get("/groups/g/stderr")).text
+        await service.execute("g", NoteStall(round=1, stall=stall))
+        assert 'hx-get="/groups/g/stderr"' in (await client.get("/groups/g")).text
+        assert "it is not asked for logs" in (await client.get("/groups/g/stderr")).text
+        service.questions.can_be_asked(service.group("g"), "b", "1")
+        asked = asyncio.create_task(client.get("/groups/g/stderr"))
+        await settled()
+        question = service.questions.next("g", "b")
+        assert question is not None
+        service.questions.answered("g", "b", question.number, [Stack(rank=1, text=EVIL)])
+        page = (await asked).text
+        assert "What rank 1 wrote last" in page
+        assert "<script>" not in page
+        assert "&lt;script&gt;" in page
+        await sign_in(client, "a-read-token")
+        assert (await client.get("/groups/g/stderr")).status_code == 403
+        assert "/stderr" not in (await client.get("/groups/g")).text
 
 
 async def test_a_scope_is_all_that_is_seen(service: Service) -> None:

@@ -9,14 +9,16 @@ import pytest
 
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import EVERYTHING
-from hetrdzv.core.commands import Cancel, Leave, NoteStall
+from hetrdzv.core.commands import Cancel, Leave, NoteStall, Report
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interval_s
 from hetrdzv.dashboard.overview import GroupsScene
 from hetrdzv.dashboard.scenes import MAPS, GroupScene, told_until
 from hetrdzv.protocol.facts.events import RoundFormed
+from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.rooms.progress import Collectives, NodeProgress, Worker
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
 from tests.server.told import BEGAN
 from tests.support.served import HandClock, join, serving, started, two_nodes
@@ -118,6 +120,16 @@ async def test_a_slow_rank_is_said_with_what_it_costs(service: Service, clock: H
     assert sections["pace"].count(">slow<") == 1
 
 
+async def test_a_node_says_how_its_worker_failed() -> None:
+    async with serving() as (service, _):
+        await two_nodes(service)
+        failure = Failure(local_rank=0, rank=1, exit_code=1)
+        await service.execute(
+            "g", Report(node_id="b", incarnation="1", round=1, kind=ReportKind.FAILED, failure=failure)
+        )
+        assert "rank 1: exit code 1" in (await GroupScene(service, "g", acts=True).sections())["nodes"]
+
+
 async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:
     await service.execute("b", join("b", min_nodes=2))
     stall = Stall(
@@ -132,7 +144,8 @@ async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -
     assert "hangs" in page
     now = (await GroupScene(service, "g", acts=True).sections())["now"]
     assert "hangs" in now
-    assert "hetctl stacks g" in now
+    assert "<code>hetctl stacks g</code>" in now
+    assert 'data-copy="hetctl restart g"' in now
     assert "Where rank 3 is" not in now
     await service.execute("g", NoteStall(round=1, stall=replace(stall, stack='File "train.py", line 7')))
     now = (await GroupScene(service, "g", acts=True).sections())["now"]

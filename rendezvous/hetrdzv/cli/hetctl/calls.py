@@ -13,6 +13,7 @@ from hetrdzv.cli.hetctl.shell.connect import connect
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, Problem, Unavailable, UnknownGroup, Unreachable
+from hetrdzv.protocol.facts.who import MOST_NAMES, Nodes
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
 from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.words.phrasing import predicate
@@ -47,13 +48,17 @@ def call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
 
 
 async def _meant_group(client: Client, typed: str | None) -> str:
-    """`: did you mean 'bert'?` for a name that is nearly that of a group, otherwise nothing."""
+    """`: did you mean 'bert'?` for a name that is nearly that of a group, otherwise a few that there are."""
     try:
         there = [group.group_id for group in (await client.groups()).groups]
     except HetError:
         return ""
-    close = get_close_matches(typed or "", there, 1, TYPO)
-    return f": did you mean '{close[0]}'?" if close else ""
+    typed = typed or ""
+    if close := get_close_matches(typed, there, 1, TYPO):
+        return f": did you mean '{close[0]}'?"
+    nearest = get_close_matches(typed, there, MOST_NAMES, 0)
+    known = Nodes(first=tuple(nearest), more=len(there) - len(nearest))
+    return f"; there {'is' if len(there) == 1 else 'are'} {known} (see hetctl get)" if there else ""
 
 
 def tell(reply: GroupReply, text: str) -> None:

@@ -14,9 +14,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl.rooms import OF_ROUND, OF_WORKERS
-from hetrdzv.protocol.directive import FailureReply, RootCauseReply
+from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.pages import EventReply, GroupReply, GroupSummary, NodeReply, RoundReply
 from hetrdzv.protocol.texts.inert import inert
+from hetrdzv.words import causes
 from hetrdzv.words.causes import failure_details
 from hetrdzv.words.events import spent_of
 from hetrdzv.words.phrasing import count
@@ -388,17 +389,8 @@ def ago(seconds: float) -> str:
 
 
 def node_why(node: NodeReply) -> str:
-    parts = [one_line(node.why)] if node.why else []
-    if node.failure is not None:
-        parts.append(_failure(node.failure))
-    return "; ".join(parts)
-
-
-def _failure(failure: FailureReply) -> str:
-    if failure.signal is None and failure.exit_code is None:
-        return "its workers could not be started" if failure.rank < 0 else f"rank {failure.rank}: hangs"
-    how = f"killed by {plain(failure.signal)}" if failure.signal else f"exit code {failure.exit_code}"
-    return f"{f'rank {failure.rank}' if failure.rank >= 0 else 'its program'}: {how}"
+    """Why a node is in no round, or how its worker failed, in one line."""
+    return one_line(causes.node_why(node))
 
 
 def root_cause(cause: RootCauseReply) -> Iterator[RenderableType]:

@@ -125,12 +125,18 @@
   const copying = document.getElementById("copy");
   if (copying) {
     copying.addEventListener("click", async () => {
-      const parts = ["now", "cause", "rounds"].map((id) => document.getElementById(id).innerText.trim());
+      const parts = ["now", "stderr", "cause", "rounds"].map((id) => document.getElementById(id).innerText.trim());
       const text = [location.href, ...parts].filter(Boolean).join("\n\n");
       copying.textContent = await copy(text).then(() => "Copied", () => "Not copied");
       setTimeout(() => { copying.textContent = "Copy"; }, 2000);
     });
   }
+
+  // A command that is to be typed somewhere else.
+  document.body.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (button) button.className = await copy(button.dataset.copy).then(() => "copy done", () => "copy failed");
+  });
 
   const KEPT = ".wide[id], .trace[id]";
   const scrolled = new Map();
@@ -167,6 +173,7 @@
 
   document.body.addEventListener("htmx:afterSwap", (event) => {
     if (event.target.id === "dialog-body" && !dialog.open) dialog.showModal();
+    else prepare(event.target);
   });
   document.body.addEventListener("done", () => dialog.close());
   dialog.addEventListener("close", () => { document.getElementById("dialog-body").replaceChildren(); });

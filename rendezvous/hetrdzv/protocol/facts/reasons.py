@@ -178,6 +178,7 @@ class TooFew:
         missing: how many nodes or slots (`unit`) more; 0: other ones.
         world: why those that are ready make no world; None: they are just too few.
         in_place_of: members of the last round that are gone; None: there are none.
+        since: when the last node went, none being here; None: some are, or none is known to have been.
         until: when the group gives up; None: it does not.
     """
 
@@ -187,6 +188,7 @@ class TooFew:
     unit: Literal["node", "slot"] = "node"
     world: NoWorld | None = None
     in_place_of: Nodes | None = None
+    since: float | None = None
     until: float | None = None
 
 

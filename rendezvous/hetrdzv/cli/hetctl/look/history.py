@@ -12,6 +12,7 @@ from hetrdzv.cli.hetctl.options import GROUP, command
 from hetrdzv.client import Client
 from hetrdzv.words.past import PastReply, PastRoundReply, past
 from hetrdzv.words.phrasing import count, percent
+from hetrdzv.words.times import LEAST_S
 
 
 @command("Show every round of a group and what its end cost.")
@@ -71,7 +72,7 @@ def past_view(reply: PastReply, most: int | None = None) -> Iterator[RenderableT
     share = f", {percent(reply.share)} of the time" if reply.share is not None else ""
     if hung:
         share += f"; hung {tables.span(reply.hung_s)}"
-    if reply.unknown_s:
+    if reply.unknown_s >= LEAST_S:
         share += f"; whether it trained in another {tables.span(reply.unknown_s)} is unknown"
     restarts = f", {count(spent, 'restart')} spent" if spent else ""
     yield ""

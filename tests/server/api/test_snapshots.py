@@ -86,6 +86,13 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
         for name in "ab":
             reply = await declare(client, name, holdings(held(8, **both), origin=origin, every=8))
         assert reply.json() == {"complete": {"round": 1, "step": 8}, "every": 8}
+        reply = await declare(client, "a", holdings(held(8, **both), origin=origin, every=8, to_disk_from=12))
+        assert reply.json()["to_disk_from"] == 12
+        reply = await declare(client, "b", holdings(held(8, **both), origin=origin, every=8))
+        assert reply.json()["to_disk_from"] == 12
+        for name in "ab":
+            reply = await declare(client, name, holdings(held(8, **both), origin=origin, every=8))
+        assert "to_disk_from" not in reply.json(), "it is on disk"
         shown = (await client.get(GROUP)).json()["snapshot"]
         assert shown == {
             "safe": {"round": 1, "step": 8},

@@ -288,7 +288,7 @@ class Snapshots(Room):
         if self._disk is not None and self._opened:
             start = self._assignment.start
             number, alone = self._assignment.round, start.nnodes == 1
-            self._disk.look(number, self._ranks, self._reply.to_disk_from, alone=alone)
+            self._disk.look(number, self._ranks, self._reply.to_disk_from or 0, alone=alone)
         self._refresh()
         if not self._opened and (self._listening() or self._holdings.held):  # who saves by DCP has no pipe
             self._opened = True

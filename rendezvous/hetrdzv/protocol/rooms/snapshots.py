@@ -165,13 +165,13 @@ class SnapshotsReply:
         complete: the newest snapshot that is complete; None: none is.
         every: how often all members take one (steps): the largest that one of them has asked for.
         copy: parts of another member that this one is to keep copies of; None: none that are known by now.
-        to_disk_from: the largest that one of them has named; see `Holdings`.
+        to_disk_from: the largest that one of them has named, see `Holdings`; None: none has.
     """
 
     complete: Stamp | None = None
     every: int = 0
     copy: Copy | None = None
-    to_disk_from: int = 0
+    to_disk_from: int | None = None
 
 
 SNAPSHOTS = Route(

@@ -108,7 +108,7 @@ class Tally:
         if self._stale and self._said > len(group.nodes) // COUNTED_ANEW_FOR:
             self._count(group)
         every = max((often for often, nodes in self._every.items() if nodes > 0), default=0)
-        named = max(self._to_disk.values(), default=0)
+        named = max(self._to_disk.values(), default=None)
         complete = None if self._stale else self._complete
         return SnapshotsReply(complete=complete, every=every, to_disk_from=named)
 

@@ -135,8 +135,8 @@ def test_a_node_that_has_to_go_loses_nothing_without_a_word_in_the_script(
         job.post("nodes/b/drain")
     else:
         job.agents["b"].send(signal.SIGTERM)
-    assert job.agents["b"].wait() == (4 if drained else 75)
     after = run.trained(number, world=2)
+    assert job.agents["b"].wait() == (4 if drained else 75)
     assert run.reached(number) - run.loaded(after) <= 1
     assert job.group()["restarts"] == 0
     if drained:

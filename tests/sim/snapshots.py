@@ -25,6 +25,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     SnapshotsRequest,
     Stamp,
 )
+from hetrdzv.protocol.states import NodePhase
 from hetrdzv.service.snapshots import declare
 from tests.sim.room import InAgent, InChecks
 from tests.sim.workers import Workers
@@ -218,8 +219,8 @@ class BeginsFromTheNewest(InChecks):
 
 def _serves(group: Group, node_id: str, now: float) -> bool:
     """Whether the agent of a node that has left serves what it holds."""
-    parting = group.snapshots.parting if group.snapshots is not None else {}
-    return parting.get(group.nodes[node_id].incarnation, -inf) >= now
+    parting, node = group.snapshots.parting if group.snapshots is not None else {}, group.nodes[node_id]
+    return node.phase is NodePhase.LEFT and parting.get(node.incarnation, -inf) >= now
 
 
 def _complete(group: Group, origin: str, now: float) -> set[tuple[int, int]]:

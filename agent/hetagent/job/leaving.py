@@ -77,6 +77,7 @@ class Leaving:
         stop_at: when the workers are stopped that may save before (monotonic seconds); None: they may not.
         kill_at: when the workers are killed (monotonic seconds).
         gone_at: when this agent has to be gone (monotonic seconds); None: nobody waits for that.
+        stays_until: how long it may stay at most (monotonic seconds); None: it is to be gone at once, or need not go.
         hurried: whether another signal has come.
         because: why this node is of no use any more; empty: it is.
     """
@@ -92,6 +93,7 @@ class Leaving:
         self.stop_at: float | None = None
         self.kill_at: float | None = None
         self.gone_at: float | None = None
+        self.stays_until: float | None = None
         self.hurried = False
         self.because = ""
 
@@ -133,6 +135,7 @@ class Leaving:
     def _go(
         self, how: str, signum: signal.Signals, at_work: AtWork, grace_s: float, stop_s: float, now: float
     ) -> Step:
+        self.stays_until = now + grace_s if grace_s > 0 else None
         again = "; press again to kill them" if self.signum is not None else ""
         if at_work is AtWork.SAVING and grace_s > 0:
             save_s = self._announce(grace_s, now)

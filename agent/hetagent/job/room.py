@@ -130,8 +130,7 @@ class Room:
 
         Args:
             why: as the server will be told.
-            until: when this agent has to be gone (monotonic seconds); None: nobody waits for that, or it is to be gone
-                at once.
+            until: how long it may stay (monotonic seconds); None: it is to be gone at once, or nobody waits for it.
         """
 
     def close(self) -> None:

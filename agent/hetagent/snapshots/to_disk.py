@@ -311,7 +311,7 @@ def finish(into: Path, stamp: Stamp, world_size: int, *, sharded: bool, wait_s: 
         time.sleep(PAUSE_S)
     if missing and sharded:
         raise SnapshotError(f"the part of rank {min(missing)} is not there after {wait_s:.0f} s")
-    _the_same(part.values for part in parts.values())
+    _the_same(getattr(part, "values", {}) for part in parts.values())  # an older agent has written none
     planner = DefaultSavePlanner()
     plans = [part.plan for part in parts.values()]
     _, metadata = planner.create_global_plan(plans)
@@ -341,9 +341,11 @@ def run(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], wait_s: floa
     into.mkdir(parents=True, exist_ok=True)
     try:
         first = _index(slot, stamp, ranks[0])
+        began_at = time.monotonic()
         part = write(slot, stamp, into, ranks, leads=wait_s is not None)
         put(into / PART.format(ranks[0]), pickle.dumps(part))
         if wait_s is not None:
+            wait_s = max(wait_s, time.monotonic() - began_at)  # that of others may take as long
             finish(into, stamp, first.world_size, sharded=first.sharded, wait_s=wait_s)
     except Exception:
         with contextlib.suppress(Exception):  # what went wrong first is what is said

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetrdzv.core.model import Cancellation, Group, Member, Node, Round
-from hetrdzv.core.rooms.table import ROOMS
+from hetrdzv.core.rooms.table import ROOMS, needed
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.why import why, why_ended, why_waits
 from hetrdzv.protocol.facts import reasons
@@ -144,8 +144,9 @@ def heading(group: Group, node: Node) -> Heading:
     if group.state.terminal:
         return tell(DirectiveKind.EXIT, group.state, group.round.number if group.round is not None else 0)
     if node.phase is NodePhase.LEFT:
-        needed = any(room.needs(group, node) for room in ROOMS)
-        return tell(DirectiveKind.WAIT, "serves") if needed else tell(DirectiveKind.EXIT, "left")
+        if needed(group, node):
+            return tell(DirectiveKind.WAIT, "serves" if group.active_round is None else "others_load")
+        return tell(DirectiveKind.EXIT, "left")
     if may_save(group, node):
         news = "notice" if node.takes_notice else "round_formed"
         return tell(DirectiveKind.START, news, node.member_of)
@@ -216,7 +217,7 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
                 "exit_code": _exit_code(outcome, group.root_cause),
                 "root_cause": group.root_cause,
             }
-        case "left" | "serves":
+        case "left" | "serves" | "others_load":
             left = reasons.Gone(kind="left", node_id=node_id, why=node.gone_why or Announced())
             return {"reason": left, "exit_code": EXIT_FAILED if head.kind is DirectiveKind.EXIT else None}
         case "drained":

@@ -335,9 +335,9 @@ def _report(work: Work, command: Report) -> None:
         set_leaving(work, node, Announced(text=quoted(command.message, MOST_OF_TEXT)), gone_at)
         return
     if command.kind is ReportKind.PARTING:
+        for room in ROOMS:
+            room.parting(work, node, command)
         if not node.gone:
-            for room in ROOMS:
-                room.parting(work, node, command)
             _say_goodbye(work, work.group.nodes[node.node_id], command.message)
         return
     current = group.round

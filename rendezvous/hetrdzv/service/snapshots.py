@@ -56,7 +56,9 @@ async def declare(
     if node is None or current is None or current.number != request.round:  # it has ended in the same turn
         raise StaleRound(f"round {request.round} of group '{group_id}' has ended")
     tallies: Tallies = service.of_rooms.setdefault("snapshots", Tallies())
-    return replace(tallies.said(group, node), copy=copy_for(group, node))
+    first = group.speaker(current.members[0])  # it has rank 0
+    named = first.snapshots.to_disk_from if first is not None and first.snapshots is not None else 0
+    return replace(tallies.said(group, node), copy=copy_for(group, node), to_disk_from=named or None)
 
 
 def _lost(facts: object) -> int:

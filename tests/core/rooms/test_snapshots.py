@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hetrdzv.core.commands import Leave
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group
 from hetrdzv.core.rooms.snapshots import Declare, SnapshotsRoom, Use
@@ -13,6 +14,7 @@ from hetrdzv.core.rooms.snapshots.choice import MOST_PASSED, pass_by
 from hetrdzv.core.rooms.snapshots.complete import gathered, missing
 from hetrdzv.core.rooms.snapshots.tally import Tally
 from hetrdzv.core.rooms.snapshots.told import MOST_WHOLE, told
+from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
 from hetrdzv.protocol.errors import NodeIdInUse, StaleIncarnation, StaleRound
 from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.facts.parts import Quoted
@@ -244,14 +246,48 @@ def test_a_node_that_leaves_serves_what_only_it_has() -> None:
     assert job.began is not None
     assert {source.node_id for source in job.began.sources} == {"a", "b"}
     assert job.node("b").gone
-    assert (job.told("b").kind, job.told("b").code) == ("wait", "serves")
+    assert (job.told("b").kind, job.told("b").code) == ("wait", "others_load")
     assert list(violations(job.group)) == []
     job.leave("b", "its agent got SIGTERM")
     assert len(job.facts("node_left")) == 1, "it has said goodbye"
     job.run()
     job.failed("a")
+    assert (job.told("b").kind, job.told("b").code) == ("wait", "serves")
     job.join("a", snapshots=job.holds(held(100, sharded=True, ranks=[0])))
     assert job.step == 100, "it is there yet"
+    job.report("b", "parting", serves_s=0.0)
+    assert job.told("b").kind == "exit"
+    job.run()
+    job.failed("a")
+    job.join("a", snapshots=job.holds(held(100, sharded=True, ranks=[0]), held(90, world_size=1)))
+    assert job.step == 90, "it has said that it is gone"
+
+
+def test_a_node_whose_agent_died_serves_nothing() -> None:
+    job = parted()
+    b = job.node("b")
+    job.do(Leave(node_id="b", incarnation=b.incarnation, died=True))
+    assert job.told("b").kind != "wait"
+    job.run()
+    job.failed("a")
+    job.join("a", snapshots=job.holds(held(100, sharded=True, ranks=[0]), held(90, world_size=1)))
+    assert job.step == 90
+
+
+def test_however_many_leave_none_that_serves_is_forgotten() -> None:
+    names = ["a", *(f"n{number}" for number in range(GONE_NODES_KEPT + 6))]
+    job = Job(min_nodes=1, max_nodes=len(names), replace_wait_s=0.0).begin(*names)
+    rank = (
+        {member.node_id: member.rank_offset for member in job.group.round.members} if job.group.round else {}
+    )
+    for name in names[1:]:
+        job.leaving(name)
+        parts = job.holds(held(100, sharded=True, ranks=[rank[name]], world_size=len(names)))
+        job.report(name, "parting", snapshots=parts, serves_s=30.0)
+    job.join("a", snapshots=job.holds(held(100, sharded=True, ranks=[rank["a"]], world_size=len(names))))
+    job.tick()
+    assert job.step == 100
+    assert job.group.nodes.keys() == {*names}
 
 
 def test_what_it_serves_does_not_count_once_its_agent_is_gone() -> None:

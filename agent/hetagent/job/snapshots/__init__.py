@@ -160,7 +160,7 @@ class KeepSnapshots(Feature):
         sweep(self.folder)
         identity, options = node.identity, node.options
         alone = options.standalone or options.spec.get("max_nodes") == 1
-        folder = Folder(self.folder, identity.group, identity.node_id, node.access.servers)
+        folder = Folder(self.folder, identity.group, identity.node_id, node.access.servers, node.tell)
         try:
             there = space(folder.path, memory)
             serving = Serving(folder.path, identity, node.hold_port, lambda: node.place.address, node.tell)

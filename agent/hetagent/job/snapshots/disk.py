@@ -26,10 +26,7 @@ from hetrdzv.protocol.rooms.snapshots import MOST_ON_DISK, NotWritten, OnDisk
 from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
 
 LOOK_S = 5.0
-"""How often a node looks which are complete, and asks the server whether one is due (seconds)."""
-
-AHEAD_S = 8.0
-"""How soon all nodes know of a step that the node that leads has named (seconds); longer than `LOOK_S`."""
+"""How often a node looks which are complete (seconds)."""
 
 RUNNING_S = 0.5
 """How often it looks whether its process has ended (seconds)."""
@@ -37,8 +34,11 @@ RUNNING_S = 0.5
 PARTS_S = 120.0
 """How long the node that leads waits for the parts of others (seconds)."""
 
+LAST_PARTS_S = 15.0
+"""The same of the last snapshot, which all write at the same time, unless that took the node itself longer."""
+
 VALUES_S = 5.0
-"""The same of the last snapshot if only their own values are missing."""
+"""The same of the last one if only their own values are missing."""
 
 MOST_WHY = 256
 """The longest reason why one is not on disk that the server is told (characters)."""
@@ -94,7 +94,9 @@ class Disk:
         self._writing: Stamp | None = None
         self._written: set[Stamp] = set()  # by this node
         self._wants = 0
-        self._answered: Stamp | None = None  # the last step that was named, in its round
+        self._begun: Stamp | None = (
+            None  # the last step that was named of which the writing was begun, in its round
+        )
         self._pinned: Stamp | None = None
         self._due_at = time.monotonic() + asked.every_s
         self._looks_at = 0.0
@@ -193,14 +195,14 @@ class Disk:
         """From which step on all nodes write the first snapshot of this round; 0: this node has named none."""
         return self._wants
 
-    def look(self, number: int, ranks: Sequence[int], wanted: int, *, alone: bool) -> None:
+    def look(self, number: int, ranks: Sequence[int], wanted: int, ahead_s: float) -> None:
         """Write what is due.
 
         Args:
             number: of the round that runs.
             ranks: of this node.
             wanted: the step that the node that leads has named, as the server says; 0: none.
-            alone: no other node is in the round.
+            ahead_s: how soon all other nodes know of a step that this one names (seconds); 0: there are none.
         """
         now = time.monotonic()
         self._ended()
@@ -213,12 +215,12 @@ class Disk:
             return
         if 0 in ranks:
             if not self._wants and now >= self._due_at:
-                self._wants = self._named(number, alone=alone)
+                self._wants = self._named(number, ahead_s)
             wanted = self._wants
         since = Stamp(wanted, number) if wanted else None
-        self._pin(since if since != self._answered else None)
+        self._pin(since if since != self._begun else None)
         if self._pinned is not None and self._begin_since(self._pinned, ranks):
-            self._answered = since
+            self._begun = since
             self._due_at = now + self._asked.every_s
             self._looks_at = now + RUNNING_S
             if self._process is None:
@@ -280,7 +282,7 @@ class Disk:
             self._folder.pin(since)
             self._pinned = since
 
-    def _named(self, number: int, *, alone: bool) -> int:
+    def _named(self, number: int, ahead_s: float) -> int:
         """The step from which on one is written: that of the newest one; 0: it is on disk, or none can be named by now.
 
         Where snapshots are taken so often that other nodes have lost it once they know, it is a later one: a step in
@@ -295,14 +297,14 @@ class Disk:
         if not taken or taken[-1][0] in self._written or self._there.get(taken[-1][0]):
             return 0
         newest, at = taken[-1]
-        if alone or time.time() - at > AHEAD_S:
+        if not ahead_s or time.time() - at > ahead_s:
             return newest.step
         if len(taken) < 2:
             return 0
         before, then = taken[-2]
-        if at - then > AHEAD_S:
+        if at - then > ahead_s:
             return newest.step
-        steps = (newest.step - before.step) * AHEAD_S / max(at - then, MIN_PACE_S)
+        steps = (newest.step - before.step) * ahead_s / max(at - then, MIN_PACE_S)
         apart = 1 << math.ceil(math.log2(max(steps, 1.0)))
         return math.ceil((newest.step + steps) / apart) * apart
 
@@ -395,5 +397,5 @@ def _failed(lack: NotWritten) -> str:
 def _patience_s(slot: Slot, rank: int) -> float:
     """How long to wait for the parts of other nodes of the last snapshot (seconds)."""
     with contextlib.suppress(OSError, ValueError):
-        return PARTS_S if Index.read(slot.indexes()[rank].read_bytes()).sharded else VALUES_S
+        return LAST_PARTS_S if Index.read(slot.indexes()[rank].read_bytes()).sharded else VALUES_S
     return VALUES_S

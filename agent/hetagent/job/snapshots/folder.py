@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PREFIX = "hets_"
@@ -17,6 +17,15 @@ OLD_S, EMPTY_S = 3600.0, 60.0
 """For how long nothing has been written to a folder that is swept, and to one that never held a snapshot (seconds)."""
 
 LOCK, SLOTS = "lock", "slots.json"
+
+LEAVING = "leaving"
+"""This file is there while an agent that leaves serves yet what the node holds."""
+
+WAIT_S = 65.0
+"""How long the next agent of the node waits for it (seconds)."""
+
+LOOK_S = 0.2
+"""How often it looks (seconds)."""
 
 
 class Folder:
@@ -28,6 +37,7 @@ class Folder:
         parent: where it is.
         group, node_id: whose it is.
         servers: URLs of the servers that the group is on.
+        tell: shows one line to the person at the terminal.
 
     Attributes:
         path: its path.
@@ -36,15 +46,38 @@ class Folder:
         OSError: it cannot be made, is somebody else's, or another agent uses it.
     """
 
-    def __init__(self, parent: Path, group: str, node_id: str, servers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        parent: Path,
+        group: str,
+        node_id: str,
+        servers: Sequence[str],
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
         key = "\0".join([str(os.getuid()), group, node_id, *sorted(set(servers))])
         self.path = parent / (PREFIX + hashlib.sha256(key.encode()).hexdigest()[:16])
+        until = time.monotonic() + WAIT_S
+        said = False
         while True:
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir(mode=0o700)
-            with contextlib.suppress(FileNotFoundError):  # its last owner has removed it just now
+            try:
                 self._lock = _locked(self.path)
+                (self.path / LEAVING).unlink(missing_ok=True)
                 return
+            except FileNotFoundError:  # its last owner has removed it just now
+                continue
+            except BlockingIOError:
+                if time.monotonic() >= until or not (self.path / LEAVING).exists():
+                    raise
+            if not said:
+                tell(f"waiting until the last agent of this node has left, for {WAIT_S:.0f} s at most")
+                said = True
+            time.sleep(LOOK_S)
+
+    def leave(self) -> None:
+        """This agent leaves, but not at once; the next one of the node waits for it."""
+        (self.path / LEAVING).touch()
 
     def close(self, *, remove: bool) -> None:
         """Let the next agent have it, or remove it with all that is in it."""

@@ -24,7 +24,7 @@ from hetagent.node.created import Created
 from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message, Topic
 from hetagent.snapshots.asked import ASK
-from hetagent.snapshots.folder import FOLDER
+from hetagent.snapshots.folder import FOLDER, PINNED
 from hetagent.snapshots.folder import Stamp as Written
 from hetagent.worker.runner import TO_DISK
 from hetrdzv.protocol.directive import DirectiveReply
@@ -46,6 +46,12 @@ PAUSE_S = 1.0
 
 LEFT_S = 0.5
 """How long before this agent has to be gone it gives up writing to disk (seconds)."""
+
+HEARD_S = 3.0
+"""How long it takes at most from when a node is due to ask the server until it has its answer (seconds)."""
+
+MOST_PER_S = 100.0
+"""How many nodes ask the server each second whether a snapshot is to be written (1/s)."""
 
 ASKS = 5
 """How often the server is asked for what to copy of a sharded snapshot: the other node may not have it yet."""
@@ -116,6 +122,7 @@ class Snapshots(Room):
         self._answer: Future[SnapshotsReply] | None = None
         self._not_before = 0.0  # when the server may be told again (monotonic seconds)
         self._refuses = False  # it takes none of this
+        (folder.path / PINNED).unlink(missing_ok=True)  # by an agent that is gone
         self._reached = self._rescued()
         self._refused: list[Stamp] = []
         self._dropped: set[Stamp] = set()  # copies of this node's that cannot be loaded
@@ -216,9 +223,12 @@ class Snapshots(Room):
         self._assignment = self._workers = None
 
     def part(self, why: str, until: float | None) -> None:
-        if self._parting is None or self._over or self._nnodes < 2 or (until is None and not self._drained):
+        if self._parting is None or self._over or (until is None and not self._drained):
             return
-        self._parting.begin(self._number, why, self._holdings, until - LEFT_S if until is not None else None)
+        until = until - LEFT_S if until is not None else None
+        if self._parting.begin(self._number, why, self._holdings, until, alone=self._nnodes == 1):
+            with contextlib.suppress(OSError):
+                self._folder.leave()
 
     def close(self) -> None:
         self._created.close()
@@ -288,7 +298,8 @@ class Snapshots(Room):
         if self._disk is not None and self._opened:
             start = self._assignment.start
             number, alone = self._assignment.round, start.nnodes == 1
-            self._disk.look(number, self._ranks, self._reply.to_disk_from or 0, alone=alone)
+            ahead_s = _asks_every_s(start.nnodes) + HEARD_S if not alone else 0.0
+            self._disk.look(number, self._ranks, self._reply.to_disk_from or 0, ahead_s)
         self._refresh()
         if not self._opened and (self._listening() or self._holdings.held):  # who saves by DCP has no pipe
             self._opened = True
@@ -313,8 +324,9 @@ class Snapshots(Room):
             return None
         if self._holdings != self._told or self._asks > 0:
             return self._not_before
-        waits = self._disk is not None and self._assignment.start.nnodes > 1
-        return self._not_before - PAUSE_S + LOOK_S if waits else None
+        nnodes = self._assignment.start.nnodes
+        waits = self._disk is not None and nnodes > 1
+        return self._not_before - PAUSE_S + _asks_every_s(nnodes) if waits else None
 
     def _body(self, number: int) -> Callable[..., SnapshotsRequest]:
         def body(incarnation: str) -> SnapshotsRequest:
@@ -405,3 +417,8 @@ class Snapshots(Room):
             self._serving.start()
             if self._serving.port != before:
                 self._refresh()
+
+
+def _asks_every_s(nnodes: int) -> float:
+    """How often each node asks the server whether a snapshot is to be written, unless it has news anyway (seconds)."""
+    return max(LOOK_S, nnodes / MOST_PER_S)

@@ -45,7 +45,7 @@ class Room:
         """A member of the round that runs has reported that it started its workers."""
 
     def parting(self, work: "Work", node: Node, report: Report) -> None:
-        """A node whose workers are gone says goodbye, and what it will yet do for others."""
+        """A node whose workers are gone says goodbye, and what it will yet do for others; later, that this is done."""
 
     def needs(self, group: Group, node: Node) -> bool:
         """Whether others need a node that has left, and whose agent is there."""

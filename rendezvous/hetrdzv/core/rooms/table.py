@@ -2,13 +2,20 @@
 
 from collections.abc import Sequence
 
+from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rooms.network import NetworkRoom
 from hetrdzv.core.rooms.room import Room
 from hetrdzv.core.rooms.shares import SharesRoom
 from hetrdzv.core.rooms.snapshots import SnapshotsRoom
+from hetrdzv.protocol.states import NodePhase
 
 ROOMS: Sequence[Room] = (
     SharesRoom(),
     NetworkRoom(),
     SnapshotsRoom(),
 )
+
+
+def needed(group: Group, node: Node) -> bool:
+    """Whether a node that has left does something for the others yet."""
+    return node.phase is NodePhase.LEFT and any(room.needs(group, node) for room in ROOMS)

@@ -13,7 +13,7 @@ from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, resta
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.model import End, Group, Node, Round
-from hetrdzv.core.rooms.table import ROOMS
+from hetrdzv.core.rooms.table import ROOMS, needed
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
 from hetrdzv.core.rounds.transitions import (
@@ -78,6 +78,7 @@ def settle(work: Work) -> None:
     if work.events and len(work.group.nodes) > GONE_NODES_KEPT:
         current = work.group.round
         keep = {member.node_id for member in current.members} if current is not None else set()
+        keep |= {node.node_id for node in work.group.nodes.values() if needed(work.group, node)}
         nodes = remembered(work.group.nodes, keep)
         known = frozenset(pair for pair in work.group.unreachable if nodes.keys() >= set(pair))
         work.change(nodes=nodes, unreachable=known)

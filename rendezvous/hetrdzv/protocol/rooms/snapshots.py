@@ -165,7 +165,7 @@ class SnapshotsReply:
         complete: the newest snapshot that is complete; None: none is.
         every: how often all members take one (steps): the largest that one of them has asked for.
         copy: parts of another member that this one is to keep copies of; None: none that are known by now.
-        to_disk_from: the largest that one of them has named, see `Holdings`; None: none has.
+        to_disk_from: what the member with rank 0 has named, see `Holdings`; None: nothing.
     """
 
     complete: Stamp | None = None

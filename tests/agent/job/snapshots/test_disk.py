@@ -9,13 +9,16 @@ import pytest
 
 from hetagent.job.loop import Identity
 from hetagent.job.snapshots import disk as disks
-from hetagent.job.snapshots.disk import AHEAD_S, FIRST_S, Asked, Disk
+from hetagent.job.snapshots.disk import FIRST_S, Asked, Disk
 from hetagent.options.model import UsageError
 from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
 from hetagent.snapshots.on_disk import MARK, Mark, name_of
 from hetagent.snapshots.to_disk import prune
 from hetrdzv.protocol.rooms.snapshots import NotWritten, OnDisk
 from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
+
+AHEAD_S = 8.0
+"""How soon other nodes know of a step that was named (seconds)."""
 
 
 class Node:
@@ -87,34 +90,34 @@ def begun(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_all_write_the_first_snapshot_from_the_step_that_was_named(node: Node, begun: list[int]) -> None:
     for step in (10, 20):
         node.holds(step, 1)
-    node.disk.look(1, [1], 0, alone=False)
+    node.disk.look(1, [1], 0, AHEAD_S)
     assert begun == []
-    node.disk.look(1, [1], 25, alone=False)
+    node.disk.look(1, [1], 25, AHEAD_S)
     node.memory.begin(Stamp(30, 1))
-    node.disk.look(1, [1], 25, alone=False)
+    node.disk.look(1, [1], 25, AHEAD_S)
     assert begun == [], "its workers are still copying"
     for step in (30, 40, 50):
         node.holds(step, 1)  # as often as it likes: the memory of the first is kept
-    node.disk.look(1, [1], 25, alone=False)
-    node.disk.look(1, [1], 25, alone=False)
+    node.disk.look(1, [1], 25, AHEAD_S)
+    node.disk.look(1, [1], 25, AHEAD_S)
     assert begun == [30], "once"
     assert node.memory._pinned() is None
-    node.disk.look(1, [1], 60, alone=False)
+    node.disk.look(1, [1], 60, AHEAD_S)
     node.holds(60, 1)
-    node.disk.look(1, [1], 60, alone=False)
+    node.disk.look(1, [1], 60, AHEAD_S)
     assert begun == [30, 60]
     assert node.disk.wants == 0
 
 
 def test_the_node_that_leads_names_the_newest_when_one_is_due(node: Node, begun: list[int]) -> None:
     stamp = node.holds(10, 0)
-    node.disk.look(1, [0], 0, alone=True)
+    node.disk.look(1, [0], 0, 0.0)
     assert (node.disk.wants, begun) == (0, [])
     node.disk._due_at = 0.0
-    node.disk.look(1, [0], 0, alone=False)
+    node.disk.look(1, [0], 0, AHEAD_S)
     assert (node.disk.wants, begun) == (0, []), "how often they are taken is not known by now"
     os.utime(node.memory.slots()[stamp].indexes()[0], (0, time.time() - AHEAD_S - 1))
-    node.disk.look(1, [0], 0, alone=False)
+    node.disk.look(1, [0], 0, AHEAD_S)
     assert begun == [10]
     assert node.disk._due_at > time.monotonic() + 590
 
@@ -132,7 +135,7 @@ def test_where_snapshots_are_frequent_a_later_step_is_named(
         index = node.memory.slots()[stamp].indexes()[0]
         os.utime(index, (0, time.time() + (step - 12) * apart_s / 2))
     node.disk._due_at = 0.0
-    node.disk.look(1, [0], 0, alone=alone)
+    node.disk.look(1, [0], 0, 0.0 if alone else AHEAD_S)
     assert begun == ([12] if named == 12 else [])
     assert node.disk.wants == (0 if named == 12 else named)
     node.disk.end_round()
@@ -194,14 +197,14 @@ def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch
     monkeypatch.setattr(disks, "directories", hang)
     node.holds(10, 0)
     node.disk._due_at = 0.0
-    node.disk.look(1, [0], 0, alone=True)
+    node.disk.look(1, [0], 0, 0.0)
     assert node.disk.pid is None
     assert not node.disk.list(0.0)
     answers.set()
     monkeypatch.setattr(disks, "GLANCE_S", FIRST_S)
     for _ in range(2):
         node.disk._looks_at = 0.0
-        node.disk.look(1, [], 0, alone=True)
+        node.disk.look(1, [], 0, 0.0)
     said = f"cannot see the snapshots in {node.disk.path}: PermissionError: [Errno 13] Permission denied"
     assert node.said == [said]
 
@@ -236,7 +239,7 @@ def test_what_is_complete_on_disk_is_not_written_again(node: Node, begun: list[i
     node.holds(10, 0)
     node.has(10)
     node.disk._due_at = 0.0
-    node.disk.look(1, [0], 0, alone=True)
+    node.disk.look(1, [0], 0, 0.0)
     assert (node.disk.wants, begun) == (0, [])
 
 

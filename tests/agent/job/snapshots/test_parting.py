@@ -22,7 +22,8 @@ from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.errors import StaleIncarnation, Unreachable
+from hetrdzv.protocol.errors import StaleIncarnation, UnknownNode, Unreachable
+from hetrdzv.protocol.http.routes import REPORT
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.snapshots import Held, Holdings
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
@@ -34,7 +35,7 @@ class Others:
     """A server that says whether other nodes go on, and a line to it."""
 
     def __init__(self) -> None:
-        self.go_on: bool | Exception = True
+        self.says: str | Exception = "serves"
         self.reports: list[ReportRequest] = []
 
     async def __aenter__(self) -> Self:
@@ -44,10 +45,18 @@ class Others:
 
     async def directive(self, *given: Any) -> DirectiveReply:
         assert given[:3] == ("g", "a", "1234")
-        if isinstance(self.go_on, Exception):
-            raise self.go_on
-        kind = DirectiveKind.WAIT if self.go_on else DirectiveKind.EXIT
-        return replace(start("a", 4), kind=kind, start=None)
+        return self._answer()
+
+    async def ask(self, *given: Any) -> DirectiveReply:
+        assert given[:3] == (REPORT, "g", "a")
+        self.reports.append(given[3])
+        return self._answer()
+
+    def _answer(self) -> DirectiveReply:
+        if isinstance(self.says, Exception):
+            raise self.says
+        kind = DirectiveKind.EXIT if self.says == "left" else DirectiveKind.WAIT
+        return replace(start("a", 4), kind=kind, code=self.says, start=None)
 
     def say(self, message: Message[Any]) -> None:
         self.reports.append(cast(ReportRequest, message.body(incarnation="1234", age_s=0.0)))
@@ -91,65 +100,87 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     made.serving.close()
 
 
+def begins(node: Node, until: float | None = None, *, alone: bool = False, **more: Any) -> bool:
+    return node.parting.begin(3, "its agent got SIGTERM", node.holdings(**more), until, alone=alone)
+
+
 def test_it_says_what_it_serves_and_waits_until_the_others_have_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partings, "QUIET_S", 0.3)
-    holdings = node.holdings()
-    node.parting.begin(3, "its agent got SIGTERM", holdings, None)
+    monkeypatch.setattr(partings, "QUIET_S", 0.5)
+    monkeypatch.setattr(partings, "ASK_S", 0.05)
+    assert begins(node)
     (report,) = node.others.reports
     assert (report.kind, report.round, report.message) == (ReportKind.PARTING, 3, "its agent got SIGTERM")
-    assert (report.snapshots, report.serves_s) == (holdings, SERVES_S)
+    assert (report.snapshots, report.serves_s) == (node.holdings(), SERVES_S)
     assert node.said == [
         "the other nodes load what only this one has of step 120, for 60 s at most; Ctrl-C leaves at once"
     ]
     finishing = threading.Thread(target=node.finishes)
     finishing.start()
-    time.sleep(0.6)
-    assert finishing.is_alive(), "nobody has fetched anything"
     node.fetched()
+    time.sleep(1.0)
+    assert finishing.is_alive(), "they have not begun to load"
+    node.others.says = "others_load"
+    for _ in range(4):
+        time.sleep(0.3)
+        node.fetched()
+    assert finishing.is_alive(), "one of them loads yet"
     soon(lambda: not finishing.is_alive(), "the end")
+    assert [(one.kind, one.serves_s) for one in node.others.reports[1:]] == [(ReportKind.PARTING, 0.0)]
 
 
-def test_what_was_fetched_before_it_looked_counts(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partings, "QUIET_S", 0.1)
-    node.parting.begin(3, "", node.holdings(), None)
-    node.fetched()
+@pytest.mark.parametrize("answer", ["left", StaleIncarnation("another agent")])
+def test_it_stays_for_nobody_who_is_not_there(node: Node, answer: str | Exception) -> None:
+    node.others.says = answer
+    assert begins(node)
     assert node.finishes() < 30
 
 
-@pytest.mark.parametrize("answer", [False, StaleIncarnation("another agent")])
-def test_it_stays_for_nobody_who_is_not_there(node: Node, answer: bool | Exception) -> None:
-    node.others.go_on = answer
-    node.parting.begin(3, "", node.holdings(), None)
-    assert node.finishes() < 30
-
-
-def test_it_stays_no_longer_than_it_may(node: Node) -> None:
-    node.others.go_on = Unreachable("no server")
-    node.parting.begin(3, "", node.holdings(), time.monotonic() + 0.5)
+@pytest.mark.parametrize("error", [Unreachable("no server"), UnknownNode("forgotten"), OSError("no file")])
+def test_it_stays_no_longer_than_it_may(node: Node, error: Exception) -> None:
+    node.others.says = error
+    assert begins(node, time.monotonic() + 0.5)
     (report,) = node.others.reports
     assert report.serves_s is not None
     assert 0 < report.serves_s <= 0.5
     assert 0.1 < node.finishes() < 30
 
 
+def test_a_server_that_never_answers_holds_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partings, "ASK_S", 0.2)
+    never = threading.Event()
+
+    async def hang(others: Others) -> None:  # as a resolver may
+        never.wait()
+        raise OSError("not found")
+
+    monkeypatch.setattr(Others, "__aenter__", hang)
+    assert begins(node, time.monotonic() + 0.3)
+    assert node.finishes() < 30
+    never.set()
+
+
 def test_whoever_is_in_a_hurry_does_not_wait(node: Node) -> None:
     hurried = threading.Event()
     hurried.set()
-    node.parting.begin(3, "", node.holdings(), None)
+    assert begins(node)
     assert node.finishes(hurried) < 30
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{"sharded": False}, {"number": 2}],
-    ids=["all have it", "others have copies of it"],
-)
-def test_what_others_have_is_not_served(node: Node, more: dict[str, Any]) -> None:
-    node.parting.begin(3, "", node.holdings(**more), None)
-    node.parting.begin(3, "", replace(node.holdings(), port=0), None)
-    node.parting.begin(3, "", node.holdings(), time.monotonic() - 1)
-    node.parting.begin(3, "", Holdings(), None)
+def test_what_others_have_is_not_served(node: Node) -> None:
+    assert not begins(node, sharded=False)
+    assert not begins(node, time.monotonic() - 1)
+    assert not node.parting.begin(3, "", replace(node.holdings(), port=0), None, alone=False)
+    assert not node.parting.begin(3, "", Holdings(), None, alone=False)
     assert (node.others.reports, node.said) == ([], [])
     assert node.finishes() < 0.1
+
+
+def test_a_node_that_was_alone_serves_all_to_those_who_wait(node: Node) -> None:
+    assert begins(node, sharded=False, alone=True)
+    assert len(node.others.reports) == 1
+
+
+def test_what_was_saved_a_round_ago_may_be_nowhere_else(node: Node) -> None:
+    assert begins(node, number=2)

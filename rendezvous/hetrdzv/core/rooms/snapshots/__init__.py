@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2s
 from typing import Any, ClassVar
 
+from hetrdzv.core import memo
 from hetrdzv.core.commands import OfRoom, Report
 from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.core.rooms.room import Room
@@ -77,21 +78,26 @@ class SnapshotsRoom(Room):
         return {"snapshot": snapshot, "origin": group.snapshots.origin}
 
     def parting(self, work: Work, node: Node, report: Report) -> None:
-        kept = work.group.snapshots
-        if kept is None or report.snapshots is None or not report.serves_s or node.job != work.group.job:
+        known = work.group.snapshots
+        if known is None or node.job != work.group.job:
+            return
+        if not report.serves_s and node.incarnation in known.parting:
+            left = {whose: at for whose, at in known.parting.items() if whose != node.incarnation}
+            work.change(snapshots=replace(known, parting=left))
+        if not report.serves_s or report.snapshots is None or node.gone:
             return
         until = work.now - max(0.0, report.age_s) + min(report.serves_s, MOST_SERVES_S)
         work.change_node(node, snapshots=report.snapshots)
-        work.change(snapshots=replace(kept, parting={**kept.parting, node.incarnation: until}))
+        work.change(snapshots=replace(known, parting={**known.parting, node.incarnation: until}))
 
     def needs(self, group: Group, node: Node) -> bool:
-        return serves(group, node) and bool(group.live)
+        return serves(group, node) and _goes_on(group)
 
     def pass_time(self, work: Work) -> None:
-        kept = work.group.snapshots
-        if kept is not None and any(until < work.now for until in kept.parting.values()):
-            parting = {whose: until for whose, until in kept.parting.items() if until >= work.now}
-            work.change(snapshots=replace(kept, parting=parting))
+        known = work.group.snapshots
+        if known is not None and any(until < work.now for until in known.parting.values()):
+            parting = {whose: until for whose, until in known.parting.items() if until >= work.now}
+            work.change(snapshots=replace(known, parting=parting))
 
     def found(self, group: Group, current: Round) -> Sequence[AnyWarning]:
         if group.snapshots is None:
@@ -110,6 +116,11 @@ class SnapshotsRoom(Room):
             yield f"{where}, which is no earlier one"
         for clause in wrong(snapshot):
             yield f"{where}, but {clause}"
+
+
+@memo.kept
+def _goes_on(group: Group) -> bool:
+    return any(not node.gone for node in group.nodes.values())
 
 
 def _not_on_disk(node: Node) -> NotOnDisk | None:

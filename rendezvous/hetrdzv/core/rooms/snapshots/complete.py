@@ -18,6 +18,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     Stamp,
     ValuesDiffer,
 )
+from hetrdzv.protocol.states import NodePhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,9 @@ def _is_here(group: Group, node: Node) -> bool:
 
 def serves(group: Group, node: Node) -> bool:
     """Whether a node that leaves, or has left, yet serves what it holds."""
-    return group.snapshots is not None and node.incarnation in group.snapshots.parting
+    if group.snapshots is None or node.phase is not NodePhase.LEFT or node.job != group.job:
+        return False
+    return node.incarnation in group.snapshots.parting
 
 
 def is_copied(one: Gathered) -> bool:

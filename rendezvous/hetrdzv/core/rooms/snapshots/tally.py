@@ -41,7 +41,6 @@ class Tally:
         self._differ: set[_Key] = set()
         self._known: dict[str, Holdings | None] = {}
         self._every: Counter[int] = Counter()
-        self._to_disk: dict[str, int] = {}  # what members have named
         self._stale = False
         self._said = 0
         for one in gathered_for(group, self._origin, sorted(self._members), group.last_round):
@@ -55,11 +54,8 @@ class Tally:
         """Add what a node holds; returns what of it may make a snapshot complete."""
         news: list[Held] = []
         self._known[node.node_id] = node.snapshots
-        self._to_disk.pop(node.node_id, None)
         if node.node_id in self._members and node.snapshots is not None:
             self._every[node.snapshots.every] += 1
-            if node.snapshots.to_disk_from:
-                self._to_disk[node.node_id] = node.snapshots.to_disk_from
         for held in usable(group, node, self._origin, self._alone):
             if held.round <= group.last_round and not _is_newer(self._complete, stamp_of(held)):
                 self._gather(held, node.node_id)
@@ -108,9 +104,7 @@ class Tally:
         if self._stale and self._said > len(group.nodes) // COUNTED_ANEW_FOR:
             self._count(group)
         every = max((often for often, nodes in self._every.items() if nodes > 0), default=0)
-        named = max(self._to_disk.values(), default=None)
-        complete = None if self._stale else self._complete
-        return SnapshotsReply(complete=complete, every=every, to_disk_from=named)
+        return SnapshotsReply(complete=None if self._stale else self._complete, every=every)
 
     def _has_dropped(self, before: Holdings, after: Holdings | None) -> bool:
         """Whether a node has less of the snapshot that is complete, or of one that is being gathered."""

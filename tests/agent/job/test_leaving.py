@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hetagent.assembly import _has_stop_timeout
-from hetagent.job.leaving import AtWork, Leaving
+from hetagent.job.leaving import Announcement, AtWork, Leaving
 from hetagent.options.parse import parse
 
 SERVER = ("--server", "http://host:29400")
@@ -34,6 +34,15 @@ def test_workers_have_five_seconds_after_ctrl_c_where_a_person_is_there(
     step = leaving.got(signum, AtWork.RUNNING, stop_s, 1000.0)
     assert step.stop == (signum, has_s)
     assert leaving.stop_s(stop_s, 1001.0) == min(stop_s, has_s - 1)
+
+
+@pytest.mark.parametrize("at_work", AtWork)
+def test_whoever_was_told_in_time_may_stay_as_long_as_that(at_work: AtWork) -> None:
+    evicted, taken, left = (Leaving(25.0, {}) for _ in range(3))
+    evicted.got(signal.SIGTERM, at_work, 5.0, 1000.0)
+    taken.told(Announcement("the cloud", 1100.0), at_work, 5.0, 1000.0)
+    left.got(signal.SIGINT, at_work, 5.0, 1000.0)
+    assert (evicted.stays_until, taken.stays_until, left.stays_until) == (1025.0, 1100.0, None)
 
 
 @pytest.mark.parametrize("argv", [("--stop-timeout-s", "60"), ("--shutdown-timeout", "60")])

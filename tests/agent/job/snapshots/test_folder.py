@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hetagent.job import snapshots
 from hetagent.job.loop import Identity
 from hetagent.job.snapshots import KeepSnapshots, space
+from hetagent.job.snapshots import folder as folders
 from hetagent.job.snapshots.folder import EMPTY_S, OLD_S, Folder, sweep
 from hetagent.options.model import UsageError
 from hetagent.options.parse import parse
@@ -264,3 +266,27 @@ def test_a_node_whose_folder_another_agent_uses_does_without(
     first.close()
     first.leave(None, lambda: False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_agent_of_a_node_waits_for_one_that_leaves(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = Folder(tmp_path, "g", "a", SERVERS)
+    first.leave()
+    leaving = threading.Timer(0.5, first.close, kwargs={"remove": False})
+    leaving.start()
+    second = Folder(tmp_path, "g", "a", SERVERS, said.append)
+    assert second.path == first.path
+    assert said == ["waiting until the last agent of this node has left, for 65 s at most"]
+    with pytest.raises(BlockingIOError):  # it does not leave
+        Folder(tmp_path, "g", "a", SERVERS, said.append)
+    second.close(remove=True)
+    leaving.join()
+
+
+def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "WAIT_S", 0.3)
+    first = Folder(tmp_path, "g", "a", SERVERS)
+    first.leave()
+    with pytest.raises(BlockingIOError, match="another agent uses"):
+        Folder(tmp_path, "g", "a", SERVERS)
+    first.close(remove=True)

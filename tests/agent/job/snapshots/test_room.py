@@ -30,6 +30,9 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
 from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message
+from hetagent.snapshots.folder import PINNED
+from hetagent.snapshots.folder import Folder as Slots
+from hetagent.snapshots.folder import Stamp as Written
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import InvalidRequest
@@ -560,3 +563,16 @@ def test_the_agent_s_end_is_heard_between_rounds(rig: Make, parent: Path) -> Non
     assert cast(Any, room)._over
     assert isinstance(made.agent.outcome, DirectiveReply)
     assert list(parent.iterdir()) == []
+
+
+def test_a_pin_of_an_agent_that_is_gone_is_none(tmp_path: Path) -> None:
+    first = Node(tmp_path)
+    Slots(first.path).pin(Written(120, 4))
+    first.leaves()
+    again = Node(tmp_path)
+    assert not (again.path / PINNED).exists()
+    again.leaves()
+
+
+def test_many_nodes_together_ask_no_more_than_so_often() -> None:
+    assert [rooms._asks_every_s(nnodes) for nnodes in (2, 500, 1_000, 10_000)] == [5.0, 5.0, 10.0, 100.0]

@@ -58,6 +58,16 @@ def test_a_large_file_comes_as_it_is(made: Serving, tmp_path: Path) -> None:
     assert get(made, "3-120/0.bin").content == content
 
 
+def test_how_much_was_sent_is_known(made: Serving) -> None:
+    get(made, "3-120/0.json")  # it has started
+    before = made.sent()
+    assert made.sent() == before > 0
+    size = len(get(made, "3-120/shared.bin").content)
+    soon(lambda: made.sent() >= before + size, "the bytes")
+    made.close()
+    assert made.sent() == 0
+
+
 def test_without_the_key_nothing_is_said(made: Serving) -> None:
     keys = (b"Bearer", b"Bearer x", b"Bearer \xff", made.key.encode(), b"")
     for path, key in itertools.product(("3-120/shared.bin", "nothing", ""), keys):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from hashlib import blake2s
 from typing import Any, ClassVar
 
-from hetrdzv.core import memo
 from hetrdzv.core.commands import OfRoom, Report
+from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.core.rooms.room import Room
 from hetrdzv.core.rooms.snapshots.choice import after_choice, after_round, choose
@@ -58,9 +58,9 @@ class SnapshotsRoom(Room):
         found = gathered_for(group, known.origin, [node.node_id for node in members], before.last_round)
         judged = after_round(known, before, found)
         taken = choose(judged, found)
-        kept = after_choice(judged, taken, found)
-        work.change(snapshots=kept)
-        for passed in kept.passed:
+        chose = after_choice(judged, taken, found)
+        work.change(snapshots=chose)
+        for passed in chose.passed:
             if passed not in known.passed:
                 work.say(SnapshotPassedBy(what=passed))
         if taken is not None:
@@ -118,7 +118,7 @@ class SnapshotsRoom(Room):
             yield f"{where}, but {clause}"
 
 
-@memo.kept
+@kept
 def _goes_on(group: Group) -> bool:
     return any(not node.gone for node in group.nodes.values())
 

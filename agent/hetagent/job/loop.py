@@ -139,6 +139,7 @@ class Agent:
         self._leaving = Leaving(grace_s, own_graces_s, ctrl_c_s)
         self._leftovers = Leftovers(identity.incarnation, tell, partial(kept, rooms))
         self._account = Account(time.monotonic())
+        self._left_at: float | None = None  # the server knows then (monotonic seconds)
         self._between = Between(
             node_id=identity.node_id,
             line=line,
@@ -152,8 +153,8 @@ class Agent:
 
     @property
     def spent(self) -> Spent:
-        """Where this node's time has gone so far."""
-        return self._account.spent(time.monotonic())
+        """Where this node's time has gone so far, until the server knew that it had left."""
+        return self._account.spent(time.monotonic() if self._left_at is None else self._left_at)
 
     @property
     def round_number(self) -> int:
@@ -285,7 +286,7 @@ class Agent:
         if self._leaving.gone_at is not None:
             leave_s = min(leave_s, max(UNHEARD_LEAVE_S, self._leaving.gone_at - time.monotonic()))
         left = self._line.leave(goodbye, leave_s, lambda: bool(self._got_signals))
-        self.hangs = self.hangs or not left
+        self.hangs, self._left_at = self.hangs or not left, time.monotonic()
         for room in self._rooms:
             said = room.leave(self._leaving.gone_at, lambda: self._leaving.hurried or bool(self._got_signals))
             self.last_words += [said] if said else []

@@ -23,6 +23,7 @@ from hetagent.job.after_start import LaunchLook
 from hetagent.job.leaving import AgentError
 from hetagent.job.output import collapse
 from hetagent.job.output.logs import RoundLogsSpecs
+from hetagent.job.room import Room
 from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
@@ -557,3 +558,20 @@ def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(
     )
     assert status == 0
     assert sum("none of 2 workers" in line for line in made.said) == 1
+
+
+class Slow(Room):
+    """A feature that has much to do once the server knows that the agent has left."""
+
+    def leave(self, until: float | None, hurried: Callable[[], bool]) -> str:
+        time.sleep(1.0)
+        return "all is written"
+
+
+def test_what_is_done_after_the_end_took_no_time_from_the_job(rig: Make) -> None:
+    began_at = time.monotonic()
+    made = rig("true", room=lambda say: Slow())
+    assert made.run() == 0
+    took_s = time.monotonic() - began_at
+    assert made.agent.last_words == ["all is written"]
+    assert took_s - made.agent.spent.total_s >= 1.0

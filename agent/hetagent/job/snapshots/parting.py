@@ -30,6 +30,9 @@ LOOK_S = 0.2
 ASK_S = 2.0
 """How often to ask the server whether anybody is left, and how long it may take to answer (seconds)."""
 
+MOST_UNHEARD = 5
+"""After so many questions in a row without an answer it is of no use: no server knows, or tells others, of this node."""
+
 
 class Parting:
     """What is yet to be done for the others.
@@ -100,12 +103,13 @@ class Parting:
 
     async def _finish(self, hurried: Callable[[], bool]) -> None:
         sent, changed_at = 0, inf
-        asks_at = 0.0
+        asks_at, unheard = 0.0, 0
         async with self._connect() as client:
             while (now := time.monotonic()) < self._until and not hurried():
                 if now >= asks_at:
                     told, asks_at = await self._directive(client), now + ASK_S
-                    if told == "left":
+                    unheard = 0 if told else unheard + 1
+                    if told == "left" or unheard == MOST_UNHEARD:
                         return
                     if told == "others_load" and changed_at == inf:
                         sent, changed_at = self._serving.sent(), now

@@ -147,6 +147,13 @@ def test_it_stays_no_longer_than_it_may(node: Node, error: Exception) -> None:
     assert 0.1 < node.finishes() < 30
 
 
+def test_it_does_not_stay_where_no_server_tells_of_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partings, "ASK_S", 0.05)
+    node.others.says = Unreachable("no server")
+    assert begins(node)
+    assert node.finishes() < 30
+
+
 def test_a_server_that_never_answers_holds_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partings, "ASK_S", 0.2)
     never = threading.Event()

@@ -31,7 +31,7 @@ ASK_S = 2.0
 """How often to ask the server whether anybody is left, and how long it may take to answer (seconds)."""
 
 MOST_UNHEARD = 5
-"""After so many questions in a row without an answer it is of no use: no server knows, or tells others, of this node."""
+"""After so many questions in a row without an answer it is of no use: no server tells others of this node."""
 
 
 class Parting:

@@ -380,7 +380,7 @@ class Agent:
             if not self._left:
                 self._left = True
                 for room in self._rooms:
-                    room.parts()
+                    room.says_goodbye()
                 self.session.leave("its agent goes", self.world.timeline.now)
                 self.after(LEAVE_S, self._exit)
         elif self._ready_after_stop:

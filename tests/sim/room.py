@@ -21,7 +21,7 @@ class InAgent:
     def launched(self, workers: Workers) -> None:
         """Workers were started."""
 
-    def parts(self) -> None:
+    def says_goodbye(self) -> None:
         """The agent is about to say goodbye."""
 
     def answered(self, answered: Answered) -> None:

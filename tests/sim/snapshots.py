@@ -71,7 +71,7 @@ class Holding(InAgent):
             holdings = self._holdings()
             self._agent.session.offer = replace(self._agent.session.offer, snapshots=holdings)
 
-    def parts(self) -> None:
+    def says_goodbye(self) -> None:
         if self._on and self._start is not None and self._rng.random() < self._parts:
             if self._reached and self._rng.random() < self._just_in_time:
                 self._take()

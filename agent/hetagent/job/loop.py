@@ -277,7 +277,7 @@ class Agent:
         goodbye = self._leaving.goodbye(self.outcome)
         for room in self._rooms:
             if not self._leaving.hurried:
-                room.part(goodbye, self._leaving.stays_until)
+                room.say_goodbye(goodbye, self._leaving.stays_until)
             room.close()
         if not self._succeeded:
             self._leftovers.kill_spared()

@@ -125,8 +125,8 @@ class Room:
     def end(self) -> None:
         """The round is over here, and its workers are gone. Harmless if called again."""
 
-    def part(self, why: str, until: float | None) -> None:
-        """The agent is about to end, perhaps before the job; the server can be told, and does not know yet.
+    def say_goodbye(self, why: str, until: float | None) -> None:
+        """The agent is about to end, perhaps before the job, and to say goodbye to the server.
 
         Args:
             why: as the server will be told.

@@ -66,8 +66,8 @@ class Report:
             None: they are being stopped.
         moved: with `started`, `succeeded` and `failed`, when its workers moved; None: nobody can tell.
         network: from the round's master, with `started`: what is wrong with the network between its nodes.
-        snapshots, serves_s: with `parting`: what it holds of snapshots, and for how long it
-            serves that yet, counted from when the agent saw that (seconds).
+        snapshots, serves_s: with `parting`, what it holds of snapshots, and for how long it serves them yet, counted
+            from when the agent saw that (seconds).
     """
 
     node_id: str

@@ -1,9 +1,11 @@
 """Snapshots on disk are checkpoints of DCP that it reads without us, and never of what is torn or corrupt."""
 
+import pickle
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
 from hetagent.snapshots.loading import Loader
-from hetagent.snapshots.on_disk import MARK, Mark, directories, name_of, path_of, remove
+from hetagent.snapshots.on_disk import MARK, PART, Mark, directories, name_of, path_of, remove
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.state import State
 from hetagent.snapshots.taking import Who
@@ -220,3 +223,27 @@ def test_a_mark_of_another_version_is_none(slot: Slot, tmp_path: Path) -> None:
     shutil.rmtree(path)
     assert Mark.read(path) is None
     assert Index.read((slot.path / "0.json").read_bytes()).stamp == slot.stamp
+
+
+@pytest.mark.parametrize("digests", [{"epoch": "another"}, None], ids=["differ", "an older agent tells none"])
+def test_values_that_differ_between_nodes_do_not_get_there(
+    slot: Slot, tmp_path: Path, digests: dict[str, str] | None
+) -> None:
+    into = tmp_path / "disk"
+    into.mkdir()
+    part = write(slot.path, slot.stamp, into, [0], leads=True)
+    other = replace(part, ranks={1: "d"}, plan=SavePlan([], planner_data={}), results=[])
+    if digests is None:
+        object.__delattr__(other, "values")
+    else:
+        other = replace(other, values=dict.fromkeys(part.values, digests["epoch"]))
+        assert other.values
+    for rank, told in enumerate((part, other)):
+        (into / PART.format(rank)).write_bytes(pickle.dumps(told))
+    if digests is None:
+        finish(into, slot.stamp, 2, sharded=False, wait_s=0.0)
+        assert Mark.read(into) is not None
+    else:
+        with pytest.raises(SnapshotError, match="is not the same on all ranks: name it in per_rank"):
+            finish(into, slot.stamp, 2, sharded=False, wait_s=0.0)
+        assert Mark.read(into) is None

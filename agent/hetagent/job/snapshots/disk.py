@@ -94,9 +94,7 @@ class Disk:
         self._writing: Stamp | None = None
         self._written: set[Stamp] = set()  # by this node
         self._wants = 0
-        self._begun: Stamp | None = (
-            None  # the last step that was named of which the writing was begun, in its round
-        )
+        self._begun: Stamp | None = None  # the last step that was named and of which the writing has begun
         self._pinned: Stamp | None = None
         self._due_at = time.monotonic() + asked.every_s
         self._looks_at = 0.0
@@ -107,9 +105,8 @@ class Disk:
         self._unseen: Exception | None = None  # why nobody could tell what is there
         self._said_unseen = ""
         if not self.list(FIRST_S):
-            tell(
-                f"waiting until {self.path} answers, where snapshots may be"
-            )  # else the job would begin anew
+            # Else the job would begin anew.
+            tell(f"waiting until {self.path} answers, where snapshots may be")
             while not self.list(FIRST_S):
                 pass
         if self._unseen is not None:

@@ -111,10 +111,9 @@ class Snapshots(Room):
         self._assignment: Assignment | None = None
         self._workers: Workers | None = None
         self._opened = False  # a worker has opened snapshots or saved one, ever
-        self._over = False  # the job is
+        self._over = False  # the job is over
         self._drained = False
-        self._nnodes = 0  # of the newest round
-        self._number = 0  # of it
+        self._number = self._nnodes = 0  # of the newest round
         self._ranks: Sequence[int] = ()  # of this node, in its newest round
         self._saving: set[int] = set()  # the ranks that were asked to and have not answered
         self._save_until = 0.0
@@ -222,7 +221,7 @@ class Snapshots(Room):
             self._refresh(ended=self._assignment.round)
         self._assignment = self._workers = None
 
-    def part(self, why: str, until: float | None) -> None:
+    def say_goodbye(self, why: str, until: float | None) -> None:
         if self._parting is None or self._over or (until is None and not self._drained):
             return
         until = until - LEFT_S if until is not None else None

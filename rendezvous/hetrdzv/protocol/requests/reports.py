@@ -18,8 +18,8 @@ class ReportRequest(Body):
     Attributes:
         grace_s: with `leaving`, for how much longer the workers run, counted from then (seconds); None: they are being
             stopped.
-        snapshots, serves_s: with `parting`: what the node holds of snapshots, and for how
-            long it serves that yet, counted from then (seconds).
+        snapshots, serves_s: with `parting`, what the node holds of snapshots, and for how long it serves them yet,
+            counted from then (seconds).
         moved: with `started`, `succeeded` and `failed`, when the workers moved, counted from then; None: nobody can
             tell.
     """

@@ -117,7 +117,7 @@ class Node:
 
     def leaves(self, until: float | None = None) -> str:
         """Its agent ends."""
-        self.room.part("SIGTERM", until)
+        self.room.say_goodbye("SIGTERM", until)
         self.room.close()
         return self.room.leave(until, lambda: False)
 

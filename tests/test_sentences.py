@@ -23,8 +23,9 @@ LISTS = {"warnings", "stragglers", "unwatched", "notices", "_notices"}
 
 QUOTES = {
     "cli/hetctl/look/logs.py": "log.text",
-    "cli/hetctl/stacks.py": "stack.text",
     "cli/hetctl/tables.py": "segment.text",
+    "dashboard/pages.py": "log.text",
+    "protocol/rooms/stacks.py": "stack.text",
 }
 """Where a field of such a name holds something else: a stack, what a worker has written, a piece of a table."""
 

@@ -58,6 +58,8 @@ def test_the_worker_that_is_waited_for_is_blamed_with_its_stack_and_the_job_goes
             r"ranks 0 and 2 have waited \d+ s for rank 1 \(a\), which is at collective 10 of 11", ended
         )
         assert len(job.told("stalled")) == 1
+        kept = stacks(job)  # of a job that is over
+        assert (HERE in kept[1], "all_reduce" in kept[0], "all_reduce" in kept[2]) == (True,) * 3, kept
         for agent in job.agents.values():
             assert ended.partition(": ")[2] in agent.stderr, job.report()
 

@@ -1,6 +1,7 @@
 """How far workers have come, over HTTP: agents say it with their polls, and are asked for stacks in the replies."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -8,9 +9,11 @@ import pytest
 
 from hetrdzv.core.commands import Tick
 from hetrdzv.protocol.facts.warnings import AnyWarning, NoWeights
-from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.rooms.stacks import MOST_OF_WORKER, About, Stack
 from hetrdzv.service.progress import detectors
-from hetrdzv.service.progress.questions import MOST_CHARACTERS, About, Questions
+from hetrdzv.service.progress.questions import Questions
+from hetrdzv.service.progress.traces import Traces
+from hetrdzv.service.quotas import Quotas
 from hetrdzv.service.service import Service
 from hetrdzv.words.warnings import warning
 from tests.support.served import HandClock, api, join, serving, settled, started, two_nodes
@@ -195,6 +198,8 @@ async def test_stacks_are_asked_for_in_the_reply_to_an_open_poll() -> None:
         assert (await asked).json() == {
             "round": 1,
             "stacks": [{"rank": 0, "node_id": "a", "text": "File train.py", "why": ""}],
+            "over": False,
+            "at": None,
         }
 
 
@@ -231,7 +236,7 @@ async def test_logs_of_a_round_that_is_over_come_from_all_who_have_kept_them() -
             assert (told["round"], told["ranks"]) == (7, [0, 1])
             answer = {"incarnation": "1", "number": told["number"], "stacks": logs}
             await client.post(f"{GROUP}/nodes/{name}/stacks", json=answer)
-        why = "no agent that is here has kept what it wrote in round 7"
+        why = "nobody has kept what it wrote in round 7"
         logs = [
             {"rank": 0, "node_id": "b", "text": "boom", "why": ""},
             {"rank": 1, "node_id": "", "text": "", "why": why},
@@ -245,14 +250,32 @@ async def test_logs_of_a_round_that_is_over_come_from_all_who_have_kept_them() -
             await client.post(f"{GROUP}/nodes/{name}/stacks", json=answer)
         refused = await asked
         assert refused.status_code == 409
-        assert refused.json()["detail"] == (
-            "no agent that is here has kept what workers wrote in round 6 of group 'g'"
-        )
+        assert refused.json()["detail"] == "nobody has kept what workers wrote in round 6 of group 'g'"
+
+
+async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they_left() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        logs = [{"rank": 0, "text": "boom"}, {"rank": 1, "text": "of another node"}]
+        for number, incarnation, status in ((1, "1", 204), (1, "2", 409), (7, "1", 204)):
+            body = {"incarnation": incarnation, "round": number, "logs": logs if number == 1 else []}
+            sent = await client.post(f"{GROUP}/nodes/a/logs", json=body)
+            assert sent.status_code == status, sent.text
+        (await client.post(f"{GROUP}/cancel")).raise_for_status()
+        for name in "ab":
+            await client.delete(f"{GROUP}/nodes/{name}", params={"incarnation": "1"})
+        shown = [{"rank": 0, "node_id": "a", "text": "boom", "why": ""}]
+        assert (await client.post(f"{GROUP}/logs")).json() == {"round": 1, "logs": shown, "over": True}
+        missing = (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["logs"]
+        assert missing[0]["why"] == "nobody has kept what it wrote in round 1"
+        (await client.delete(GROUP)).raise_for_status()
+        assert service.traces.of("g", About.LOGS) is None
 
 
 async def test_where_it_is_too_long_a_log_loses_its_beginning_and_a_stack_its_end() -> None:
-    questions = Questions(lambda group, nodes: None, lambda: 0.0)
-    text = "begins" + "." * MOST_CHARACTERS + "ends"
+    traces = Traces(lambda: datetime.now(UTC), Quotas())
+    questions = Questions(lambda group, nodes: None, lambda: 0.0, traces)
+    text = "begins" + "." * MOST_OF_WORKER + "ends"
     for about, end in ((About.LOGS, "ends"), (About.STACKS, "")):
         asked = asyncio.create_task(questions.ask("g", 1, {"a": (0,)}, 5.0, about))
         await settled()
@@ -260,7 +283,7 @@ async def test_where_it_is_too_long_a_log_loses_its_beginning_and_a_stack_its_en
         assert question is not None
         questions.answered("g", "a", question.number, [Stack(rank=0, text=text)])
         (one,) = (await asked)["a"]
-        assert len(one.text) == MOST_CHARACTERS
+        assert len(one.text) == MOST_OF_WORKER
         assert one.text.startswith("begins") is not one.text.endswith("ends")
         assert one.text.endswith(end)
 
@@ -295,6 +318,36 @@ async def test_the_stack_of_the_worker_that_is_waited_for_is_fetched_at_once() -
         assert active is not None
         assert active.stall is not None
         assert active.stall.stack == "line 7 in <module>"
+
+
+async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_shown_after_the_round() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _), api(service) as client:
+        await two_nodes(service)
+        await hang(client, service)
+        refused = await client.post(f"{GROUP}/stacks", params={"round": 2})
+        assert refused.json()["detail"] == (
+            "no stacks of round 2 of group 'g' are kept: they are taken when a round hangs"
+        )
+        clock.pass_by(service, 20)
+        while service.traces.of("g", About.STACKS) is None:
+            for name, rank in (("a", 0), ("b", 1)):
+                said = progress(worker(rank, 17 - rank, completed=16, still=True, idle_s=22.0))
+                told = (await poll(client, name, said)).json()
+                if question := told.get("stacks"):
+                    stack = {"rank": rank, "text": f"line {rank}"}
+                    body = {"incarnation": "1", "number": question["number"], "stacks": [stack]}
+                    await client.post(f"{GROUP}/nodes/{name}/stacks", json=body)
+            await settled(20)
+        (await client.post(f"{GROUP}/cancel")).raise_for_status()
+        reply = (await client.post(f"{GROUP}/stacks")).json()
+        assert [(one["rank"], one["node_id"], one["text"]) for one in reply["stacks"]] == [
+            (0, "a", "line 0"),
+            (1, "b", "line 1"),
+        ]
+        assert (reply["round"], reply["over"], reply["at"] is not None) == (1, True, True)
+        missing = (await client.post(f"{GROUP}/stacks", params={"round": 1, "rank": 5})).json()["stacks"]
+        assert missing[0]["why"] == "its stack was not taken when round 1 hung"
 
 
 async def test_a_failure_counts_as_far_as_any_node_came_unless_its_agent_cannot_tell() -> None:

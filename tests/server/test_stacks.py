@@ -1,7 +1,6 @@
 """hetctl stacks: equal stacks once, the rarest first."""
 
-from hetrdzv.cli.hetctl.stacks import collapsed
-from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.rooms.stacks import Stack, collapsed
 
 
 def stack(rank: int, text: str = "", why: str = "") -> Stack:

@@ -55,11 +55,11 @@ from hetrdzv.protocol.pages import (
     StallReply,
     UnreachableReply,
 )
+from hetrdzv.protocol.rooms.stacks import About
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress.detectors import detected
-from hetrdzv.service.progress.questions import About
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent

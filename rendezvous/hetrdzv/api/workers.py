@@ -1,11 +1,23 @@
-"""Converts what is known of workers to replies of the API."""
+"""What people see of workers: how far they have come, their stacks and logs, also of rounds that are over."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import datetime
 
+from hetrdzv.core.model import Group, Round
+from hetrdzv.core.why import why
+from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.pages import WorkerReply
+from hetrdzv.protocol.rooms.stacks import About, Stack
 from hetrdzv.service.progress.table import Seen
+from hetrdzv.service.service import Service
+from hetrdzv.words import reasons
+from hetrdzv.words.times import Clock
 from hetrdzv.words.warnings import unseen
+
+MOST_RANKS = 1 << 17
+"""How many workers are asked at once for stacks or logs."""
 
 
 def worker_replies(seen: Mapping[int, Seen], on_page: AbstractSet[str], now: float) -> list[WorkerReply]:
@@ -29,3 +41,82 @@ def worker_reply(seen: Seen, now: float) -> WorkerReply:
         steps_per_s=seen.steps.per_s,
         waiting=sample.waiting,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The stacks or logs of a round's workers.
+
+    Attributes:
+        told: in the order of ranks; each says why if there is nothing of it.
+        over: whether that round is over.
+        at: when they were taken (wall-clock time); None: just now.
+    """
+
+    round: int
+    told: tuple[Stack, ...]
+    over: bool = False
+    at: datetime | None = None
+
+
+async def shown(
+    service: Service, group_id: str, about: About, ranks: Sequence[int] | None, number: int | None
+) -> Shown:
+    """The stacks or logs of a round's workers: of the running one from their agents, else what was kept.
+
+    Args:
+        ranks: whose (global ranks); None: all.
+        number: of the round; None: the running one, else the newest.
+
+    Raises:
+        UnknownGroup: there is no such group.
+        NoRound: nothing was kept.
+        UnknownRank: the running round has no such rank.
+    """
+    group = service.group(group_id)
+    active = None if group.state.terminal else group.active_round
+    if active is not None and number in (None, active.number):
+        _require_ranks(group, active, ranks)
+        told = await service.questions.of_workers(group, active, ranks, about)
+        return Shown(active.number, tuple(told))
+    if about is About.LOGS and number is None and group.round is not None:
+        number = group.round.number
+    trace = service.traces.of(group_id, about, number)
+    found = dict(trace.by_rank) if trace is not None else {}
+    if about is About.LOGS and number is not None:  # agents that are here have kept more
+        found |= {
+            log.rank: log for log in await service.questions.of_earlier(group, number, ranks) if log.text
+        }
+    if not found:
+        raise NoRound(_nothing(group, about, number, service.now()))
+    number = number if trace is None else trace.round
+    assert number is not None
+    missing = f"nobody has kept what it wrote in round {number}"
+    if about is About.STACKS:
+        missing = f"its stack was not taken when round {number} hung"
+    wanted = sorted(found if ranks is None else set(ranks))
+    told = [found.get(rank) or Stack(rank=rank, why=missing) for rank in wanted]
+    return Shown(number, tuple(told), over=True, at=trace.at if trace is not None else None)
+
+
+def _require_ranks(group: Group, active: Round, ranks: Sequence[int] | None) -> None:
+    if ranks is None and active.world_size > MOST_RANKS:
+        raise UnknownRank(
+            f"round {active.number} of group '{group.group_id}' has {active.world_size:,} ranks, but no more than "
+            f"{MOST_RANKS:,} can be asked at once: name some of them (rank=0&rank=1)"
+        )
+    unknown = [rank for rank in ranks or () if not 0 <= rank < active.world_size]
+    if unknown:
+        last = active.world_size - 1
+        raise UnknownRank(
+            f"round {active.number} of group '{group.group_id}' has ranks 0 to {last}, not {unknown[0]}"
+        )
+
+
+def _nothing(group: Group, about: About, number: int | None, now: float) -> str:
+    """Why there is nothing to be seen of a group's workers."""
+    if number is None:
+        return f"group '{group.group_id}' has no workers now: {reasons.why(why(group, now), Clock(now))}"
+    if about is About.STACKS:
+        return f"no stacks of round {number} of group '{group.group_id}' are kept: they are taken when a round hangs"
+    return f"nobody has kept what workers wrote in round {number} of group '{group.group_id}'"

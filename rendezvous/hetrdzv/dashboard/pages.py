@@ -1,9 +1,10 @@
 """The pages: all groups, and one group. Asked for as an event stream, a page sends its sections as they change."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from hetrdzv.api.bound import Handlers
 from hetrdzv.api.dispatch import service_of
+from hetrdzv.api.workers import Shown, shown
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.auth.tokens import Role
 from hetrdzv.dashboard import routing
@@ -19,10 +21,18 @@ from hetrdzv.dashboard.nodes import ranks_behind
 from hetrdzv.dashboard.overview import GroupsScene
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.dashboard.scenes import MAPS, GroupScene, frame
+from hetrdzv.protocol.errors import NoRound
+from hetrdzv.protocol.rooms.stacks import About, collapsed
+from hetrdzv.protocol.texts.raised import raised
 from hetrdzv.service.polls.watchers import FOLLOWERS
-from hetrdzv.service.progress.questions import About
 
 handlers = Handlers()
+
+MOST_LOGS = 16
+"""Of how many workers the page shows what they wrote; hetctl shows it of all."""
+
+MOST_STACKS = 8
+"""How many different stacks it shows."""
 
 _FOLDER = Path(__file__).parent / "static"
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
@@ -77,15 +87,38 @@ async def group(request: Request, group_id: str, rows: str) -> Response:
 
 
 @handlers(routing.STDERR)
-async def stderr(request: Request, group_id: str) -> Response:
-    """The end of what the worker wrote that others wait for, asked of its agent now, and not kept."""
+async def stderr(request: Request, group_id: str, round: int | None) -> Response:  # noqa: A002
+    """The end of what the workers of a round wrote; without `round` that of the one that others wait for, now."""
     service = service_of(request)
-    group = service.group(group_id)
-    active, logs = group.active_round, []
-    if active is not None and (ranks := ranks_behind(group)):
-        logs = await service.questions.of_workers(group, active, ranks[:1], About.LOGS)
-    number = active.number if active is not None else 0
-    return page("stderr.html", logs=logs, round=number, at=datetime.now(UTC).isoformat())
+    ranks = None if round is not None else ranks_behind(service.group(group_id))[:1]
+    try:
+        if ranks is not None and not ranks:
+            raise NoRound("nobody is waited for any more")
+        found = await shown(service, group_id, About.LOGS, ranks, round)
+    except NoRound as error:
+        return page("nothing.html", why=str(error))
+    logs = sorted(found.told, key=lambda log: (raised(log.text) is None, not log.text))
+    return page("stderr.html", **_some(logs, MOST_LOGS), **_when(found))
+
+
+@handlers(routing.STACKS)
+async def stacks(request: Request, group_id: str, round: int | None) -> Response:  # noqa: A002
+    """The stacks of the workers of a round, equal ones once; without `round` of the one that runs, now."""
+    try:
+        found = await shown(service_of(request), group_id, About.STACKS, None, round)
+    except NoRound as error:
+        return page("nothing.html", why=str(error))
+    verb = ("was", "were") if found.over else ("is", "are")
+    return page("stacks.html", verb=verb, **_some(collapsed(found.told), MOST_STACKS), **_when(found))
+
+
+def _some(values: Sequence[object], most: int) -> dict[str, Any]:
+    return {"shown": values[:most], "more": max(0, len(values) - most)}
+
+
+def _when(found: Shown) -> dict[str, Any]:
+    at = found.at or datetime.now(UTC)
+    return {"round": found.round, "at": at.isoformat(timespec="milliseconds")}
 
 
 def _follow(request: Request, key: object, make: Callable[[], tuple[Render, UntilNews]]) -> Response:

@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse
 from hetrdzv import __version__
 from hetrdzv.protocol.errors import HetError, Unauthorized
 from hetrdzv.words.past import DownReply
-from hetrdzv.words.phrasing import count, percent
+from hetrdzv.words.phrasing import count, names, percent, ranked
 from hetrdzv.words.times import ago, lasted
 
 HEADERS: Mapping[str, str] = {
@@ -96,7 +96,7 @@ def _environment() -> Environment:
         "roughly": roughly,
         "split": split,
     }
-    made.globals |= {"count": count, "signs": SIGNS, "version": __version__}
+    made.globals |= {"count": count, "names": names, "ranked": ranked, "signs": SIGNS, "version": __version__}
     return made
 
 

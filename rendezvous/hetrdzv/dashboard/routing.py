@@ -13,6 +13,7 @@ _GROUP = "/groups/{group_id}"
 _NODE = f"{_GROUP}/nodes/{{node_id}}"
 _READ, _ADMIN = Role.READ, Role.ADMIN
 _IN_ROWS = Parameter("rows", Annotated[str, MaxLen(8)], "")
+_OF_ROUND = (Parameter("round", bounds.Positive, None),)
 _LINK = (Parameter("code", Annotated[str, MaxLen(128)], ""), Parameter("group", bounds.Id, None))
 
 GROUPS = Route("GET", "/", _READ, str, page=True, size=Size.STREAM, scoped=True)
@@ -21,7 +22,8 @@ ASK_RESTART = Route("GET", f"{_GROUP}/restart", _ADMIN, str, page=True)
 RESTART = Route("POST", f"{_GROUP}/restart", _ADMIN, NoneType, page=True)
 ASK_CANCEL = Route("GET", f"{_GROUP}/cancel", _ADMIN, str, page=True)
 CANCEL = Route("POST", f"{_GROUP}/cancel", _ADMIN, NoneType, page=True)
-STDERR = Route("GET", f"{_GROUP}/stderr", _ADMIN, str, page=True, wait_s=STACKS_WAIT_S)
+STDERR = Route("GET", f"{_GROUP}/stderr", _ADMIN, str, page=True, takes=_OF_ROUND, wait_s=STACKS_WAIT_S)
+STACKS = Route("GET", f"{_GROUP}/stacks", _ADMIN, str, page=True, takes=_OF_ROUND, wait_s=STACKS_WAIT_S)
 ASK_DRAIN = Route("GET", f"{_NODE}/drain", _ADMIN, str, page=True)
 DRAIN = Route("POST", f"{_NODE}/drain", _ADMIN, NoneType, page=True)
 ASK_UNDRAIN = Route("GET", f"{_NODE}/undrain", _ADMIN, str, page=True)

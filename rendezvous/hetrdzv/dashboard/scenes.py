@@ -17,9 +17,9 @@ from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, paces, ranks
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.sessions import SignedIn, csrf_of
 from hetrdzv.dashboard.timeline import Span, spans, speed_line, step_line
-from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.facts.warnings import Straggler
 from hetrdzv.protocol.pages import EventReply, GroupReply
+from hetrdzv.protocol.rooms.stacks import EARLIER, About
 from hetrdzv.service.progress.detectors import detected
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.trail import Point
@@ -154,6 +154,7 @@ class GroupScene:
         wall = told_until(told, self._wall())
         past_reply = self._keep("past", (last, wall), lambda: past(told, wall))
         step = int(now / PACE_S) if seen else 0
+        left = self._left(group, past_reply)
         running = group.active_round
         stall = running.stall if running is not None else None
 
@@ -165,7 +166,11 @@ class GroupScene:
 
         def rounds() -> str:
             newest = past_reply.rounds[: -MOST_ROUNDS - 1 : -1]
-            return section("rounds.html", newest=newest[:OPEN_ROUNDS], older=newest[OPEN_ROUNDS:])
+            return section("rounds.html", newest=newest[:OPEN_ROUNDS], older=newest[OPEN_ROUNDS:], **left)
+
+        def cause() -> str:
+            details = failure_details(brief.root_cause) if brief.root_cause is not None else ""
+            return section("cause.html", cause=brief.root_cause, details=details, **left)
 
         def pace() -> str:
             shown = paces(seen.values(), now, behind=ranks_behind(group), whole=self._whole)
@@ -219,13 +224,26 @@ class GroupScene:
                 stack_of=stall.ranks[0] if stall is not None and stall.ranks else None,
             ),
             "facts": section("facts.html", group=brief, past=past_reply),
-            "cause": self._keep("cause", group.root_cause, lambda: _cause(brief.root_cause)),
+            "cause": self._keep("cause", (group.root_cause, left), cause),
             **self._keep("nodes", _Same(group), lambda: self._nodes(group, brief, now)),
             "timeline": self._keep("timeline", (last, wall), timeline),
-            "rounds": self._keep("rounds", (last, wall), rounds),
+            "rounds": self._keep("rounds", (last, wall, left), rounds),
             "pace": self._keep("pace", at_pace, pace),
             "history": self._keep("history", last, lambda: history(older, last)),
             "older": self._keep("older", older, lambda: history(older - MOST_EVENTS, older)),
+        }
+
+    def _left(self, group: Group, told: PastReply) -> dict[str, Any]:
+        """Of which rounds that are over it can be shown what workers wrote, and where they were."""
+        if not self._acts:
+            return {"group_id": group.group_id, "outputs": frozenset(), "stacks": frozenset()}
+        over = [one.number for one in told.rounds if one.ended_at is not None]
+        with_agents = over[-EARLIER:] if group.live and not group.state.terminal else ()
+        traces = self._service.traces
+        return {
+            "group_id": group.group_id,
+            "outputs": traces.rounds(group.group_id, About.LOGS).union(with_agents),
+            "stacks": traces.rounds(group.group_id, About.STACKS),
         }
 
     def _nodes(self, group: Group, brief: GroupReply, now: float) -> Mapping[str, str]:
@@ -263,11 +281,6 @@ class GroupScene:
             known = self._kept[name] = key, make()
         made: Made = known[1]
         return made
-
-
-def _cause(cause: RootCauseReply | None) -> str:
-    details = failure_details(cause) if cause is not None else ""
-    return section("cause.html", cause=cause, details=details)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -78,10 +78,17 @@ class WorkerReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StacksReply:
-    """`POST /v1/groups/{g}/stacks`: in the order of ranks."""
+    """`POST /v1/groups/{g}/stacks`: in the order of ranks.
+
+    Attributes:
+        over: whether that round is over.
+        at: when they were taken (ISO 8601, UTC); None: just now.
+    """
 
     round: int
     stacks: tuple[Stack, ...]
+    over: bool = False
+    at: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

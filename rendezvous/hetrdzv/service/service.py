@@ -30,6 +30,7 @@ from hetrdzv.service.plans import Plans
 from hetrdzv.service.polls.watchers import FOLLOWERS, Watchers
 from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.progress.questions import Questions
+from hetrdzv.service.progress.traces import Traces
 from hetrdzv.service.quotas import Quotas, metered
 from hetrdzv.service.refusals import Refusals
 from hetrdzv.service.retention import Retention, require_places, require_room
@@ -60,6 +61,7 @@ class Service:
         silence: when nodes were heard, and which leases they have.
         progress: how far workers have come, and who is waited for.
         questions: what agents are asked about their workers.
+        traces: what workers of rounds that are over left behind.
         plans: what would happen to groups.
         of_rooms: what optional features keep in memory, by their names; it can be made anew from the groups.
         stopping: whether a stop has begun.
@@ -84,7 +86,8 @@ class Service:
         self._watchers = Watchers()
         self._timers = Timers(self._judge)
         self.silence = Silence(self._clock, lambda: self._ledger.groups, self._spawn, self._judge)
-        self.questions = Questions(self._watchers.wake, self.now)
+        self.traces = Traces(wall, self._quotas)
+        self.questions = Questions(self._watchers.wake, self.now, self.traces)
         self.progress = Progress(
             lambda: self._ledger.groups, self.now, self.execute, self._spawn, self.questions, self._quotas
         )
@@ -384,6 +387,7 @@ class Service:
             self._timers.set(change.group_id, None)
             self.silence.leases.forget(change.group_id)
             self._retention.gone(change.group_id)
+            self.traces.forget(change.group_id)
         else:
             self._set_timer(change.new)
             self._retention.changed(change.group_id, now)
@@ -415,6 +419,7 @@ class Service:
         self._retention.clear()
         self.progress.clear()
         self.questions.clear()
+        self.traces.clear()
         self._metrics.forget()
         for group in self._ledger.groups.values():
             self._set_timer(group, ticks_after_s)

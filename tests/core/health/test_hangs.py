@@ -93,6 +93,25 @@ def test_a_later_wait_is_another_one() -> None:
     assert len(story.facts("stalled")) == 2
 
 
+def test_the_stack_of_a_worker_is_kept_while_it_is_waited_for_since_then_or_longer() -> None:
+    story = job(hang_timeout_s=6.0, max_restarts=0)
+    stalled(story, for_s=1, stack="in load")
+    stalled(story, for_s=9)  # more is known now: the round ends at once, and nobody can take the stack again
+    story.joins("a", "b")
+    cause = story.group.root_cause
+    assert cause is not None
+    assert cause.failure is not None
+    assert cause.failure.message == "in load"
+
+
+def test_a_worker_that_is_waited_for_anew_may_be_elsewhere() -> None:
+    story = job()
+    stalled(story, for_s=20, stack="in load")
+    later = stalled(story, for_s=3)
+    assert story.group.active_round is not None
+    assert story.group.active_round.stall == later
+
+
 def test_more_who_are_behind_are_no_news_but_another_is() -> None:
     story = job()
     stalled(story, for_s=60)

@@ -11,13 +11,13 @@ from starlette.applications import Starlette
 from hetrdzv.api.app import create_app
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens
-from hetrdzv.core.commands import NoteStall, Report
+from hetrdzv.core.commands import Cancel, NoteStall, Report
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.live import Hub
 from hetrdzv.dashboard.pages import FILES
 from hetrdzv.dashboard.room import Dashboard
 from hetrdzv.protocol.facts.failure import Failure
-from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.rooms.stacks import About, Stack
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
 from tests.support.served import join, serving, settled, two_nodes
@@ -145,6 +145,35 @@ async def test_what_the_worker_wrote_that_is_waited_for_is_asked_of_its_agent(se
         await sign_in(client, "a-read-token")
         assert (await client.get("/groups/g/stderr")).status_code == 403
         assert "/stderr" not in (await client.get("/groups/g")).text
+
+
+async def test_what_a_round_left_behind_is_a_click_away_for_admins(service: Service) -> None:
+    async with browser(service, Tokens(TOKENS)) as client:
+        await sign_in(client, "an-admin-token")
+        assert "has sent nothing" in (await client.get("/groups/g/stacks")).text
+        assert "No stacks of round 7" in (await client.get("/groups/g/stacks?round=7")).text
+        stacks = [
+            Stack(rank=rank, node_id="ab"[rank], text=text) for rank, text in enumerate(["in load", EVIL])
+        ]
+        service.traces.add("g", About.STACKS, 1, stacks, 2)
+        quiet = "[rank0] all is well"
+        raises = 'Traceback (most recent call last):\n  File "train.py", line 7\nValueError: <odd>'
+        logs = [Stack(rank=rank, node_id="ab"[rank], text=text) for rank, text in enumerate([quiet, raises])]
+        service.traces.add("g", About.LOGS, 1, logs, 2)
+        assert "round=1" not in (await client.get("/groups/g")).text, "it runs"
+        await service.execute("g", Cancel())
+        page = (await client.get("/groups/g")).text
+        for what in ("stderr", "stacks"):
+            assert f'hx-get="/groups/g/{what}?round=1" hx-target="#asked-of-round"' in page
+        shown = (await client.get("/groups/g/stacks?round=1")).text
+        assert "Where rank 0 was" in shown
+        assert "<script>" not in shown
+        shown = (await client.get("/groups/g/stderr?round=1")).text
+        assert shown.index("ValueError: &lt;odd&gt;") < shown.index("all is well"), "an exception comes first"
+        await sign_in(client, "a-read-token")
+        assert "round=1" not in (await client.get("/groups/g")).text
+        for what in ("stderr", "stacks"):
+            assert (await client.get(f"/groups/g/{what}?round=1")).status_code == 403
 
 
 async def test_a_scope_is_all_that_is_seen(service: Service) -> None:

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,10 +21,12 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply, LogsAsked, StacksAsked
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.rooms.progress import NodeProgress
-from hetrdzv.protocol.rooms.stacks import Stack, StacksRequest
+from hetrdzv.protocol.rooms.stacks import EARLIER, About, LogsRequest, Stack, StacksRequest, fitting_of
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 STACKS = Topic(route=routes.STACKS, repeats=False)
+
+LOGS = Topic(route=routes.LOGS, repeats=False, last=True)
 
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""
@@ -36,9 +39,6 @@ LATE_S = 0.5
 
 NOT_TORCH = "its collectives are not those of torch.distributed"
 """Why the collectives of Horovod's workers cannot be known."""
-
-EARLIER = 3
-"""Of how many rounds that are over the ends of logs are kept."""
 
 OFF = "this node shows no stacks (--report-stacks off)"
 
@@ -86,6 +86,7 @@ class Watcher(Room):
         self._tail: Callable[[int], bytes] = lambda rank: b""
         self._shows_collectives = False
         self._rank_offset = 0
+        self._world_size = 1
         self._unseen = "" if launch.uses_process_groups else NOT_TORCH
         self._watch: RoundWatch | None = None
         self._round = 0
@@ -100,6 +101,7 @@ class Watcher(Room):
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         self.end()
         self._round, self._rank_offset = assignment.round, assignment.start.rank_offset
+        self._world_size = assignment.start.world_size
         self._shows_collectives = command.is_python and not self._launch.one_per_node
         self._watch = RoundWatch(
             assignment.round,
@@ -172,6 +174,16 @@ class Watcher(Room):
             self._earlier = {**dict(kept), self._round: logs}
         self._watch = None
         watch.close()
+
+    def say_goodbye(self, why: str, until: float | None) -> None:
+        """Leave the end of the logs of the last round with the server: nobody can ask this agent any more."""
+        most = fitting_of(self._world_size)
+        logs = [
+            replace(log, text=About.LOGS.shortened(log.text, most))
+            for log in self._earlier.get(self._round, ())
+        ]
+        if any(log.text for log in logs):
+            self._line.say(Message(LOGS, partial(LogsRequest, round=self._round, logs=tuple(logs))))
 
     # -- in the line's thread ----------------------------------------------------------------------------------
 

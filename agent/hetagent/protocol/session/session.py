@@ -128,7 +128,7 @@ class Session:
 
     def say(self, message: Message[Any], now: float) -> None:
         """Tell the server; `now` is when it became true, which may be a while ago."""
-        if not self._finished:
+        if not self._finished and not (message.topic.last and self._contact.away):
             self._outbox(message.topic).add(message, now)
 
     def ask(self, message: Message[Any], now: float) -> None:
@@ -278,8 +278,14 @@ class Session:
         if (due_at := self._reports.due_at()) is not None:
             return due_at
         if self._goodbye is not None:
-            return 0.0
+            return None if self._has_last_words else 0.0
         return self._joining.due_at if self._joining.due is not None else None
+
+    @property
+    def _has_last_words(self) -> bool:
+        """Whether the goodbye waits for a message that goes before it."""
+        waiting = (topic for topic, outbox in self._outboxes.items() if outbox.due_at() is not None)
+        return self._known and any(topic.last for topic in waiting)
 
     def _next_talk(self, now: float) -> Request | None:
         if self._reports.due_at() is not None:
@@ -300,15 +306,18 @@ class Session:
         wait_s = 0.0 if self._contact.away else min(self._told.poll_s, self._told.max_disconnect_s / 2)
         return self._samples.poll(self._head(), self._told.version, wait_s, now)
 
-    def _beside(self, due_at: float | None) -> float | None:
+    def _beside(self, due_at: float | None, *, last: bool = False) -> float | None:
         """When what goes beside joins and reports is due: the server has to know this node."""
-        return due_at if self._known and self._goodbye is None else None
+        return due_at if self._known and (self._goodbye is None or last) else None
 
     def _outbox(self, topic: Topic[Any]) -> Outbox:
         """The messages on a topic; what does not go in order has a lane of its own."""
         if topic not in self._outboxes:
             self._outboxes[topic] = outbox = Outbox(topic, self.incarnation, self._answers)
-            lane = Lane(lambda: self._beside(outbox.due_at()), lambda now: self._next_of(outbox, topic, now))
+            lane = Lane(
+                lambda: self._beside(outbox.due_at(), last=topic.last),
+                lambda now: self._next_of(outbox, topic, now),
+            )
             self._lanes.append(lane)
         return self._outboxes[topic]
 

@@ -11,23 +11,19 @@ from hetrdzv.api.bound import Handlers
 from hetrdzv.api.commands import cancellation
 from hetrdzv.api.dispatch import service_of
 from hetrdzv.api.plans import in_words
+from hetrdzv.api.workers import shown
 from hetrdzv.auth.policy import Permit, permit_of
 from hetrdzv.core.commands import Put, Restart
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.pages import EventsReply, GroupsReply, LogsReply, StacksReply
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes
-from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.rooms.stacks import About
 from hetrdzv.service.history import Place, follow
-from hetrdzv.service.progress.questions import About
 from hetrdzv.service.service import Service
 
 handlers = Handlers()
-
-MOST_RANKS = 1 << 17
-"""How many workers are asked at once for stacks or logs."""
 
 KEEPALIVE_S = 15.0
 """A followed history sends something at least this often, so that both ends notice a dead connection (seconds)."""
@@ -103,62 +99,29 @@ async def plan_group(request: Request, group_id: str, body: Changes) -> Response
 
 
 @handlers(routes.STACKS_OF)
-async def get_stacks(request: Request, group_id: str, rank: list[int] | None) -> Response:
-    """The Python stacks of the workers of the running round, now, from their agents. Changes nothing."""
-    number, told = await _asked(service_of(request), group_id, rank, About.STACKS)
-    stacks = tuple(told)
-    return await views.made(len(told), lambda: StacksReply(round=number, stacks=stacks))
+async def get_stacks(request: Request, group_id: str, rank: list[int] | None, round: int | None) -> Response:  # noqa: A002
+    """The Python stacks of the workers of the running round, now, from their agents. Changes nothing.
+
+    Of a round that is over those that were taken when it hung.
+    """
+    found = await shown(service_of(request), group_id, About.STACKS, rank, round)
+    at = found.at.isoformat(timespec="milliseconds") if found.at is not None else None
+    return await views.made(
+        len(found.told),
+        lambda: StacksReply(round=found.round, stacks=found.told, over=found.over, at=at),
+    )
 
 
 @handlers(routes.LOGS_OF)
 async def get_logs(request: Request, group_id: str, rank: list[int] | None, round: int | None) -> Response:  # noqa: A002
     """The end of what the workers of a round have written to stderr, from their agents. Changes nothing.
 
-    Of a round that is over the agents that are still here have kept it.
+    Of a round that is over what agents that are still here have kept, or have sent as they left.
     """
-    service = service_of(request)
-    group = service.group(group_id)
-    newest = group.round.number if group.round is not None else None
-    number = round if round is not None else newest
-    runs = number == newest and group.active_round is not None
-    over = not runs and not group.state.terminal
-    if number is None or not over:
-        number, told = await _asked(service, group_id, rank, About.LOGS)
-    elif not (told := await service.questions.of_earlier(group, number, rank)):
-        raise NoRound(
-            f"no agent that is here has kept what workers wrote in round {number} of group '{group_id}'"
-        )
-    logs = tuple(told)
-    return await views.made(len(told), lambda: LogsReply(round=number, logs=logs, over=over))
-
-
-async def _asked(
-    service: Service, group_id: str, ranks: list[int] | None, about: About
-) -> tuple[int, list[Stack]]:
-    """The number of the running round, and what the agents of its workers say.
-
-    Raises:
-        NoRound: no round runs.
-        UnknownRank: it has no such rank.
-    """
-    group = service.group(group_id)
-    active = group.active_round
-    if active is None or group.state.terminal:
-        raise NoRound(
-            f"group '{group_id}' has no workers now: {views.group_summary(group, service.now()).why}"
-        )
-    if ranks is None and active.world_size > MOST_RANKS:
-        raise UnknownRank(
-            f"round {active.number} of group '{group_id}' has {active.world_size:,} ranks, but no more than "
-            f"{MOST_RANKS:,} can be asked at once: name some of them (rank=0&rank=1)"
-        )
-    unknown = [rank for rank in ranks or () if not 0 <= rank < active.world_size]
-    if unknown:
-        last = active.world_size - 1
-        raise UnknownRank(
-            f"round {active.number} of group '{group_id}' has ranks 0 to {last}, not {unknown[0]}"
-        )
-    return active.number, await service.questions.of_workers(group, active, ranks, about)
+    found = await shown(service_of(request), group_id, About.LOGS, rank, round)
+    return await views.made(
+        len(found.told), lambda: LogsReply(round=found.round, logs=found.told, over=found.over)
+    )
 
 
 @handlers(routes.EVENTS)

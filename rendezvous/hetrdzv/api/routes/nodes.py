@@ -1,5 +1,7 @@
 """Routes about one node of a group: join, poll for the directive, report, leave, drain."""
 
+from dataclasses import replace
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,7 +27,7 @@ from hetrdzv.protocol.requests.daemon import DaemonRequest
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
-from hetrdzv.protocol.rooms.stacks import StacksRequest
+from hetrdzv.protocol.rooms.stacks import About, LogsRequest, StacksRequest
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.polls.directives import Told, tell
 
@@ -128,6 +130,21 @@ async def send_stacks(request: Request, group_id: str, node_id: str, body: Stack
     service = service_of(request)
     require_speaker(service.group(group_id), node_id, body.incarnation)
     service.questions.answered(group_id, node_id, body.number, body.stacks)
+
+
+@handlers(routes.LOGS)
+async def send_logs(request: Request, group_id: str, node_id: str, body: LogsRequest) -> None:
+    """An agent is about to leave: the end of what its workers of the newest round have written, for later."""
+    service = service_of(request)
+    group = service.group(group_id)
+    require_speaker(group, node_id, body.incarnation)
+    newest = group.round
+    member = newest.member(node_id) if newest is not None else None
+    if newest is None or member is None or newest.number != body.round:
+        return
+    own = range(member.rank_offset, member.rank_offset + member.slots)
+    logs = [replace(log, node_id=node_id) for log in body.logs if log.rank in own]
+    service.traces.add(group_id, About.LOGS, newest.number, logs, newest.world_size)
 
 
 @handlers(routes.REPORT)

@@ -96,6 +96,13 @@ RANKS = click.option(
     metavar="N",
     help="Only of this global rank; may be repeated.",
 )
+
+
+def of_round(help_: str) -> Callable[[_F], _F]:
+    """The option `--round`, of what `help_` says."""
+    return click.option("--round", "number", type=click.IntRange(1), metavar="N", help=help_)
+
+
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 
 

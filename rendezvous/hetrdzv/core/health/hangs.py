@@ -25,10 +25,14 @@ def note_stall(work: Work, command: NoteStall) -> None:
     if old is not None and old.told and (new is None or new.since > old.since + SAME_S):
         work.say(GoesOn(stall=old.facts, for_s=work.now - old.since), _node_id(active, old))
         old = None
-    if new is not None and old is not None and abs(new.since - old.since) <= SAME_S:
-        same = new.kind == old.kind and (new.ranks == old.ranks or not set(new.ranks).isdisjoint(old.ranks))
-        stack = new.stack or (old.stack if new.ranks[:1] == old.ranks[:1] else "")
-        new = replace(new, since=old.since, told=old.told and same, stack=stack)
+    if new is not None and old is not None and new.since <= old.since + SAME_S:
+        if not new.stack and new.ranks[:1] == old.ranks[:1]:  # it has stood there all the time
+            new = replace(new, stack=old.stack)
+        if new.since >= old.since - SAME_S:
+            same = new.kind == old.kind and (
+                new.ranks == old.ranks or not set(new.ranks).isdisjoint(old.ranks)
+            )
+            new = replace(new, since=old.since, told=old.told and same)
     if new != active.stall:
         work.change(round=replace(active, stall=new))
 

@@ -125,7 +125,7 @@
   const copying = document.getElementById("copy");
   if (copying) {
     copying.addEventListener("click", async () => {
-      const parts = ["now", "stderr", "cause", "rounds"].map((id) => document.getElementById(id).innerText.trim());
+      const parts = ["now", "asked", "cause", "rounds", "asked-of-round"].map((id) => document.getElementById(id).innerText.trim());
       const text = [location.href, ...parts].filter(Boolean).join("\n\n");
       copying.textContent = await copy(text).then(() => "Copied", () => "Not copied");
       setTimeout(() => { copying.textContent = "Copy"; }, 2000);

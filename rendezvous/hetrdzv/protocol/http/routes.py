@@ -27,7 +27,7 @@ from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import PollRequest
-from hetrdzv.protocol.rooms.stacks import StacksRequest
+from hetrdzv.protocol.rooms.stacks import LogsRequest, StacksRequest
 
 NODES = Parameter("nodes", Literal["all", "none"], "all", "Whether the reply shows the nodes of the group.")
 WAIT = Parameter("wait", Annotated[float, Ge(0), Le(3600)], 0.0, "Seconds; at most half the lease.")
@@ -39,7 +39,9 @@ RANKS = Parameter(
     "Whose (global rank), may be repeated; default: all.",
     many=True,
 )
-ROUND = Parameter("round", bounds.Positive, None, "Of which round; default: the newest.")
+ROUND = Parameter(
+    "round", bounds.Positive, None, "Of which round; default: the one that runs, else the newest."
+)
 _PAGE_OF_NODES = (
     NODES,
     Parameter("after", bounds.Id, None, "Nodes behind this one, in the order shown."),
@@ -68,6 +70,7 @@ DIRECTIVE = Route("GET", f"{NODE}/directive", _AGENT, DirectiveReply, size=_SMAL
 POLL = Route("POST", f"{NODE}/directive", _AGENT, DirectiveReply, size=_SMALL, hot=True, body=PollRequest)
 REPORT = Route("POST", f"{NODE}/report", _AGENT, DirectiveReply, size=_SMALL, hot=True, body=ReportRequest)
 STACKS = Route("POST", f"{NODE}/stacks", _AGENT, NoneType, size=_SMALL, body=StacksRequest)
+LOGS = Route("POST", f"{NODE}/logs", _AGENT, NoneType, size=_SMALL, body=LogsRequest)
 DAEMON = Route("POST", f"{NODE}/daemon", _AGENT, DirectiveReply, size=_SMALL, body=DaemonRequest)
 LEAVE = Route("DELETE", NODE, _AGENT, NoneType, size=_SMALL,
               takes=(INCARNATION, Parameter("reason", bounds.ShortText, ""),
@@ -84,7 +87,7 @@ DELETE = Route("DELETE", _GROUP, _ADMIN, NoneType)
 EXPORT = Route("GET", f"{_GROUP}/export", _ADMIN, ExportReply)
 RESTART = Route("POST", f"{_GROUP}/restart", _ADMIN, GroupReply, takes=(NODES,), once=True)
 CANCEL = Route("POST", f"{_GROUP}/cancel", _ADMIN, GroupReply, takes=(NODES,))
-STACKS_OF = Route("POST", f"{_GROUP}/stacks", _ADMIN, StacksReply, takes=(RANKS,), wait_s=STACKS_WAIT_S)
+STACKS_OF = Route("POST", f"{_GROUP}/stacks", _ADMIN, StacksReply, takes=(RANKS, ROUND), wait_s=STACKS_WAIT_S)
 LOGS_OF = Route("POST", f"{_GROUP}/logs", _ADMIN, LogsReply, takes=(RANKS, ROUND), wait_s=STACKS_WAIT_S)
 DRAIN = Route("POST", f"{NODE}/drain", _ADMIN, GroupReply, takes=(NODES,))
 UNDRAIN = Route("POST", f"{NODE}/undrain", _ADMIN, GroupReply, takes=(NODES,))

@@ -16,6 +16,7 @@ from hetrdzv.core.commands import Command, NoteStall
 from hetrdzv.core.health.hangs import SAME_S
 from hetrdzv.core.health.stall import judge
 from hetrdzv.core.model import Group, Round, Stall
+from hetrdzv.core.rounds.timers import STALL_TOLD_S
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.rooms.progress import UNKNOWN, Worker
 from hetrdzv.protocol.rooms.stalls import Hang
@@ -52,7 +53,7 @@ class Hangs:
         now: the server's clock (seconds).
         execute: applies a command to a group.
         spawn: runs a task for as long as the server does.
-        questions: fetches the stacks of some workers.
+        questions: fetches the stacks of workers.
     """
 
     def __init__(
@@ -69,18 +70,23 @@ class Hangs:
         self._now = now
         self._execute = execute
         self._spawn = spawn
-        self._ask = questions.of_workers
+        self._questions = questions
         self._turn = asyncio.Lock()
         self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
         self._pause_s: dict[str, float] = {}  # how long each is left alone at least
+        self._kept: dict[
+            str, tuple[int, float]
+        ] = {}  # of which stall all stacks are kept: its round and beginning
 
     def forget(self, group_id: str) -> None:
         """A group is over."""
         self._pause_s.pop(group_id, None)
+        self._kept.pop(group_id, None)
 
     def clear(self) -> None:
         """The groups were loaded again."""
         self._pause_s.clear()
+        self._kept.clear()
 
     def _active(self, group_id: str) -> Round | None:
         group = self._groups().get(group_id)
@@ -131,6 +137,20 @@ class Hangs:
             self._spawn(self._tell(group_id, NoteStall(active.number, stall)))
         if look.again_s < inf:
             self.look_soon(group_id, look.again_s)
+        if stall is not None:
+            self._keep_stacks(group_id, active, stall, now)
+
+    def _keep_stacks(self, group_id: str, active: Round, stall: Stall, now: float) -> None:
+        """Have the stacks of all workers kept once a stall has lasted: nobody can take them when its round is over."""
+        group, of = self._groups().get(group_id), (active.number, stall.since)
+        if group is None or self._kept.get(group_id) == of:
+            return
+        lasts_s = min(STALL_TOLD_S, (group.spec.hang_timeout_s or inf) / 2)
+        if now < stall.since + lasts_s:
+            self.look_soon(group_id, stall.since + lasts_s - now)
+        else:
+            self._kept[group_id] = of
+            self._spawn(self._questions.keep_stacks(group, active, stall.ranks))
 
     def _stall(self, group_id: str, look: "_Look", hang: Hang, noted: Stall | None, now: float) -> Stall:
         """What is found as it is noted; it ends its round only once everybody in it was seen to stand for so long."""
@@ -159,7 +179,7 @@ class Hangs:
         active = group.active_round
         if active is None or active.number != round_number:
             return
-        (stack,) = await self._ask(group, active, stall.ranks[:1])
+        (stack,) = await self._questions.of_workers(group, active, stall.ranks[:1])
         active = self._active(group.group_id)
         noted = active.stall if active is not None and active.number == round_number else None
         if noted is not None and (noted.kind, noted.ranks) == (stall.kind, stall.ranks):

@@ -7,11 +7,11 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import chain, count
 
 from hetrdzv.core.model import Group, Round
-from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.rooms.stacks import MOST_OF_WORKER, About, Stack
+from hetrdzv.service.progress.traces import Traces
 
 WITHIN_S = 10.0
 """How long agents have to answer (seconds)."""
@@ -22,18 +22,11 @@ AGAIN_S = 3.0
 MOST_OPEN = 4
 """How many questions to a node are open at once; the oldest gives way."""
 
-MOST_CHARACTERS = 16_384
-"""How much of a stack is kept."""
+MOST_KEPT = 1024
+"""Of how many workers of a round that hangs the stacks are kept: most are alike."""
 
 MOST_OF_ALL = 16 << 20
 """How much of all stacks that were asked for at once is kept (characters)."""
-
-
-class About(StrEnum):
-    """What is asked of workers."""
-
-    STACKS = "stacks"
-    LOGS = "logs"
 
 
 @dataclass(slots=True, eq=False)
@@ -64,11 +57,15 @@ class Questions:
     Args:
         wake: has the open polls of some nodes of a group look whether they are asked anything.
         now: the server's clock (seconds).
+        traces: where the stacks of workers that hang are kept.
     """
 
-    def __init__(self, wake: Callable[[str, Iterable[str]], None], now: Callable[[], float]) -> None:
+    def __init__(
+        self, wake: Callable[[str, Iterable[str]], None], now: Callable[[], float], traces: Traces
+    ) -> None:
         self._wake = wake
         self._now = now
+        self._traces = traces
         self._able: dict[str, dict[str, str]] = {}  # the incarnations of nodes that can be asked, by group
         self._open: dict[tuple[str, str], list[Question]] = {}
         self._numbers = count(1)
@@ -89,7 +86,7 @@ class Questions:
         self._able.clear()
 
     async def of_workers(
-        self, group: Group, active: Round, ranks: Sequence[int] | None, about: About = About.STACKS
+        self, group: Group, active: Round, ranks: Iterable[int] | None, about: About = About.STACKS
     ) -> list[Stack]:
         """The Python stacks of a round's workers, in the order of ranks; each says why if there is none.
 
@@ -116,8 +113,18 @@ class Questions:
             stacks += [sent.get(rank) or Stack(rank=rank, node_id=node_id, why=why) for rank in their]
         return sorted(stacks, key=lambda stack: stack.rank)
 
+    async def keep_stacks(self, group: Group, active: Round, first: Sequence[int]) -> None:
+        """Take the stacks of the workers of a round that hangs, for those who ask when it is over.
+
+        Args:
+            first: ranks whose stacks are kept in any case; of a large world, of the others some are.
+        """
+        others = range(0, active.world_size, -(-active.world_size // MOST_KEPT))
+        told = await self.of_workers(group, active, {*first, *others})
+        self._traces.add(group.group_id, About.STACKS, active.number, told, len(told))
+
     async def of_earlier(self, group: Group, number: int, ranks: Sequence[int] | None) -> list[Stack]:
-        """What agents that are here have kept of the logs of a round that is over, in the order of ranks.
+        """What agents that are here have kept of the logs of a round that is over.
 
         Args:
             ranks: whose (global ranks); None: all.
@@ -125,10 +132,7 @@ class Questions:
         wanted = None if ranks is None else tuple(sorted(set(ranks)))
         able = {node.node_id: wanted for node in group.live if self._is_able(group, node.node_id)}
         answers = await self.ask(group.group_id, number, able, WITHIN_S, About.LOGS)
-        told = sorted(chain.from_iterable(answers.values()), key=lambda log: log.rank)
-        missing = set(wanted or ()) - {log.rank for log in told} if told else ()
-        why = f"no agent that is here has kept what it wrote in round {number}"
-        return sorted([*told, *(Stack(rank=rank, why=why) for rank in missing)], key=lambda log: log.rank)
+        return list(chain.from_iterable(answers.values()))
 
     def next(self, group_id: str, node_id: str) -> Question | None:
         """The question that a node has to be handed, if there is one."""
@@ -193,6 +197,5 @@ def _bounded(stacks: Iterable[Stack], question: Question) -> list[Stack]:
     """What was asked for; where it is too long, the end of a stack is cut off, and the beginning of a log."""
     ranks = None if question.ranks is None else frozenset(question.ranks)
     wanted: Sequence[Stack] = [stack for stack in stacks if ranks is None or stack.rank in ranks]
-    most = min(MOST_CHARACTERS, question.most // max(1, len(wanted)))
-    kept = slice(-most, None) if question.about is About.LOGS else slice(most)
-    return [replace(stack, text=stack.text[kept]) for stack in wanted]
+    most = min(MOST_OF_WORKER, question.most // max(1, len(wanted)))
+    return [replace(stack, text=question.about.shortened(stack.text, most)) for stack in wanted]

@@ -86,6 +86,8 @@ def test_the_logs_of_earlier_rounds_are_kept(rig: Make) -> None:
 
     assert made.run(look) == 0
     assert logs == [(number, 0, f"round {number}") for number in (1, 2, 3)]
+    left = httpx.post(f"{made._url}/logs", trust_env=False, timeout=30).json()
+    assert (left["over"], [log["text"] for log in left["logs"]]) == (True, ["round 3"])
 
 
 def test_workers_that_cannot_be_started_leave_nothing_behind(rig: Make, tmp_path: Path) -> None:

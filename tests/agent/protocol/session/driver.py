@@ -37,7 +37,7 @@ from hetrdzv.protocol.facts.failure import Failure, FailureFields
 from hetrdzv.protocol.pages import ConflictReply
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.rooms.progress import NodeProgress
-from hetrdzv.protocol.rooms.stacks import StacksRequest
+from hetrdzv.protocol.rooms.stacks import LogsRequest, StacksRequest
 from hetrdzv.service.liveness.leases import Pace
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")
@@ -58,6 +58,7 @@ class Server:
         self.is_older = False  # it knows nothing of progress
         self.progress: list[NodeProgress] = []
         self.stacks: list[StacksRequest] = []
+        self.logs: list[LogsRequest] = []
         self.asks: StacksAsked | None = None
 
     def do(self, command: commands.Command, now: float, group_id: str = "g") -> None:
@@ -102,6 +103,11 @@ class Server:
                     return decided(current, asked.number) if current is not None else None
                 case Say(topic=watcher.STACKS, body=stacks):
                     self.stacks.append(stacks)
+                    return None
+                case Say(topic=watcher.LOGS) if self.is_older:
+                    return Problem(404, "not_found", "there is no such route", {})
+                case Say(topic=watcher.LOGS, body=logs):
+                    self.logs.append(logs)
                     return None
                 case Join(body=body):
                     self.do(join_command(node_id, body), now, group_id)

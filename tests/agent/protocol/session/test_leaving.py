@@ -1,19 +1,20 @@
 """A node that leaves: what it still says, and what it no longer obeys."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from tests.agent.protocol.session.driver import (
-    FAILURE,
-    Bench,
-)
+from tests.agent.protocol.session.driver import FAILURE, REFUSED, Bench
 
+from hetagent.job.progress.watcher import LOGS
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Leave, Poll, Say
+from hetagent.protocol.topics import Message
 from hetrdzv.core import commands
 from hetrdzv.protocol.facts.causes import Announced
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.rooms.stacks import LogsRequest, Stack
 from hetrdzv.protocol.states import DirectiveKind
 
 
@@ -61,6 +62,48 @@ def test_a_goodbye_comes_after_the_reports_before_it(bench: Bench) -> None:
     bench.pump()
     assert [type(request) for request in bench.sent[-2:]] == [Say, Leave]
     assert bench.group.nodes["a"].failure is not None
+
+
+def last_words(number: int = 1) -> Message[None]:
+    return Message(LOGS, partial(LogsRequest, round=number, logs=(Stack(rank=0, text="boom"),)))
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_a_goodbye_comes_after_the_last_words_which_an_older_server_refuses(
+    bench: Bench, is_older: bool
+) -> None:
+    bench.started()
+    bench.server.is_older = is_older
+    bench.session.say(last_words(), bench.now)
+    bench.session.leave("done", bench.now)
+    sent = bench.send()
+    assert [type(request) for request in sent if not isinstance(request, Poll)] == [Say]
+    for request in sent:
+        bench.receive(request, bench.execute(request))
+    bench.pump()
+    assert bench.session.finished
+    assert isinstance(bench.sent[-1], Leave)
+    assert len(bench.server.logs) == (not is_older)
+
+
+def test_last_words_are_said_once_and_not_to_a_server_that_is_away(bench: Bench) -> None:
+    bench.started()
+    bench.session.say(last_words(), bench.now)
+    (said,) = [request for request in bench.send() if isinstance(request, Say)]
+    bench.session.leave("done", bench.now)
+    bench.receive(said, REFUSED)
+    bench.pump()
+    assert bench.session.finished
+    assert bench.server.logs == []
+
+
+def test_a_server_that_is_away_is_told_goodbye_only(bench: Bench) -> None:
+    bench.started()
+    bench.away()
+    bench.run(20)
+    bench.session.say(last_words(), bench.now)
+    bench.session.leave("done", bench.now)
+    assert [type(request) for request in bench.send()] == [Leave]
 
 
 def test_a_goodbye_is_tried_for_longer_than_a_failover_takes(bench: Bench) -> None:

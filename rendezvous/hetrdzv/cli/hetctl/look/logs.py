@@ -9,7 +9,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, complain, print_json
 from hetrdzv.cli.hetctl.look.wait import OUTCOMES
 from hetrdzv.cli.hetctl.look.watch import EVERY_S
-from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, shared
+from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, of_round, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import NoRound, Problem, Unreachable
@@ -19,10 +19,7 @@ from hetrdzv.protocol.rooms.stacks import Stack
 FEW = 20
 """How many lines of each worker are shown where no rank is named."""
 
-KEPT = (
-    "of a job that is over only the root cause is kept, with the end of its stderr (hetctl describe {group}); "
-    "agents with -t 3 --log-dir keep all that was written there"
-)
+KEPT = "agents with -t 3 --log-dir keep all that workers write in files"
 
 GAP = "…"
 """Stands for lines that nobody has seen."""
@@ -37,18 +34,15 @@ GAP = "…"
     metavar="LINES",
     help=f"So many lines of each (default: {FEW}; with --rank all that the agent has kept).",
 )
-@click.option(
-    "--round",
-    "number",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Of round N, of which agents that are still there keep the end (default: the newest round).",
+@of_round(
+    "Of round N, as agents that are still there keep the end of the last three (default: the newest round)."
 )
 @click.option("--follow", "-f", is_flag=True, help="Go on until Ctrl-C, or until the job is over.")
 def logs(group: str, rank: tuple[int, ...], tail: int | None, number: int | None, follow: bool) -> None:
     """Show the end of what the workers of GROUP have written to stderr, at most 16,000 characters of each.
 
-    The agents are asked, so it works from anywhere; needs an admin token.
+    The agents are asked, so it works from anywhere; as they leave they tell the server what the last round wrote, which
+    keeps it in memory. Needs an admin token.
     """
     most = tail if tail is not None or rank else FEW
     if follow and number is not None:
@@ -61,7 +55,7 @@ def logs(group: str, rank: tuple[int, ...], tail: int | None, number: int | None
     except Problem as problem:
         if problem.code != NoRound.code:
             raise
-        raise click.ClickException(f"{problem}; {KEPT.format(group=group)}") from None
+        raise click.ClickException(f"{problem}; {KEPT}") from None
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -110,6 +104,9 @@ async def _follow(client: Client, group: str, ranks: Sequence[int], most: int | 
                 tables.write(codec.write(reply, nulls=True).decode())
             else:
                 _show(reply, shown, told, alone=len(ranks) == 1)
+            if reply.over and (shown_group := await client.group(group)).state in OUTCOMES:
+                complain(f"group '{group}' is {shown_group.state}: its logs end here")
+                return
         await asyncio.sleep(EVERY_S)
 
 

@@ -1,0 +1,100 @@
+"""What workers of rounds that are over left behind: the stacks of those that hung, the end of what they had written.
+
+In memory only: of each group that of its newest rounds, of all groups what was added last.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from hetrdzv.protocol.rooms.stacks import EARLIER, About, Stack, fitting_of
+from hetrdzv.service.quotas import Quotas
+
+MOST = 64 << 20
+"""How much is kept of all groups together (characters)."""
+
+ENTRY = 200
+"""What a worker takes besides its text (counted in characters)."""
+
+
+@dataclass(slots=True, eq=False)
+class Trace:
+    """What is kept of the workers of a round.
+
+    Attributes:
+        at: when the last of it came (wall-clock time).
+        by_rank: of each worker, by its global rank.
+        size: how much that is (characters).
+    """
+
+    round: int
+    at: datetime
+    by_rank: dict[int, Stack] = field(default_factory=dict)
+    size: int = 0
+    _texts: dict[str, str] = field(default_factory=dict)  # equal ones are kept once
+
+    def add(self, told: Iterable[Stack], about: About, world_size: int) -> None:
+        """Take what came of some workers.
+
+        Args:
+            world_size: of their round: the more there are, the less is kept of each.
+        """
+        for stack in told:
+            text = about.shortened(stack.text, fitting_of(world_size))
+            if text not in self._texts:
+                self.size += len(text)
+            self.size += ENTRY * (stack.rank not in self.by_rank)
+            self.by_rank[stack.rank] = replace(stack, text=self._texts.setdefault(text, text))
+
+
+class Traces:
+    """Those of all groups.
+
+    Args:
+        wall: wall-clock time.
+        quotas: how much memory the groups of each token may take.
+    """
+
+    def __init__(self, wall: Callable[[], datetime], quotas: Quotas) -> None:
+        self._wall = wall
+        self._quotas = quotas
+        self._of: dict[str, dict[tuple[About, int], Trace]] = {}  # the group with the oldest news first
+        self._sizes: dict[str, int] = {}
+
+    def add(self, group_id: str, about: About, number: int, told: Iterable[Stack], world_size: int) -> None:
+        """Something has come of some workers of a round; see `Trace.add`."""
+        if not self._quotas.may_grow(group_id):
+            return
+        self._of[group_id] = traces = self._of.pop(group_id, {})
+        trace = traces.setdefault((about, number), Trace(number, self._wall()))
+        trace.at = self._wall()
+        trace.add(told, about, world_size)
+        kept = sorted(round_ for its, round_ in traces if its is about)[-EARLIER:]
+        for key in [key for key in traces if key[0] is about and key[1] not in kept]:
+            del traces[key]
+        self._sizes[group_id] = sum(trace.size for trace in traces.values())
+        self._quotas.holds(group_id, "traces", self._sizes[group_id])
+        while sum(self._sizes.values()) > MOST and len(self._of) > 1:
+            self.forget(next(iter(self._of)))
+
+    def of(self, group_id: str, about: About, number: int | None = None) -> Trace | None:
+        """What is kept of a round, or of the newest one of which there is anything; None: nothing is."""
+        traces = {
+            round_: trace for (its, round_), trace in self._of.get(group_id, {}).items() if its is about
+        }
+        return traces.get(max(traces, default=0) if number is None else number)
+
+    def rounds(self, group_id: str, about: About) -> frozenset[int]:
+        """Of which rounds something is kept."""
+        return frozenset(number for its, number in self._of.get(group_id, {}) if its is about)
+
+    def forget(self, group_id: str) -> None:
+        """A group is gone."""
+        self._of.pop(group_id, None)
+        self._sizes.pop(group_id, None)
+        self._quotas.holds(group_id, "traces", 0)
+
+    def clear(self) -> None:
+        """The groups were loaded again."""
+        for group_id in list(self._of):
+            self.forget(group_id)

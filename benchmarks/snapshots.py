@@ -1,12 +1,13 @@
 """Steps lost by random faults, with snapshots: what is loaded is what was saved, and the run ends as if undisturbed.
 
-    python -m benchmarks.snapshots [--faults 200] [--seed 1] [--kind ddp fsdp2]
+    python -m benchmarks.snapshots [--faults 200] [--seed 1] [--kind ddp fsdp2 torchrun]
 
 Jobs in float64 on nodes with 2 + 1 + 1, 2 + 1 and 3 workers. In half of the faults the world stays as it is (a worker,
 an agent or a server is killed, and comes back), and the model has BatchNorm and dropout, seeded by step and rank; in
 the others nodes lose their memory, are drained and evicted, too. Every rank logs a digest of its state at each step; a
 state that was loaded has to have that of its step, in the same world. The losses of all steps are held against those
-of a run without faults.
+of a run without faults. `torchrun` kills workers of the same script without snapshots, which writes a file every 100
+steps.
 """
 
 import argparse
@@ -22,12 +23,16 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support.cluster import Cluster, cluster
+import psutil
+from tests.support.cluster import Cluster, cluster, wait_for
 
+from benchmarks.floor import Floor
 from benchmarks.tables import Table
+from benchmarks.torchrun import Torchrun
 
 SCRIPT = str(Path(__file__).parents[1] / "tests" / "support" / "workload" / "snapped.py")
 SIZES: Sequence[Mapping[str, int]] = ({"a": 2, "b": 1, "c": 1}, {"a": 2, "b": 1}, {"a": 3})
@@ -36,6 +41,8 @@ AHEAD = 25
 """How many steps a round makes at least before the next fault."""
 
 WAIT_S = 90.0
+CHECKPOINT_EVERY = 100
+KINDS = ("ddp", "fsdp2", "torchrun")
 SAME = ("worker", "agent", "server")
 CHANGING = (*SAME, "node", "drain", "leave")
 
@@ -88,6 +95,10 @@ class Lines:
                 at = max(began[number], reached.get(number, 0))
         return lost
 
+    def began(self, number: int) -> float:
+        """When a round made its first step (monotonic seconds)."""
+        return min(line["at"] for line in self.read() if line["round"] == number and line["event"] == "step")
+
 
 def words(kind: str, steps: int, folder: Path, *, same: bool) -> list[str]:
     """The script's arguments."""
@@ -122,6 +133,50 @@ def undisturbed(kind: str, nodes: Mapping[str, int], steps: int, *, same: bool) 
         for name in nodes:
             assert job.agents[name].wait(600) == 0, job.report()
         return losses(Lines(Path(folder) / "log").read())
+
+
+def under_torchrun(nodes: Mapping[str, int], faults: int, rng: random.Random) -> tuple[Job, int]:
+    """What worker kills cost under torchrun, in its better setting; also how many jobs did not go on."""
+    found, hung = Job(), 0
+    while sum(found.faults.values()) < faults:
+        with tempfile.TemporaryDirectory(prefix="hetrdzv-steps-") as name:
+            folder = Path(name) / "log"
+            script = [SCRIPT, *words("ddp", 1_000_000, folder, same=True)]
+            script += ["--checkpoint-every", str(CHECKPOINT_EVERY)]
+            with Torchrun(list(nodes.values()), True, Floor(), rng).running(sys.executable, script) as agents:
+                lines = Lines(folder)
+                number = wait_for(partial(newest, lines, 0), "torchrun's first round", WAIT_S)
+                while sum(found.faults.values()) < faults:
+                    time.sleep(rng.uniform(0, CHECKPOINT_EVERY * STEP_S))
+                    workers = [one for agent in agents for one in psutil.Process(agent.pid).children()]
+                    at = time.monotonic()
+                    rng.choice([one for one in workers if "RANK" in one.environ()]).kill()
+                    found.faults["worker"] += 1
+                    try:
+                        after = wait_for(partial(newest, lines, number), "torchrun's next round", WAIT_S)
+                    except TimeoutError:
+                        hung += 1
+                        break
+                    found.lost["worker"].append(lines.lost(number, after))
+                    found.back_s.append(lines.began(after) - at)
+                    number = after
+                    print(f"  torchrun: worker: lost {found.lost['worker'][-1]}, round {number}", flush=True)
+    return found, hung
+
+
+def newest(lines: Lines, above: int) -> int:
+    """The newest round above a number in which all ranks have made some steps; 0: there is none."""
+    rounds: dict[int, Counter[int]] = defaultdict(Counter)
+    worlds: dict[int, int] = {}
+    for line in lines.read():
+        worlds[line["round"]] = line["world"]
+        if line["event"] == "step":
+            rounds[line["round"]][line["rank"]] += 1
+    for number in sorted(rounds, reverse=True):
+        ranks = rounds[number]
+        if number > above and len(ranks) == worlds[number] and min(ranks.values()) >= AHEAD:
+            return number
+    return 0
 
 
 class Campaign:
@@ -160,14 +215,7 @@ class Campaign:
                 self.found.lost[fault].append(self.lines.lost(number, after))
                 if self.found.lost[fault][-1] > 1 and self.kind == "ddp":
                     print(self.job.report(), flush=True)  # that should not be
-                self.found.back_s.append(
-                    min(
-                        line["at"]
-                        for line in self.lines.read()
-                        if line["round"] == after and line["event"] == "step"
-                    )
-                    - at
-                )
+                self.found.back_s.append(self.lines.began(after) - at)
                 number = after
                 print(
                     f"  {self.kind}: {fault}: lost {self.found.lost[fault][-1]}, round {number}", flush=True
@@ -183,21 +231,7 @@ class Campaign:
         def found() -> int:
             for name in self.nodes:
                 self.job.post(f"nodes/{name}/undrain")  # or one that comes and goes would be kept as a spare
-            rounds: dict[int, dict[int, int]] = defaultdict(dict)
-            worlds: dict[int, int] = {}
-            for line in self.lines.read():
-                worlds[line["round"]] = line["world"]
-                if line["event"] == "step":
-                    ranks = rounds[line["round"]]
-                    ranks[line["rank"]] = ranks.get(line["rank"], 0) + 1
-            for number in sorted(rounds, reverse=True):
-                if (
-                    number > above
-                    and len(rounds[number]) == worlds[number]
-                    and min(rounds[number].values()) >= AHEAD
-                ):
-                    return number
-            return 0
+            return newest(self.lines, above)
 
         return self.job.wait_for(found, f"a round after {above}", WAIT_S)
 
@@ -265,12 +299,13 @@ def main() -> None:
     )
     parser.add_argument("--faults", type=int, default=200, help="in all (default: 200)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kind", nargs="+", choices=("ddp", "fsdp2"), default=["ddp", "fsdp2"])
+    parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS)
     args = parser.parse_args()
     rng = random.Random(args.seed)
     jobs = [
         (kind, nodes, same)
         for kind in args.kind
+        if kind != "torchrun"
         for nodes in SIZES
         for same in (True, False)
         if same or len(nodes) > 1
@@ -334,6 +369,25 @@ def main() -> None:
         )
         for wrong in found.wrong:
             print(f"wrong: {row}: {wrong}", flush=True)
+    if "torchrun" in args.kind:
+        for nodes in SIZES[:2]:
+            found, hung = under_torchrun(nodes, max(1, args.faults // 20), rng)
+            row = (
+                f"torchrun, {'+'.join(map(str, nodes.values()))}, a checkpoint every {CHECKPOINT_EVERY} steps"
+            )
+            lost, back = sorted(found.lost["worker"]), sorted(found.back_s)
+            table.row(
+                row,
+                "same",
+                sum(found.faults.values()),
+                f"{lost[len(lost) // 2]}, {lost[-1]}",
+                f"worker {lost[-1]}; {hung} did not go on",
+                f"{back[len(back) // 2]:.2f}",
+                "",
+                "",
+                "",
+                "",
+            )
     table.note(
         "Losses apart: the relative difference from a run without faults, at the first step that has one and over all "
         "steps. After a restart DDP lays its buckets out anew: sums in another order, which training amplifies."

@@ -350,7 +350,7 @@ FOR_PEOPLE: Mapping[str, set[str]] = {
     "GET /openapi.json": set(),
     "GET /": set(),
     "GET /groups/{group_id}": {"rows"},
-    "GET /groups/{group_id}/stderr": {"round"},
+    "GET /groups/{group_id}/output": {"round"},
     "GET /groups/{group_id}/stacks": {"round"},
     **{
         f"{method} /groups/{{group_id}}/{action}": set()

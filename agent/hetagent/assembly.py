@@ -19,8 +19,8 @@ from hetagent.job.after_start import LaunchLook, Meeting
 from hetagent.job.leaving import CTRL_C_S, AgentError
 from hetagent.job.loop import Agent, Identity
 from hetagent.job.notice import Notices
+from hetagent.job.output.kept import Consoles
 from hetagent.job.output.logs import RoundLogsSpecs
-from hetagent.job.output.stderr import Copier
 from hetagent.job.ports import Ports
 from hetagent.job.ready.fitness import Check
 from hetagent.job.ready.gpus_free import GpusFree
@@ -297,7 +297,7 @@ def _starter(node: Node, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -
         torchs.worker_spec(options.torchrun, node.slots, handler, entrypoint, args),
         logs_specs,
         Template(prefix).safe_substitute(node_id=options.node_id),
-        Copier() if options.report_stderr else None,
+        Consoles() if options.report_output else None,
         merged=next((made for each in options.features if (made := each.merged) is not None), None),
     )
 

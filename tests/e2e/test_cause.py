@@ -53,7 +53,7 @@ def test_an_abort_tells_what_the_library_said(pair: Cluster) -> None:
 
 def test_it_can_be_kept_on_the_node(pair: Cluster) -> None:
     script = "import sys; sys.stderr.write('private\\n'); sys.exit(3)"
-    flags = ("--report-stderr", "off", "--max-restarts", "0")
+    flags = ("--report-output", "off", "--max-restarts", "0")
     for cause in causes(run(pair, "import time; time.sleep(60)", *flags, b=script)):
         assert "  | exit code 3\n" in cause
     assert "private" not in pair.ask("GET").text + pair.ask("GET", "/events").text

@@ -34,9 +34,9 @@ OUR_FLAGS: Flags = {
         "default": "auto",
         "help": "auto, cuda: GPUs (default); cpu: start N CPU workers.",
     },
-    "--report-stderr": {
+    "--report-output": {
         "choices": ON_OFF,
-        "help": "Report the end of a failed worker's stderr to the server (or HET_REPORT_STDERR; default on).",
+        "help": "Report the end of what workers write to the server (or HET_REPORT_OUTPUT; default on).",
     },
     "--notice-signal": {
         "type": told(notice_signal),

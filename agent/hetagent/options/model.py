@@ -69,7 +69,7 @@ class Options:
         launch_flags: what was given of the flags that are only for some launch styles, by name.
         notice_signal: what workers get when their round is about to end; None: only the file.
         require_rendezvous: whether it is a failure if workers end well but have not met.
-        report_stderr: whether failures are reported with the end of stderr.
+        report_output: whether the end of what workers write is kept, and reported.
         gpus, nproc_per_node: as given; at most one of them.
         weight: how fast each worker of this node is, compared with those of others; None: nobody said.
         spec: the given settings of the group, by name.
@@ -107,7 +107,7 @@ class Options:
     signals: tuple[signal.Signals, ...]
     launch: str
     launch_flags: Mapping[str, Any]
-    report_stderr: bool
+    report_output: bool
     notice_signal: signal.Signals | None
     require_rendezvous: bool
     exit_codes: str

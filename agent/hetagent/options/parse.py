@@ -50,7 +50,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         labels=dict(args.label or ()),
         spec=_spec(args),
         signals=given.signals(args),
-        report_stderr=is_on(args.report_stderr, "HET_REPORT_STDERR", environ),
+        report_output=is_on(args.report_output, "HET_REPORT_OUTPUT", environ),
         launch_flags={name: getattr(args, name) for name in map(dest, OWN_FLAGS)},
         shutdown_timeout_s=_or_variable(
             args.shutdown_timeout, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", seconds, environ

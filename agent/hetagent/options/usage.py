@@ -67,7 +67,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     ),
     "logs": (
         "--log-dir", "--tee", "--redirects", "--collapse", "--log-line-prefix-template", "--local-ranks-filter",
-        "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--report-stderr", "--report-stacks",
+        "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--report-output", "--report-stacks",
     ),
     "advanced": (),
 }  # fmt: skip

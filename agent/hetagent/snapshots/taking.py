@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, median_low
 
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner
@@ -42,6 +42,9 @@ WORTH = 0.01
 
 STEPS_MEASURED = 16
 """Of how many of the last steps the usual length is known."""
+
+COSTS_MEASURED = 3
+"""What the last few snapshots cost counts, by the median: one that had to wait for something else counts for nothing."""
 
 GROWS = 4
 """By how much the pause between snapshots grows at most from one to the next."""
@@ -96,6 +99,7 @@ class Taker:
         self._ahead: threading.Thread | None = None  # makes the slots
         self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
         self._every = 1
+        self._costs_s: deque[float] = deque(maxlen=COSTS_MEASURED)
         self._copy_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=STEPS_MEASURED)
         self._ended_at = 0.0  # the last step (monotonic seconds)
@@ -211,9 +215,9 @@ class Taker:
             self._give_up(error)
             return
         self._saved = close.index.stamp
-        cost_s = self._copy_s + time.perf_counter() - began
+        self._costs_s.append(self._copy_s + time.perf_counter() - began)
         if len(self._steps_s) > 1:
-            worth = cost_s / (WORTH * max(median(list(self._steps_s)), 1e-6))
+            worth = median_low(self._costs_s) / (WORTH * max(median(list(self._steps_s)), 1e-6))
             wanted = 1 << math.ceil(math.log2(max(worth, 1.0)))
             self._every = min(wanted, self._every * GROWS)  # the first ones take longer
 

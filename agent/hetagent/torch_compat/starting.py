@@ -36,6 +36,7 @@ class Processes:
         self._context = context
         self.pids: Mapping[int, int] = context.pids()
         self.error_files: Mapping[int, str] = dict(context.error_files)
+        self.stdout_files: Mapping[int, str] = dict(context.stdouts)
         self.stderr_files: Mapping[int, str] = dict(context.stderrs)
 
     def reap(self) -> None:

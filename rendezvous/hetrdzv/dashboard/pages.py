@@ -86,8 +86,8 @@ async def group(request: Request, group_id: str, rows: str) -> Response:
     )
 
 
-@handlers(routing.STDERR)
-async def stderr(request: Request, group_id: str, round: int | None) -> Response:  # noqa: A002
+@handlers(routing.OUTPUT)
+async def output(request: Request, group_id: str, round: int | None) -> Response:  # noqa: A002
     """The end of what the workers of a round wrote; without `round` that of the one that others wait for, now."""
     service = service_of(request)
     ranks = None if round is not None else ranks_behind(service.group(group_id))[:1]
@@ -98,7 +98,7 @@ async def stderr(request: Request, group_id: str, round: int | None) -> Response
     except NoRound as error:
         return page("nothing.html", why=str(error))
     logs = sorted(found.told, key=lambda log: (raised(log.text) is None, not log.text))
-    return page("stderr.html", **_some(logs, MOST_LOGS), **_when(found))
+    return page("output.html", **_some(logs, MOST_LOGS), **_when(found))
 
 
 @handlers(routing.STACKS)

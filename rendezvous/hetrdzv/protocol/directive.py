@@ -116,7 +116,7 @@ class StacksAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsAsked(StacksAsked):
-    """Somebody wants to see the end of what a node's workers have written to stderr; answered as `StacksAsked` is."""
+    """Somebody wants to see the end of what a node's workers have written; answered as `StacksAsked` is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

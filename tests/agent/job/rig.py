@@ -21,8 +21,8 @@ from hetagent.feature import MergeLines
 from hetagent.job.after_start import LaunchLook, Meeting
 from hetagent.job.loop import Agent, Identity
 from hetagent.job.notice import Notices
+from hetagent.job.output.kept import Consoles
 from hetagent.job.output.logs import RoundLogsSpecs
-from hetagent.job.output.stderr import Copier
 from hetagent.job.ports import Ports
 from hetagent.job.progress.watcher import Watcher
 from hetagent.job.ready.node_check import NodeCheck
@@ -51,7 +51,7 @@ class Rig:
     Args:
         command: what each worker runs, in a shell in the folder of the test; None: the group's command.
         is_python: whether it is a script.
-        report_stderr: whether failures are reported with the end of stderr.
+        report_output: whether failures are reported with the end of stderr.
         report_stacks: whether the workers are watched, and the server shown their stacks; None: not watched.
         check: the site's check of the node, in the folder of the test; asked again and again without much of a pause.
         prefix, merged: see `TorchStarter`.
@@ -71,7 +71,7 @@ class Rig:
         ports: tuple[int, int] | None = None,
         tee: Std = Std.NONE,
         is_python: bool = True,
-        report_stderr: bool = True,
+        report_output: bool = True,
         report_stacks: bool | None = None,
         connect_timeout_s: float = 60.0,
         group_id: str | None = None,
@@ -115,7 +115,7 @@ class Rig:
             self.spec,
             RoundLogsSpecs(str(folder / "logs"), tee=tee),
             prefix,
-            copier=Copier() if report_stderr else None,
+            consoles=Consoles() if report_output else None,
             merged=merged,
         )
         if launch is None:
@@ -134,7 +134,7 @@ class Rig:
                 cpu=True,
                 reports_stacks=report_stacks,
                 keeps_stacks=True,
-                reports_logs=report_stderr,
+                reports_logs=report_output,
                 secrets=lambda: ["sesame"],
             )
             rooms.append(watching)

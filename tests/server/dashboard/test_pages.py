@@ -128,12 +128,12 @@ async def test_what_the_worker_wrote_that_is_waited_for_is_asked_of_its_agent(se
     stall = Stall(ranks=(1,), facts=behind(1, "b"), since=0.0, told=True, stack="in load")
     async with browser(service, Tokens(TOKENS)) as client:
         await sign_in(client, "an-admin-token")
-        assert "Nobody is waited for" in (await client.get("/groups/g/stderr")).text
+        assert "Nobody is waited for" in (await client.get("/groups/g/output")).text
         await service.execute("g", NoteStall(round=1, stall=stall))
-        assert 'hx-get="/groups/g/stderr"' in (await client.get("/groups/g")).text
-        assert "it is not asked for logs" in (await client.get("/groups/g/stderr")).text
+        assert 'hx-get="/groups/g/output"' in (await client.get("/groups/g")).text
+        assert "it is not asked for logs" in (await client.get("/groups/g/output")).text
         service.questions.can_be_asked(service.group("g"), "b", "1")
-        asked = asyncio.create_task(client.get("/groups/g/stderr"))
+        asked = asyncio.create_task(client.get("/groups/g/output"))
         await settled()
         question = service.questions.next("g", "b")
         assert question is not None
@@ -143,8 +143,8 @@ async def test_what_the_worker_wrote_that_is_waited_for_is_asked_of_its_agent(se
         assert "<script>" not in page
         assert "&lt;script&gt;" in page
         await sign_in(client, "a-read-token")
-        assert (await client.get("/groups/g/stderr")).status_code == 403
-        assert "/stderr" not in (await client.get("/groups/g")).text
+        assert (await client.get("/groups/g/output")).status_code == 403
+        assert "/output" not in (await client.get("/groups/g")).text
 
 
 async def test_what_a_round_left_behind_is_a_click_away_for_admins(service: Service) -> None:
@@ -163,16 +163,16 @@ async def test_what_a_round_left_behind_is_a_click_away_for_admins(service: Serv
         assert "round=1" not in (await client.get("/groups/g")).text, "it runs"
         await service.execute("g", Cancel())
         page = (await client.get("/groups/g")).text
-        for what in ("stderr", "stacks"):
+        for what in ("output", "stacks"):
             assert f'hx-get="/groups/g/{what}?round=1" hx-target="#asked-of-round"' in page
         shown = (await client.get("/groups/g/stacks?round=1")).text
         assert "Where rank 0 was" in shown
         assert "<script>" not in shown
-        shown = (await client.get("/groups/g/stderr?round=1")).text
+        shown = (await client.get("/groups/g/output?round=1")).text
         assert shown.index("ValueError: &lt;odd&gt;") < shown.index("all is well"), "an exception comes first"
         await sign_in(client, "a-read-token")
         assert "round=1" not in (await client.get("/groups/g")).text
-        for what in ("stderr", "stacks"):
+        for what in ("output", "stacks"):
             assert (await client.get(f"/groups/g/{what}?round=1")).status_code == 403
 
 

@@ -1,9 +1,10 @@
 """Trains in float64 with snapshots, and logs what it saves, what it loads, and its losses: a file for each process.
 
-    snapped.py --into FOLDER --kind ddp|fsdp2 --steps N [--same-world] [--step-s 0.02]
+    snapped.py --into FOLDER --kind ddp|fsdp2 --steps N [--same-world] [--step-s 0.02] [--checkpoint-every N]
 
 All ranks together take 12 samples a step, so the losses are the same in any world, up to the order of sums. With
---same-world the model has BatchNorm and dropout, whose results depend on the world.
+--same-world the model has BatchNorm and dropout, whose results depend on the world. With --checkpoint-every rank 0
+saves a file in FOLDER instead, as scripts do that know nothing of snapshots (DDP only).
 """
 
 import argparse
@@ -59,6 +60,39 @@ class Random:
         torch.set_rng_state(state["cpu"])
 
 
+def counted(path: Path, rank: int) -> int:
+    """The number of this round, of which torchrun's restart counts tell nothing: they differ between nodes."""
+    number = torch.zeros(1)
+    if rank == 0:
+        number += int(path.read_text()) + 1 if path.exists() else 1
+        path.write_text(str(int(number)))
+    dist.broadcast(number, 0)
+    return int(number)
+
+
+class Checkpoints:
+    """What a script does without snapshots: a file that is written now and then."""
+
+    def __init__(self, path: Path, state: dict[str, Any], every: int) -> None:
+        self._path, self._state, self._every = path, state, every
+
+    def load(self) -> int | None:
+        """The step of the file; None: there is none."""
+        if not self._path.exists():
+            return None
+        found = torch.load(self._path, weights_only=True)
+        for name, value in self._state.items():
+            value.load_state_dict(found[name])
+        return int(found["step"])
+
+    def step(self, step: int) -> None:
+        """This step was made."""
+        if self._every and step % self._every == 0:
+            values = {name: value.state_dict() for name, value in self._state.items()}
+            torch.save({**values, "step": step}, self._path.with_suffix(".new"))
+            self._path.with_suffix(".new").rename(self._path)
+
+
 def made(same_world: bool) -> nn.Module:
     """The model."""
     extra: list[nn.Module] = [nn.BatchNorm1d(32), nn.Dropout(0.2)] if same_world else []
@@ -88,12 +122,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--same-world", action="store_true")
+    parser.add_argument("--checkpoint-every", type=int, default=0)
     args = parser.parse_args()
     args.into.mkdir(parents=True, exist_ok=True)
     torch.set_default_dtype(torch.float64)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    who = {"round": int(os.environ["HET_ROUND"]), "rank": rank, "world": world, "pid": os.getpid()}
+    number = int(os.environ.get("HET_ROUND") or counted(args.into / "rounds", rank))
+    who = {"round": number, "rank": rank, "world": world, "pid": os.getpid()}
     log = (args.into / f"{os.getpid()}.jsonl").open("a", buffering=1)
 
     def note(**facts: Any) -> None:
@@ -114,8 +150,11 @@ def main() -> None:
     optimizer = torch.optim.AdamW(trained.parameters(), lr=0.01)
     torch.manual_seed(100 + rank)
     sampler = Sampler()
-    snaps = snapshots.open(
-        {"model": trained, "optimizer": optimizer, "sampler": sampler}, per_rank={"random": Random()}
+    state = {"model": trained, "optimizer": optimizer, "sampler": sampler}
+    snaps = (
+        Checkpoints(args.into / "checkpoint.pt", state, args.checkpoint_every if rank == 0 else 0)
+        if args.checkpoint_every
+        else snapshots.open(state, per_rank={"random": Random()})
     )
     first = snaps.load()
     note(event="loaded", step=first, digest=digest(model, optimizer) if first is not None else "")

@@ -38,7 +38,7 @@ class Watch(Feature):
             cpu=devices.is_cpu_job(node.devices),
             reports_stacks=self.reports_stacks,
             keeps_stacks=node.options.torchrun.log_dir is not None,
-            reports_logs=node.options.report_stderr,
+            reports_logs=node.options.report_output,
             secrets=node.access.secrets,
             say=node.tell,
         )

@@ -1,4 +1,4 @@
-"""What a worker has written to stderr, for those who may see it: plain text, its end, no secrets."""
+"""What a worker has written, for those who may see it: plain text, its end, no secrets."""
 
 from collections.abc import Callable, Collection, Iterable
 
@@ -13,7 +13,7 @@ MOST_OF_ALL = 240_000
 
 NOTHING = "nothing was written, or nobody keeps it"
 
-OFF = "this node shows no stderr (--report-stderr off)"
+OFF = "this node shows nothing that its workers write (--report-output off)"
 
 
 def logs(ranks: Iterable[int], tail: Callable[[int], bytes], secrets: Collection[str]) -> list[Stack]:

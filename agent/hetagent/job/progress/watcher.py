@@ -58,7 +58,7 @@ class Watcher(Room):
         cpu: they have no GPUs.
         reports_stacks: whether the server is shown stacks.
         keeps_stacks: whether stacks of a round that hangs are written beside the workers' logs.
-        reports_logs: whether the server is shown what workers write to stderr.
+        reports_logs: whether the server is shown what workers write.
         secrets: what it must not be shown.
         say: shows one line to the person at the terminal.
     """
@@ -121,7 +121,7 @@ class Watcher(Room):
     def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
         assert self._watch is not None
         first = self._rank_offset
-        self._tail = lambda rank: workers.stderr_tail(rank - first)
+        self._tail = lambda rank: workers.output(rank - first)
         self._folders = {
             first + local_rank: os.path.dirname(path)
             for local_rank, path in workers.started.error_files.items()

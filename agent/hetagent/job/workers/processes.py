@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetagent.job.failures import Left, tail
+from hetagent.job.failures import Left
 from hetagent.job.workers.starter import Exit, Started
 from hetagent.node.processes import finding as processes
 
@@ -84,10 +84,10 @@ class Workers:
             stderr_end=end() if end is not None else b"",
         )
 
-    def stderr_tail(self, local_rank: int) -> bytes:
-        """The end of what a local rank has written to stderr, wherever that goes; empty if nobody keeps it."""
-        left = self.left(local_rank)
-        return left.stderr_end or tail(left.stderr_file)
+    def output(self, local_rank: int) -> bytes:
+        """The end of what a local rank has written, wherever that goes; empty if nobody keeps it."""
+        end = self.started.outputs.get(local_rank)
+        return end() if end is not None else b""
 
     def catch_up(self) -> None:
         """Have what the workers have written shown before what is said next, unless the console is slow."""

@@ -20,9 +20,9 @@ from torch.distributed.elastic.agent.server.api import RunResult, Worker, Worker
 from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure
 
 from hetagent.feature import MergeLines
-from hetagent.job.failures import read_record
+from hetagent.job.failures import read_record, tail
 from hetagent.job.output.console import drained
-from hetagent.job.output.stderr import CONSOLE, Copier, Source
+from hetagent.job.output.kept import STDERR, STDOUT, Consoles, End, Kept
 from hetagent.job.workers.starter import Exit, Program, Started, Take, no_process
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.launch.base import Assignment, Forecast
@@ -38,7 +38,7 @@ class TorchStarter(ElasticAgent):
         spec: torch's worker spec; its handler is a `HetRendezvousHandler`.
         logs_specs: torch's.
         log_line_prefix_template: torch's.
-        copier: keeps the end of the workers' stderr; None: nothing of it is to be kept or looked at.
+        consoles: keep the end of what workers write; None: nothing of it is to be kept or looked at.
         merged: makes what takes the lines of `tee` on their way to the console; None: the console does.
     """
 
@@ -47,7 +47,7 @@ class TorchStarter(ElasticAgent):
         spec: WorkerSpec,
         logs_specs: LogsSpecs,
         log_line_prefix_template: str | None = None,
-        copier: Copier | None = None,
+        consoles: Consoles | None = None,
         *,
         merged: MergeLines | None = None,
     ) -> None:
@@ -57,9 +57,9 @@ class TorchStarter(ElasticAgent):
         self._error_files: Mapping[int, str] = {}
         self._created_at = time.monotonic()
         self._take_ahead: Take = no_process
-        self._copier = copier
+        self._consoles = consoles
         self._merged = merged
-        self._sources: dict[int, Source] = {}  # of the newest round, by local rank
+        self._kept: dict[int, Kept] = {}  # of the newest round, by local rank
         self._begun: list[subprocess.Popen[bytes]] = []  # by a start that is not over, or has failed
 
     # -- the starter -----------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class TorchStarter(ElasticAgent):
         spec.rdzv_handler.accept(start)
         self._assignment, self._environs = assignment, environs
         spec.entrypoint, spec.args, spec.max_restarts = command.entrypoint, command.args, start.max_restarts
-        self._sources, self._take_ahead = {}, take
+        self._kept, self._take_ahead = {}, take
         # A worker inherits this process's environment as well.
         removed = {name for environ in environs for name, value in environ.items() if value is None}
         with _without(removed):
@@ -105,39 +105,44 @@ class TorchStarter(ElasticAgent):
         return Started(
             pids=started.pids,
             error_files=started.error_files,
-            stderr_files=started.stderr_files if self._copier is not None else {},
-            stderr_ends={local_rank: source.end for local_rank, source in self._sources.items()},
+            stderr_files=started.stderr_files if self._consoles is not None else {},
+            stderr_ends={local_rank: kept.stderr.read for local_rank, kept in self._kept.items()},
+            outputs={
+                local_rank: partial(
+                    _output, kept.ends, (started.stdout_files[local_rank], started.stderr_files[local_rank])
+                )
+                for local_rank, kept in self._kept.items()
+            },
             met=spec.rdzv_handler.workers,
-            catch_up=partial(self._catch_up, list(self._sources.values())),
-            close=partial(self._close, started, list(self._sources.values())),
+            catch_up=partial(self._catch_up, self._kept.values()),
+            close=partial(self._close, started, self._kept.values()),
         )
 
     def _take(
         self, local_rank: int, args: tuple[str, ...], env: dict[str, str], stdout: int, stderr: int
     ) -> "subprocess.Popen[bytes] | None":
-        source = None
-        if self._copier is not None and (stderr == CONSOLE or _goes_nowhere(stderr)):
-            source = self._copier.open(shown=stderr == CONSOLE)
-        if source is not None:
-            self._sources[local_rank], stderr = source, source.writer
+        kept = self._consoles.open(stdout, stderr) if self._consoles is not None else None
+        if kept is not None:
+            self._kept[local_rank] = kept
+            stdout, stderr = kept.writer(STDOUT, stdout), kept.writer(STDERR, stderr)
         try:
             taken = self._take_ahead(local_rank, Program(args, env), stdout, stderr)
-            if taken is None and source is not None:
+            if taken is None and kept is not None and kept.sources:
                 taken = subprocess.Popen(args, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
             if taken is not None:
                 self._begun.append(taken)
             return taken
         finally:
-            if source is not None:
-                source.close_writer()
+            if kept is not None:
+                kept.close_writers()
 
     def _merge(self, out: TextIO, local_ranks: Sequence[int]) -> Any:
         assert self._assignment is not None
         assert self._merged is not None
         return self._merged(out, local_ranks, self._assignment.start.rank_offset, self.prefix)
 
-    def _catch_up(self, sources: Sequence[Source], until: float | None = None) -> bool:
-        return self._copier is None or self._copier.catch_up(sources, until)
+    def _catch_up(self, kept: Collection[Kept], until: float | None = None) -> bool:
+        return self._consoles is None or self._consoles.catch_up(kept, until)
 
     def unfinished(self) -> Collection[int]:
         """See `Starter`."""
@@ -159,8 +164,8 @@ class TorchStarter(ElasticAgent):
             if succeeded:
                 result = RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks.values()))
         self.record_end(self._created_at, result, error)
-        if self._copier is not None:
-            self._copier.hand_over()
+        if self._consoles is not None:
+            self._consoles.hand_over()
 
     def _failure(self, end: Exit) -> ProcessFailure:
         """torch's record of a failed worker, with what that wrote into its error file if torch can read it."""
@@ -171,10 +176,10 @@ class TorchStarter(ElasticAgent):
         except Exception:  # it is not of torch's format
             return make("")
 
-    def _close(self, started: Processes, sources: Sequence[Source], until: float | None) -> bool:
+    def _close(self, started: Processes, kept: Collection[Kept], until: float | None) -> bool:
         started.reap()
         shown = drained(started.stops, started.copied, until)
-        shown = self._catch_up(sources, until) and shown
+        shown = self._catch_up(kept, until) and shown
         if shown:
             started.close_files()
         self.stop_helpers()
@@ -206,9 +211,10 @@ class TorchStarter(ElasticAgent):
                 env[name] = value
 
 
-def _goes_nowhere(descriptor: int) -> bool:
-    """Whether it is /dev/null, which is where torch has the ranks write that --local-ranks-filter leaves out."""
-    return os.fstat(descriptor).st_rdev == os.stat(os.devnull).st_rdev
+def _output(kept: End, files: Sequence[str]) -> bytes:
+    """The end of what a worker has written: into files, and to the console."""
+    written = [tail(file) for file in files if file]
+    return b"\n".join(part for part in (*written, kept.read()) if part)
 
 
 @contextlib.contextmanager

@@ -114,7 +114,7 @@ async def get_stacks(request: Request, group_id: str, rank: list[int] | None, ro
 
 @handlers(routes.LOGS_OF)
 async def get_logs(request: Request, group_id: str, rank: list[int] | None, round: int | None) -> Response:  # noqa: A002
-    """The end of what the workers of a round have written to stderr, from their agents. Changes nothing.
+    """The end of what the workers of a round have written, from their agents. Changes nothing.
 
     Of a round that is over what agents that are still here have kept, or have sent as they left.
     """

@@ -39,7 +39,7 @@ def fitting_of(world_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack(Body):
-    """The Python stack of a worker's threads, or the end of its stderr; without `text`, `why` there is none.
+    """The Python stack of a worker's threads, or the end of what it wrote; without `text`, `why` there is none.
 
     Attributes:
         node_id: of its node, where the server shows it to people.

@@ -33,7 +33,7 @@ def rig(server: Hetserver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> M
 
 
 SAYS = "printf $((RANK + 17)) > $HET_PROGRESS_FILE; while [ ! -e go ]; do sleep 0.01; done"
-WRITES = f"printf '\\033[31mrank %s\\033[0m says sesame\\n' $RANK >&2; {SAYS}"
+WRITES = f"printf '\\033[31mrank %s\\033[0m says sesame\\n' $RANK >&2; sleep 0.2; echo 'loss 3'; {SAYS}"
 
 
 def workers(made: Rig) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def shown_of(made: Rig, what: str) -> list[dict[str, Any]]:
 def test_a_program_says_its_step_in_a_file_and_stacks_and_logs_are_shown_or_not(
     rig: Make, tmp_path: Path, shows: bool, why: str
 ) -> None:
-    made = rig(WRITES, slots=2, report_stacks=shows, report_stderr=shows)
+    made = rig(WRITES, slots=2, report_stacks=shows, report_output=shows)
     shown: list[dict[str, Any]] = []
     logs: list[dict[str, Any]] = []
 
@@ -66,7 +66,7 @@ def test_a_program_says_its_step_in_a_file_and_stacks_and_logs_are_shown_or_not(
         logs.extend(shown_of(made, "logs"))
 
     assert made.run(made.exists, look, made.touches("go")) == 0
-    said = ["rank 0 says [token]", "rank 1 says [token]"] if shows else [LOGS_OFF] * 2
+    said = ["rank 0 says [token]\nloss 3", "rank 1 says [token]\nloss 3"] if shows else [LOGS_OFF] * 2
     assert [one["text"] or one["why"] for one in logs] == said
     assert [one["rank"] for one in shown] == [0, 1]
     assert all(why in one["why"] or (shows and one["why"].startswith("py-spy")) for one in shown), shown

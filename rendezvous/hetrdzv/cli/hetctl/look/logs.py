@@ -1,4 +1,4 @@
-"""The subcommand logs: the end of what workers have written to stderr, through their agents."""
+"""The subcommand logs: the end of what workers have written, through their agents."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ GAP = "…"
 """Stands for lines that nobody has seen."""
 
 
-@command("Show the end of what workers have written to stderr.")
+@command("Show the end of what workers have written.")
 @GROUP
 @RANKS
 @click.option(
@@ -39,7 +39,7 @@ GAP = "…"
 )
 @click.option("--follow", "-f", is_flag=True, help="Go on until Ctrl-C, or until the job is over.")
 def logs(group: str, rank: tuple[int, ...], tail: int | None, number: int | None, follow: bool) -> None:
-    """Show the end of what the workers of GROUP have written to stderr, at most 16,000 characters of each.
+    """Show the end of what the workers of GROUP have written to stdout and stderr, at most 16,000 characters of each.
 
     The agents are asked, so it works from anywhere; as they leave they tell the server what the last round wrote, which
     keeps it in memory. Needs an admin token.

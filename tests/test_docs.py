@@ -355,7 +355,7 @@ FOR_PEOPLE: Mapping[str, set[str]] = {
     **{
         f"{method} /groups/{{group_id}}/{action}": set()
         for method in ("GET", "POST")
-        for action in ("restart", "cancel", "nodes/{node_id}/drain", "nodes/{node_id}/undrain")
+        for action in ("restart", "cancel", "delete", "nodes/{node_id}/drain", "nodes/{node_id}/undrain")
     },
     "GET /sign-in": {"code", "group"},
     "POST /sign-out": set(),

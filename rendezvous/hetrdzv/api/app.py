@@ -90,7 +90,7 @@ def create_app(
 def refuse(error: HetError, request: Request) -> Response:
     """An error as an answer: a page to a browser that asked for one, problem details to everybody else."""
     row, _ = TABLE.find(request.method, request.scope["path"])
-    pages = [room.refusal(error, request.headers) for room in ROOMS if row.route.page]
+    pages = [room.refusal(error, request) for room in ROOMS if row.route.page]
     answer = next(filter(None, pages), None) or problems.answer(error).response()
     if isinstance(error, NotLeader):
         scope = request.scope

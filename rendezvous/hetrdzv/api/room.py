@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
 
 from hetrdzv.api.bound import Handlers
@@ -37,10 +38,6 @@ class Room:
         return None
 
     @staticmethod
-    def refusal(error: HetError, headers: Mapping[str, str]) -> Response | None:
-        """An error of a route for people, as they see it; None: as programs do.
-
-        Args:
-            headers: of the request.
-        """
+    def refusal(error: HetError, request: Request) -> Response | None:
+        """An error of a route for people, as they see it; None: as programs do."""
         return None

@@ -76,6 +76,24 @@ async def cancel(request: Request, group_id: str) -> Response:
     return await _do(request, group_id, cancellation(request))
 
 
+@handlers(routing.ASK_DELETE)
+async def ask_delete(request: Request, group_id: str) -> Response:
+    """What deleting a group would do."""
+    group = service_of(request).group(group_id)
+    lines = ["Its history, and what its workers wrote, are forgotten."]
+    if not group.live and not group.state.terminal:
+        lines.append("Nodes that come later begin a new group.")
+    return _question(group_id, "Delete", f"/groups/{group_id}/delete", f"Delete {group_id}?", lines)
+
+
+@handlers(routing.DELETE)
+async def delete(request: Request, group_id: str) -> Response:
+    """As `DELETE /v1/groups/{group_id}`."""
+    require_own_page(request)
+    await service_of(request).delete(group_id)
+    return Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/"})
+
+
 @handlers(routing.ASK_DRAIN)
 async def ask_drain(request: Request, group_id: str, node_id: str) -> Response:
     """What draining a node would do."""

@@ -19,7 +19,7 @@ from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.live import Hub, Render, UntilNews
 from hetrdzv.dashboard.nodes import ranks_behind
 from hetrdzv.dashboard.overview import GroupsScene
-from hetrdzv.dashboard.render import HEADERS, page
+from hetrdzv.dashboard.render import HEADERS, own_url, page
 from hetrdzv.dashboard.scenes import MAPS, GroupScene, frame
 from hetrdzv.protocol.errors import NoRound
 from hetrdzv.protocol.rooms.stacks import About, collapsed
@@ -58,7 +58,7 @@ async def static(request: Request, name: str) -> Response:
 async def groups(request: Request) -> Response:
     """All groups that the token covers."""
     service, permit = service_of(request), permit_of(request)
-    url = f"{request.url.scheme}://{request.url.netloc}"
+    url = own_url(request)
     scene = GroupsScene(service, permit.grant, url, request.app.state.token_file)
     if "text/event-stream" in request.headers.get("accept", ""):
         return _follow(request, (service, permit.grant.scope, url), lambda: (scene.sections, asyncio.sleep))

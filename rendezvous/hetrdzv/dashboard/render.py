@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
@@ -113,16 +114,18 @@ def page(template: str, status: int = 200, **values: object) -> HTMLResponse:
     return HTMLResponse(section(template, **values), status, dict(HEADERS))
 
 
-def refusal(error: HetError, headers: Mapping[str, str]) -> HTMLResponse | None:
-    """An error for a browser: a page, or a part of one where a page asked for that; None for a program.
+def own_url(request: Request) -> str:
+    """Under which address this browser has found this server."""
+    return f"{request.url.scheme}://{request.url.netloc}"
 
-    Args:
-        headers: of the request.
-    """
+
+def refusal(error: HetError, request: Request) -> HTMLResponse | None:
+    """An error for a browser: a page, or a part of one where a page asked for that; None for a program."""
+    headers = request.headers
     if "hx-request" in headers:
         return page("wrong.html", error.status, why=str(error))
     if "text/html" not in headers.get("accept", ""):
         return None
     if isinstance(error, Unauthorized):
-        return page("sign_in.html", error.status, why="")
+        return page("sign_in.html", error.status, why="", url=own_url(request))
     return page("error.html", error.status, title=HTTPStatus(error.status).phrase, why=str(error))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from starlette.applications import Starlette
-from starlette.requests import cookie_parser
+from starlette.requests import Request, cookie_parser
 from starlette.responses import Response
 
 from hetrdzv.api.bound import Handlers
@@ -39,6 +39,6 @@ class Dashboard(Room):
         return permit
 
     @staticmethod
-    def refusal(error: HetError, headers: Mapping[str, str]) -> Response | None:
+    def refusal(error: HetError, request: Request) -> Response | None:
         """A page to a browser that asked for one."""
-        return render.refusal(error, headers)
+        return render.refusal(error, request)

@@ -7,7 +7,7 @@ from hetrdzv.api.bound import Handlers
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.actions import require_own_page
-from hetrdzv.dashboard.render import HEADERS, page
+from hetrdzv.dashboard.render import HEADERS, own_url, page
 from hetrdzv.dashboard.sessions import CODE_S, SESSION_S, Sessions, SignedIn, cookie_name
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.rooms.dashboard import SIGN_IN_CODE, SignInReply
@@ -31,10 +31,12 @@ async def sign_in(request: Request, code: str, group: str | None) -> Response:
     """Use up a code: the browser is signed in, and goes on at once to a page without it."""
     sessions: Sessions = request.app.state.sessions
     if not code:
-        return page("sign_in.html", why="")
+        return page("sign_in.html", why="", url=own_url(request))
     cookie = sessions.redeem(code)
     if cookie is None:
-        return page("sign_in.html", 403, why="This link has been used already, or is too old.")
+        return page(
+            "sign_in.html", 403, why="This link has been used already, or is too old.", url=own_url(request)
+        )
     where = "/" if group is None else f"/groups/{group}"
     # Not a redirect: after a link on another site (a chat, a terminal in the browser) that would still count as the
     # other site's request, which gets no strict cookie. This page's own does.

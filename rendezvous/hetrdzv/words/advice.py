@@ -35,29 +35,30 @@ def step_in_parts(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] 
         reason: why it stands where it stands.
         warnings: about it.
     """
-    return _marked(group_id, reason, warnings).split("`")
-
-
-def _marked(group_id: str, reason: Reason, warnings: Iterable[AnyWarning]) -> str:
-    """The step, with each command in backticks, which no name has."""
     match reason:
         case reasons.Waits(what=reasons.TooFew(since=float()) as what):
-            return f"{_for_nodes(group_id, what)}; to give the job up: `hetctl cancel {group_id}`"
+            return [f"{_for_nodes(group_id, what)}; to give the job up: ", f"hetctl cancel {group_id}"]
         case reasons.Waits(what=what):
-            return _for_nodes(group_id, what)
+            return [_for_nodes(group_id, what)]
         case reasons.Stalls(ends_at=ends_at):
-            restart = f"; to begin the round again: `hetctl restart {group_id}`" if ends_at is None else ""
-            return f"to see where the ranks are: `hetctl stacks {group_id}`{restart}"
+            look = ["to see where the ranks are: ", f"hetctl stacks {group_id}"]
+            restart = ["; to begin the round again: ", f"hetctl restart {group_id}"]
+            return [*look, *restart] if ends_at is None else look
         case reasons.Failed(cause=cause, stays=stays):
             known = after_failure(cause) if cause is not None else ""
             raised = isinstance(cause, WorkerFault | CrashLoop) and cause.worker.where
-            start = f"`hetctl restart {group_id}`, then hetagent" if stays else "hetagent"
-            again = f"to begin again{', once that is mended' if raised else ''}: {start} on each node"
-            return f"{known}; {again}" if known else again
+            again = f"to begin again{', once that is mended' if raised else ''}: "
+            first = f"{known}; {again}" if known else again
+            if not stays:
+                return [f"{first}hetagent on each node"]
+            return [first, f"hetctl restart {group_id}", ", then hetagent on each node"]
     slow = next((one.node_id for one in warnings if isinstance(one, Straggler) and one.node_id), None)
     if slow is None:
-        return ""
-    return f"to see what the job would be without {slow}: `hetctl plan {group_id} --without {slow}`"
+        return [""]
+    return [
+        f"to see what the job would be without {slow}: ",
+        f"hetctl plan {group_id} --without {slow}",
+    ]
 
 
 def _for_nodes(group_id: str, what: WaitsFor) -> str:

@@ -76,7 +76,7 @@ async def test_who_is_not_signed_in_is_told_how_to(service: Service) -> None:
         for path in ("/", "/groups/g", "/groups/nope"):
             answer = await client.get(path)
             assert answer.status_code == 401
-            assert "hetctl dashboard" in answer.text
+            assert "hetctl --server http://localhost:29400 dashboard" in answer.text
             assert "round 1" not in answer.text
 
 
@@ -236,6 +236,22 @@ async def test_only_our_own_pages_can_act(service: Service, tokens: Tokens | Non
         assert (await client.post("/groups/g/nodes/b/undrain", headers=own)).status_code == 204
         assert (await client.post("/groups/g/cancel", headers=own)).status_code == 204
         assert service.group("g").state == "cancelled"
+
+
+async def test_a_group_whose_job_is_over_can_be_deleted(service: Service) -> None:
+    async with browser(service) as client:
+        page = (await client.get("/groups/g")).text
+        own = {"X-CSRF-Token": csrf_in(page), "HX-Request": "true"}
+        assert "/groups/g/delete" not in page
+        refused = await client.post("/groups/g/delete", headers=own)
+        assert "still has nodes (a, b)" in refused.text
+        await service.execute("g", Cancel())
+        assert 'hx-get="/groups/g/delete"' in (await client.get("/groups/g")).text
+        assert "Its history" in (await client.get("/groups/g/delete")).text
+        assert (await client.post("/groups/g/delete")).status_code == 403
+        answer = await client.post("/groups/g/delete", headers=own)
+        assert (answer.status_code, answer.headers["hx-redirect"]) == (204, "/")
+        assert (await client.get("/groups/g", headers={"Accept": "text/html"})).status_code == 404
 
 
 async def test_what_cannot_be_done_is_said_where_it_was_asked(service: Service) -> None:

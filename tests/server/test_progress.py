@@ -1,7 +1,6 @@
 """How far workers have come, over HTTP: agents say it with their polls, and are asked for stacks in the replies."""
 
 import asyncio
-from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -12,8 +11,6 @@ from hetrdzv.protocol.facts.warnings import AnyWarning, NoWeights
 from hetrdzv.protocol.rooms.stacks import MOST_OF_WORKER, About, Stack
 from hetrdzv.service.progress import detectors
 from hetrdzv.service.progress.questions import Questions
-from hetrdzv.service.progress.traces import Traces
-from hetrdzv.service.quotas import Quotas
 from hetrdzv.service.service import Service
 from hetrdzv.words.warnings import warning
 from tests.support.served import HandClock, api, join, serving, settled, started, two_nodes
@@ -197,7 +194,7 @@ async def test_stacks_are_asked_for_in_the_reply_to_an_open_poll() -> None:
         assert (await client.post(f"{GROUP}/nodes/a/stacks", json=answer)).status_code == 204
         assert (await asked).json() == {
             "round": 1,
-            "stacks": [{"rank": 0, "node_id": "a", "text": "File train.py", "why": ""}],
+            "stacks": [{"rank": 0, "node_id": "a", "text": "File train.py", "stderr": "", "why": ""}],
             "over": False,
             "at": None,
         }
@@ -217,7 +214,7 @@ async def test_logs_are_asked_for_as_stacks_are_and_keep_their_end() -> None:
         answer = {"incarnation": "1", "number": told["logs"]["number"], "stacks": [{"rank": 0, "text": text}]}
         assert (await client.post(f"{GROUP}/nodes/a/stacks", json=answer)).status_code == 204
         reply = (await asked).json()
-        logs = [{"rank": 0, "node_id": "a", "text": text, "why": ""}]
+        logs = [{"rank": 0, "node_id": "a", "text": text, "stderr": "", "why": ""}]
         assert reply == {"round": 1, "logs": logs, "over": False}
         silent = (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["logs"]
         why = "its agent has sent nothing about its workers yet, so it is not asked for logs"
@@ -238,8 +235,8 @@ async def test_logs_of_a_round_that_is_over_come_from_all_who_have_kept_them() -
             await client.post(f"{GROUP}/nodes/{name}/stacks", json=answer)
         why = "nobody has kept what it wrote in round 7"
         logs = [
-            {"rank": 0, "node_id": "b", "text": "boom", "why": ""},
-            {"rank": 1, "node_id": "", "text": "", "why": why},
+            {"rank": 0, "node_id": "b", "text": "boom", "stderr": "", "why": ""},
+            {"rank": 1, "node_id": "", "text": "", "stderr": "", "why": why},
         ]
         assert (await asked).json() == {"round": 7, "logs": logs, "over": True}
         asked = asyncio.create_task(client.post(f"{GROUP}/logs", params={"round": 6}))
@@ -256,25 +253,53 @@ async def test_logs_of_a_round_that_is_over_come_from_all_who_have_kept_them() -
 async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they_left() -> None:
     async with serving() as (service, _), api(service) as client:
         await two_nodes(service)
-        logs = [{"rank": 0, "text": "boom"}, {"rank": 1, "text": "of another node"}]
+        logs = [{"rank": 0, "text": "loss 3", "stderr": "boom"}, {"rank": 1, "text": "of another node"}]
         for number, incarnation, status in ((1, "1", 204), (1, "2", 409), (7, "1", 204)):
             body = {"incarnation": incarnation, "round": number, "logs": logs if number == 1 else []}
             sent = await client.post(f"{GROUP}/nodes/a/logs", json=body)
             assert sent.status_code == status, sent.text
         (await client.post(f"{GROUP}/cancel")).raise_for_status()
-        for name in "ab":
-            await client.delete(f"{GROUP}/nodes/{name}", params={"incarnation": "1"})
-        shown = [{"rank": 0, "node_id": "a", "text": "boom", "why": ""}]
-        assert (await client.post(f"{GROUP}/logs")).json() == {"round": 1, "logs": shown, "over": True}
-        missing = (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["logs"]
-        assert missing[0]["why"] == "nobody has kept what it wrote in round 1"
+        first = {"rank": 0, "node_id": "a", "text": "loss 3", "stderr": "boom", "why": ""}
+        for last, why in (
+            (False, "its agent has not left yet"),
+            (True, "nobody has kept what it wrote in round 1"),
+        ):
+            if last:
+                for name in "ab":
+                    await client.delete(f"{GROUP}/nodes/{name}", params={"incarnation": "1"})
+            second = {"rank": 1, "node_id": "b", "text": "", "stderr": "", "why": why}
+            shown = {"round": 1, "logs": [first, second], "over": True}
+            assert (await client.post(f"{GROUP}/logs")).json() == shown
+        assert (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["logs"] == [second]
         (await client.delete(GROUP)).raise_for_status()
         assert service.traces.of("g", About.LOGS) is None
 
 
+async def test_of_the_newest_round_each_node_speaks_for_its_own_workers() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        for name in "ab":
+            await poll(client, name)
+        mine = {"rank": 0, "text": "true words"}
+        await client.post(f"{GROUP}/nodes/a/logs", json={"incarnation": "1", "round": 1, "logs": [mine]})
+        (await client.post(f"{GROUP}/restart")).raise_for_status()
+        asked = asyncio.create_task(client.post(f"{GROUP}/logs", params={"round": 1}))
+        await settled()
+        for name in "ab":
+            number = (await poll(client, name)).json()["logs"]["number"]
+            told = [{"rank": 0, "text": f"{name} says"}] if name == "b" else []
+            await client.post(
+                f"{GROUP}/nodes/{name}/stacks", json={"incarnation": "1", "number": number, "stacks": told}
+            )
+        shown = (await asked).json()["logs"]
+        assert [(one["rank"], one["node_id"], one["text"]) for one in shown] == [
+            (0, "a", "true words"),
+            (1, "b", ""),
+        ]
+
+
 async def test_where_it_is_too_long_a_log_loses_its_beginning_and_a_stack_its_end() -> None:
-    traces = Traces(lambda: datetime.now(UTC), Quotas())
-    questions = Questions(lambda group, nodes: None, lambda: 0.0, traces)
+    questions = Questions(lambda group, nodes: None, lambda: 0.0)
     text = "begins" + "." * MOST_OF_WORKER + "ends"
     for about, end in ((About.LOGS, "ends"), (About.STACKS, "")):
         asked = asyncio.create_task(questions.ask("g", 1, {"a": (0,)}, 5.0, about))
@@ -348,6 +373,27 @@ async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_sh
         assert (reply["round"], reply["over"], reply["at"] is not None) == (1, True, True)
         missing = (await client.post(f"{GROUP}/stacks", params={"round": 1, "rank": 5})).json()["stacks"]
         assert missing[0]["why"] == "its stack was not taken when round 1 hung"
+
+
+async def test_stacks_of_a_group_that_is_deleted_meanwhile_are_not_kept() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _), api(service) as client:
+        await two_nodes(service)
+        await hang(client, service)
+        clock.pass_by(service, 20)
+        said = progress(worker(1, 16, completed=16, still=True, idle_s=22.0))
+        numbers: set[int] = set()
+        while len(numbers) < 2:  # the first is for the stack of the worker that is waited for
+            question = (await poll(client, "b", said)).json().get("stacks")
+            numbers |= {question["number"]} if question else set()
+            await settled(20)
+        (await client.post(f"{GROUP}/cancel")).raise_for_status()
+        (await client.delete(GROUP)).raise_for_status()
+        for number in numbers:
+            service.questions.answered("g", "b", number, [Stack(rank=1, text="in load")])
+        service.questions.answered("g", "a", max(numbers) - 1, [Stack(rank=0, text="in all_reduce")])
+        await settled(100)
+        assert service.traces.of("g", About.STACKS) is None
 
 
 async def test_a_failure_counts_as_far_as_any_node_came_unless_its_agent_cannot_tell() -> None:

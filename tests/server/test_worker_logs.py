@@ -2,7 +2,8 @@
 
 import pytest
 
-from hetrdzv.cli.hetctl.look.logs import GAP, news
+from hetrdzv.cli.hetctl.look.logs import GAP, _last, _news, _streams, news
+from hetrdzv.protocol.rooms.stacks import Stack
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,12 @@ from hetrdzv.cli.hetctl.look.logs import GAP, news
 )
 def test_only_lines_that_are_new_are_shown(before: str, now: str, new: str) -> None:
     assert news(before.split(), now.split()) == new.split()
+
+
+def test_each_stream_has_its_own_news_and_both_their_last_lines() -> None:
+    before = Stack(rank=3, text="loss 1", stderr="warn 1\nwarn 2")
+    known = {(3, number): lines for number, lines in enumerate(_streams(before))}
+    now = Stack(rank=3, text="loss 1\nloss 2", stderr="warn 1\nwarn 2\nwarn 3")
+    assert _news(now, known, None) == ["loss 2", "warn 3"]
+    assert _news(now, {}, 3) == ["loss 2", "warn 2", "warn 3"]
+    assert _last(Stack(rank=3, text="a\nb\nc"), 2) == ["b", "c"]

@@ -11,6 +11,20 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 """Differs from host to host and from boot to boot: TMPDIR may be shared by hosts that do not share locks."""
 
 
+def nameless() -> int:
+    """A file without a name, open for reading and writing.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("hetagent", os.MFD_CLOEXEC)
+    with (
+        tempfile.TemporaryFile() as file
+    ):  # Pythons that were built for old systems do not have it (conda-forge's)
+        return os.dup(file.fileno())
+
+
 class Folder:
     """A folder that is locked as long as this process lives; one without a lock belongs to nobody.
 

@@ -21,7 +21,7 @@ class Topic(Generic[R]):
         in_order: it goes with joins and the goodbye, one at a time in the order of saying, and if the server does not
             understand it, the agent ends. Else it goes beside them, and a refusal concerns nothing but this message.
         repeats: until the server has taken or refused it, or its round is over; else it is sent once.
-        last: the goodbye waits for it; a server that is away is not told.
+        last: the goodbye waits for it for a moment; a server that is away is not told.
         pause_s: how long after an attempt another follows (seconds); what goes in order follows the pauses of the
             contact with the server instead.
         dated: the body says how long ago it became true (`age_s`).

@@ -44,7 +44,7 @@ STEPS_MEASURED = 16
 """Of how many of the last steps the usual length is known."""
 
 COSTS_MEASURED = 3
-"""What the last few snapshots cost counts, by the median: one that had to wait for something else counts for nothing."""
+"""Of so many of the last snapshots the median of their costs counts: one may have had to wait for something else."""
 
 GROWS = 4
 """By how much the pause between snapshots grows at most from one to the next."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hetagent.job.workers.starter import Program
+from hetagent.node import scratch
 from hetagent.node.processes import finding as processes
 from hetagent.standby import waiting
 from hetagent.standby.waiting import CHANNEL, belongs_to_round
@@ -72,7 +73,7 @@ class Standby:
         self.left_out: tuple[str, str] | None = None
         self.anew = ""
         self._channel, theirs = socket.socketpair()
-        self._printed = [os.memfd_create("stdout", os.MFD_CLOEXEC), os.memfd_create("stderr", os.MFD_CLOEXEC)]
+        self._printed = [scratch.nameless(), scratch.nameless()]
         marks = {name: program.environ[name] for name in KEPT if name in program.environ}
         environ = {**_steady(program), **marks, AHEAD: WAITING, CHANNEL: str(theirs.fileno())}
         try:

@@ -82,21 +82,43 @@ async def shown(
     if about is About.LOGS and number is None and group.round is not None:
         number = group.round.number
     trace = service.traces.of(group_id, about, number)
-    found = dict(trace.by_rank) if trace is not None else {}
+    kept = list(trace.by_rank.values()) if trace is not None else []
     if about is About.LOGS and number is not None:  # agents that are here have kept more
-        found |= {
-            log.rank: log for log in await service.questions.of_earlier(group, number, ranks) if log.text
-        }
-    if not found:
+        told = await service.questions.of_earlier(group, number, ranks)
+        said = {(log.rank, log.node_id) for log in told}
+        kept = [*told, *(log for log in kept if (log.rank, log.node_id) not in said)]
+    if not kept:
         raise NoRound(_nothing(group, about, number, service.now()))
     number = number if trace is None else trace.round
     assert number is not None
-    missing = f"nobody has kept what it wrote in round {number}"
+    wanted = set(ranks) if ranks is not None else _all_of(group, about, number)
+    kept = [one for one in kept if ranks is None or one.rank in wanted]
+    kept += _missing(group, about, number, wanted - {one.rank for one in kept})
+    kept.sort(key=lambda one: one.rank)
+    return Shown(number, tuple(kept), over=True, at=trace.at if trace is not None else None)
+
+
+def _all_of(group: Group, about: About, number: int) -> AbstractSet[int]:
+    """The ranks of a round that is over, as far as they are known; of stacks not all may have been taken."""
+    current = group.round
+    if about is About.STACKS or current is None or current.number != number:
+        return set()
+    return set(range(current.world_size))
+
+
+def _missing(group: Group, about: About, number: int, ranks: AbstractSet[int]) -> list[Stack]:
+    """Of whom there is nothing, and why."""
+    current = group.round if group.round is not None and group.round.number == number else None
+    members = current.members if current is not None and ranks else ()
+    nodes = {rank: member.node_id for member in members for rank in member.ranks}
+    here = {node.node_id for node in group.live}
+    nobody, not_yet = f"nobody has kept what it wrote in round {number}", "its agent has not left yet"
     if about is About.STACKS:
-        missing = f"its stack was not taken when round {number} hung"
-    wanted = sorted(found if ranks is None else set(ranks))
-    told = [found.get(rank) or Stack(rank=rank, why=missing) for rank in wanted]
-    return Shown(number, tuple(told), over=True, at=trace.at if trace is not None else None)
+        nobody = not_yet = f"its stack was not taken when round {number} hung"
+    return [
+        Stack(rank=rank, node_id=nodes.get(rank, ""), why=not_yet if nodes.get(rank) in here else nobody)
+        for rank in ranks
+    ]
 
 
 def _require_ranks(group: Group, active: Round, ranks: Sequence[int] | None) -> None:

@@ -172,6 +172,11 @@ class Member:
     role_offset: int
     role_world_size: int
 
+    @property
+    def ranks(self) -> range:
+        """The global ranks of its workers."""
+        return range(self.rank_offset, self.rank_offset + self.slots)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:

@@ -79,10 +79,11 @@ async def cancel(request: Request, group_id: str) -> Response:
 @handlers(routing.ASK_DELETE)
 async def ask_delete(request: Request, group_id: str) -> Response:
     """What deleting a group would do."""
-    group = service_of(request).group(group_id)
-    lines = ["Its history, and what its workers wrote, are forgotten."]
-    if not group.live and not group.state.terminal:
-        lines.append("Nodes that come later begin a new group.")
+    service_of(request).group(group_id)
+    lines = [
+        "Its history, and what its workers wrote, are forgotten.",
+        "Agents that are started for it later run the job again.",
+    ]
     return _question(group_id, "Delete", f"/groups/{group_id}/delete", f"Delete {group_id}?", lines)
 
 

@@ -22,7 +22,7 @@ from hetrdzv.dashboard.overview import GroupsScene
 from hetrdzv.dashboard.render import HEADERS, own_url, page
 from hetrdzv.dashboard.scenes import MAPS, GroupScene, frame
 from hetrdzv.protocol.errors import NoRound
-from hetrdzv.protocol.rooms.stacks import About, collapsed
+from hetrdzv.protocol.rooms.stacks import About, Stack, collapsed
 from hetrdzv.protocol.texts.raised import raised
 from hetrdzv.service.polls.watchers import FOLLOWERS
 
@@ -97,7 +97,7 @@ async def output(request: Request, group_id: str, round: int | None) -> Response
         found = await shown(service, group_id, About.LOGS, ranks, round)
     except NoRound as error:
         return page("nothing.html", why=str(error))
-    logs = sorted(found.told, key=lambda log: (raised(log.text) is None, not log.text))
+    logs = sorted(found.told, key=lambda log: (not _raises(log), not log.size))
     return page("output.html", **_some(logs, MOST_LOGS), **_when(found))
 
 
@@ -110,6 +110,11 @@ async def stacks(request: Request, group_id: str, round: int | None) -> Response
         return page("nothing.html", why=str(error))
     verb = ("was", "were") if found.over else ("is", "are")
     return page("stacks.html", verb=verb, **_some(collapsed(found.told), MOST_STACKS), **_when(found))
+
+
+def _raises(log: Stack) -> bool:
+    """Whether an exception is among what a worker wrote last."""
+    return any(raised(stream) is not None for stream in (log.text, log.stderr))
 
 
 def _some(values: Sequence[object], most: int) -> dict[str, Any]:

@@ -87,9 +87,15 @@ class Service:
         self._timers = Timers(self._judge)
         self.silence = Silence(self._clock, lambda: self._ledger.groups, self._spawn, self._judge)
         self.traces = Traces(wall, self._quotas)
-        self.questions = Questions(self._watchers.wake, self.now, self.traces)
+        self.questions = Questions(self._watchers.wake, self.now)
         self.progress = Progress(
-            lambda: self._ledger.groups, self.now, self.execute, self._spawn, self.questions, self._quotas
+            lambda: self._ledger.groups,
+            self.now,
+            self.execute,
+            self._spawn,
+            self.questions,
+            self.traces,
+            self._quotas,
         )
         self.refusals = Refusals(self.now)
         self.plans = Plans(limits)

@@ -51,7 +51,7 @@ class Rig:
     Args:
         command: what each worker runs, in a shell in the folder of the test; None: the group's command.
         is_python: whether it is a script.
-        report_output: whether failures are reported with the end of stderr.
+        report_output: whether the end of what workers write is kept, and reported.
         report_stacks: whether the workers are watched, and the server shown their stacks; None: not watched.
         check: the site's check of the node, in the folder of the test; asked again and again without much of a pause.
         prefix, merged: see `TorchStarter`.

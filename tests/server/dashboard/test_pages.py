@@ -17,7 +17,7 @@ from hetrdzv.dashboard.live import Hub
 from hetrdzv.dashboard.pages import FILES
 from hetrdzv.dashboard.room import Dashboard
 from hetrdzv.protocol.facts.failure import Failure
-from hetrdzv.protocol.rooms.stacks import About, Stack
+from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
 from tests.support.served import join, serving, settled, two_nodes
@@ -155,11 +155,11 @@ async def test_what_a_round_left_behind_is_a_click_away_for_admins(service: Serv
         stacks = [
             Stack(rank=rank, node_id="ab"[rank], text=text) for rank, text in enumerate(["in load", EVIL])
         ]
-        service.traces.add("g", About.STACKS, 1, stacks, 2)
+        service.traces.hung("g", 1, stacks)
         quiet = "[rank0] all is well"
         raises = 'Traceback (most recent call last):\n  File "train.py", line 7\nValueError: <odd>'
         logs = [Stack(rank=rank, node_id="ab"[rank], text=text) for rank, text in enumerate([quiet, raises])]
-        service.traces.add("g", About.LOGS, 1, logs, 2)
+        service.traces.wrote("g", 1, logs, 2)
         assert "round=1" not in (await client.get("/groups/g")).text, "it runs"
         await service.execute("g", Cancel())
         page = (await client.get("/groups/g")).text
@@ -247,7 +247,9 @@ async def test_a_group_whose_job_is_over_can_be_deleted(service: Service) -> Non
         assert "still has nodes (a, b)" in refused.text
         await service.execute("g", Cancel())
         assert 'hx-get="/groups/g/delete"' in (await client.get("/groups/g")).text
-        assert "Its history" in (await client.get("/groups/g/delete")).text
+        question = (await client.get("/groups/g/delete")).text
+        assert "Its history" in question
+        assert "run the job again" in question
         assert (await client.post("/groups/g/delete")).status_code == 403
         answer = await client.post("/groups/g/delete", headers=own)
         assert (answer.status_code, answer.headers["hx-redirect"]) == (204, "/")

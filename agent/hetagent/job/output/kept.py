@@ -21,6 +21,7 @@ from itertools import chain
 from types import FrameType
 
 from hetagent.job.output.console import shown
+from hetagent.node import scratch
 
 KEPT = 64 << 10
 """How much of the end of what a worker writes is kept, in memory (bytes)."""
@@ -36,6 +37,9 @@ END_S = 0.05
 
 PIECE = select.PIPE_BUF
 """A console that takes something takes so much at once without a pause (bytes), as pipes do."""
+
+LINE_MS = 2
+"""How long the rest of a line is waited for before its beginning is shown (milliseconds)."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Why a file takes nothing for the moment: it may again once somebody has made room."""
@@ -193,7 +197,7 @@ class Copier:
                     self._leave(source)
 
     def _leave(self, source: Source) -> None:
-        rest = os.memfd_create("rest")
+        rest = scratch.nameless()
         try:
             os.write(rest, source.rest)
             os.lseek(rest, 0, os.SEEK_SET)
@@ -235,6 +239,9 @@ class Copier:
         except OSError:  # a terminal that nobody has open any more says EIO
             data = b""
         if not data:
+            self._show(source, 0)
+            if source.rest:  # it is left to another process
+                return
             with self._lock:
                 del self._sources[descriptor]
             os.close(descriptor)
@@ -242,21 +249,28 @@ class Copier:
             return
         for end in source.ends:
             end.add(data)
-        if source.shown:
-            source.rest = memoryview(data)
-            self._show(source)
-        else:
+        if not source.shown:
             source.wrote(len(data))
+            return
+        data = bytes(source.rest) + data
+        source.rest = memoryview(data)
+        # Others write to the console as well, so a line of which more comes at once is not cut.
+        unfinished = len(data) - data.rfind(b"\n") - 1
+        goes_on = 0 < unfinished < CHUNK and _is_ready(descriptor, LINE_MS)
+        self._show(source, unfinished if goes_on else 0)
 
-    def _show(self, source: Source) -> None:
+    def _show(self, source: Source, kept: int) -> None:
         """Write to the console; what it does not take is dropped, and all that comes once nobody can read it.
 
         Where nobody reads it for now, the end of this process is waited for as well: then a rest is left.
+
+        Args:
+            kept: how much of the rest waits for more (bytes).
         """
         writable = select.poll()
         writable.register(self._console, select.POLLOUT)
         writable.register(self._woken, select.POLLIN)
-        while source.rest and not self._lost:
+        while len(source.rest) > kept and not self._lost:
             ready = dict(writable.poll())
             if self._woken in ready:
                 os.read(self._woken, 4096)
@@ -265,13 +279,15 @@ class Copier:
             if self._console not in ready:
                 continue
             try:
-                source.took(os.write(self._console, source.rest[:PIECE]))
+                source.took(os.write(self._console, _piece(source.rest[: len(source.rest) - kept])))
             except BlockingIOError:  # somebody has made it non-blocking
                 continue
             except OSError as error:
                 self._lost = error.errno not in FULL
-                break
-        source.took(len(source.rest))
+                source.took(len(source.rest))
+                return
+        if self._lost:
+            source.took(len(source.rest))
 
     def _nudge(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -357,6 +373,21 @@ class Consoles:
         """This process ends; see `Copier.hand_over`."""
         for copier in self._copiers.values():
             copier.hand_over()
+
+
+def _is_ready(descriptor: int, within_ms: int) -> bool:
+    """Whether there is more to read within so many milliseconds."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(within_ms))
+
+
+def _piece(data: memoryview) -> memoryview:
+    """The beginning of what is to be written: as much as goes at once, in whole lines if there are any."""
+    piece = data[:PIECE]
+    if len(piece) == len(data):
+        return piece
+    return piece[: bytes(piece).rfind(b"\n") + 1] or piece
 
 
 def caught_up(sources: Sequence[Source], until: float | None = None) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 
 from hetagent.job.failures import concealed, plain_text, sendable
-from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.rooms.stacks import About, Stack
 
 MOST = 16_000
 """How much of a worker's log is told (characters)."""
@@ -16,22 +16,23 @@ NOTHING = "nothing was written, or nobody keeps it"
 OFF = "this node shows nothing that its workers write (--report-output off)"
 
 
-def logs(ranks: Iterable[int], tail: Callable[[int], bytes], secrets: Collection[str]) -> list[Stack]:
+def logs(
+    ranks: Iterable[int], output: Callable[[int], tuple[bytes, bytes]], secrets: Collection[str]
+) -> list[Stack]:
     """The end of each worker's log.
 
     Args:
         ranks: whose (global ranks).
-        tail: returns the last bytes of what a rank has written.
+        output: returns the last bytes of what a rank has written; see `Workers.output`.
         secrets: what must not be told.
     """
     wanted = list(ranks)
     most = min(MOST, MOST_OF_ALL // max(1, len(wanted)))
-    return [_log(rank, tail(rank), secrets, most) for rank in wanted]
+    return [_log(rank, output(rank), secrets, most) for rank in wanted]
 
 
-def _log(rank: int, written: bytes, secrets: Collection[str], most: int) -> Stack:
-    text = sendable(concealed(plain_text(written), secrets)).rstrip()
-    if len(text) > most:  # whole lines, unless one fills it
-        end = text[-most:]
-        text = end.partition("\n")[2] or end
-    return Stack(rank=rank, text=text) if text else Stack(rank=rank, why=NOTHING)
+def _log(rank: int, written: tuple[bytes, bytes], secrets: Collection[str], most: int) -> Stack:
+    text, stderr = (sendable(concealed(plain_text(one), secrets)).rstrip() for one in written)
+    if not text and not stderr:
+        return Stack(rank=rank, why=NOTHING)
+    return Stack(rank=rank, text=text, stderr=stderr).shortened(About.LOGS, most)

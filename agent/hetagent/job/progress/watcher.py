@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -83,7 +82,7 @@ class Watcher(Room):
         self._reports_logs = reports_logs
         self._secrets = secrets
         self._say = say
-        self._tail: Callable[[int], bytes] = lambda rank: b""
+        self._output: Callable[[int], tuple[bytes, bytes]] = lambda rank: (b"", b"")
         self._shows_collectives = False
         self._rank_offset = 0
         self._world_size = 1
@@ -121,7 +120,7 @@ class Watcher(Room):
     def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
         assert self._watch is not None
         first = self._rank_offset
-        self._tail = lambda rank: workers.output(rank - first)
+        self._output = lambda rank: workers.output(rank - first)
         self._folders = {
             first + local_rank: os.path.dirname(path)
             for local_rank, path in workers.started.error_files.items()
@@ -169,7 +168,7 @@ class Watcher(Room):
         if watch is None:
             return
         if self._reports_logs and (ranks := watch.ranks(None)):
-            logs = shown.logs(ranks, self._tail, self._secrets())
+            logs = shown.logs(ranks, self._output, self._secrets())
             kept = list(self._earlier.items())[-(EARLIER - 1) :]
             self._earlier = {**dict(kept), self._round: logs}
         self._watch = None
@@ -178,11 +177,8 @@ class Watcher(Room):
     def say_goodbye(self, why: str, until: float | None) -> None:
         """Leave the end of the logs of the last round with the server: nobody can ask this agent any more."""
         most = fitting_of(self._world_size)
-        logs = [
-            replace(log, text=About.LOGS.shortened(log.text, most))
-            for log in self._earlier.get(self._round, ())
-        ]
-        if any(log.text for log in logs):
+        logs = [log.shortened(About.LOGS, most) for log in self._earlier.get(self._round, ())]
+        if any(log.size for log in logs):
             self._line.say(Message(LOGS, partial(LogsRequest, round=self._round, logs=tuple(logs))))
 
     # -- in the line's thread ----------------------------------------------------------------------------------
@@ -211,7 +207,7 @@ class Watcher(Room):
             case LogsAsked() if not self._reports_logs:
                 return [Stack(rank=rank, why=shown.OFF) for rank in ranks]
             case LogsAsked():
-                told = shown.logs(ranks, self._tail, self._secrets())
+                told = shown.logs(ranks, self._output, self._secrets())
                 others = set(asked.ranks or ()).difference(
                     ranks
                 )  # of a node with one program for all its ranks

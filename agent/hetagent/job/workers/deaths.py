@@ -73,5 +73,8 @@ class Deaths:
             if process.session == self._sid and pid != self._sid and pid not in known:
                 try:
                     self._watched[os.pidfd_open(pid)] = process
-                except OSError:  # it has ended, or there are too many
+                except (
+                    AttributeError,
+                    OSError,
+                ):  # it has ended, there are too many, or this Python has no such call
                     continue

@@ -84,10 +84,11 @@ class Workers:
             stderr_end=end() if end is not None else b"",
         )
 
-    def output(self, local_rank: int) -> bytes:
-        """The end of what a local rank has written, wherever that goes; empty if nobody keeps it."""
+    def output(self, local_rank: int) -> tuple[bytes, bytes]:
+        """The end of what a local rank has written, wherever that goes: all of it, or where a stream goes into a file,
+        stdout and stderr; empty if nobody keeps it."""
         end = self.started.outputs.get(local_rank)
-        return end() if end is not None else b""
+        return end() if end is not None else (b"", b"")
 
     def catch_up(self) -> None:
         """Have what the workers have written shown before what is said next, unless the console is slow."""

@@ -39,7 +39,7 @@ class Started:
         error_files: where each local rank records its exception.
         stderr_files: where each local rank's stderr goes; an empty name if it goes to the console only.
         stderr_ends: returns the end of each local rank's stderr that goes to the console only.
-        outputs: returns the end of what each local rank has written, to stdout and to stderr.
+        outputs: returns the end of what each local rank has written; see `Workers.output`.
         catch_up: waits until what the processes have written by now has reached the console, until the given moment at
             most (monotonic seconds).
         met: how many workers have come to the round's store by now, if this node hosts it; None: unknown.
@@ -53,7 +53,7 @@ class Started:
     stderr_files: Mapping[int, str]
     close: Callable[[float | None], bool]
     stderr_ends: Mapping[int, Callable[[], bytes]] = field(default_factory=dict)
-    outputs: Mapping[int, Callable[[], bytes]] = field(default_factory=dict)
+    outputs: Mapping[int, Callable[[], tuple[bytes, bytes]]] = field(default_factory=dict)
     catch_up: Callable[[float | None], bool] = lambda until: True
     met: Callable[[], int | None] = lambda: None
 

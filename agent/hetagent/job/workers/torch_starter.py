@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure
 from hetagent.feature import MergeLines
 from hetagent.job.failures import read_record, tail
 from hetagent.job.output.console import drained
-from hetagent.job.output.kept import STDERR, STDOUT, Consoles, End, Kept
+from hetagent.job.output.kept import STDERR, STDOUT, Consoles, Kept
 from hetagent.job.workers.starter import Exit, Program, Started, Take, no_process
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.launch.base import Assignment, Forecast
@@ -109,7 +109,7 @@ class TorchStarter(ElasticAgent):
             stderr_ends={local_rank: kept.stderr.read for local_rank, kept in self._kept.items()},
             outputs={
                 local_rank: partial(
-                    _output, kept.ends, (started.stdout_files[local_rank], started.stderr_files[local_rank])
+                    _output, kept, started.stdout_files[local_rank], started.stderr_files[local_rank]
                 )
                 for local_rank, kept in self._kept.items()
             },
@@ -211,10 +211,13 @@ class TorchStarter(ElasticAgent):
                 env[name] = value
 
 
-def _output(kept: End, files: Sequence[str]) -> bytes:
-    """The end of what a worker has written: into files, and to the console."""
-    written = [tail(file) for file in files if file]
-    return b"\n".join(part for part in (*written, kept.read()) if part)
+def _output(kept: Kept, stdout_file: str, stderr_file: str) -> tuple[bytes, bytes]:
+    """The end of what a worker has written; see `Workers.output`."""
+    if STDERR in kept.sources and STDOUT in kept.sources:
+        return kept.ends.read(), b""
+    if STDERR in kept.sources:
+        return tail(stdout_file), kept.ends.read()
+    return kept.ends.read() or tail(stdout_file), tail(stderr_file)
 
 
 @contextlib.contextmanager

@@ -47,6 +47,9 @@ LEAVE_PATIENCE_S = 8.0
 """How long a goodbye is attempted (seconds): longer than a failover takes (4 s) with the longest pause between attempts
 (2 s), on a busy machine. A node that leaves without one is lost. Slurm and Kubernetes kill after 30 s."""
 
+LAST_WORDS_S = 1.0
+"""How long it waits for what goes before it (seconds)."""
+
 
 class Session:
     """One agent's conversation with the server about one node.
@@ -94,6 +97,7 @@ class Session:
         self._leaving = False
         self._goodbye: str | None = None
         self._goodbye_until = inf
+        self._last_words_until = inf
         self._finished = False
         # what the server knows of this node, as far as this node can tell
         self._known = False  # it has this node, so a poll makes sense
@@ -164,6 +168,7 @@ class Session:
         """The agent exits; its workers are gone."""
         self._leaving, self._joining.due = True, None
         self._goodbye, self._goodbye_until = why[:256], now + LEAVE_PATIENCE_S
+        self._last_words_until = now + LAST_WORDS_S
         self._told.left()
         self._contact.retry_at = min(self._contact.retry_at, now)
         self._finished = self._finished or not self._maybe_known
@@ -278,12 +283,12 @@ class Session:
         if (due_at := self._reports.due_at()) is not None:
             return due_at
         if self._goodbye is not None:
-            return None if self._has_last_words else 0.0
+            return self._last_words_until if self._has_last_words else 0.0
         return self._joining.due_at if self._joining.due is not None else None
 
     @property
     def _has_last_words(self) -> bool:
-        """Whether the goodbye waits for a message that goes before it."""
+        """Whether there is a message for which the goodbye waits."""
         waiting = (topic for topic, outbox in self._outboxes.items() if outbox.due_at() is not None)
         return self._known and any(topic.last for topic in waiting)
 

@@ -27,7 +27,7 @@ from hetrdzv.protocol.requests.daemon import DaemonRequest
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
-from hetrdzv.protocol.rooms.stacks import About, LogsRequest, StacksRequest
+from hetrdzv.protocol.rooms.stacks import LogsRequest, StacksRequest
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.polls.directives import Told, tell
 
@@ -142,9 +142,8 @@ async def send_logs(request: Request, group_id: str, node_id: str, body: LogsReq
     member = newest.member(node_id) if newest is not None else None
     if newest is None or member is None or newest.number != body.round:
         return
-    own = range(member.rank_offset, member.rank_offset + member.slots)
-    logs = [replace(log, node_id=node_id) for log in body.logs if log.rank in own]
-    service.traces.add(group_id, About.LOGS, newest.number, logs, newest.world_size)
+    logs = [replace(log, node_id=node_id) for log in body.logs if log.rank in member.ranks]
+    service.traces.wrote(group_id, newest.number, logs, newest.world_size)
 
 
 @handlers(routes.REPORT)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -27,10 +27,6 @@ class About(StrEnum):
     STACKS = "stacks"
     LOGS = "logs"
 
-    def shortened(self, text: str, most: int) -> str:
-        """The beginning of a stack, the end of a log (`most` characters)."""
-        return text[-most:] if self is About.LOGS else text[:most]
-
 
 def fitting_of(world_size: int) -> int:
     """How much a server keeps of each worker of a round that is over (characters)."""
@@ -39,16 +35,44 @@ def fitting_of(world_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack(Body):
-    """The Python stack of a worker's threads, or the end of what it wrote; without `text`, `why` there is none.
+    """The Python stack of a worker's threads, or the end of what it wrote; without any, `why` there is none.
 
     Attributes:
         node_id: of its node, where the server shows it to people.
+        stderr: of logs that go into files, the end of stderr; then `text` is that of stdout.
     """
 
     rank: Rank
     node_id: ShortText = ""
     text: Text = ""
+    stderr: Text = ""
     why: ShortText = ""
+
+    @property
+    def size(self) -> int:
+        """How much it says (characters)."""
+        return len(self.text) + len(self.stderr)
+
+    def shortened(self, about: About, most: int) -> "Stack":
+        """At most so many characters: the beginning of a stack; the end of a log, of two streams of both."""
+        if about is About.STACKS:
+            return replace(self, text=self.text[:most])
+        text, stderr = shares(len(self.text), len(self.stderr), most)
+        return replace(self, text=end_of(self.text, text), stderr=end_of(self.stderr, stderr))
+
+
+def end_of(text: str, most: int) -> str:
+    """At most so many characters of its end, in whole lines unless one fills it."""
+    if len(text) <= most:
+        return text
+    end = text[len(text) - most :]
+    return end.partition("\n")[2] or end
+
+
+def shares(one: int, other: int, most: int) -> tuple[int, int]:
+    """How much of two lengths fits into one: half of it each, and what the other leaves."""
+    first = min(one, max(most // 2, most - other))
+    return first, min(other, most - first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from hetrdzv.service.progress import slow, unseen
 from hetrdzv.service.progress.hangs import Hangs
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.table import Seen
+from hetrdzv.service.progress.traces import Traces
 
 DETECTORS: Sequence[Callable[[Group, Round, Mapping[int, Seen], float], Sequence[AnyWarning]]] = (
     slow.shown,
@@ -41,12 +42,13 @@ JUDGES: Sequence[
             Callable[[str, Command], Coroutine[Any, Any, Group]],
             Callable[[Coroutine[Any, Any, None]], None],
             Questions,
+            Traces,
         ],
         Judge,
     ]
 ] = (Hangs,)
 """Each is made of the groups, what is known of the workers of a round, the server's clock, what applies a command, what
-runs a task, and what agents can be asked."""
+runs a task, what agents can be asked, and what keeps what they answer."""
 
 
 def detected(group: Group, seen: Mapping[int, Seen], now: float) -> tuple[AnyWarning, ...]:

@@ -20,8 +20,9 @@ from hetrdzv.core.rounds.timers import STALL_TOLD_S
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.rooms.progress import UNKNOWN, Worker
 from hetrdzv.protocol.rooms.stalls import Hang
-from hetrdzv.service.progress.questions import Questions
+from hetrdzv.service.progress.questions import WITHIN_S, Questions
 from hetrdzv.service.progress.table import Seen
+from hetrdzv.service.progress.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Hangs:
         execute: applies a command to a group.
         spawn: runs a task for as long as the server does.
         questions: fetches the stacks of workers.
+        traces: keeps them.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Hangs:
         execute: Callable[[str, Command], Coroutine[Any, Any, Group]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         questions: Questions,
+        traces: Traces,
     ) -> None:
         self._groups = groups
         self._seen = seen
@@ -71,6 +74,7 @@ class Hangs:
         self._execute = execute
         self._spawn = spawn
         self._questions = questions
+        self._traces = traces
         self._turn = asyncio.Lock()
         self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
         self._pause_s: dict[str, float] = {}  # how long each is left alone at least
@@ -150,7 +154,18 @@ class Hangs:
             self.look_soon(group_id, stall.since + lasts_s - now)
         else:
             self._kept[group_id] = of
-            self._spawn(self._questions.keep_stacks(group, active, stall.ranks))
+            self._spawn(self._fetch_stacks(group, active, stall))
+
+    async def _fetch_stacks(self, group: Group, active: Round, stall: Stall) -> None:
+        """Keep the stacks of all workers, unless the group is gone by then; ask again if no agent has answered."""
+        began = self._now()
+        told = await self._questions.of_most(group, active, stall.ranks)
+        there = self._groups().get(group.group_id)
+        if there is None or there.created_at != group.created_at:
+            return
+        self._traces.hung(group.group_id, active.number, told)
+        if self._now() - began >= WITHIN_S and not any(stack.text for stack in told):
+            self._kept.pop(group.group_id, None)
 
     def _stall(self, group_id: str, look: "_Look", hang: Hang, noted: Stall | None, now: float) -> Stall:
         """What is found as it is noted; it ends its round only once everybody in it was seen to stand for so long."""

@@ -13,6 +13,7 @@ from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.service.progress.detectors import JUDGES
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.table import LATE_S, Furthest, Seen, Table
+from hetrdzv.service.progress.traces import Traces
 from hetrdzv.service.progress.trail import Point
 from hetrdzv.service.quotas import Quotas
 
@@ -28,6 +29,7 @@ class Progress:
         execute: applies a command to a group.
         spawn: runs a task for as long as the server does.
         questions: what agents can be asked about their workers.
+        traces: keeps what was learnt of workers that hang.
         quotas: how much memory the groups of each token may take: samples beyond that are not kept.
     """
 
@@ -38,6 +40,7 @@ class Progress:
         execute: Callable[[str, Command], Coroutine[Any, Any, Group]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         questions: Questions,
+        traces: Traces,
         quotas: Quotas,
     ) -> None:
         self._quotas = quotas
@@ -48,7 +51,7 @@ class Progress:
         self._begun: dict[str, int] = {}  # by group: of which round it was told that its workers train
         self._table = Table()
         self._judges = [
-            judge(groups, self._table.workers, now, execute, spawn, questions) for judge in JUDGES
+            judge(groups, self._table.workers, now, execute, spawn, questions, traces) for judge in JUDGES
         ]
 
     # -- what agents say -------------------------------------------------------------------------------------
@@ -65,8 +68,7 @@ class Progress:
             return
         if not self._quotas.may_grow(group_id):
             return
-        own = range(member.rank_offset, member.rank_offset + member.slots)
-        told = replace(told, workers=tuple(worker for worker in told.workers if worker.rank in own))
+        told = replace(told, workers=tuple(one for one in told.workers if one.rank in member.ranks))
         seen_at = self._now() - told.age_s
         known_until = seen_at + told.known_s + poll_s + LATE_S
         self._table.note(group_id, node_id, told, seen_at, known_until)

@@ -7,11 +7,10 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import count
 
 from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.rooms.stacks import MOST_OF_WORKER, About, Stack
-from hetrdzv.service.progress.traces import Traces
 
 WITHIN_S = 10.0
 """How long agents have to answer (seconds)."""
@@ -57,15 +56,11 @@ class Questions:
     Args:
         wake: has the open polls of some nodes of a group look whether they are asked anything.
         now: the server's clock (seconds).
-        traces: where the stacks of workers that hang are kept.
     """
 
-    def __init__(
-        self, wake: Callable[[str, Iterable[str]], None], now: Callable[[], float], traces: Traces
-    ) -> None:
+    def __init__(self, wake: Callable[[str, Iterable[str]], None], now: Callable[[], float]) -> None:
         self._wake = wake
         self._now = now
-        self._traces = traces
         self._able: dict[str, dict[str, str]] = {}  # the incarnations of nodes that can be asked, by group
         self._open: dict[tuple[str, str], list[Question]] = {}
         self._numbers = count(1)
@@ -113,18 +108,20 @@ class Questions:
             stacks += [sent.get(rank) or Stack(rank=rank, node_id=node_id, why=why) for rank in their]
         return sorted(stacks, key=lambda stack: stack.rank)
 
-    async def keep_stacks(self, group: Group, active: Round, first: Sequence[int]) -> None:
-        """Take the stacks of the workers of a round that hangs, for those who ask when it is over.
+    async def of_most(self, group: Group, active: Round, first: Iterable[int]) -> list[Stack]:
+        """The stacks of a round's workers, of a large world those of some.
 
         Args:
-            first: ranks whose stacks are kept in any case; of a large world, of the others some are.
+            first: ranks that are among them in any case.
         """
         others = range(0, active.world_size, -(-active.world_size // MOST_KEPT))
-        told = await self.of_workers(group, active, {*first, *others})
-        self._traces.add(group.group_id, About.STACKS, active.number, told, len(told))
+        return await self.of_workers(group, active, {*first, *others})
 
     async def of_earlier(self, group: Group, number: int, ranks: Sequence[int] | None) -> list[Stack]:
         """What agents that are here have kept of the logs of a round that is over.
+
+        Of the newest round each node's word counts for its own workers only; of earlier ones nobody knows whose they
+        were.
 
         Args:
             ranks: whose (global ranks); None: all.
@@ -132,7 +129,14 @@ class Questions:
         wanted = None if ranks is None else tuple(sorted(set(ranks)))
         able = {node.node_id: wanted for node in group.live if self._is_able(group, node.node_id)}
         answers = await self.ask(group.group_id, number, able, WITHIN_S, About.LOGS)
-        return list(chain.from_iterable(answers.values()))
+        newest = group.round if group.round is not None and group.round.number == number else None
+        whose = None if newest is None else {member.node_id: member.ranks for member in newest.members}
+        return [
+            log
+            for node_id, logs in answers.items()
+            for log in logs
+            if log.size and (whose is None or log.rank in whose.get(node_id, ()))
+        ]
 
     def next(self, group_id: str, node_id: str) -> Question | None:
         """The question that a node has to be handed, if there is one."""
@@ -198,4 +202,4 @@ def _bounded(stacks: Iterable[Stack], question: Question) -> list[Stack]:
     ranks = None if question.ranks is None else frozenset(question.ranks)
     wanted: Sequence[Stack] = [stack for stack in stacks if ranks is None or stack.rank in ranks]
     most = min(MOST_OF_WORKER, question.most // max(1, len(wanted)))
-    return [replace(stack, text=question.about.shortened(stack.text, most)) for stack in wanted]
+    return [stack.shortened(question.about, most) for stack in wanted]

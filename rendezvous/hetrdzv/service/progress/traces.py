@@ -31,20 +31,6 @@ class Trace:
     at: datetime
     by_rank: dict[int, Stack] = field(default_factory=dict)
     size: int = 0
-    _texts: dict[str, str] = field(default_factory=dict)  # equal ones are kept once
-
-    def add(self, told: Iterable[Stack], about: About, world_size: int) -> None:
-        """Take what came of some workers.
-
-        Args:
-            world_size: of their round: the more there are, the less is kept of each.
-        """
-        for stack in told:
-            text = about.shortened(stack.text, fitting_of(world_size))
-            if text not in self._texts:
-                self.size += len(text)
-            self.size += ENTRY * (stack.rank not in self.by_rank)
-            self.by_rank[stack.rank] = replace(stack, text=self._texts.setdefault(text, text))
 
 
 class Traces:
@@ -61,20 +47,46 @@ class Traces:
         self._of: dict[str, dict[tuple[About, int], Trace]] = {}  # the group with the oldest news first
         self._sizes: dict[str, int] = {}
 
-    def add(self, group_id: str, about: About, number: int, told: Iterable[Stack], world_size: int) -> None:
-        """Something has come of some workers of a round; see `Trace.add`."""
+    def hung(self, group_id: str, number: int, told: Iterable[Stack]) -> None:
+        """The stacks of a round that hangs; they replace those of an earlier hang of it. Equal ones are kept once."""
+        texts: dict[str, str] = {}
+        stacks = {one.rank: one for one in told}
+        most = fitting_of(len(stacks))
+        kept = {}
+        for rank, one in stacks.items():
+            text = one.text[:most]
+            if text:
+                kept[rank] = replace(one, text=texts.setdefault(text, text))
+        if kept:
+            size = sum(map(len, texts)) + ENTRY * len(kept)
+            self._keep(group_id, About.STACKS, Trace(number, self._wall(), kept, size))
+
+    def wrote(self, group_id: str, number: int, told: Iterable[Stack], world_size: int) -> None:
+        """What some workers of a round have written.
+
+        Args:
+            world_size: of that round: the more workers it has, the less is kept of each.
+        """
+        trace = self.of(group_id, About.LOGS, number) or Trace(number, self._wall())
+        most = fitting_of(world_size)
+        logs = {one.rank: one.shortened(About.LOGS, most) for one in told}
+        before = sum(trace.by_rank[rank].size + ENTRY for rank in logs.keys() & trace.by_rank.keys())
+        trace.size += sum(one.size + ENTRY for one in logs.values()) - before
+        trace.by_rank.update(logs)
+        trace.at = self._wall()
+        self._keep(group_id, About.LOGS, trace)
+
+    def _keep(self, group_id: str, about: About, trace: Trace) -> None:
         if not self._quotas.may_grow(group_id):
             return
         self._of[group_id] = traces = self._of.pop(group_id, {})
-        trace = traces.setdefault((about, number), Trace(number, self._wall()))
-        trace.at = self._wall()
-        trace.add(told, about, world_size)
-        kept = sorted(round_ for its, round_ in traces if its is about)[-EARLIER:]
-        for key in [key for key in traces if key[0] is about and key[1] not in kept]:
+        traces[about, trace.round] = trace
+        newest = sorted(number for its, number in traces if its is about)[-EARLIER:]
+        for key in [key for key in traces if key[0] is about and key[1] not in newest]:
             del traces[key]
-        self._sizes[group_id] = sum(trace.size for trace in traces.values())
+        self._sizes[group_id] = sum(one.size for one in traces.values())
         self._quotas.holds(group_id, "traces", self._sizes[group_id])
-        while sum(self._sizes.values()) > MOST and len(self._of) > 1:
+        while sum(self._sizes.values()) > MOST:
             self.forget(next(iter(self._of)))
 
     def of(self, group_id: str, about: About, number: int | None = None) -> Trace | None:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from tests.agent.job.rig import Make, Rig, soon
 from tests.support.servers import Hetserver
+from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.job.progress.round_watch import PREFIX
 from hetagent.job.progress.shown import OFF as LOGS_OFF
@@ -88,6 +89,18 @@ def test_the_logs_of_earlier_rounds_are_kept(rig: Make) -> None:
     assert logs == [(number, 0, f"round {number}") for number in (1, 2, 3)]
     left = httpx.post(f"{made._url}/logs", trust_env=False, timeout=30).json()
     assert (left["over"], [log["text"] for log in left["logs"]]) == (True, ["round 3"])
+
+
+def test_streams_that_go_into_files_are_shown_apart(rig: Make) -> None:
+    made = rig(f"echo loss 3; echo warning >&2; {SAYS}", report_stacks=True, tee=Std.ALL)
+    logs: list[dict[str, Any]] = []
+
+    def look() -> None:
+        soon(lambda: [one["step"] for one in workers(made)] == [17], "the step")
+        logs.extend(shown_of(made, "logs"))
+
+    assert made.run(look, made.touches("go")) == 0
+    assert [(one["text"], one["stderr"]) for one in logs] == [("loss 3", "warning")]
 
 
 def test_workers_that_cannot_be_started_leave_nothing_behind(rig: Make, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from tests.agent.protocol.session.driver import FAILURE, REFUSED, Bench
 from hetagent.job.progress.watcher import LOGS
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Leave, Poll, Say
+from hetagent.protocol.session.session import LAST_WORDS_S
 from hetagent.protocol.topics import Message
 from hetrdzv.core import commands
 from hetrdzv.protocol.facts.causes import Announced
@@ -95,6 +96,19 @@ def test_last_words_are_said_once_and_not_to_a_server_that_is_away(bench: Bench)
     bench.pump()
     assert bench.session.finished
     assert bench.server.logs == []
+
+
+def test_a_goodbye_waits_for_the_last_words_for_a_moment_only(bench: Bench) -> None:
+    bench.started()
+    bench.session.say(last_words(), bench.now)
+    bench.session.leave("done", bench.now)
+    assert [type(request) for request in bench.send() if not isinstance(request, Poll)] == [Say]
+    assert bench.session.wakeup() == bench.now + LAST_WORDS_S
+    bench.now += LAST_WORDS_S
+    (leave,) = bench.send()
+    assert isinstance(leave, Leave)
+    bench.receive(leave, bench.execute(leave))
+    assert bench.session.finished
 
 
 def test_a_server_that_is_away_is_told_goodbye_only(bench: Bench) -> None:

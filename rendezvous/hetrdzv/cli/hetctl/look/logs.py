@@ -1,7 +1,9 @@
 """The subcommand logs: the end of what workers have written, through their agents."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
+from time import monotonic
 
 import click
 
@@ -14,12 +16,16 @@ from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import NoRound, Problem, Unreachable
 from hetrdzv.protocol.pages import LogsReply
-from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.rooms.stacks import Stack, shares
 
 FEW = 20
 """How many lines of each worker are shown where no rank is named."""
 
-KEPT = "agents with -t 3 --log-dir keep all that workers write in files"
+KEPT = "agents with -t 3 --log-dir keep everything that workers write, in files"
+
+LEAVING_S = 5.0
+"""How long `--follow` waits for agents of a job that is over, which leave and tell the end of what was written
+(seconds)."""
 
 GAP = "…"
 """Stands for lines that nobody has seen."""
@@ -35,7 +41,7 @@ GAP = "…"
     help=f"So many lines of each (default: {FEW}; with --rank all that the agent has kept).",
 )
 @of_round(
-    "Of round N, as agents that are still there keep the end of the last three (default: the newest round)."
+    "Show round N. Agents that still run keep the last three, the server the last one of agents that have left."
 )
 @click.option("--follow", "-f", is_flag=True, help="Go on until Ctrl-C, or until the job is over.")
 def logs(group: str, rank: tuple[int, ...], tail: int | None, number: int | None, follow: bool) -> None:
@@ -70,10 +76,15 @@ def logs(group: str, rank: tuple[int, ...], tail: int | None, number: int | None
 
 async def _follow(client: Client, group: str, ranks: Sequence[int], most: int | None) -> None:
     """Show what comes, until the job is over; a server that answered before may come back."""
-    known: dict[int, list[str]] = {}
+    known: dict[tuple[int, int], list[str]] = {}  # by rank and stream
     told: set[str] = set()
-    number, away = None, False
+    number, away, over = None, False, False
+    until = inf
     while True:
+        state = (found := await client.group(group)).state if over else ""
+        if state in OUTCOMES:
+            until = min(until, monotonic() + LEAVING_S)
+        ends = state in OUTCOMES and (not found.counts.nodes or monotonic() >= until)
         try:
             reply = await client.logs_of(group, rank=ranks)
         except Unreachable as error:
@@ -85,28 +96,27 @@ async def _follow(client: Client, group: str, ranks: Sequence[int], most: int | 
         except Problem as problem:
             if problem.code != NoRound.code or number is None:
                 raise
-            shown_group = await client.group(group)
-            if shown_group.state in OUTCOMES:
-                complain(f"group '{group}' is {shown_group.state}: its logs end here")
-                return
+            over = True
         else:
-            away = False
+            away, over = False, reply.over
             if number is not None and reply.round != number:
                 complain(f"round {reply.round} has begun")
                 known.clear()
             number = reply.round
-            shown = [
-                news(known[log.rank], _lines(log)) if log.rank in known else _last(log, most)
+            shown = [_news(log, known, most) for log in reply.logs]
+            known |= {
+                (log.rank, stream): lines
                 for log in reply.logs
-            ]
-            known = {log.rank: _lines(log) for log in reply.logs}
+                if log.size
+                for stream, lines in enumerate(_streams(log))
+            }
             if shared().as_json:
                 tables.write(codec.write(reply, nulls=True).decode())
             else:
                 _show(reply, shown, told, alone=len(ranks) == 1)
-            if reply.over and (shown_group := await client.group(group)).state in OUTCOMES:
-                complain(f"group '{group}' is {shown_group.state}: its logs end here")
-                return
+        if ends:
+            complain(f"group '{group}' is {state}: its logs end here")
+            return
         await asyncio.sleep(EVERY_S)
 
 
@@ -125,13 +135,28 @@ def news(before: Sequence[str], now: Sequence[str]) -> list[str]:
     return list(now) if len(before) == 1 else [GAP, *now]
 
 
-def _lines(log: Stack) -> list[str]:
-    return [tables.plain(line) for line in log.text.splitlines()]
+def _streams(log: Stack) -> tuple[list[str], list[str]]:
+    """What a worker wrote, in lines: to stdout and to stderr, or in one if that is how it is known."""
+    out, err = ([tables.plain(line) for line in text.splitlines()] for text in (log.text, log.stderr))
+    return out, err
 
 
 def _last(log: Stack, most: int | None) -> list[str]:
-    lines = _lines(log)
-    return lines if most is None else lines[-most:]
+    """The last lines of both streams."""
+    out, err = _streams(log)
+    if most is not None:
+        outs, errs = shares(len(out), len(err), most)
+        out, err = out[len(out) - outs :], err[len(err) - errs :]
+    return [*out, *err]
+
+
+def _news(log: Stack, known: Mapping[tuple[int, int], Sequence[str]], most: int | None) -> list[str]:
+    """What is new in both streams; all that is to be shown of a worker of whom nothing is known."""
+    if (log.rank, 0) not in known:
+        return _last(log, most)
+    return [
+        line for stream, lines in enumerate(_streams(log)) for line in news(known[log.rank, stream], lines)
+    ]
 
 
 def _show(reply: LogsReply, shown: Sequence[Sequence[str]], told: set[str], *, alone: bool) -> None:

@@ -56,7 +56,7 @@ def _lacking(group: Group, kept: Member, mine: Held) -> Copy | None:
         return None
     held = next((each for each in theirs.held if (each.round, each.step) == (mine.round, mine.step)), None)
     known = {part.rank for part in mine.ranks}
-    own = range(kept.rank_offset, kept.rank_offset + kept.slots)
+    own = kept.ranks
     ranks = tuple(
         part for part in (held.ranks if held else ()) if part.rank in own and part.rank not in known
     )

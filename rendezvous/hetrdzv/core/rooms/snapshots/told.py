@@ -57,7 +57,7 @@ def told(snapshot: Chosen, member: Member) -> Chosen:
     if snapshot.sharded:
         others = (source for source in snapshot.sources if source is not own)
         return replace(snapshot, sources=(*((own,) if own is not None else ()), *others))
-    new = range(member.rank_offset, member.rank_offset + member.slots)
+    new = member.ranks
     sources = {source.node_id: source for source in ((own,) if own is not None else ())}
     for source in _from(index.whole, member.group_rank):
         if sum(one.whole for one in sources.values()) >= MOST_WHOLE:

@@ -22,9 +22,7 @@ LISTS = {"warnings", "stragglers", "unwatched", "notices", "_notices"}
 """The fields that hold several."""
 
 QUOTES = {
-    "cli/hetctl/look/logs.py": "log.text",
     "cli/hetctl/tables.py": "segment.text",
-    "dashboard/pages.py": "log.text",
     "protocol/rooms/stacks.py": "stack.text",
 }
 """Where a field of such a name holds something else: a stack, what a worker has written, a piece of a table."""

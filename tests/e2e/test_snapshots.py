@@ -171,6 +171,18 @@ def test_shards_of_a_node_that_loses_its_memory_are_on_another(job: Cluster) -> 
     assert run.loaded(grown) > 0
 
 
+def test_what_a_round_began_from_outlives_a_node_before_the_next_snapshot(job: Cluster) -> None:
+    """When a round ends, each shard is on its own node only; here no other snapshot is ever taken."""
+    run = begun(job, "fsdp2", 100_000, "--snapshot-every", "100000")
+    first = run.trained()
+    job.post("restart")
+    second = run.trained(first)
+    began = run.loaded(second)
+    assert began > 0
+    run.lose("a")
+    assert run.loaded(run.trained(second, world=1)) == began
+
+
 # -- on disk ---------------------------------------------------------------------------------------------------
 
 

@@ -60,14 +60,14 @@ class Control:
 
     Attributes:
         round: the round; without an agent 0.
-        confirmed: the newest snapshot that is complete, over all nodes.
+        kept: the snapshots that are not to be overwritten: what there is if a node is lost now.
         every: how often to take one (steps); 0: nothing is said.
         fixed: whether a person has said so.
         memory: how many bytes all slots together may have; None: whatever there is.
     """
 
     round: int = 0
-    confirmed: Stamp | None = None
+    kept: tuple[Stamp, ...] = ()
     every: int = 0
     fixed: bool = False
     memory: int | None = None
@@ -207,10 +207,9 @@ class Folder:
             return self._control[1]
         if changed != self._control[0]:
             told = json.loads((self.path / "control.json").read_bytes())
-            confirmed = told.get("confirmed")
             control = Control(
                 round=told.get("round", 0),
-                confirmed=Stamp.read(confirmed) if confirmed else None,
+                kept=tuple(map(Stamp.read, told.get("kept", ()))),
                 every=told.get("every") or 0,
                 fixed=bool(told.get("fixed")),
                 memory=told.get("memory"),
@@ -237,10 +236,10 @@ class Folder:
     def begin(self, stamp: Stamp, *, spares: bool = False) -> Slot:
         """The slot for a snapshot: that which one of this node's workers has begun, or the one that is needed least.
 
-        The newest, and the newest that is complete, are kept.
+        Those that the agent says are kept, and the newest if there is room for that.
 
         Args:
-            spares: the one that is being written to disk is kept, too.
+            spares: the newest is kept in any case, and the one that is being written to disk.
 
         Raises:
             Overtaken: all are kept.
@@ -250,13 +249,13 @@ class Folder:
             number = next((number for number, known in stamps.items() if known == stamp), None)
             if number is not None:
                 return Slot(self.path / str(number), number, stamp)
-            confirmed = self.control().confirmed
-            kept = {confirmed, max(filter(None, stamps.values()), default=None)}
-            if spares:
-                kept.add(self._pinned())
-            free = [number for number in stamps if stamps[number] is None or stamps[number] not in kept]
+            kept = {*self.control().kept, *((self._pinned(),) if spares else ())}
+            newest = max(filter(None, stamps.values()), default=None)
+            loose = [number for number, known in stamps.items() if known is None or known not in kept]
+            free = [number for number in loose if stamps[number] is None or stamps[number] != newest]
+            free = free or ([] if spares else loose)
             if not free:
-                raise Overtaken(f"no memory for step {stamp.step} before another one is on disk")
+                raise Overtaken(f"no memory for step {stamp.step} before another one is safe, or on disk")
             number = min(free, key=lambda each: stamps[each] or Stamp(-1, -1))
             slot = Slot(self.path / str(number), number, stamp)
             slot.empty()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Claims, Folder, Index, Place, Stamp
 
 ONE, TWO, THREE, FOUR = (Stamp(step, 1) for step in (1, 2, 3, 4))
@@ -31,9 +32,9 @@ def test_the_oldest_makes_room(tmp_path: Path) -> None:
     assert set(folder.slots()) == {TWO, THREE, FOUR}
 
 
-def test_the_newest_that_is_complete_is_kept_however_old_it_is(tmp_path: Path) -> None:
+def test_what_the_agent_says_is_kept_however_old_it_is(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    control(folder, round=1, confirmed=ONE.told())
+    control(folder, round=1, kept=[ONE.told()])
     for stamp in (ONE, TWO, THREE, FOUR):
         folder.begin(stamp)
     assert set(folder.slots()) == {ONE, THREE, FOUR}
@@ -44,12 +45,30 @@ def test_two_steps_fit_beside_the_complete_one(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     for stamp in (ONE, TWO, THREE):
         folder.begin(stamp)
-    control(folder, round=1, confirmed=ONE.told())
+    control(folder, round=1, kept=[ONE.told()])
     folder.begin(Stamp(7, 1))
     folder.begin(Stamp(6, 1))
     assert set(folder.slots()) >= {ONE, Stamp(6, 1)}
     folder.begin(Stamp(7, 1))
     assert set(folder.slots()) == {ONE, Stamp(6, 1), Stamp(7, 1)}
+
+
+def test_what_a_round_began_from_and_what_is_safe_are_not_given_for_a_snapshot_that_is_due(
+    tmp_path: Path,
+) -> None:
+    folder = Folder(tmp_path)
+    for stamp in (ONE, TWO):
+        folder.begin(stamp)
+    control(folder, round=2, kept=[ONE.told(), TWO.told()])
+    folder.begin(THREE, spares=True)
+    with pytest.raises(Overtaken, match="before another one is safe"):
+        folder.begin(FOUR, spares=True)
+    assert set(folder.slots()) == {ONE, TWO, THREE}
+    folder.begin(FOUR)  # the round ends
+    assert set(folder.slots()) == {ONE, TWO, FOUR}
+    control(folder, round=2, kept=[TWO.told()])
+    folder.begin(Stamp(5, 1), spares=True)
+    assert set(folder.slots()) == {TWO, FOUR, Stamp(5, 1)}
 
 
 def test_a_slot_that_is_given_away_has_no_index_any_more(tmp_path: Path) -> None:
@@ -63,10 +82,10 @@ def test_a_slot_that_is_given_away_has_no_index_any_more(tmp_path: Path) -> None
 
 def test_control_is_read_again_when_it_changes(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    assert folder.control().confirmed is None
-    control(folder, round=3, confirmed=[2, 8], every=16, fixed=True, memory=9)
+    assert folder.control().kept == ()
+    control(folder, round=3, kept=[[2, 8]], every=16, fixed=True, memory=9)
     told = folder.control()
-    assert (told.round, told.confirmed, told.every, told.fixed, told.memory) == (3, Stamp(8, 2), 16, True, 9)
+    assert (told.round, told.kept, told.every, told.fixed, told.memory) == (3, (Stamp(8, 2),), 16, True, 9)
 
 
 def test_claims_share_blocks_and_each_is_copied_once(tmp_path: Path) -> None:
@@ -76,6 +95,7 @@ def test_claims_share_blocks_and_each_is_copied_once(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
+from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Claims
 print(*Claims(Path(sys.argv[1]), 10).mine(wait=False))
 """
@@ -92,6 +112,7 @@ def test_what_a_killed_worker_was_copying_is_copied_by_another(tmp_path: Path) -
     code = """
 import sys, time
 from pathlib import Path
+from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Claims
 mine = Claims(Path(sys.argv[1]), 4).mine(wait=False)
 print(next(mine), next(mine), flush=True)

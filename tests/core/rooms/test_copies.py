@@ -103,6 +103,32 @@ def test_copies_are_not_copied_again() -> None:
     assert [part.rank for part in copy.source.ranks] == [1]
 
 
+def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:
+    """A node that is lost before the round's own first snapshot would have cost everything."""
+    job = Job(min_nodes=2, max_nodes=3).begin("a", "b")
+    job.declare("a", 0, whole=True)
+    job.declare("b", 1, whole=True)
+    held = {name: job.node(name).snapshots for name in "ab"}
+    job.join("c", snapshots=replace(SERVES, origin=job.origin))
+    for name in "ab":
+        job.join(name, snapshots=held[name])
+    job.started(*job.order)
+    active = job.group.active_round
+    assert active is not None
+    assert active.snapshot is not None
+    assert active.snapshot.step == 8
+    copies = {name: copy_for(job.group, job.node(name)) for name in "abc"}
+    lone = {"a": 0, "b": 1}
+    for member, keeper in keepers(job.group).items():
+        copy = copies[keeper]
+        if member not in lone:
+            assert copy is None
+            continue
+        assert copy is not None
+        assert (copy.stamp, copy.source.node_id) == (Stamp(round=1, step=8), member)
+        assert [part.rank for part in copy.source.ranks] == [lone[member]]
+
+
 def test_what_all_have_alike_needs_no_copies() -> None:
     job = Job(min_nodes=2, max_nodes=2).begin("a", "b")
     for name, rank in (("a", 0), ("b", 1)):

@@ -9,6 +9,7 @@ from pathlib import Path
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.node.network import host_port
+from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import INDEX, OWN, SMALL, Folder, Index, Slot, Stamp, put
 from hetagent.snapshots.sources import Source, SourceError, read_index
 from hetrdzv.protocol.rooms.snapshots import Copy
@@ -34,15 +35,23 @@ class Copying:
         self._thread: threading.Thread | None = None
         self._told: set[str] = set()
 
-    def begin(self, copy: Copy) -> None:
-        """Fetch it, unless something is being fetched. What comes of it is in the folder."""
+    def begin(self, copy: Copy, *, anew: bool = False) -> None:
+        """Fetch it, unless something is being fetched. What comes of it is in the folder.
+
+        Args:
+            anew: also if this node has nothing of that snapshot yet.
+        """
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, args=(copy,), name="hetagent-copy", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(copy, anew), name="hetagent-copy", daemon=True
+            )
             self._thread.start()
 
-    def _run(self, copy: Copy) -> None:
+    def _run(self, copy: Copy, anew: bool) -> None:
         try:
-            fetch(self._folder, copy)
+            fetch(self._folder, copy, anew=anew)
+        except Overtaken:
+            return
         except (SourceError, OSError) as error:
             text = f"no copy of a part of the snapshot of node '{copy.source.node_id}': {error}"
             if text not in self._told:
@@ -50,13 +59,15 @@ class Copying:
                 self._tell(text)
 
 
-def fetch(path: Path, copy: Copy, *, pause: Callable[[float], None] = time.sleep) -> None:
+def fetch(path: Path, copy: Copy, *, anew: bool = False, pause: Callable[[float], None] = time.sleep) -> None:
     """Fetch parts, each with its index at last.
 
     Args:
+        anew: a slot is taken for them if there is none; else it made room for a newer one.
         pause: waits for so many seconds.
 
     Raises:
+        Overtaken: no slot is to be had.
         SourceError: they cannot be had, or are not what was announced.
         OSError: there is no room for them.
     """
@@ -68,11 +79,13 @@ def fetch(path: Path, copy: Copy, *, pause: Callable[[float], None] = time.sleep
         "key": of.key,
         "ranks": {str(part.rank): part.digest for part in of.ranks},
     }
+    if anew:
+        folder.begin(stamp, spares=True)
     with contextlib.closing(Source(told, stamp)) as source:
         for part in of.ranks:
             slot = folder.slots().get(stamp)
             if slot is None:
-                return  # it made room for a newer one
+                return
             text = source.index(part.rank)
             index = read_index(source, part.rank, xxh3_64_hexdigest)
             for name, size, parts in _files(index):

@@ -97,18 +97,18 @@ class Exchange:
             return str(told)
         return ""
 
-    def control(self, number: int, confirmed: Stamp | None, every: int, memory: int, *, fixed: bool) -> None:
-        """Tell what is complete, and how often to take a snapshot.
+    def control(self, number: int, kept: Iterable[Stamp], every: int, memory: int, *, fixed: bool) -> None:
+        """Tell which snapshots are not to be overwritten, and how often to take one.
 
         Args:
             number: the round's.
-            confirmed: the newest snapshot that is complete over all nodes.
+            kept: what there is if a node is lost now.
             every: steps; 0: nobody knows.
             memory: how much all snapshots here may take together (bytes).
             fixed: whether a person has said how often.
         """
-        shown = [confirmed.round, confirmed.step] if confirmed is not None else None
-        told = {"round": number, "confirmed": shown, "every": every, "fixed": fixed, "memory": memory}
+        stamps = [[stamp.round, stamp.step] for stamp in kept]
+        told = {"round": number, "kept": stamps, "every": every, "fixed": fixed, "memory": memory}
         put(self.path / "control.json", told)
 
     def start(self, chosen: Chosen | None, own: str, on_disk: Mapping[str, Any] | None = None) -> None:

@@ -118,6 +118,8 @@ class Snapshots(Room):
         self._saving: set[int] = set()  # the ranks that were asked to and have not answered
         self._save_until = 0.0
         self._reply = SnapshotsReply()
+        self._safe: Stamp | None = None  # the newest that outlives any node, as far as is known
+        self._began: Stamp | None = None  # from which the round began
         self._answer: Future[SnapshotsReply] | None = None
         self._not_before = 0.0  # when the server may be told again (monotonic seconds)
         self._refuses = False  # it takes none of this
@@ -156,8 +158,12 @@ class Snapshots(Room):
         """Tell the workers where they begin; without space for that they begin anew."""
         chosen = assignment.start.snapshot
         in_memory = chosen is not None and not chosen.on_disk
-        confirmed = Stamp(round=chosen.round, step=chosen.step) if chosen is not None and in_memory else None
-        self._reply = SnapshotsReply(complete=confirmed, every=self._reply.every)
+        self._began = (
+            Stamp(round=chosen.round, step=chosen.step) if chosen is not None and in_memory else None
+        )
+        if self._began is not None and chosen is not None and chosen.sharded:
+            self._opened, self._asks = True, ASKS  # for others may have what lives once
+        self._reply = SnapshotsReply(every=self._reply.every)
         try:
             self._exchange.begin(assignment.start.origin or "")
             self._exchange.start(chosen, self._node_id, self._source(chosen))
@@ -348,7 +354,8 @@ class Snapshots(Room):
             return
         reply = answer.result()
         if reply.copy is not None:
-            self._copying.begin(reply.copy)
+            self._copying.begin(reply.copy, anew=reply.copy.stamp == self._began)
+        self._safe = reply.complete or self._safe
         if self._reply != (reply := replace(reply, copy=None)):
             self._reply = reply
             with contextlib.suppress(OSError):
@@ -358,7 +365,10 @@ class Snapshots(Room):
         assert self._assignment is not None
         every, number = max(self._fixed, self._reply.every), self._assignment.round
         memory, fixed = self._space.memory, bool(self._fixed)
-        self._exchange.control(number, self._reply.complete, every, memory, fixed=fixed)
+        kept = [self._safe] if self._safe is not None else []
+        if self._began is not None and _newness(self._began) > _newness(self._safe):
+            kept.append(self._began)
+        self._exchange.control(number, kept, every, memory, fixed=fixed)
 
     # -- what this node has ------------------------------------------------------------------------------------
 
@@ -416,6 +426,10 @@ class Snapshots(Room):
             self._serving.start()
             if self._serving.port != before:
                 self._refresh()
+
+
+def _newness(stamp: Stamp | None) -> tuple[int, int]:
+    return (stamp.step, stamp.round) if stamp is not None else (-1, -1)
 
 
 def _asks_every_s(nnodes: int) -> float:

@@ -14,6 +14,8 @@ from hetagent.job.snapshots import copying
 from hetagent.job.snapshots.copying import fetch
 from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import hold_port
+from hetagent.snapshots.folder import Folder
+from hetagent.snapshots.folder import Stamp as Taken
 from hetagent.snapshots.sources import SourceError
 from hetrdzv.protocol.rooms.snapshots import Copy, RankPart, Source, Stamp
 
@@ -105,6 +107,14 @@ def test_what_is_corrupt_does_not_count(nodes: Nodes, name: str) -> None:
     with pytest.raises(SourceError, match="the part of rank 1 is corrupt"):
         fetch(nodes.here, nodes.copy)
     assert not (nodes.here / "0" / "1.json").exists()
+
+
+def test_of_what_a_round_began_from_a_node_that_has_nothing_gets_a_copy(nodes: Nodes) -> None:
+    (nodes.here / "slots.json").unlink()
+    fetch(nodes.here, nodes.copy, anew=True)
+    slot = Folder(nodes.here).slots()[Taken(120, 3)]
+    assert (slot.path / "1.bin").read_bytes() == nodes.content
+    assert (slot.path / "1.json").exists()
 
 
 def test_what_was_overwritten_meanwhile_is_not_copied(nodes: Nodes) -> None:

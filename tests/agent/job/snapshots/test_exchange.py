@@ -72,17 +72,17 @@ def test_nothing_is_chosen(files: Exchange) -> None:
     assert told(files, "start.json") == {}
 
 
-def test_workers_are_told_what_is_complete(files: Exchange) -> None:
-    files.control(4, STAMP, 16, 1000, fixed=False)
+def test_workers_are_told_what_to_keep(files: Exchange) -> None:
+    files.control(4, [STAMP], 16, 1000, fixed=False)
     assert told(files, "control.json") == {
         "round": 4,
-        "confirmed": [3, 120],
+        "kept": [[3, 120]],
         "every": 16,
         "fixed": False,
         "memory": 1000,
     }
-    files.control(4, None, 0, 1000, fixed=True)
-    assert (told(files, "control.json")["confirmed"], told(files, "control.json")["fixed"]) == (None, True)
+    files.control(4, (), 0, 1000, fixed=True)
+    assert (told(files, "control.json")["kept"], told(files, "control.json")["fixed"]) == ([], True)
 
 
 def test_a_round_begins_without_the_words_of_the_last_one(files: Exchange) -> None:

@@ -196,7 +196,7 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
     answer.set_result(SnapshotsReply(complete=Stamp(round=4, step=120), every=16))
     assert node.room.due_at() == 0.0
     node.room.look()
-    assert (node.control()["confirmed"], node.control()["every"]) == ([4, 120], 16)
+    assert (node.control()["kept"], node.control()["every"]) == ([[4, 120]], 16)
     assert [held.step for held in node.line.asked[1][0].holdings.held] == [140, 130, 120]
 
 
@@ -238,7 +238,7 @@ def test_an_answer_after_the_end_of_the_round_changes_nothing(node: Node) -> Non
     node.line.asked[0][1].cancel()
     node.room.look()
     assert node.room.due_at() is None
-    assert node.control()["confirmed"] is None
+    assert node.control()["kept"] == []
 
 
 def test_the_next_join_says_what_was_saved_last_and_how_far_workers_had_come(node: Node) -> None:
@@ -310,6 +310,25 @@ def chosen(step: int = 120, node_id: str = "a") -> Chosen:
     return Chosen(round=3, step=step, world_size=4, lost=2, sources=(source,))
 
 
+def test_what_outlived_any_node_is_kept_until_something_newer_does(node: Node) -> None:
+    node.enters(number=3)
+    os.close(node.opens())
+    node.part((3, 60))
+    node.room.look()
+    node.line.asked[-1][1].set_result(SnapshotsReply(complete=Stamp(round=3, step=60)))
+    node.room.look()
+    node.part((3, 120), slot=1)
+    node.room.end()
+    node.enters(chosen=chosen())
+    assert node.control()["kept"] == [[3, 60], [3, 120]]
+    for complete, kept in ((None, [[3, 60], [3, 120]]), (Stamp(round=3, step=120), [[3, 120]])):
+        node.part((4, 130 + len(kept)), slot=2)
+        node.room.look()
+        node.line.asked[-1][1].set_result(SnapshotsReply(complete=complete))
+        node.room.look()
+        assert node.control()["kept"] == kept
+
+
 def test_workers_find_from_where_to_begin(node: Node) -> None:
     node.enters(number=3)
     node.part((3, 120))
@@ -317,7 +336,7 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     node.enters(chosen=chosen())
     told = json.loads((node.path / "start.json").read_bytes())
     assert (told["step"], told["sources"][0]["path"]) == (120, str(node.path / "0"))
-    control = {"round": 4, "confirmed": [3, 120], "every": 0, "fixed": False, "memory": 1000}
+    control = {"round": 4, "kept": [[3, 120]], "every": 0, "fixed": False, "memory": 1000}
     assert node.control() == control
     assert "round 4: begins from the snapshot of step 120, 2 before the last" in node.said
     assert node.room.steady({}) == {"HET_SNAPSHOTS": str(node.path)}

@@ -4,24 +4,51 @@ Each member has a keeper: the next one in the order of ranks that is in another 
 the next one at all.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
+from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Member, Node, Round
+from hetrdzv.core.rooms.snapshots.complete import stamp_of
 from hetrdzv.core.selection.units import value_of
-from hetrdzv.protocol.rooms.snapshots import Copy, Held, Source, Stamp
+from hetrdzv.protocol.rooms.snapshots import Chosen, Copy, Source, Stamp
 
 
 def copy_for(group: Group, node: Node) -> Copy | None:
-    """The next parts that a member is to copy, of a snapshot of its round that it has a part of; None: none by now."""
+    """The next parts that a member is to copy; None: none by now.
+
+    Of a snapshot of its round that it has a part of, those of the members whose keeper it is; else what these alone had
+    of the one that the round began from.
+    """
     current, own = group.active_round, node.snapshots
     if current is None or own is None:
         return None
+    whose = list(kept_by(group, current, node.node_id))
     mine = [held for held in own.held if held.sharded and held.round == current.number]
     for held in sorted(mine, key=lambda held: -held.step):
-        for member in kept_by(group, current, node.node_id):
-            if (copy := _lacking(group, member, held)) is not None:
+        for member in whose:
+            known = {part.rank for part in held.ranks}
+            if (copy := _copy(group, member, stamp_of(held), known, member.ranks)) is not None:
                 return copy
-    return None
+    began = current.snapshot
+    if began is None or began.on_disk or not began.sharded:
+        return None
+    stamp = Stamp(round=began.round, step=began.step)
+    known = {part.rank for held in own.held if stamp_of(held) == stamp for part in held.ranks}
+    lone = _lone(began)
+    copies = (_copy(group, member, stamp, known, lone.get(member.node_id, ())) for member in whose)
+    return next(filter(None, copies), None)
+
+
+@kept
+def _lone(began: Chosen) -> Mapping[str, AbstractSet[int]]:
+    """The ranks of a snapshot of which one node alone has the part, by node."""
+    holders = Counter(part.rank for source in began.sources for part in source.ranks)
+    return {
+        source.node_id: {part.rank for part in source.ranks if holders[part.rank] == 1}
+        for source in began.sources
+    }
 
 
 def kept_by(group: Group, current: Round, node_id: str) -> Iterator[Member]:
@@ -48,22 +75,27 @@ def _unit(group: Group, member: Member) -> str | None:
     return value_of(group.spec, node) if node is not None else None
 
 
-def _lacking(group: Group, kept: Member, mine: Held) -> Copy | None:
-    """What a keeper lacks of a member's own parts of a snapshot; None: nothing, or that does not have them yet."""
-    node = group.speaker(kept)
+def _copy(
+    group: Group, member: Member, stamp: Stamp, known: AbstractSet[int], wanted: Container[int]
+) -> Copy | None:
+    """What a keeper lacks of some parts that a member has of a snapshot; None: nothing, or it does not have them yet.
+
+    Args:
+        known: the ranks whose parts the keeper has.
+        wanted: those whose parts it is to have.
+    """
+    node = group.speaker(member)
     theirs = node.snapshots if node is not None else None
     if node is None or theirs is None or not theirs.port:
         return None
-    held = next((each for each in theirs.held if (each.round, each.step) == (mine.round, mine.step)), None)
-    known = {part.rank for part in mine.ranks}
-    own = kept.ranks
+    held = next((each for each in theirs.held if stamp_of(each) == stamp), None)
     ranks = tuple(
-        part for part in (held.ranks if held else ()) if part.rank in own and part.rank not in known
+        part for part in (held.ranks if held else ()) if part.rank in wanted and part.rank not in known
     )
     if not ranks:
         return None
     return Copy(
-        stamp=Stamp(round=mine.round, step=mine.step),
+        stamp=stamp,
         source=Source(
             node_id=node.node_id, address=node.address, port=theirs.port, key=theirs.key, ranks=ranks
         ),

@@ -940,7 +940,7 @@ def test_logs_without_workers_says_what_is_kept(ctl: Callable[..., str], job: Jo
     ctl("create", job.group)
     said = ctl("logs", job.group, status=1)
     assert said.startswith(f"hetctl: group '{job.group}' has no workers now: ")
-    assert "; agents with -t 3 --log-dir keep all that workers write in files" in said
+    assert "; agents with -t 3 --log-dir keep everything that workers write, in files" in said
     assert ctl("logs", job.group, "--follow", status=1) == said
 
 

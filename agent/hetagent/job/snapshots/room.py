@@ -162,7 +162,8 @@ class Snapshots(Room):
             Stamp(round=chosen.round, step=chosen.step) if chosen is not None and in_memory else None
         )
         if self._began is not None and chosen is not None and chosen.sharded:
-            self._opened, self._asks = True, ASKS  # for others may have what lives once
+            self._open()
+            self._asks = ASKS  # others may have what lives once
         self._reply = SnapshotsReply(every=self._reply.every)
         try:
             self._exchange.begin(assignment.start.origin or "")
@@ -306,10 +307,8 @@ class Snapshots(Room):
             ahead_s = _asks_every_s(start.nnodes) + HEARD_S if not alone else 0.0
             self._disk.look(number, self._ranks, self._reply.to_disk_from or 0, ahead_s)
         self._refresh()
-        if not self._opened and (self._listening() or self._holdings.held):  # who saves by DCP has no pipe
-            self._opened = True
-            if self._space.problem:
-                self._tell(f"snapshots: {self._space.problem}")
+        if self._listening() or self._holdings.held:  # who saves by DCP has no pipe
+            self._open()
         if self._opened and (self._holdings.held or self._assignment.start.nnodes > 1):
             self._serve()  # also where no other node is yet: what nobody serves is of no use to one that comes
         tells_at = self._tells_at()
@@ -322,6 +321,13 @@ class Snapshots(Room):
             )
             self._not_before = time.monotonic() + PAUSE_S
             self._answer = self._line.ask(Message(HELD, self._body(self._assignment.round)))
+
+    def _open(self) -> None:
+        """This node has to do with snapshots."""
+        if not self._opened:
+            self._opened = True
+            if self._space.problem:
+                self._tell(f"snapshots: {self._space.problem}")
 
     def _tells_at(self) -> float | None:
         """When the server has to be told, while a round runs (monotonic seconds); None: it knows all."""

@@ -291,6 +291,16 @@ def test_little_space_is_said_once_it_matters(node: Node) -> None:
     assert node.said == ["snapshots: little space"]
 
 
+def test_a_node_that_has_nothing_asks_for_what_to_copy_of_shards_before_its_workers_open_anything(
+    node: Node,
+) -> None:
+    node.enters(chosen=replace(chosen(node_id="b"), sharded=True), nnodes=2)
+    assert "snapshots: little space" in node.said
+    assert node.room.due_at() is not None
+    node.room.look()
+    assert [request.round for request, _ in node.line.asked] == [4]
+
+
 def test_the_next_agent_declares_what_is_left(nodes: Callable[..., Node]) -> None:
     first = nodes()
     first.enters()

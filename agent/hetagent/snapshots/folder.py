@@ -8,7 +8,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -233,13 +233,13 @@ class Folder:
             if stamp is not None
         }
 
-    def begin(self, stamp: Stamp, *, spares: bool = False) -> Slot:
+    def begin(self, stamp: Stamp, *, spares: bool = False, insists: bool = False) -> Slot:
         """The slot for a snapshot: that which one of this node's workers has begun, or the one that is needed least.
 
-        Those that the agent says are kept, and the newest if there is room for that.
-
         Args:
-            spares: the newest is kept in any case, and the one that is being written to disk.
+            spares: what the agent says, the newest and the one that is being written to disk are kept. Else the first
+                of what the agent says is, and a step beside this one, which others may have ended with.
+            insists: the newest makes room.
 
         Raises:
             Overtaken: all are kept.
@@ -249,19 +249,39 @@ class Folder:
             number = next((number for number, known in stamps.items() if known == stamp), None)
             if number is not None:
                 return Slot(self.path / str(number), number, stamp)
-            kept = {*self.control().kept, *((self._pinned(),) if spares else ())}
-            newest = max(filter(None, stamps.values()), default=None)
-            loose = [number for number, known in stamps.items() if known is None or known not in kept]
-            free = [number for number in loose if stamps[number] is None or stamps[number] != newest]
-            free = free or ([] if spares else loose)
+            held = {known for known in stamps.values() if known is not None}
+            needed = self._needed(stamp, held, self._pinned() if spares else None, ends=not spares)
+            most = (2 if insists else 1) if spares else 4
+            free = [number for number, known in stamps.items() if known is None or needed[known] <= most]
             if not free:
                 raise Overtaken(f"no memory for step {stamp.step} before another one is safe, or on disk")
-            number = min(free, key=lambda each: stamps[each] or Stamp(-1, -1))
+            number = min(free, key=lambda each: _order(stamps[each], needed))
             slot = Slot(self.path / str(number), number, stamp)
             slot.empty()
             self.bad(stamp).unlink(missing_ok=True)
             self._write({**stamps, number: stamp})
             return slot
+
+    def put(self, slot: Slot, beside: str, name: str) -> None:
+        """Give a file of a slot its name, unless the slot has been given to another snapshot meanwhile."""
+        with self._locked():
+            if self._stamps().get(slot.number) == slot.stamp:
+                os.replace(slot.path / beside, slot.path / name)
+
+    def _needed(
+        self, stamp: Stamp, held: Collection[Stamp], pinned: Stamp | None, *, ends: bool
+    ) -> dict[Stamp, int]:
+        """How much each snapshot that is held is needed as another one wants its slot, from 1 to 5."""
+        kept, newest = self.control().kept, max(held, default=None)
+
+        def of(known: Stamp) -> int:
+            if known in (*kept[:1], pinned):
+                return 5
+            if ends and known.round == stamp.round and abs(known.step - stamp.step) == 1:
+                return 4
+            return 3 if known in kept else 2 if known == newest else 1
+
+        return {known: of(known) for known in held}
 
     def bad(self, stamp: Stamp) -> Path:
         """The file that says that a snapshot cannot be loaded, and why."""
@@ -363,3 +383,8 @@ def put(path: Path, content: bytes) -> None:
     new = path.with_name(f"{path.name}.new{os.getpid()}")
     new.write_bytes(content)
     os.replace(new, path)
+
+
+def _order(known: Stamp | None, needed: Mapping[Stamp, int]) -> tuple[int, Stamp]:
+    """What makes room first: nothing at all, what is needed least, what is oldest."""
+    return (0, Stamp(-1, -1)) if known is None else (needed[known], known)

@@ -27,17 +27,19 @@ _POPULATE_WRITE = 23
 class Mapped:
     """A file, mapped. What is not there yet takes a while: 10 times as long as a copy.
 
+    One that is larger stays so until its slot is given to another snapshot: somebody may need what is in it.
+
     Raises:
         SnapshotError: there is no room for it.
     """
 
     def __init__(self, path: Path, size: int) -> None:
         self.size = max(size, 1)
+        self._path = path
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if os.fstat(fd).st_size > self.size:
-                os.ftruncate(fd, self.size)
             os.posix_fallocate(fd, 0, self.size)
+            self._inode = os.fstat(fd).st_ino
             self._map = mmap.mmap(fd, self.size)
         except OSError as error:
             raise SnapshotError(
@@ -53,6 +55,19 @@ class Mapped:
             ctypes.c_size_t(self.size),
             ctypes.c_int(_POPULATE_WRITE),
         )
+
+    def trimmed(self) -> bool:
+        """Give back what the file is larger; returns whether it is still the one that was mapped.
+
+        Only for a slot that has been given to a snapshot that is about to be copied.
+        """
+        try:
+            found = os.stat(self._path)
+            if found.st_ino == self._inode and found.st_size > self.size:
+                os.truncate(self._path, self.size)
+        except OSError:
+            return False
+        return found.st_ino == self._inode and found.st_size >= self.size
 
     def tensor(self, place: Place) -> Tensor:
         """The memory of a tensor in the file."""

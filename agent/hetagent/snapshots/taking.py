@@ -46,6 +46,9 @@ STEPS_MEASURED = 16
 COSTS_MEASURED = 3
 """Of so many of the last snapshots the median of their costs counts: one may have had to wait for something else."""
 
+PATIENT = 2
+"""So many snapshots in a row that are due give way to one that is not safe yet; then it has to make room."""
+
 GROWS = 4
 """By how much the pause between snapshots grows at most from one to the next."""
 
@@ -99,6 +102,7 @@ class Taker:
         self._ahead: threading.Thread | None = None  # makes the slots
         self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
         self._every = 1
+        self._overtaken = 0  # how many snapshots in a row found no slot
         self._costs_s: deque[float] = deque(maxlen=COSTS_MEASURED)
         self._copy_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=STEPS_MEASURED)
@@ -197,10 +201,12 @@ class Taker:
         try:
             close = self._copied(Stamp(step, self._folder.control().round), wait=False)
         except Overtaken:
+            self._overtaken += 1
             return
         except (SnapshotError, OSError) as error:
             self._give_up(error)
             return
+        self._overtaken = 0
         self._copy_s = time.perf_counter() - began
         self._closing = threading.Thread(target=self._close_due, args=(close,), daemon=True)
         self._closing.start()
@@ -317,7 +323,7 @@ class Taker:
             raise SnapshotError(f"nothing was kept of step {stamp.step}")
         alike, own = self._parts()
         self._alike = {place.name: place.bytes for place, _ in alike}
-        slot = self._folder.begin(stamp, spares=not wait)
+        slot = self._folder.begin(stamp, spares=not wait, insists=self._overtaken >= PATIENT)
         shared, mine = (
             laid_out([place for place, _ in parts], name)
             for parts, name in ((alike, SHARED), (own, OWN.format(self._who.rank)))
@@ -357,11 +363,15 @@ class Taker:
             values=self._bank.layout.size,
         )
 
-    def _file(self, slot: Slot, name: str, size: int) -> Mapped:
+    def _file(self, slot: Slot, name: str, size: int, *, begun: bool = True) -> Mapped:
+        """A file of a slot; `begun`: it is given to the snapshot that is about to be copied."""
         key = (slot.number, name)
-        if key not in self._files or self._files[key].size != max(size, 1):
-            self._files[key] = Mapped(slot.path / name, size)
-        return self._files[key]
+        known = self._files.get(key)
+        if known is None or known.size != max(size, 1) or (begun and not known.trimmed()):
+            self._files[key] = known = Mapped(slot.path / name, size)
+            if begun:
+                known.trimmed()
+        return known
 
     def _sizes(self) -> dict[str, int]:
         """The files of each slot that this worker writes to, and how large they are (bytes)."""
@@ -389,10 +399,11 @@ class Taker:
                 for name, size in sizes.items():
                     slot = Slot(self._folder.path / str(number), number, Stamp(0, 0))
                     slot.path.mkdir(mode=0o700, exist_ok=True)
-                    self._file(slot, name, size)
+                    self._file(slot, name, size, begun=False)
         except (SnapshotError, OSError) as error:
             self._give_up(error)
-            for number in range(SLOTS):  # others need the memory
+            kept = {slot.number for slot in self._folder.slots().values()}
+            for number in set(range(SLOTS)) - kept:  # others need the memory
                 for name in sizes:
                     (self._folder.path / str(number) / name).unlink(missing_ok=True)
             self._files.clear()

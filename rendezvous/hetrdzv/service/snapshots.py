@@ -58,7 +58,8 @@ async def declare(
     tallies: Tallies = service.of_rooms.setdefault("snapshots", Tallies())
     first = group.speaker(current.members[0])  # it has rank 0
     named = first.snapshots.to_disk_from if first is not None and first.snapshots is not None else 0
-    return replace(tallies.said(group, node), copy=copy_for(group, node), to_disk_from=named or None)
+    told = tallies.said(group, node)
+    return replace(told, copy=copy_for(group, node, told.complete), to_disk_from=named or None)
 
 
 def _lost(facts: object) -> int:

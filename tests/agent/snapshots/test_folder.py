@@ -53,22 +53,26 @@ def test_two_steps_fit_beside_the_complete_one(tmp_path: Path) -> None:
     assert set(folder.slots()) == {ONE, Stamp(6, 1), Stamp(7, 1)}
 
 
-def test_what_a_round_began_from_and_what_is_safe_are_not_given_for_a_snapshot_that_is_due(
-    tmp_path: Path,
-) -> None:
+def test_what_is_safe_and_what_a_round_began_from_are_kept_for_as_long_as_can_be(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     for stamp in (ONE, TWO):
         folder.begin(stamp)
     control(folder, round=2, kept=[ONE.told(), TWO.told()])
-    folder.begin(THREE, spares=True)
+    first, second, end, beside = (Stamp(step, 2) for step in (10, 20, 25, 26))
+    folder.begin(first, spares=True)
     with pytest.raises(Overtaken, match="before another one is safe"):
-        folder.begin(FOUR, spares=True)
-    assert set(folder.slots()) == {ONE, TWO, THREE}
-    folder.begin(FOUR)  # the round ends
-    assert set(folder.slots()) == {ONE, TWO, FOUR}
-    control(folder, round=2, kept=[TWO.told()])
-    folder.begin(Stamp(5, 1), spares=True)
-    assert set(folder.slots()) == {TWO, FOUR, Stamp(5, 1)}
+        folder.begin(second, spares=True)
+    assert set(folder.slots()) == {ONE, TWO, first}
+    folder.begin(second, spares=True, insists=True)
+    assert set(folder.slots()) == {ONE, TWO, second}
+    folder.begin(end)
+    assert set(folder.slots()) == {ONE, TWO, end}
+    folder.begin(beside)  # of the living workers some may have ended with the one, some with the other
+    assert set(folder.slots()) == {ONE, end, beside}
+    control(folder, round=3, kept=[beside.told()])
+    folder.begin(Stamp(40, 3), spares=True)
+    folder.begin(Stamp(50, 3), spares=True)
+    assert set(folder.slots()) == {beside, Stamp(40, 3), Stamp(50, 3)}
 
 
 def test_a_slot_that_is_given_away_has_no_index_any_more(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from hetrdzv.core.commands import Drain, Report
 from hetrdzv.core.model import Group
 from hetrdzv.core.rooms.snapshots import Declare, safe_snapshot
 from hetrdzv.core.rooms.snapshots.copies import copy_for, kept_by
 from hetrdzv.protocol.rooms.snapshots import Held, Holdings, RankPart, Stamp
+from hetrdzv.protocol.states import ReportKind
 from tests.core.driver import Story
 
 SERVES = Holdings(port=7000, key="secret")
@@ -127,6 +129,39 @@ def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:
         assert copy is not None
         assert (copy.stamp, copy.source.node_id) == (Stamp(round=1, step=8), member)
         assert [part.rank for part in copy.source.ranks] == [lone[member]]
+
+
+def test_what_a_node_that_has_left_alone_has_is_shared_out_among_the_members() -> None:
+    job = Job(min_nodes=2, max_nodes=3).begin("a", "b", "c")
+    for rank, name in enumerate("abc"):
+        job.declare(name, rank, whole=True)
+    held = {name: job.node(name).snapshots for name in "abc"}
+    c = job.node("c")
+    job.do(Drain("c"))
+    assert held["c"] is not None
+    job.do(
+        Report(
+            node_id="c",
+            incarnation=c.incarnation,
+            round=1,
+            kind=ReportKind.PARTING,
+            message="drained",
+            snapshots=held["c"],
+            serves_s=30.0,
+        )
+    )
+    for name in "ab":
+        job.join(name, snapshots=held[name])
+    job.wait(10.0)
+    active = job.group.active_round
+    assert active is not None
+    assert active.snapshot is not None
+    assert {source.node_id for source in active.snapshot.sources} == {"a", "b", "c"}
+    copies = {name: copy_for(job.group, job.node(name)) for name in "ab"}
+    of_c = {name: copy for name, copy in copies.items() if copy is not None and copy.source.node_id == "c"}
+    assert {name: copy.source.ranks[0].rank for name, copy in of_c.items()} == {"a": 2}
+    safe = Stamp(round=1, step=8)
+    assert [copy_for(job.group, job.node(name), safe) for name in "ab"] == [None, None]
 
 
 def test_what_all_have_alike_needs_no_copies() -> None:

@@ -4,10 +4,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
 
+from hetagent.job.snapshots.exchange import SLOTS
 from hetagent.node.network import host_port
 from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import INDEX, OWN, SMALL, Folder, Index, Slot, Stamp, put
@@ -35,21 +37,22 @@ class Copying:
         self._thread: threading.Thread | None = None
         self._told: set[str] = set()
 
-    def begin(self, copy: Copy, *, anew: bool = False) -> None:
+    def begin(self, copy: Copy, memory: int | None = None) -> None:
         """Fetch it, unless something is being fetched. What comes of it is in the folder.
 
         Args:
-            anew: also if this node has nothing of that snapshot yet.
+            memory: it is of an earlier round, of which this node may have nothing yet, and so much all slots may have
+                (bytes); None: it is of this round.
         """
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
-                target=self._run, args=(copy, anew), name="hetagent-copy", daemon=True
+                target=self._run, args=(copy, memory), name="hetagent-copy", daemon=True
             )
             self._thread.start()
 
-    def _run(self, copy: Copy, anew: bool) -> None:
+    def _run(self, copy: Copy, memory: int | None) -> None:
         try:
-            fetch(self._folder, copy, anew=anew)
+            fetch(self._folder, copy, memory)
         except Overtaken:
             return
         except (SourceError, OSError) as error:
@@ -59,11 +62,13 @@ class Copying:
                 self._tell(text)
 
 
-def fetch(path: Path, copy: Copy, *, anew: bool = False, pause: Callable[[float], None] = time.sleep) -> None:
+def fetch(
+    path: Path, copy: Copy, memory: int | None = None, *, pause: Callable[[float], None] = time.sleep
+) -> None:
     """Fetch parts, each with its index at last.
 
     Args:
-        anew: a slot is taken for them if there is none; else it made room for a newer one.
+        memory: see `Copying.begin`.
         pause: waits for so many seconds.
 
     Raises:
@@ -79,7 +84,7 @@ def fetch(path: Path, copy: Copy, *, anew: bool = False, pause: Callable[[float]
         "key": of.key,
         "ranks": {str(part.rank): part.digest for part in of.ranks},
     }
-    if anew:
+    if memory is not None:
         folder.begin(stamp, spares=True)
     with contextlib.closing(Source(told, stamp)) as source:
         for part in of.ranks:
@@ -89,8 +94,13 @@ def fetch(path: Path, copy: Copy, *, anew: bool = False, pause: Callable[[float]
             text = source.index(part.rank)
             index = read_index(source, part.rank, xxh3_64_hexdigest)
             for name, size, parts in _files(index):
-                _fetch_file(source, slot, name, size, pause)
-                _check(slot.path / name, index, parts)
+                if memory is None:
+                    _fetch_file(source, slot, name, name, size, pause)
+                    _check(slot.path / name, index, parts)
+                else:
+                    _require_room(path, size, memory)
+                    check = partial(_check, index=index, parts=parts)
+                    _replace(folder, source, slot, name, size, check, pause)
             if stamp in folder.slots():
                 put(slot.path / INDEX.format(part.rank), text)
 
@@ -104,8 +114,41 @@ def _files(index: Index) -> Iterator[tuple[str, int, list[tuple[int, int, str]]]
     yield SMALL.format(index.rank), index.small_bytes, [(0, index.small_bytes, index.small_digest)]
 
 
-def _fetch_file(source: Source, slot: Slot, name: str, size: int, pause: Callable[[float], None]) -> None:
-    path = slot.path / name
+def _require_room(path: Path, size: int, memory: int) -> None:
+    """Check that all slots may have so much more.
+
+    Raises:
+        OSError: they may not.
+    """
+    files = (file for slot in SLOTS for file in (path / slot).glob("*"))
+    used = sum(file.stat().st_blocks * 512 for file in files if file.is_file())
+    if used + size > memory:
+        raise OSError(f"with it snapshots would have {used + size} bytes, and may have {memory}")
+
+
+def _replace(
+    folder: Folder,
+    source: Source,
+    slot: Slot,
+    name: str,
+    size: int,
+    check: Callable[[Path], None],
+    pause: Callable[[float], None],
+) -> None:
+    """Fetch a file beside the one of its name, which a worker may have mapped, and put it there once it is good."""
+    beside = f"{name}.new"
+    try:
+        _fetch_file(source, slot, name, beside, size, pause)
+        check(slot.path / beside)
+        folder.put(slot, beside, name)
+    finally:
+        (slot.path / beside).unlink(missing_ok=True)
+
+
+def _fetch_file(
+    source: Source, slot: Slot, name: str, into: str, size: int, pause: Callable[[float], None]
+) -> None:
+    path = slot.path / into
     with path.open("r+b" if path.exists() else "w+b") as file:  # memory that is there is used again
         memory = memoryview(bytearray(min(CHUNK, max(size, 1))))
         for at in range(0, size, CHUNK):

@@ -170,14 +170,15 @@ class Exchange:
             if path in self._parts and self._parts[path][0] == key:
                 return self._parts[path]
             text = path.read_bytes()
-            sizes = {each.name: each.stat().st_size for each in path.parent.iterdir()}
-            part = holdings.read(text, xxhash.xxh3_64_hexdigest(text), stamp, int(path.stem), sizes)
+            part = holdings.read(
+                text, xxhash.xxh3_64_hexdigest(text), stamp, int(path.stem), _sizes(path.parent)
+            )
         except holdings.Unusable as error:
             self._once(
                 f"rank {path.stem}'s part of the snapshot of step {stamp.step} does not count: {error}"
             )
         except OSError:  # it is being replaced
-            pass
+            key = ()
         return key, part
 
     def _once(self, text: str) -> None:
@@ -259,6 +260,15 @@ def _read(path: Path) -> Mapping[str, Any]:
         if isinstance(told, dict):
             return told
     return {}
+
+
+def _sizes(slot: Path) -> dict[str, int]:
+    """Of the files of a slot, but for those that are gone just now (bytes)."""
+    sizes = {}
+    for path in slot.iterdir():
+        with contextlib.suppress(OSError):
+            sizes[path.name] = path.stat().st_size
+    return sizes
 
 
 def _done(path: Path) -> Done | None:

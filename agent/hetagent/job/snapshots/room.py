@@ -161,6 +161,8 @@ class Snapshots(Room):
         self._began = (
             Stamp(round=chosen.round, step=chosen.step) if chosen is not None and in_memory else None
         )
+        if chosen is None or _newness(self._safe) > (chosen.step, chosen.round):
+            self._safe = None  # it is not held any more, or not to be used
         if self._began is not None and chosen is not None and chosen.sharded:
             self._open()
             self._asks = ASKS  # others may have what lives once
@@ -336,7 +338,7 @@ class Snapshots(Room):
         if self._holdings != self._told or self._asks > 0:
             return self._not_before
         nnodes = self._assignment.start.nnodes
-        waits = self._disk is not None and nnodes > 1
+        waits = nnodes > 1 and (self._disk is not None or len(self._kept()) > 1)
         return self._not_before - PAUSE_S + _asks_every_s(nnodes) if waits else None
 
     def _body(self, number: int) -> Callable[..., SnapshotsRequest]:
@@ -360,7 +362,8 @@ class Snapshots(Room):
             return
         reply = answer.result()
         if reply.copy is not None:
-            self._copying.begin(reply.copy, anew=reply.copy.stamp == self._began)
+            anew = reply.copy.stamp == self._began
+            self._copying.begin(reply.copy, self._space.memory if anew else None)
         self._safe = reply.complete or self._safe
         if self._reply != (reply := replace(reply, copy=None)):
             self._reply = reply
@@ -371,10 +374,14 @@ class Snapshots(Room):
         assert self._assignment is not None
         every, number = max(self._fixed, self._reply.every), self._assignment.round
         memory, fixed = self._space.memory, bool(self._fixed)
+        self._exchange.control(number, self._kept(), every, memory, fixed=fixed)
+
+    def _kept(self) -> list[Stamp]:
+        """What is not to be overwritten: what outlives any node, and what the round began from until that does."""
         kept = [self._safe] if self._safe is not None else []
         if self._began is not None and _newness(self._began) > _newness(self._safe):
             kept.append(self._began)
-        self._exchange.control(number, kept, every, memory, fixed=fixed)
+        return kept
 
     # -- what this node has ------------------------------------------------------------------------------------
 

@@ -158,14 +158,15 @@ class Hangs:
 
     async def _fetch_stacks(self, group: Group, active: Round, stall: Stall) -> None:
         """Keep the stacks of all workers, unless the group is gone by then; ask again if no agent has answered."""
-        began = self._now()
         told = await self._questions.of_most(group, active, stall.ranks)
         there = self._groups().get(group.group_id)
         if there is None or there.created_at != group.created_at:
             return
         self._traces.hung(group.group_id, active.number, told)
-        if self._now() - began >= WITHIN_S and not any(stack.text for stack in told):
+        if not any(stack.text for stack in told):
+            await asyncio.sleep(WITHIN_S)
             self._kept.pop(group.group_id, None)
+            self.look_soon(group.group_id)
 
     def _stall(self, group_id: str, look: "_Look", hang: Hang, noted: Stall | None, now: float) -> Stall:
         """What is found as it is noted; it ends its round only once everybody in it was seen to stand for so long."""

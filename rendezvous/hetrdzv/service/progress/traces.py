@@ -67,6 +67,8 @@ class Traces:
         Args:
             world_size: of that round: the more workers it has, the less is kept of each.
         """
+        if not self._quotas.may_grow(group_id):
+            return
         trace = self.of(group_id, About.LOGS, number) or Trace(number, self._wall())
         most = fitting_of(world_size)
         logs = {one.rank: one.shortened(About.LOGS, most) for one in told}

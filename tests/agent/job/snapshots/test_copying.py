@@ -16,6 +16,7 @@ from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import hold_port
 from hetagent.snapshots.folder import Folder
 from hetagent.snapshots.folder import Stamp as Taken
+from hetagent.snapshots.memory import Mapped
 from hetagent.snapshots.sources import SourceError
 from hetrdzv.protocol.rooms.snapshots import Copy, RankPart, Source, Stamp
 
@@ -111,10 +112,27 @@ def test_what_is_corrupt_does_not_count(nodes: Nodes, name: str) -> None:
 
 def test_of_what_a_round_began_from_a_node_that_has_nothing_gets_a_copy(nodes: Nodes) -> None:
     (nodes.here / "slots.json").unlink()
-    fetch(nodes.here, nodes.copy, anew=True)
+    fetch(nodes.here, nodes.copy, 1 << 20)
     slot = Folder(nodes.here).slots()[Taken(120, 3)]
     assert (slot.path / "1.bin").read_bytes() == nodes.content
     assert (slot.path / "1.json").exists()
+
+
+def test_a_copy_of_an_earlier_round_leaves_alone_what_a_worker_has_mapped(nodes: Nodes) -> None:
+    """A worker of this round may have the file of that rank, larger, for its own snapshots."""
+    mapped = Mapped(nodes.here / "0" / "1.bin", 5 * SIZE)
+    mapped.bytes[:] = b"x" * 5 * SIZE
+    fetch(nodes.here, nodes.copy, 1 << 20)
+    assert (nodes.here / "0" / "1.bin").read_bytes() == nodes.content
+    assert mapped.bytes[-1:] == b"x", "a file that was cut would end the process here"
+    assert not mapped.trimmed(), "it has to be mapped again"
+    assert not list((nodes.here / "0").glob("*.new"))
+
+
+def test_without_memory_for_it_nothing_is_left_of_a_copy(nodes: Nodes) -> None:
+    with pytest.raises(OSError, match="may have 100"):
+        fetch(nodes.here, nodes.copy, 100)
+    assert not (nodes.here / "0" / "1.bin").exists()
 
 
 def test_what_was_overwritten_meanwhile_is_not_copied(nodes: Nodes) -> None:

@@ -79,13 +79,13 @@ async def _follow(client: Client, group: str, ranks: Sequence[int], most: int | 
     known: dict[tuple[int, int], list[str]] = {}  # by rank and stream
     told: set[str] = set()
     number, away, over = None, False, False
-    until = inf
+    state, until = "", inf
     while True:
-        state = (found := await client.group(group)).state if over else ""
-        if state in OUTCOMES:
-            until = min(until, monotonic() + LEAVING_S)
-        ends = state in OUTCOMES and (not found.counts.nodes or monotonic() >= until)
+        ends = False
         try:
+            if over and (state := (found := await client.group(group)).state) in OUTCOMES:
+                until = min(until, monotonic() + LEAVING_S)
+                ends = not found.counts.nodes or monotonic() >= until
             reply = await client.logs_of(group, rank=ranks)
         except Unreachable as error:
             if number is None:
@@ -154,6 +154,8 @@ def _news(log: Stack, known: Mapping[tuple[int, int], Sequence[str]], most: int 
     """What is new in both streams; all that is to be shown of a worker of whom nothing is known."""
     if (log.rank, 0) not in known:
         return _last(log, most)
+    if not log.size:  # its agent has not answered
+        return []
     return [
         line for stream, lines in enumerate(_streams(log)) for line in news(known[log.rank, stream], lines)
     ]

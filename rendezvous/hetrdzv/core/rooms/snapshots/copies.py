@@ -5,7 +5,7 @@ the next one at all.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from hetrdzv.core.memo import kept
@@ -15,30 +15,47 @@ from hetrdzv.core.selection.units import value_of
 from hetrdzv.protocol.rooms.snapshots import Chosen, Copy, Source, Stamp
 
 
-def copy_for(group: Group, node: Node) -> Copy | None:
+def copy_for(group: Group, node: Node, safe: Stamp | None = None) -> Copy | None:
     """The next parts that a member is to copy; None: none by now.
 
-    Of a snapshot of its round that it has a part of, those of the members whose keeper it is; else what these alone had
-    of the one that the round began from.
+    Of the snapshot that the round began from, until something as new is safe, what lives once: first on nodes that have
+    left, which all members share. Of a snapshot of its round that it has a part of those of the members whose keeper it
+    is.
+
+    Args:
+        safe: the newest snapshot that outlives any node.
     """
     current, own = group.active_round, node.snapshots
     if current is None or own is None:
         return None
     whose = list(kept_by(group, current, node.node_id))
-    mine = [held for held in own.held if held.sharded and held.round == current.number]
-    for held in sorted(mine, key=lambda held: -held.step):
+    began = _unsafe(current, safe)
+    lone = _lone(began) if began is not None else {}
+    stamp = Stamp(round=began.round, step=began.step) if began is not None else Stamp(round=0, step=0)
+    known = {part.rank for held in own.held if stamp_of(held) == stamp for part in held.ranks}
+    members = current.members
+    place = next(at for at, member in enumerate(members) if member.node_id == node.node_id)
+    for node_id in _outside(current) if began is not None else ():
+        mine = {rank for rank in lone[node_id] if rank % len(members) == place}
+        if (copy := _copy(group.nodes.get(node_id), stamp, known, mine)) is not None:
+            return copy
+    parts = [held for held in own.held if held.sharded and held.round == current.number]
+    for held in sorted(parts, key=lambda held: -held.step):
         for member in whose:
-            known = {part.rank for part in held.ranks}
-            if (copy := _copy(group, member, stamp_of(held), known, member.ranks)) is not None:
+            has = {part.rank for part in held.ranks}
+            if (copy := _copy(group.speaker(member), stamp_of(held), has, member.ranks)) is not None:
                 return copy
+    copies = (_copy(group.speaker(member), stamp, known, lone.get(member.node_id, ())) for member in whose)
+    return next(filter(None, copies), None)
+
+
+def _unsafe(current: Round, safe: Stamp | None) -> Chosen | None:
+    """What a round began from, if it lives in memory, in parts, and nothing as new is safe."""
     began = current.snapshot
     if began is None or began.on_disk or not began.sharded:
         return None
-    stamp = Stamp(round=began.round, step=began.step)
-    known = {part.rank for held in own.held if stamp_of(held) == stamp for part in held.ranks}
-    lone = _lone(began)
-    copies = (_copy(group, member, stamp, known, lone.get(member.node_id, ())) for member in whose)
-    return next(filter(None, copies), None)
+    is_safe = safe is not None and (safe.step, safe.round) >= (began.step, began.round)
+    return None if is_safe else began
 
 
 @kept
@@ -49,6 +66,13 @@ def _lone(began: Chosen) -> Mapping[str, AbstractSet[int]]:
         source.node_id: {part.rank for part in source.ranks if holders[part.rank] == 1}
         for source in began.sources
     }
+
+
+@kept
+def _outside(current: Round) -> Sequence[str]:
+    """The nodes that are not in a round, and alone have parts of the snapshot that it began from."""
+    lone = _lone(current.snapshot) if current.snapshot is not None else {}
+    return [node_id for node_id, ranks in lone.items() if ranks and current.member(node_id) is None]
 
 
 def kept_by(group: Group, current: Round, node_id: str) -> Iterator[Member]:
@@ -75,16 +99,13 @@ def _unit(group: Group, member: Member) -> str | None:
     return value_of(group.spec, node) if node is not None else None
 
 
-def _copy(
-    group: Group, member: Member, stamp: Stamp, known: AbstractSet[int], wanted: Container[int]
-) -> Copy | None:
-    """What a keeper lacks of some parts that a member has of a snapshot; None: nothing, or it does not have them yet.
+def _copy(node: Node | None, stamp: Stamp, known: AbstractSet[int], wanted: Container[int]) -> Copy | None:
+    """What a keeper lacks of some parts that a node has of a snapshot; None: nothing, or it does not have them yet.
 
     Args:
         known: the ranks whose parts the keeper has.
         wanted: those whose parts it is to have.
     """
-    node = group.speaker(member)
     theirs = node.snapshots if node is not None else None
     if node is None or theirs is None or not theirs.port:
         return None

@@ -106,7 +106,7 @@ def test_readmes_three_nodes(tmp_path: Path) -> None:
         assert "world size 4, 3 nodes" in here.run(where, of_group)
         followed = here.type(f"{where}\n{events}")
         planned = here.run(where, plan).replace("(gpu3, gpu1)", "(gpu1, gpu3)")  # as they have joined
-        assert "2 of 3 nodes ready (gpu1, gpu3); waiting for 1 more in place of gpu2" in planned
+        assert "2 of 3 nodes ready (gpu1, gpu3); waiting for 1 more in place of gpu2" in planned, planned
         here.run(where, drain)
         assert nodes["gpu2"].ends() == 4
         followed.says("drained")

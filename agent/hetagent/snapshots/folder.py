@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,6 +187,20 @@ class Slot:
         (self.path / CLAIMS).write_bytes(b"")
 
 
+class Need(IntEnum):
+    """How much a snapshot is needed."""
+
+    LITTLE = 1
+    """Newer ones are here."""
+    NEWEST = 2
+    BEGAN = 3
+    """The round began from it, and nothing as new is known to outlive any node."""
+    BESIDE = 4
+    """Others may have ended their round with it, a step before or after."""
+    SAFE = 5
+    """It outlives any node, or is being written to disk."""
+
+
 class Folder:
     """All files of a node.
 
@@ -251,7 +266,7 @@ class Folder:
                 return Slot(self.path / str(number), number, stamp)
             held = {known for known in stamps.values() if known is not None}
             needed = self._needed(stamp, held, self._pinned() if spares else None, ends=not spares)
-            most = (2 if insists else 1) if spares else 4
+            most = (Need.NEWEST if insists else Need.LITTLE) if spares else Need.BESIDE
             free = [number for number, known in stamps.items() if known is None or needed[known] <= most]
             if not free:
                 raise Overtaken(f"no memory for step {stamp.step} before another one is safe, or on disk")
@@ -262,7 +277,7 @@ class Folder:
             self._write({**stamps, number: stamp})
             return slot
 
-    def put(self, slot: Slot, beside: str, name: str) -> None:
+    def rename(self, slot: Slot, beside: str, name: str) -> None:
         """Give a file of a slot its name, unless the slot has been given to another snapshot meanwhile."""
         with self._locked():
             if self._stamps().get(slot.number) == slot.stamp:
@@ -270,16 +285,18 @@ class Folder:
 
     def _needed(
         self, stamp: Stamp, held: Collection[Stamp], pinned: Stamp | None, *, ends: bool
-    ) -> dict[Stamp, int]:
-        """How much each snapshot that is held is needed as another one wants its slot, from 1 to 5."""
+    ) -> dict[Stamp, Need]:
+        """How much each snapshot that is held is needed as another one wants its slot."""
         kept, newest = self.control().kept, max(held, default=None)
 
-        def of(known: Stamp) -> int:
+        def of(known: Stamp) -> Need:
             if known in (*kept[:1], pinned):
-                return 5
+                return Need.SAFE
             if ends and known.round == stamp.round and abs(known.step - stamp.step) == 1:
-                return 4
-            return 3 if known in kept else 2 if known == newest else 1
+                return Need.BESIDE
+            if known in kept:
+                return Need.BEGAN
+            return Need.NEWEST if known == newest else Need.LITTLE
 
         return {known: of(known) for known in held}
 
@@ -385,6 +402,6 @@ def put(path: Path, content: bytes) -> None:
     os.replace(new, path)
 
 
-def _order(known: Stamp | None, needed: Mapping[Stamp, int]) -> tuple[int, Stamp]:
+def _order(known: Stamp | None, needed: Mapping[Stamp, Need]) -> tuple[int, Stamp]:
     """What makes room first: nothing at all, what is needed least, what is oldest."""
     return (0, Stamp(-1, -1)) if known is None else (needed[known], known)

@@ -82,10 +82,10 @@ async def shown(
     if about is About.LOGS and number is None and group.round is not None:
         number = group.round.number
     trace = service.traces.of(group_id, about, number)
-    kept = list(trace.by_rank.values()) if trace is not None else []
+    kept, at = (list(trace.by_rank.values()), trace.at) if trace is not None else ([], None)
     if about is About.LOGS and number is not None:  # agents that are here have kept more
         told = await service.questions.of_earlier(group, number, ranks)
-        said = {(log.rank, log.node_id) for log in told}
+        said, at = {(log.rank, log.node_id) for log in told}, None if told else at
         kept = [*told, *(log for log in kept if (log.rank, log.node_id) not in said)]
     if not kept:
         raise NoRound(_nothing(group, about, number, service.now()))
@@ -95,7 +95,7 @@ async def shown(
     kept = [one for one in kept if ranks is None or one.rank in wanted]
     kept += _missing(group, about, number, wanted - {one.rank for one in kept})
     kept.sort(key=lambda one: one.rank)
-    return Shown(number, tuple(kept), over=True, at=trace.at if trace is not None else None)
+    return Shown(number, tuple(kept), over=True, at=at)
 
 
 def _all_of(group: Group, about: About, number: int) -> AbstractSet[int]:

@@ -123,7 +123,10 @@ def _require_room(path: Path, size: int, memory: int) -> None:
     files = (file for slot in SLOTS for file in (path / slot).glob("*"))
     used = sum(file.stat().st_blocks * 512 for file in files if file.is_file())
     if used + size > memory:
-        raise OSError(f"with it snapshots would have {used + size} bytes, and may have {memory}")
+        raise OSError(
+            f"with it they would take {(used + size) / 1e6:.0f} MB, and may have {memory / 1e6:.0f} MB: give hetagent "
+            "a larger --snapshot-memory"
+        )
 
 
 def _replace(
@@ -140,7 +143,7 @@ def _replace(
     try:
         _fetch_file(source, slot, name, beside, size, pause)
         check(slot.path / beside)
-        folder.put(slot, beside, name)
+        folder.rename(slot, beside, name)
     finally:
         (slot.path / beside).unlink(missing_ok=True)
 

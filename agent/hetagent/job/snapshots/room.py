@@ -161,7 +161,7 @@ class Snapshots(Room):
         self._began = (
             Stamp(round=chosen.round, step=chosen.step) if chosen is not None and in_memory else None
         )
-        if chosen is None or _newness(self._safe) > (chosen.step, chosen.round):
+        if self._safe is not None and (chosen is None or self._safe.newness > (chosen.step, chosen.round)):
             self._safe = None  # it is not held any more, or not to be used
         if self._began is not None and chosen is not None and chosen.sharded:
             self._open()
@@ -378,10 +378,10 @@ class Snapshots(Room):
 
     def _kept(self) -> list[Stamp]:
         """What is not to be overwritten: what outlives any node, and what the round began from until that does."""
-        kept = [self._safe] if self._safe is not None else []
-        if self._began is not None and _newness(self._began) > _newness(self._safe):
-            kept.append(self._began)
-        return kept
+        safe, began = self._safe, self._began
+        if safe is not None and began is not None and began.newness <= safe.newness:
+            began = None
+        return [stamp for stamp in (safe, began) if stamp is not None]
 
     # -- what this node has ------------------------------------------------------------------------------------
 
@@ -439,10 +439,6 @@ class Snapshots(Room):
             self._serving.start()
             if self._serving.port != before:
                 self._refresh()
-
-
-def _newness(stamp: Stamp | None) -> tuple[int, int]:
-    return (stamp.step, stamp.round) if stamp is not None else (-1, -1)
 
 
 def _asks_every_s(nnodes: int) -> float:

@@ -73,8 +73,5 @@ class Deaths:
             if process.session == self._sid and pid != self._sid and pid not in known:
                 try:
                     self._watched[os.pidfd_open(pid)] = process
-                except (
-                    AttributeError,
-                    OSError,
-                ):  # it has ended, there are too many, or this Python has no such call
-                    continue
+                except (AttributeError, OSError):
+                    continue  # it has ended, there are too many, or this Python has no such call

@@ -85,8 +85,11 @@ class Workers:
         )
 
     def output(self, local_rank: int) -> tuple[bytes, bytes]:
-        """The end of what a local rank has written, wherever that goes: all of it, or where a stream goes into a file,
-        stdout and stderr; empty if nobody keeps it."""
+        """The end of what a local rank has written, wherever that goes; empty if nobody keeps it.
+
+        Returns:
+            both streams in one and nothing, or where one goes into a file, stdout and stderr.
+        """
         end = self.started.outputs.get(local_rank)
         return end() if end is not None else (b"", b"")
 

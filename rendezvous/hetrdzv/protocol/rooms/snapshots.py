@@ -44,6 +44,11 @@ class Stamp(Body):
     round: Positive
     step: Count
 
+    @property
+    def newness(self) -> tuple[int, int]:
+        """The newer, the larger."""
+        return self.step, self.round
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPart(Body):

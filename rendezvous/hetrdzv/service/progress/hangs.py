@@ -80,7 +80,7 @@ class Hangs:
         self._pause_s: dict[str, float] = {}  # how long each is left alone at least
         self._kept: dict[
             str, tuple[int, float]
-        ] = {}  # of which stall all stacks are kept: its round and beginning
+        ] = {}  # whose stacks are kept: the stall's round and beginning
 
     def forget(self, group_id: str) -> None:
         """A group is over."""

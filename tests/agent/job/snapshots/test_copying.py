@@ -130,7 +130,7 @@ def test_a_copy_of_an_earlier_round_leaves_alone_what_a_worker_has_mapped(nodes:
 
 
 def test_without_memory_for_it_nothing_is_left_of_a_copy(nodes: Nodes) -> None:
-    with pytest.raises(OSError, match="may have 100"):
+    with pytest.raises(OSError, match="a larger --snapshot-memory"):
         fetch(nodes.here, nodes.copy, 100)
     assert not (nodes.here / "0" / "1.bin").exists()
 

@@ -138,5 +138,5 @@ def pass_by(kept: Kept, stamps: Sequence[Stamp], why: WhyPassedBy) -> Kept:
     }
     if not new:
         return kept
-    passed = sorted((known | new).values(), key=lambda one: (one.stamp.step, one.stamp.round))
+    passed = sorted((known | new).values(), key=lambda one: one.stamp.newness)
     return replace(kept, passed=tuple(passed[-MOST_PASSED:]))

@@ -9,6 +9,7 @@ from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.facts.who import MOST_RANGES, Nodes, Ranks
 from hetrdzv.protocol.rooms.snapshots import (
+    Chosen,
     Held,
     Holdings,
     Lack,
@@ -125,8 +126,8 @@ def is_copied(one: Gathered) -> bool:
     return all(copies[rank] > 1 for rank in range(one.world_size))
 
 
-def stamp_of(held: Held) -> Stamp:
-    """Which snapshot a node has something of."""
+def stamp_of(held: Held | Chosen) -> Stamp:
+    """Which snapshot it is, or is of."""
     return Stamp(round=held.round, step=held.step)
 
 

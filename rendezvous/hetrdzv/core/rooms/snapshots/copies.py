@@ -18,9 +18,9 @@ from hetrdzv.protocol.rooms.snapshots import Chosen, Copy, Source, Stamp
 def copy_for(group: Group, node: Node, safe: Stamp | None = None) -> Copy | None:
     """The next parts that a member is to copy; None: none by now.
 
-    Of the snapshot that the round began from, until something as new is safe, what lives once: first on nodes that have
-    left, which all members share. Of a snapshot of its round that it has a part of those of the members whose keeper it
-    is.
+    They are of each snapshot of its round those of the members whose keeper it is; and, until something as new is safe,
+    what lives once of the snapshot that the round began from. Of that, all members share out what nodes have that have
+    left, which comes first.
 
     Args:
         safe: the newest snapshot that outlives any node.
@@ -31,11 +31,11 @@ def copy_for(group: Group, node: Node, safe: Stamp | None = None) -> Copy | None
     whose = list(kept_by(group, current, node.node_id))
     began = _unsafe(current, safe)
     lone = _lone(began) if began is not None else {}
-    stamp = Stamp(round=began.round, step=began.step) if began is not None else Stamp(round=0, step=0)
+    stamp = stamp_of(began) if began is not None else None
     known = {part.rank for held in own.held if stamp_of(held) == stamp for part in held.ranks}
     members = current.members
-    place = next(at for at, member in enumerate(members) if member.node_id == node.node_id)
-    for node_id in _outside(current) if began is not None else ():
+    place = next((at for at, member in enumerate(members) if member.node_id == node.node_id), -1)
+    for node_id in _outside(current) if stamp is not None else ():
         mine = {rank for rank in lone[node_id] if rank % len(members) == place}
         if (copy := _copy(group.nodes.get(node_id), stamp, known, mine)) is not None:
             return copy
@@ -54,8 +54,7 @@ def _unsafe(current: Round, safe: Stamp | None) -> Chosen | None:
     began = current.snapshot
     if began is None or began.on_disk or not began.sharded:
         return None
-    is_safe = safe is not None and (safe.step, safe.round) >= (began.step, began.round)
-    return None if is_safe else began
+    return None if safe is not None and safe.newness >= stamp_of(began).newness else began
 
 
 @kept
@@ -99,7 +98,9 @@ def _unit(group: Group, member: Member) -> str | None:
     return value_of(group.spec, node) if node is not None else None
 
 
-def _copy(node: Node | None, stamp: Stamp, known: AbstractSet[int], wanted: Container[int]) -> Copy | None:
+def _copy(
+    node: Node | None, stamp: Stamp | None, known: AbstractSet[int], wanted: Container[int]
+) -> Copy | None:
     """What a keeper lacks of some parts that a node has of a snapshot; None: nothing, or it does not have them yet.
 
     Args:
@@ -107,7 +108,7 @@ def _copy(node: Node | None, stamp: Stamp, known: AbstractSet[int], wanted: Cont
         wanted: those whose parts it is to have.
     """
     theirs = node.snapshots if node is not None else None
-    if node is None or theirs is None or not theirs.port:
+    if node is None or stamp is None or theirs is None or not theirs.port:
         return None
     held = next((each for each in theirs.held if stamp_of(each) == stamp), None)
     ranks = tuple(

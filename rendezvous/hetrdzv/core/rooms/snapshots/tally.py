@@ -124,4 +124,4 @@ def _is_less(after: Held | None, before: Held) -> bool:
 def _is_newer(stamp: Stamp | None, than: Stamp | None) -> bool:
     if stamp is None or than is None:
         return stamp is not None
-    return (stamp.step, stamp.round) > (than.step, than.round)
+    return stamp.newness > than.newness

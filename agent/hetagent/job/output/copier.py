@@ -179,17 +179,26 @@ class Copier:
 
     def hand_over(self) -> None:
         """This process ends: what workers have left behind and still runs writes on, through processes of their own."""
+        if self._over:
+            return
         with self._lock:
             self._over = True
             thread, self._thread = self._thread, None
         self._nudge()
         if thread is not None:
             thread.join(END_S)
-        for source in list(self._sources.values()):
+        for source in self._sources.values():
             source.close_writer()
-            if thread is None or not thread.is_alive():
-                with contextlib.suppress(OSError):  # no `cat`: it gets SIGPIPE, as behind any pipe
-                    self._leave(source)
+        if thread is not None and thread.is_alive():
+            return
+        for source in self._sources.values():
+            with contextlib.suppress(OSError):  # no `cat`: it gets SIGPIPE, as behind any pipe
+                self._leave(source)
+            os.close(source.reader)
+        self._sources.clear()
+        os.close(self._woken)
+        os.close(self._wake)
+        self._wake = -1
 
     def _leave(self, source: Source) -> None:
         rest = scratch.nameless()
@@ -285,8 +294,9 @@ class Copier:
             source.took(len(source.rest))
 
     def _nudge(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake, b"x")
+        if self._wake >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._wake, b"x")
 
     # -- the size of the terminal ------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import os
 import pty
 import resource
@@ -239,6 +240,20 @@ def test_what_comes_through_both_is_kept_in_its_order_and_stderr_by_itself(
     assert kept.ends.read() == b"loss 3\nwarning\nloss 2\n"
     assert kept.stderr.read() == b"warning\n"
     assert capfd.readouterr() == ("loss 3\nloss 2\n", "warning\n")
+
+
+@pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")  # what is left behind is not waited for
+def test_nothing_stays_open_when_it_has_ended() -> None:
+    gc.collect()
+    before = set(os.listdir("/proc/self/fd"))
+    consoles = Consoles()
+    kept = consoles.open(STDOUT, STDERR)
+    other = os.dup(kept.writer(STDOUT, -1))  # something that a worker has left behind
+    kept.close_writers()
+    consoles.hand_over()
+    consoles.hand_over()
+    os.close(other)
+    assert not set(os.listdir("/proc/self/fd")) - before
 
 
 def test_what_goes_into_a_file_is_left_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Each case runs the real `main()` in a process of its own, forked to save the sec
 """
 
 import contextlib
+import gc
 import os
 import shutil
 import socket
@@ -82,6 +83,7 @@ def hetagent(tmp_path: Path) -> Callable[..., Said]:
 
 def _become_hetagent(argv: tuple[str, ...], environ: dict[str, str], folder: Path, output: Path) -> None:
     status = 70
+    gc.freeze()  # collecting what gRPC had before the fork crashes
     try:
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, 1)

@@ -180,7 +180,13 @@ def test_what_a_round_began_from_outlives_a_node_before_the_next_snapshot(job: C
     began = run.loaded(second)
     assert began > 0
     run.lose("a")
-    assert run.loaded(run.trained(second, world=1)) == began
+    third = run.trained(second, world=1)
+    assert run.loaded(third) == began
+    run.start("a")  # with nothing
+    grown = run.trained(third)
+    began = run.loaded(grown)
+    run.lose("b")
+    assert run.loaded(run.trained(grown, world=2)) == began
 
 
 # -- on disk ---------------------------------------------------------------------------------------------------

@@ -131,6 +131,22 @@ def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:
         assert [part.rank for part in copy.source.ranks] == [lone[member]]
 
 
+def test_who_alone_has_what_ranks_have_alike_is_copied_altogether() -> None:
+    """That lies in the parts of all ranks of a node together, so others may have each of them and yet not that."""
+    job = Job(min_nodes=3, max_nodes=3).begin("a", "b", "c")
+    job.declare("a", 0, 1, 2, whole=True)
+    job.declare("c", 2)
+    held = {name: job.node(name).snapshots for name in "ac"}
+    for name in "abc":
+        job.join(name, snapshots=held.get(name, replace(SERVES, origin=job.origin)))
+    assert job.group.active_round is not None
+    assert job.group.active_round.snapshot is not None
+    assert keepers(job.group)["a"] == "b"
+    copy = copy_for(job.group, job.node("b"))
+    assert copy is not None
+    assert [part.rank for part in copy.source.ranks] == [0, 1, 2]
+
+
 def test_what_a_node_that_has_left_alone_has_is_shared_out_among_the_members() -> None:
     job = Job(min_nodes=2, max_nodes=3).begin("a", "b", "c")
     for rank, name in enumerate("abc"):
@@ -162,6 +178,37 @@ def test_what_a_node_that_has_left_alone_has_is_shared_out_among_the_members() -
     assert {name: copy.source.ranks[0].rank for name, copy in of_c.items()} == {"a": 2}
     safe = Stamp(round=1, step=8)
     assert [copy_for(job.group, job.node(name), safe) for name in "ab"] == [None, None]
+
+
+def test_what_only_a_node_that_has_left_has_at_all_two_members_copy() -> None:
+    job = Job(min_nodes=1, max_nodes=4).begin("d")
+    job.declare("d", 0, whole=True)
+    held = job.node("d").snapshots
+    assert held is not None
+    for name in "abc":
+        job.join(name, snapshots=replace(SERVES, origin=job.origin))
+    d = job.node("d")
+    job.do(Drain("d"))
+    job.do(
+        Report(
+            node_id="d",
+            incarnation=d.incarnation,
+            round=1,
+            kind=ReportKind.PARTING,
+            message="drained",
+            snapshots=held,
+            serves_s=300.0,
+        )
+    )
+    for name in "abc":
+        job.join(name, snapshots=replace(SERVES, origin=job.origin))
+    job.wait(30.0)
+    active = job.group.active_round
+    assert active is not None
+    assert active.snapshot is not None
+    assert {source.node_id for source in active.snapshot.sources} == {"d"}
+    copies = [copy_for(job.group, job.node(member.node_id)) for member in active.members]
+    assert [copy is not None for copy in copies] == [True, True, False]
 
 
 def test_what_all_have_alike_needs_no_copies() -> None:

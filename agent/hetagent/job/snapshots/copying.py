@@ -1,10 +1,12 @@
 """Copies parts of a sharded snapshot from another node to this one, in a thread: shards live once, and nodes die."""
 
 import contextlib
+import os
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
@@ -12,12 +14,15 @@ from xxhash import xxh3_64_hexdigest
 from hetagent.job.snapshots.exchange import SLOTS
 from hetagent.node.network import host_port
 from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import INDEX, OWN, SMALL, Folder, Index, Slot, Stamp, put
+from hetagent.snapshots.folder import INDEX, OWN, SHARED, SMALL, Folder, Index, Slot, Stamp, put
 from hetagent.snapshots.sources import Source, SourceError, read_index
 from hetrdzv.protocol.rooms.snapshots import Copy
 
 CHUNK = 8 << 20
 """How much is fetched at a time (bytes)."""
+
+PADDING = 64
+"""Pieces between which there is less lie next to each other (bytes)."""
 
 SHARE = 0.5
 """For which part of the time it is fetched: the network is there for training."""
@@ -87,31 +92,87 @@ def fetch(
     if memory is not None:
         folder.begin(stamp, spares=True)
     with contextlib.closing(Source(told, stamp)) as source:
-        for part in of.ranks:
+        parts = [_Part.read(source, part.rank) for part in of.ranks]
+        if memory is not None and (slot := folder.slots().get(stamp)) is not None:
+            _fetch_alike(folder, source, slot, parts, memory, pause)
+        for part in parts:
             slot = folder.slots().get(stamp)
             if slot is None:
                 return
-            text = source.index(part.rank)
-            index = read_index(source, part.rank, xxh3_64_hexdigest)
-            for name, size, parts in _files(index):
+            for file in part.files():
                 if memory is None:
-                    _fetch_file(source, slot, name, name, size, pause)
-                    _check(slot.path / name, index, parts)
+                    _fetch_file(source, slot.path / file.name, file, pause)
+                    os.truncate(slot.path / file.name, file.size)
+                    file.check(slot.path / file.name)
                 else:
-                    _require_room(path, size, memory)
-                    check = partial(_check, index=index, parts=parts)
-                    _replace(folder, source, slot, name, size, check, pause)
+                    _require_room(path, file.size, memory)
+                    _replace(folder, source, slot, file, pause)
             if stamp in folder.slots():
-                put(slot.path / INDEX.format(part.rank), text)
+                put(slot.path / INDEX.format(part.index.rank), part.text)
 
 
-def _files(index: Index) -> Iterator[tuple[str, int, list[tuple[int, int, str]]]]:
-    """The files of a rank's own part: name, size, and which bytes have which digest."""
-    own = [place for place in index.tensors if place.file == OWN.format(index.rank)]
-    if own:
-        parts = [(place.at, place.bytes, place.digest) for place in own if place.bytes]
-        yield own[0].file, max(place.at + place.bytes for place in own), parts
-    yield SMALL.format(index.rank), index.small_bytes, [(0, index.small_bytes, index.small_digest)]
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of a slot, or some of it.
+
+    Attributes:
+        size: of the file (bytes).
+        pieces: where those lie that are wanted, with their digests.
+        rank: whose part they are of.
+    """
+
+    name: str
+    size: int
+    pieces: Sequence[tuple[int, int, str]]
+    rank: int
+
+    def check(self, path: Path) -> None:
+        """Check them.
+
+        Raises:
+            SourceError: one is another.
+        """
+        with path.open("rb") as file:
+            for at, size, digest in self.pieces:
+                file.seek(at)
+                if xxh3_64_hexdigest(file.read(size)) != digest:
+                    raise SourceError(f"the part of rank {self.rank} is corrupt")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a rank has written: its index as it is, and what that says."""
+
+    text: bytes
+    index: Index
+
+    @classmethod
+    def read(cls, source: Source, rank: int) -> "_Part":
+        """Fetch its index.
+
+        Raises:
+            SourceError: it cannot be had.
+        """
+        text = source.index(rank)
+        return cls(text, read_index(source, rank, xxh3_64_hexdigest))
+
+    def files(self) -> Iterator[_File]:
+        """The files that it alone has written."""
+        index = self.index
+        if (own := self._of(OWN.format(index.rank))).size:
+            yield own
+        size, digest = index.small_bytes, index.small_digest
+        yield _File(SMALL.format(index.rank), size, [(0, size, digest)], index.rank)
+
+    def alike(self) -> _File:
+        """What it has copied of that which all ranks have alike."""
+        return self._of(SHARED)
+
+    def _of(self, name: str) -> _File:
+        every = (*self.index.tensors, *self.index.items)
+        places = [place for place in every if place.file == name and place.bytes]
+        size = max((place.at + place.bytes for place in places), default=0)
+        return _File(name, size, [(place.at, place.bytes, place.digest) for place in places], self.index.rank)
 
 
 def _require_room(path: Path, size: int, memory: int) -> None:
@@ -129,45 +190,77 @@ def _require_room(path: Path, size: int, memory: int) -> None:
         )
 
 
-def _replace(
+def _fetch_alike(
     folder: Folder,
     source: Source,
     slot: Slot,
-    name: str,
-    size: int,
-    check: Callable[[Path], None],
+    parts: Sequence[_Part],
+    memory: int,
     pause: Callable[[float], None],
 ) -> None:
-    """Fetch a file beside the one of its name, which a worker may have mapped, and put it there once it is good."""
-    beside = f"{name}.new"
+    """Fetch what some ranks have copied of that which all have alike, unless it is here.
+
+    Raises:
+        SourceError: it cannot be had, or is not what was announced.
+        OSError: there is no room for it.
+    """
+    known = slot.path / SHARED
+    lacks: list[_File] = []
+    for file in (part.alike() for part in parts):
+        try:
+            file.check(known)
+        except (SourceError, FileNotFoundError):
+            lacks.append(file)
+    size = max((file.size for file in lacks), default=0)
+    if not size:
+        return
+    _require_room(folder.path, size, memory)
+    beside = slot.path / f"{SHARED}.new"
     try:
-        _fetch_file(source, slot, name, beside, size, pause)
-        check(slot.path / beside)
-        folder.rename(slot, beside, name)
+        if known.exists():  # with the parts of other ranks, or of an earlier snapshot
+            shutil.copyfile(known, beside)
+        for file in lacks:
+            _fetch_file(source, beside, file, pause)
+            file.check(beside)
+        folder.rename(slot, beside.name, SHARED)
     finally:
-        (slot.path / beside).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
 
 
-def _fetch_file(
-    source: Source, slot: Slot, name: str, into: str, size: int, pause: Callable[[float], None]
-) -> None:
-    path = slot.path / into
+def _replace(folder: Folder, source: Source, slot: Slot, file: _File, pause: Callable[[float], None]) -> None:
+    """Fetch a file beside the one of its name, which a worker may have mapped, and put it there once it is good."""
+    beside = slot.path / f"{file.name}.new"
+    try:
+        _fetch_file(source, beside, file, pause)
+        file.check(beside)
+        folder.rename(slot, beside.name, file.name)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _fetch_file(source: Source, path: Path, wanted: _File, pause: Callable[[float], None]) -> None:
+    """Fetch some pieces of a file to their places."""
     with path.open("r+b" if path.exists() else "w+b") as file:  # memory that is there is used again
-        memory = memoryview(bytearray(min(CHUNK, max(size, 1))))
-        for at in range(0, size, CHUNK):
-            began = time.monotonic()
-            piece = memory[: min(CHUNK, size - at)]
-            source.read_into(name, at, piece)
-            file.seek(at)
-            file.write(piece)
-            if at + CHUNK < size:
-                pause((time.monotonic() - began) * (1 / SHARE - 1))
-        file.truncate(size)
+        memory = memoryview(bytearray(min(CHUNK, max(wanted.size, 1))))
+        for begin, end in _runs(wanted.pieces):
+            for at in range(begin, end, CHUNK):
+                began = time.monotonic()
+                piece = memory[: min(CHUNK, end - at)]
+                source.read_into(wanted.name, at, piece)
+                file.seek(at)
+                file.write(piece)
+                if at + CHUNK < end:
+                    pause((time.monotonic() - began) * (1 / SHARE - 1))
 
 
-def _check(path: Path, index: Index, parts: list[tuple[int, int, str]]) -> None:
-    with path.open("rb") as file:
-        for at, size, digest in parts:
-            file.seek(at)
-            if xxh3_64_hexdigest(file.read(size)) != digest:
-                raise SourceError(f"the part of rank {index.rank} is corrupt")
+def _runs(pieces: Iterable[tuple[int, int, str]]) -> Iterator[tuple[int, int]]:
+    """Where pieces begin and end, in order; those that lie next to each other are one."""
+    begin = end = 0
+    for at, size, _ in sorted(pieces):
+        if at - end > PADDING:
+            if end > begin:
+                yield begin, end
+            begin = at
+        end = at + size
+    if end > begin:
+        yield begin, end

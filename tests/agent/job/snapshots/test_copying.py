@@ -2,23 +2,26 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.agent.job.snapshots.standin import part
+from tests.agent.job.snapshots.standin import part, put
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.job.loop import Identity
 from hetagent.job.snapshots import copying
 from hetagent.job.snapshots.copying import fetch
+from hetagent.job.snapshots.exchange import Exchange
 from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import hold_port
 from hetagent.snapshots.folder import Folder
 from hetagent.snapshots.folder import Stamp as Taken
 from hetagent.snapshots.memory import Mapped
+from hetagent.snapshots.sources import Source as Fetched
 from hetagent.snapshots.sources import SourceError
-from hetrdzv.protocol.rooms.snapshots import Copy, RankPart, Source, Stamp
+from hetrdzv.protocol.rooms.snapshots import Copy, Held, RankPart, Source, Stamp
 
 SIZE = 1000
 
@@ -116,6 +119,68 @@ def test_of_what_a_round_began_from_a_node_that_has_nothing_gets_a_copy(nodes: N
     slot = Folder(nodes.here).slots()[Taken(120, 3)]
     assert (slot.path / "1.bin").read_bytes() == nodes.content
     assert (slot.path / "1.json").exists()
+
+
+def alike(nodes: Nodes, name: str, at: int, content: bytes, *ranks: int) -> None:
+    """The ranks have copied a tensor that all have alike; the other node has it."""
+    shared = nodes.there / "2" / "shared.bin"
+    known = bytearray(shared.read_bytes()) if at else bytearray()
+    known[at:] = content
+    shared.write_bytes(known)
+    digest = xxh3_64_hexdigest(content)
+    for rank in ranks:
+        index = json.loads((nodes.there / "2" / f"{rank}.json").read_bytes())
+        place = {**index["tensors"][0], "name": name, "file": "shared.bin", "at": at, "bytes": len(content)}
+        index["tensors"].append({**place, "digest": digest})
+        index["alike"][name] = len(content)
+        put(nodes.there / "2" / f"{rank}.json", json.dumps(index))
+
+
+def declared(node: Path) -> Held:
+    """What a node declares of its only snapshot."""
+    (held,), _ = Exchange(node, pytest.fail).held()
+    return held
+
+
+def test_a_node_that_had_nothing_has_all_that_ranks_have_alike_with_the_parts_of_a_whole_node(
+    nodes: Nodes,
+) -> None:
+    """AdamW's step counters are alike on all ranks: without them no node could begin from the copies."""
+    first, second = os.urandom(64), os.urandom(700)
+    alike(nodes, "optimizer.step", 0, first, 1)
+    alike(nodes, "model.b", 64, second, 1)
+    shutil.rmtree(nodes.here / "0")
+    (nodes.here / "slots.json").unlink()
+    fetch(nodes.here, nodes.copy, 1 << 20)
+    slot = Folder(nodes.here).slots()[Taken(120, 3)]
+    assert (slot.path / "shared.bin").read_bytes() == first + second
+    assert declared(nodes.here).whole
+    assert not list(slot.path.glob("*.new"))
+
+
+def test_what_ranks_have_alike_is_not_fetched_twice(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = os.urandom(700)
+    alike(nodes, "model.b", 0, content, 1)
+    (nodes.here / "0" / "shared.bin").write_bytes(content + b"of other ranks")
+    asked: list[str] = []
+    read_into = Fetched.read_into
+    monkeypatch.setattr(
+        Fetched, "read_into", lambda self, file, *more: (asked.append(file), read_into(self, file, *more))
+    )
+    fetch(nodes.here, nodes.copy, 1 << 20)
+    assert "shared.bin" not in asked
+    assert (nodes.here / "0" / "shared.bin").read_bytes() == content + b"of other ranks"
+
+
+def test_what_ranks_have_alike_and_is_corrupt_does_not_count(nodes: Nodes) -> None:
+    alike(nodes, "model.b", 0, os.urandom(700), 1)
+    (nodes.there / "2" / "shared.bin").write_bytes(bytes(700))
+    before = (nodes.here / "0" / "shared.bin").read_bytes()
+    with pytest.raises(SourceError, match="the part of rank 1 is corrupt"):
+        fetch(nodes.here, nodes.copy, 1 << 20)
+    assert not (nodes.here / "0" / "1.json").exists()
+    assert (nodes.here / "0" / "shared.bin").read_bytes() == before
+    assert not list((nodes.here / "0").glob("*.new"))
 
 
 def test_a_copy_of_an_earlier_round_leaves_alone_what_a_worker_has_mapped(nodes: Nodes) -> None:

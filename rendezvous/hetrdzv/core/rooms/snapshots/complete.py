@@ -119,11 +119,13 @@ def serves(group: Group, node: Node) -> bool:
 
 
 def is_copied(one: Gathered) -> bool:
-    """Whether a complete snapshot outlives any node: what ranks have alike all can save again, but not their parts."""
+    """Whether a complete snapshot outlives any node: if nothing is sharded all can save again what they have alike."""
     if one.on_disk or not one.sharded:
         return True
     copies = Counter(part.rank for _, held in one.holders for part in held.ranks)
-    return all(copies[rank] > 1 for rank in range(one.world_size))
+    return sum(held.whole for _, held in one.holders) > 1 and all(
+        copies[rank] > 1 for rank in range(one.world_size)
+    )
 
 
 def stamp_of(held: Held | Chosen) -> Stamp:

@@ -14,13 +14,16 @@ from hetrdzv.core.rooms.snapshots.complete import stamp_of
 from hetrdzv.core.selection.units import value_of
 from hetrdzv.protocol.rooms.snapshots import Chosen, Copy, Source, Stamp
 
+COPIES = 2
+"""How many nodes have all of a snapshot that outlives any node."""
+
 
 def copy_for(group: Group, node: Node, safe: Stamp | None = None) -> Copy | None:
     """The next parts that a member is to copy; None: none by now.
 
     They are of each snapshot of its round those of the members whose keeper it is; and, until something as new is safe,
     what lives once of the snapshot that the round began from. Of that, all members share out what nodes have that have
-    left, which comes first.
+    left, which comes first; two copy all of a node that alone has what ranks have alike.
 
     Args:
         safe: the newest snapshot that outlives any node.
@@ -35,8 +38,11 @@ def copy_for(group: Group, node: Node, safe: Stamp | None = None) -> Copy | None
     known = {part.rank for held in own.held if stamp_of(held) == stamp for part in held.ranks}
     members = current.members
     place = next((at for at, member in enumerate(members) if member.node_id == node.node_id), -1)
-    for node_id in _outside(current) if stamp is not None else ():
-        mine = {rank for rank in lone[node_id] if rank % len(members) == place}
+    for node_id in _outside(current) if began is not None else ():
+        has_all = began is not None and node_id == _alone_whole(began)
+        mine = {
+            rank for rank in lone[node_id] if (place < COPIES if has_all else rank % len(members) == place)
+        }
         if (copy := _copy(group.nodes.get(node_id), stamp, known, mine)) is not None:
             return copy
     parts = [held for held in own.held if held.sharded and held.round == current.number]
@@ -59,12 +65,25 @@ def _unsafe(current: Round, safe: Stamp | None) -> Chosen | None:
 
 @kept
 def _lone(began: Chosen) -> Mapping[str, AbstractSet[int]]:
-    """The ranks of a snapshot of which one node alone has the part, by node."""
+    """The ranks of a snapshot of which one node alone has the part, by node.
+
+    Of a node that alone has all that ranks have alike it is all ranks: their parts have that, too.
+    """
     holders = Counter(part.rank for source in began.sources for part in source.ranks)
+    alone = _alone_whole(began)
     return {
-        source.node_id: {part.rank for part in source.ranks if holders[part.rank] == 1}
+        source.node_id: {
+            part.rank for part in source.ranks if holders[part.rank] == 1 or source.node_id == alone
+        }
         for source in began.sources
     }
+
+
+@kept
+def _alone_whole(began: Chosen) -> str | None:
+    """The node that alone has all tensors that ranks have alike; None: there are more."""
+    whole = [source.node_id for source in began.sources if source.whole]
+    return whole[0] if len(whole) == 1 else None
 
 
 @kept

@@ -1,6 +1,7 @@
 """Which snapshot is complete while a round runs, counted along as its members say one after another what they hold.
 
-It outlives any node: a sharded one counts once each part of a rank is on two nodes, where there are two.
+It outlives any node: a sharded one counts once each part of a rank is on two nodes, where there are two, as is what all
+ranks have alike.
 
 To look at all nodes at each message would take as long as there are nodes, each time.
 """
@@ -13,6 +14,9 @@ from hetrdzv.protocol.rooms.snapshots import Held, Holdings, SnapshotsReply, Sta
 
 COUNTED_ANEW_FOR = 64
 """All is counted anew at most this often while each node says something once."""
+
+ALIKE = -1
+"""What all ranks have alike, as if it were the part of a rank."""
 
 _Key = tuple[int, int, int, bool]
 
@@ -72,16 +76,17 @@ class Tally:
             self._stale = self._stale or self._complete == stamp_of(held)
         if held.sharded:
             ranks, copied = self._ranks.setdefault(key, {}), self._copied.setdefault(key, set())
-            for part in held.ranks:
-                if part.rank < held.world_size and ranks.setdefault(part.rank, node_id) != node_id:
-                    copied.add(part.rank)
+            parts = [part.rank for part in held.ranks if part.rank < held.world_size]
+            for rank in (*parts, ALIKE) if held.whole else parts:
+                if ranks.setdefault(rank, node_id) != node_id:
+                    copied.add(rank)
 
     def _judge(self, held: Held) -> None:
         """See whether a snapshot is complete by now."""
         key = held.step, held.round, held.world_size, held.sharded
         if held.sharded:
             parts = (self._ranks if self._alone is not None else self._copied).get(key, ())
-            if len(parts) < held.world_size:
+            if len(parts) < held.world_size + 1:  # and what is alike
                 return
         if key in self._whole and key not in self._differ:
             self._complete = stamp_of(held)

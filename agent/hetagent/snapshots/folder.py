@@ -8,7 +8,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -264,13 +264,10 @@ class Folder:
             number = next((number for number, known in stamps.items() if known == stamp), None)
             if number is not None:
                 return Slot(self.path / str(number), number, stamp)
-            held = {known for known in stamps.values() if known is not None}
-            needed = self._needed(stamp, held, self._pinned() if spares else None, ends=not spares)
-            most = (Need.NEWEST if insists else Need.LITTLE) if spares else Need.BESIDE
-            free = [number for number, known in stamps.items() if known is None or needed[known] <= most]
-            if not free:
+            kept, pinned = self.control().kept, self._pinned() if spares else None
+            number = room_for(stamp, stamps, kept, pinned, spares=spares, insists=insists)
+            if number is None:
                 raise Overtaken(f"no memory for step {stamp.step} before another one is safe, or on disk")
-            number = min(free, key=lambda each: _order(stamps[each], needed))
             slot = Slot(self.path / str(number), number, stamp)
             slot.empty()
             self.bad(stamp).unlink(missing_ok=True)
@@ -282,23 +279,6 @@ class Folder:
         with self._locked():
             if self._stamps().get(slot.number) == slot.stamp:
                 os.replace(slot.path / beside, slot.path / name)
-
-    def _needed(
-        self, stamp: Stamp, held: Collection[Stamp], pinned: Stamp | None, *, ends: bool
-    ) -> dict[Stamp, Need]:
-        """How much each snapshot that is held is needed as another one wants its slot."""
-        kept, newest = self.control().kept, max(held, default=None)
-
-        def of(known: Stamp) -> Need:
-            if known in (*kept[:1], pinned):
-                return Need.SAFE
-            if ends and known.round == stamp.round and abs(known.step - stamp.step) == 1:
-                return Need.BESIDE
-            if known in kept:
-                return Need.BEGAN
-            return Need.NEWEST if known == newest else Need.LITTLE
-
-        return {known: of(known) for known in held}
 
     def bad(self, stamp: Stamp) -> Path:
         """The file that says that a snapshot cannot be loaded, and why."""
@@ -402,6 +382,38 @@ def put(path: Path, content: bytes) -> None:
     os.replace(new, path)
 
 
-def _order(known: Stamp | None, needed: Mapping[Stamp, Need]) -> tuple[int, Stamp]:
-    """What makes room first: nothing at all, what is needed least, what is oldest."""
-    return (0, Stamp(-1, -1)) if known is None else (needed[known], known)
+def room_for(
+    stamp: Stamp,
+    slots: Mapping[int, Stamp | None],
+    kept: Sequence[Stamp],
+    pinned: Stamp | None = None,
+    *,
+    spares: bool,
+    insists: bool = False,
+) -> int | None:
+    """The slot that makes room for a snapshot; None: all are kept. Pure.
+
+    Args:
+        slots: what they hold.
+        kept: what the agent says, see `Control`.
+        pinned: the one that is being written to disk.
+        spares, insists: see `Folder.begin`.
+    """
+    newest = max((known for known in slots.values() if known is not None), default=None)
+    most = Need.BESIDE if not spares else Need.NEWEST if insists else Need.LITTLE
+
+    def need(known: Stamp) -> Need:
+        if known in (*kept[:1], pinned):
+            return Need.SAFE
+        if not spares and known.round == stamp.round and abs(known.step - stamp.step) == 1:
+            return Need.BESIDE
+        if known in kept:
+            return Need.BEGAN
+        return Need.NEWEST if known == newest else Need.LITTLE
+
+    needs = {number: (need(known), known) for number, known in slots.items() if known is not None}
+    free = [number for number in slots if number not in needs]
+    if free:
+        return free[0]
+    may = [number for number, (how_much, _) in needs.items() if how_much <= most]
+    return min(may, key=needs.__getitem__, default=None)

@@ -4,14 +4,14 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hetagent.job.room import Environ, Room
 from hetagent.job.snapshots import exchange, holdings
 from hetagent.job.snapshots.copying import Copying
-from hetagent.job.snapshots.disk import GLANCE_S, LAST_S, LOOK_S, Disk
+from hetagent.job.snapshots.declaring import Declaring, asks_every_s
+from hetagent.job.snapshots.disk import GLANCE_S, LAST_S, Disk
 from hetagent.job.snapshots.exchange import Bad, Exchange
 from hetagent.job.snapshots.folder import Folder
 from hetagent.job.snapshots.parting import Parting
@@ -41,20 +41,11 @@ from hetrdzv.protocol.states import DirectiveKind
 
 HELD = Topic(route=SNAPSHOTS)
 
-PAUSE_S = 1.0
-"""How long after the server was told what this node holds it is told again (seconds)."""
-
 LEFT_S = 0.5
 """How long before this agent has to be gone it gives up writing to disk (seconds)."""
 
 HEARD_S = 3.0
 """How long it takes at most from when a node is due to ask the server until it has its answer (seconds)."""
-
-MOST_PER_S = 100.0
-"""How many nodes ask the server each second whether a snapshot is to be written (1/s)."""
-
-ASKS = 5
-"""How often the server is asked for what to copy of a sharded snapshot: the other node may not have it yet."""
 
 
 class Snapshots(Room):
@@ -106,7 +97,7 @@ class Snapshots(Room):
         self._rescue = rescue
         self._exchange = Exchange(folder.path, tell)
         self._copying = Copying(folder.path, tell)
-        self._asks = 0  # how often the server may still be asked for what to copy
+        self._declaring = Declaring()
         self._created = Created(*self._exchange.folders(), complete=True)
         self._assignment: Assignment | None = None
         self._workers: Workers | None = None
@@ -117,17 +108,13 @@ class Snapshots(Room):
         self._ranks: Sequence[int] = ()  # of this node, in its newest round
         self._saving: set[int] = set()  # the ranks that were asked to and have not answered
         self._save_until = 0.0
-        self._reply = SnapshotsReply()
-        self._safe: Stamp | None = None  # the newest that outlives any node, as far as is known
-        self._began: Stamp | None = None  # from which the round began
         self._answer: Future[SnapshotsReply] | None = None
-        self._not_before = 0.0  # when the server may be told again (monotonic seconds)
         self._refuses = False  # it takes none of this
         (folder.path / PINNED).unlink(missing_ok=True)  # by an agent that is gone
         self._reached = self._rescued()
         self._refused: list[Stamp] = []
         self._dropped: set[Stamp] = set()  # copies of this node's that cannot be loaded
-        self._holdings = self._told = Holdings()
+        self._holdings = Holdings()
         self._offered: Holdings | None = None
         self._refresh()
         if self._holdings.held:
@@ -157,16 +144,9 @@ class Snapshots(Room):
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         """Tell the workers where they begin; without space for that they begin anew."""
         chosen = assignment.start.snapshot
-        in_memory = chosen is not None and not chosen.on_disk
-        self._began = (
-            Stamp(round=chosen.round, step=chosen.step) if chosen is not None and in_memory else None
-        )
-        if self._safe is not None and (chosen is None or self._safe.newness > (chosen.step, chosen.round)):
-            self._safe = None  # it is not held any more, or not to be used
-        if self._began is not None and chosen is not None and chosen.sharded:
+        self._declaring.begin(chosen, self._nnodes)
+        if chosen is not None and chosen.sharded and not chosen.on_disk:
             self._open()
-            self._asks = ASKS  # others may have what lives once
-        self._reply = SnapshotsReply(every=self._reply.every)
         try:
             self._exchange.begin(assignment.start.origin or "")
             self._exchange.start(chosen, self._node_id, self._source(chosen))
@@ -306,8 +286,8 @@ class Snapshots(Room):
         if self._disk is not None and self._opened:
             start = self._assignment.start
             number, alone = self._assignment.round, start.nnodes == 1
-            ahead_s = _asks_every_s(start.nnodes) + HEARD_S if not alone else 0.0
-            self._disk.look(number, self._ranks, self._reply.to_disk_from or 0, ahead_s)
+            ahead_s = asks_every_s(start.nnodes) + HEARD_S if not alone else 0.0
+            self._disk.look(number, self._ranks, self._declaring.reply.to_disk_from or 0, ahead_s)
         self._refresh()
         if self._listening() or self._holdings.held:  # who saves by DCP has no pipe
             self._open()
@@ -315,13 +295,7 @@ class Snapshots(Room):
             self._serve()  # also where no other node is yet: what nobody serves is of no use to one that comes
         tells_at = self._tells_at()
         if tells_at is not None and self._answer is None and time.monotonic() >= tells_at:
-            lives_once = (
-                any(each.sharded for each in self._holdings.held) and self._assignment.start.nnodes > 1
-            )
-            self._asks = (
-                (ASKS if lives_once else 0) if self._holdings != self._told else max(0, self._asks - 1)
-            )
-            self._not_before = time.monotonic() + PAUSE_S
+            self._declaring.tell(self._holdings, time.monotonic())
             self._answer = self._line.ask(Message(HELD, self._body(self._assignment.round)))
 
     def _open(self) -> None:
@@ -335,16 +309,12 @@ class Snapshots(Room):
         """When the server has to be told, while a round runs (monotonic seconds); None: it knows all."""
         if not self._opened or self._workers is None or self._assignment is None or self._refuses:
             return None
-        if self._holdings != self._told or self._asks > 0:
-            return self._not_before
-        nnodes = self._assignment.start.nnodes
-        waits = nnodes > 1 and (self._disk is not None or len(self._kept()) > 1)
-        return self._not_before - PAUSE_S + _asks_every_s(nnodes) if waits else None
+        return self._declaring.tells_at(self._holdings, to_disk=self._disk is not None)
 
     def _body(self, number: int) -> Callable[..., SnapshotsRequest]:
         def body(incarnation: str) -> SnapshotsRequest:
-            self._told = self._holdings  # the newest counts
-            return SnapshotsRequest(incarnation=incarnation, round=number, holdings=self._told)
+            self._declaring.told(self._holdings)  # the newest counts
+            return SnapshotsRequest(incarnation=incarnation, round=number, holdings=self._holdings)
 
         return body
 
@@ -362,26 +332,17 @@ class Snapshots(Room):
             return
         reply = answer.result()
         if reply.copy is not None:
-            anew = reply.copy.stamp == self._began
+            anew = self._declaring.began_from(reply.copy.stamp)
             self._copying.begin(reply.copy, self._space.memory if anew else None)
-        self._safe = reply.complete or self._safe
-        if self._reply != (reply := replace(reply, copy=None)):
-            self._reply = reply
+        if self._declaring.hear(reply):
             with contextlib.suppress(OSError):
                 self._control()
 
     def _control(self) -> None:
         assert self._assignment is not None
-        every, number = max(self._fixed, self._reply.every), self._assignment.round
-        memory, fixed = self._space.memory, bool(self._fixed)
-        self._exchange.control(number, self._kept(), every, memory, fixed=fixed)
-
-    def _kept(self) -> list[Stamp]:
-        """What is not to be overwritten: what outlives any node, and what the round began from until that does."""
-        safe, began = self._safe, self._began
-        if safe is not None and began is not None and began.newness <= safe.newness:
-            began = None
-        return [stamp for stamp in (safe, began) if stamp is not None]
+        every, number = max(self._fixed, self._declaring.reply.every), self._assignment.round
+        kept, memory, fixed = self._declaring.kept, self._space.memory, bool(self._fixed)
+        self._exchange.control(number, kept, every, memory, fixed=fixed)
 
     # -- what this node has ------------------------------------------------------------------------------------
 
@@ -439,8 +400,3 @@ class Snapshots(Room):
             self._serving.start()
             if self._serving.port != before:
                 self._refresh()
-
-
-def _asks_every_s(nnodes: int) -> float:
-    """How often each node asks the server whether a snapshot is to be written, unless it has news anyway (seconds)."""
-    return max(LOOK_S, nnodes / MOST_PER_S)

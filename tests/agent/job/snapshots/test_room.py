@@ -18,7 +18,7 @@ from tests.agent.job.snapshots.standin import part, put
 from tests.agent.job.test_store import start
 
 from hetagent.job.loop import Identity
-from hetagent.job.snapshots import room as rooms
+from hetagent.job.snapshots import declaring
 from hetagent.job.snapshots.folder import Folder
 from hetagent.job.snapshots.room import Snapshots
 from hetagent.job.snapshots.serving import Serving
@@ -145,7 +145,7 @@ class Node:
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
-    monkeypatch.setattr(rooms, "PAUSE_S", 0.0)
+    monkeypatch.setattr(declaring, "PAUSE_S", 0.0)
     made: list[Node] = []
 
     def make(**more: Any) -> Node:
@@ -604,4 +604,4 @@ def test_a_pin_of_an_agent_that_is_gone_is_none(tmp_path: Path) -> None:
 
 
 def test_many_nodes_together_ask_no_more_than_so_often() -> None:
-    assert [rooms._asks_every_s(nnodes) for nnodes in (2, 500, 1_000, 10_000)] == [5.0, 5.0, 10.0, 100.0]
+    assert [declaring.asks_every_s(nnodes) for nnodes in (2, 500, 1_000, 10_000)] == [5.0, 5.0, 10.0, 100.0]

@@ -5,6 +5,7 @@ Those that can be told from a hang go on. Those that cannot end their round: `wh
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,17 +76,22 @@ def test_a_pause_that_can_be_told_from_a_hang_is_no_alarm(tmp_path: Path, kind: 
 @pytest.mark.parametrize(
     ("kind", "who"),
     [
-        ("evaluates", "rank 0 (a), which is at collective 20 of 21, and burns CPU"),
-        ("loads", "rank 0 (a), which is at collective 20 of 21, and sleeps"),
-        ("is_debugged", "rank 0 (a), which is at collective 20 of 21, and sleeps"),
-        ("is_stopped", "rank 0 (a), which is stopped by a signal"),
-        ("drains_a_pipeline", "ranks 1 and 2 (a), which are at collective 20 of 21, and sleep"),
+        ("evaluates", r"rank 0 \(a\), which is at collective 20 of 21, and burns CPU"),
+        ("loads", r"rank 0 \(a\), which is at collective 20 of 21, and sleeps"),
+        ("is_debugged", r"rank 0 \(a\), which is at collective 20 of 21, and sleeps"),
+        ("is_stopped", r"rank 0 \(a\), which is stopped by a signal"),
+        # both, unless one is looked at in the moment in which it sends or receives
+        (
+            "drains_a_pipeline",
+            r"ranks? (1|2|1 and 2) \(a\), which (is|are) at collective 20 of 21, and sleeps?",
+        ),
     ],
 )
 def test_a_pause_that_cannot_be_told_ends_the_round_and_why_says_what_the_worker_does(
     tmp_path: Path, kind: str, who: str
 ) -> None:
-    assert ended_for(run(tmp_path, kind, pause_s=HANG_S)).startswith(who)
+    ended = ended_for(run(tmp_path, kind, pause_s=HANG_S))
+    assert re.match(who, ended), ended
 
 
 @pytest.mark.parametrize("kind", ["evaluates", "loads", "is_debugged", "is_stopped", "drains_a_pipeline"])

@@ -21,6 +21,7 @@ ANSWERS: Sequence[Mapping[Any, Callable[..., Any]]] = (
 IN_CHECKS: Sequence[Callable[[Any], InChecks]] = (
     shares.DecidedOnce,
     snapshots.BeginsFromTheNewest,
+    snapshots.SafeOutlivesANode,
 )
 """Made for the checks; see `room.InChecks`."""
 

@@ -1,27 +1,35 @@
 """Nodes hold snapshots: what agents declare, and which one a round may begin from."""
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from hetagent.job.snapshots.declaring import Declaring
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Say
+from hetagent.protocol.session.outbox import Answered
 from hetagent.protocol.topics import Message, Topic
-from hetrdzv.core.model import Group
+from hetagent.snapshots.folder import SLOTS, room_for
+from hetagent.snapshots.folder import Stamp as Taken
+from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rooms import snapshots as room
 from hetrdzv.core.rooms.snapshots import complete
+from hetrdzv.core.rooms.snapshots.complete import gathered, is_copied, stamp_of
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.rooms import snapshots
 from hetrdzv.protocol.rooms.snapshots import (
     MOST_ON_DISK,
     Chosen,
+    Copy,
     Held,
     Holdings,
     NotLoaded,
     OnDisk,
     RankPart,
+    SnapshotsReply,
     SnapshotsRequest,
     Stamp,
 )
@@ -36,8 +44,8 @@ if TYPE_CHECKING:
 
 HELD = Topic(route=snapshots.SNAPSHOTS)
 
-SLOTS = 3
-"""How many snapshots a node keeps."""
+LOOKS_S = 0.5
+"""How often an agent looks at what it holds (seconds)."""
 
 BAD = 0.1
 """Chance that a node cannot load what its round begins from."""
@@ -59,6 +67,9 @@ class Holding(InAgent):
         self._refused: tuple[Stamp, ...] = ()
         self._start: DirectiveReply | None = None
         self._step = self._reached = 0
+        self._declaring = Declaring()
+        self._asked: Message[SnapshotsReply] | None = None
+        self._copies = False
 
     @property
     def _memory(self) -> dict[str, Any]:
@@ -88,7 +99,8 @@ class Holding(InAgent):
         if start.origin != self._memory.get("origin"):
             self._memory.clear()
             self._memory["origin"] = start.origin
-        self._start, self._reached = directive, 0
+        self._start, self._reached, self._asked = directive, 0, None
+        self._declaring.begin(directive.round, start.nnodes, start.snapshot)
         self._step = start.snapshot.step if start.snapshot is not None else 0
 
     def launched(self, workers: Workers) -> None:
@@ -101,6 +113,7 @@ class Holding(InAgent):
         if chosen is not None and not agent.world.calm and self._rng.random() < BAD:
             agent.after(self._rng.uniform(0.1, 1), self._give_up, workers, chosen)
         agent.after(self._rng.uniform(0.1, 1), self._works, workers)
+        agent.after(LOOKS_S, self._look, workers)
 
     def _give_up(self, workers: Workers, chosen: Chosen) -> None:
         """What was loaded is of no use: whoever's copy it was."""
@@ -110,9 +123,9 @@ class Holding(InAgent):
         stamp = Stamp(round=chosen.round, step=chosen.step)
         self._refused = (*self._refused, stamp)[-8:]
         if self._rng.random() < 0.5:
-            self._memory["held"] = [
-                held for held in self._held if (held.round, held.step) != (stamp.round, stamp.step)
-            ]
+            for number, held in self._slots.items():
+                if held is not None and stamp_of(held) == stamp:
+                    self._slots[number] = None
         self._reached = 0
         self._agent.give_up()
 
@@ -124,11 +137,9 @@ class Holding(InAgent):
         self._step += 1
         self._reached = self._step
         if self._step % self._every == 0:
-            self._take()
+            self._take(spares=True)
             if self._to_disk and 0 in agent.ranks and self._rng.random() < 0.3:
                 self._write(workers.round)
-            body = partial(SnapshotsRequest, round=workers.round, holdings=self._holdings())
-            agent.session.ask(Message(HELD, body), agent.world.timeline.now)
         agent.after(self._rng.uniform(0.3, 1.5), self._works, workers)
 
     def _write(self, number: int) -> None:
@@ -140,38 +151,131 @@ class Holding(InAgent):
         self._agent.world.disk.insert(0, one)
         self._agent.world.note("a snapshot is on disk")
 
-    @property
-    def _held(self) -> list[Held]:
-        held: list[Held] = self._memory.get("held", [])
-        return held
+    def _look(self, workers: Workers) -> None:
+        """Tell the server what is new, and ask what is to be copied."""
+        agent, now = self._agent, self._agent.world.timeline.now
+        if workers is not agent.workers or not workers.alive or agent.stopping:
+            return
+        holdings = self._holdings()
+        tells_at = self._declaring.tells_at(holdings, to_disk=self._to_disk)
+        if self._asked is None and holdings.held and tells_at is not None and tells_at <= now:
+            self._declaring.tell(holdings, now)
+            self._asked = Message(HELD, partial(SnapshotsRequest, round=workers.round, holdings=holdings))
+            agent.session.ask(self._asked, now)
+        agent.after(LOOKS_S, self._look, workers)
 
-    def _take(self) -> None:
+    def answered(self, answered: Answered) -> None:
+        message, told = answered
+        if message is not self._asked:
+            return
+        self._asked = None
+        if isinstance(told, SnapshotsReply):
+            self._declaring.hear(told)
+            if told.copy is not None and not self._copies:
+                self._copies = True
+                self._agent.after(self._rng.uniform(0.05, 3), self._copy, told.copy)
+
+    def _copy(self, copy: Copy) -> None:
+        """Parts were fetched from another node, if it still has them."""
+        self._copies = False
+        there = self._of(copy.source.node_id, copy.stamp)
+        number = next((number for number, held in self._slots.items() if _is_of(held, copy.stamp)), None)
+        if number is None and self._declaring.began_from(copy.stamp):
+            number = self._room(copy.stamp, spares=True)
+        if there is None or number is None:
+            return
+        self._agent.world.note("shards are copied")
+        wanted = {part.rank for part in copy.source.ranks}
+        here = self._slots[number] or replace(there, whole=False, ranks=())
+        parts = {
+            part.rank: part
+            for part in (*here.ranks, *there.ranks)
+            if part in here.ranks or part.rank in wanted
+        }
+        ranks = tuple(parts[rank] for rank in sorted(parts))
+        self._slots[number] = replace(here, ranks=ranks, whole=here.whole or _is_whole(ranks))
+        self._say(f"copies step {copy.stamp.step}")
+
+    def _say(self, what: str) -> None:
+        """For the trace: what this node holds, and what of that it keeps."""
+        held = {
+            each.step: [part.rank for part in each.ranks] for each in self._slots.values() if each is not None
+        }
+        kept = [stamp.step for stamp in self._declaring.kept]
+        self._agent.world.checks.say(self._agent.node_id, f"{what}: holds {held}, keeps {kept}")
+
+    def _of(self, node_id: str, stamp: Stamp) -> Held | None:
+        """What another node has of a snapshot."""
+        world, own = self._agent.world, self._agent.machine
+        there = next((machine for machine in world.machines if machine.node_id == node_id), None)
+        if there is None or there.agent is None or there.link.side != own.link.side:
+            return None
+        return next((held for held in there.memory.get("slots", {}).values() if _is_of(held, stamp)), None)
+
+    @property
+    def _slots(self) -> dict[int, Held | None]:
+        slots: dict[int, Held | None] = self._memory.setdefault("slots", dict.fromkeys(range(SLOTS)))
+        return slots
+
+    def _room(self, stamp: Stamp, *, spares: bool) -> int | None:
+        taken = {number: held and _taken(stamp_of(held)) for number, held in self._slots.items()}
+        kept = [_taken(each) for each in self._declaring.kept]
+        return room_for(_taken(stamp), taken, kept, spares=spares)
+
+    def _take(self, *, spares: bool = False) -> None:
         told = self._start
         assert told is not None
         assert told.start is not None
-        held = Held(
-            round=told.round,
-            step=self._reached,
+        stamp = Stamp(round=told.round, step=self._reached)
+        number = next((number for number, held in self._slots.items() if _is_of(held, stamp)), None)
+        number = self._room(stamp, spares=spares) if number is None else number
+        if number is None:
+            return
+        ranks, whole = self._agent.ranks, self._rng.random() < 0.9
+        known = self._slots[number]
+        copies = known.ranks if known is not None and _is_of(known, stamp) else ()
+        digest = f"{ranks.start}-{ranks.stop if whole else ''}"
+        own = tuple(RankPart(rank=rank, digest=digest) for rank in ranks)
+        self._slots[number] = Held(
+            round=stamp.round,
+            step=stamp.step,
             world_size=told.start.world_size,
-            whole=self._rng.random() < 0.9,
+            whole=whole,
             sharded=self._sharded,
             size=10,
-            ranks=tuple(RankPart(rank=rank, digest="d") for rank in self._agent.ranks),
+            ranks=(*own, *(part for part in copies if part.rank not in ranks)),
         )
-        others = [one for one in self._held if (one.round, one.step) != (held.round, held.step)]
-        self._memory["held"] = [*others, held][-SLOTS:]
+        self._say(f"takes step {stamp.step}")
 
     def _holdings(self) -> Holdings:
         return Holdings(
             origin=self._memory.get("origin") or "",
             port=7000,
-            key="k",
-            held=tuple(self._held),
+            key=self._memory.setdefault(
+                "key", f"{self._agent.incarnation} at {self._agent.world.timeline.now}"
+            ),
+            held=tuple(held for held in self._slots.values() if held is not None),
             reached=self._reached,
             every=self._every,
             refused=self._refused,
             on_disk=tuple(self._agent.world.disk[:MOST_ON_DISK]),
         )
+
+
+def _is_of(held: Held | None, stamp: Stamp) -> bool:
+    return held is not None and stamp_of(held) == stamp
+
+
+def _taken(stamp: Stamp) -> Taken:
+    """As workers name it."""
+    return Taken(step=stamp.step, round=stamp.round)
+
+
+def _is_whole(parts: Iterable[RankPart]) -> bool:
+    """Whether these are the parts of all ranks of a node that had all that ranks have alike; see `Holding._take`."""
+    ranks = {part.rank for part in parts}
+    nodes = [part.digest.partition("-") for part in parts]
+    return any(ranks.issuperset(range(int(first), int(end))) for first, _, end in nodes if end)
 
 
 ANSWERS = {snapshots.SNAPSHOTS: declare}
@@ -215,6 +319,60 @@ class BeginsFromTheNewest(InChecks):
         if known != record["snapshot"]:
             what = f"round {record['number']} begins from another snapshot than before"
             self._checks.violate("a snapshot is chosen once", what)
+
+
+class SafeOutlivesANode(InChecks):
+    """A snapshot that people are told is safe, or a newer one, is still there when one node is gone with its memory."""
+
+    def __init__(self, checks: "Checks") -> None:
+        self._checks = checks
+        self._job = 0
+        self._safe: Stamp | None = None
+        self._holders: dict[str, str] = {}  # by node, the key of its memory
+
+    def stepped(self, old: Group, new: Group) -> None:
+        if new.job != self._job:
+            self._job, self._safe = new.job, None
+        current = new.round
+        if new.last_round != old.last_round and current is not None and self._safe is not None:
+            self._judge(new, current)
+        if new.active_round is None or new.snapshots is None:
+            return
+        safe = next((one for one in gathered(new) if one.lack is None and is_copied(one)), None)
+        if safe is None or not safe.sharded or safe.on_disk:
+            return
+        if self._safe is None or safe.stamp.newness >= self._safe.newness:
+            self._safe = safe.stamp
+            self._holders = {node.node_id: _key(node) for node, _ in safe.holders}
+
+    def _judge(self, group: Group, current: Round) -> None:
+        assert self._safe is not None
+        kept, chosen = group.snapshots, current.snapshot
+        refused = {
+            stamp for node in group.nodes.values() if node.snapshots for stamp in node.snapshots.refused
+        }
+        passed = {one.stamp for one in kept.passed} if kept is not None else set()
+        if kept is None or self._safe in refused | passed:
+            self._safe = None
+            return
+        gone = [
+            node_id
+            for node_id, key in self._holders.items()
+            if _key(group.nodes[node_id]) != key
+            or not (
+                complete._is_here(group, group.nodes[node_id]) or _serves(group, node_id, current.formed_at)
+            )
+        ]
+        if len(gone) > 1:
+            self._safe = None
+        elif chosen is None or (chosen.step, chosen.round) < self._safe.newness:
+            began = (chosen.step, chosen.round) if chosen is not None else None
+            what = f"round {current.number} begins from {began}, though {self._safe.newness} was safe; gone: {gone}"
+            self._checks.violate("what is safe outlives a node", what)
+
+
+def _key(node: Node) -> str:
+    return node.snapshots.key if node.snapshots is not None else ""
 
 
 def _serves(group: Group, node_id: str, now: float) -> bool:

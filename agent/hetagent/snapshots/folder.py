@@ -61,7 +61,8 @@ class Control:
 
     Attributes:
         round: the round; without an agent 0.
-        kept: the snapshots that are not to be overwritten: what there is if a node is lost now.
+        kept: the snapshots that are not to be overwritten: what there is if a node is lost now, as far as is known;
+            then what there may be, the likeliest first.
         every: how often to take one (steps); 0: nothing is said.
         fixed: whether a person has said so.
         memory: how many bytes all slots together may have; None: whatever there is.
@@ -193,8 +194,8 @@ class Need(IntEnum):
     LITTLE = 1
     """Newer ones are here."""
     NEWEST = 2
-    BEGAN = 3
-    """The round began from it, and nothing as new is known to outlive any node."""
+    KEPT = 3
+    """The agent says so, see `Control`: the less, the later it says it."""
     BESIDE = 4
     """Others may have ended their round with it, a step before or after."""
     SAFE = 5
@@ -408,12 +409,17 @@ def room_for(
         if not spares and known.round == stamp.round and abs(known.step - stamp.step) == 1:
             return Need.BESIDE
         if known in kept:
-            return Need.BEGAN
+            return Need.KEPT
         return Need.NEWEST if known == newest else Need.LITTLE
 
-    needs = {number: (need(known), known) for number, known in slots.items() if known is not None}
+    places = {known: place for place, known in enumerate(kept)}
+    needs = {
+        number: (need(known), -places.get(known, 0), known)
+        for number, known in slots.items()
+        if known is not None
+    }
     free = [number for number in slots if number not in needs]
     if free:
         return free[0]
-    may = [number for number, (how_much, _) in needs.items() if how_much <= most]
+    may = [number for number, (how_much, *_) in needs.items() if how_much <= most]
     return min(may, key=needs.__getitem__, default=None)

@@ -75,6 +75,18 @@ def test_what_is_safe_and_what_a_round_began_from_are_kept_for_as_long_as_can_be
     assert set(folder.slots()) == {beside, Stamp(40, 3), Stamp(50, 3)}
 
 
+def test_of_what_may_be_safe_the_likeliest_is_kept_when_a_round_ends(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    safe, may_be, newest = (Stamp(step, 2) for step in (10, 20, 30))
+    for stamp in (safe, may_be, newest):
+        folder.begin(stamp, spares=True)
+    control(folder, round=2, kept=[stamp.told() for stamp in (safe, may_be, newest)])
+    with pytest.raises(Overtaken):
+        folder.begin(Stamp(40, 2), spares=True, insists=True)
+    folder.begin(Stamp(45, 2))
+    assert set(folder.slots()) == {safe, may_be, Stamp(45, 2)}
+
+
 def test_a_slot_that_is_given_away_has_no_index_any_more(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     slot = folder.begin(ONE)

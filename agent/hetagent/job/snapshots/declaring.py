@@ -10,6 +10,9 @@ PAUSE_S = 1.0
 ASKS = 5
 """How often the server is asked for what to copy of a sharded snapshot: the other node may not have it yet."""
 
+KEPT_S = 30.0
+"""How long what was told is kept that the server does not say is safe: others may know that it is (seconds)."""
+
 LOOK_S = 5.0
 """How often it is asked at most whether there is news, by few nodes (seconds)."""
 
@@ -27,15 +30,19 @@ class Declaring:
     def __init__(self) -> None:
         self.reply = SnapshotsReply()
         self._told = Holdings()
-        self._nnodes = 1
+        self._number, self._nnodes = 0, 1
         self._safe: Stamp | None = None  # the newest that outlives any node, as far as is known
         self._began: Stamp | None = None  # from which the round began
+        self._since: dict[Stamp, float] = {}  # when what this node holds was told first
+        self._may_be: tuple[
+            Stamp, ...
+        ] = ()  # what may be safe without this node's knowledge, the oldest first
         self._asks = 0  # how often the server may still be asked for what to copy
         self._not_before = 0.0
 
-    def begin(self, chosen: Chosen | None, nnodes: int) -> None:
+    def begin(self, number: int, nnodes: int, chosen: Chosen | None) -> None:
         """A round begins, from a snapshot or from none."""
-        self._nnodes = nnodes
+        self._number, self._nnodes = number, nnodes
         self.reply = SnapshotsReply(every=self.reply.every)
         in_memory = chosen is not None and not chosen.on_disk
         self._began = (
@@ -48,11 +55,16 @@ class Declaring:
 
     @property
     def kept(self) -> tuple[Stamp, ...]:
-        """What is not to be overwritten: what outlives any node, and what the round began from until that does."""
-        safe, began = self._safe, self._began
-        if safe is not None and began is not None and began.newness <= safe.newness:
-            began = None
-        return tuple(stamp for stamp in (safe, began) if stamp is not None)
+        """What is not to be overwritten: what outlives any node; and until something newer does, what may by now.
+
+        That is what the round began from, and what the server was told of: it has perhaps told others, which have
+        dropped what was safe before.
+        """
+        known = self._safe.newness if self._safe is not None else (-1, -1)
+        may_be = [
+            stamp for stamp in (self._began, *self._may_be) if stamp is not None and stamp.newness > known
+        ]
+        return (*((self._safe,) if self._safe is not None else ()), *may_be)
 
     def began_from(self, stamp: Stamp) -> bool:
         """Whether the round began from a snapshot."""
@@ -71,17 +83,25 @@ class Declaring:
         return self._not_before - PAUSE_S + asks_every_s(self._nnodes) if waits else None
 
     def tell(self, holdings: Holdings, now: float) -> None:
-        """The server is about to be told."""
+        """The server is about to be told; whoever overwrites snapshots has to know before what is kept."""
+        held = [Stamp(round=each.round, step=each.step) for each in holdings.held]
+        self._since = {stamp: self._since.get(stamp, now) for stamp in held}
+        recent = [
+            stamp for stamp, at in self._since.items() if now < at + KEPT_S and self._can_be_safe(stamp)
+        ]
+        self._may_be = tuple(sorted(recent, key=lambda stamp: stamp.newness))
         if holdings == self._told:
             self._asks = max(0, self._asks - 1)
         else:
             lives_once = self._nnodes > 1 and any(each.sharded for each in holdings.held)
             self._asks = ASKS if lives_once else 0
-        self._not_before = now + PAUSE_S
+        self._told, self._not_before = holdings, now + PAUSE_S
 
-    def told(self, holdings: Holdings) -> None:
-        """This is what it is told: the newest when the message leaves."""
-        self._told = holdings
+    def _can_be_safe(self, stamp: Stamp) -> bool:
+        """Whether that may be by now: not what the round did not begin from although it is newer."""
+        if stamp.round >= self._number:
+            return True
+        return self._began is not None and stamp.newness < self._began.newness
 
     def hear(self, reply: SnapshotsReply) -> bool:
         """Its answer; returns whether it says something new."""

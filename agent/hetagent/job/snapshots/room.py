@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ class Snapshots(Room):
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         """Tell the workers where they begin; without space for that they begin anew."""
         chosen = assignment.start.snapshot
-        self._declaring.begin(chosen, self._nnodes)
+        self._declaring.begin(self._number, self._nnodes, chosen)
         if chosen is not None and chosen.sharded and not chosen.on_disk:
             self._open()
         try:
@@ -296,7 +297,10 @@ class Snapshots(Room):
         tells_at = self._tells_at()
         if tells_at is not None and self._answer is None and time.monotonic() >= tells_at:
             self._declaring.tell(self._holdings, time.monotonic())
-            self._answer = self._line.ask(Message(HELD, self._body(self._assignment.round)))
+            with contextlib.suppress(OSError):
+                self._control()
+            body = partial(SnapshotsRequest, round=self._assignment.round, holdings=self._holdings)
+            self._answer = self._line.ask(Message(HELD, body))
 
     def _open(self) -> None:
         """This node has to do with snapshots."""
@@ -310,13 +314,6 @@ class Snapshots(Room):
         if not self._opened or self._workers is None or self._assignment is None or self._refuses:
             return None
         return self._declaring.tells_at(self._holdings, to_disk=self._disk is not None)
-
-    def _body(self, number: int) -> Callable[..., SnapshotsRequest]:
-        def body(incarnation: str) -> SnapshotsRequest:
-            self._declaring.told(self._holdings)  # the newest counts
-            return SnapshotsRequest(incarnation=incarnation, round=number, holdings=self._holdings)
-
-        return body
 
     def _hear(self) -> None:
         """Pass on what the server has answered, if it has."""

@@ -196,7 +196,10 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
     answer.set_result(SnapshotsReply(complete=Stamp(round=4, step=120), every=16))
     assert node.room.due_at() == 0.0
     node.room.look()
-    assert (node.control()["kept"], node.control()["every"]) == ([[4, 120]], 16)
+    assert (node.control()["kept"], node.control()["every"]) == (
+        [[4, 120], [4, 130], [4, 140]],
+        16,
+    )
     assert [held.step for held in node.line.asked[1][0].holdings.held] == [140, 130, 120]
 
 
@@ -336,7 +339,7 @@ def test_what_outlived_any_node_is_kept_until_something_newer_does(node: Node) -
         node.room.look()
         node.line.asked[-1][1].set_result(SnapshotsReply(complete=complete))
         node.room.look()
-        assert node.control()["kept"] == kept
+        assert node.control()["kept"] == [*kept, [4, 130 + len(kept)]]
 
 
 def test_workers_find_from_where_to_begin(node: Node) -> None:

@@ -46,7 +46,9 @@ def copy_for(group: Group, node: Node, safe: Stamp | None = None) -> Copy | None
         if (copy := _copy(group.nodes.get(node_id), stamp, known, mine)) is not None:
             return copy
     parts = [held for held in own.held if held.sharded and held.round == current.number]
-    for held in sorted(parts, key=lambda held: -held.step):
+    if safe is not None:
+        parts = [held for held in parts if stamp_of(held).newness > safe.newness]
+    for held in sorted(parts, key=lambda held: held.step):  # the newest may be overwritten before it is here
         for member in whose:
             has = {part.rank for part in held.ranks}
             if (copy := _copy(group.speaker(member), stamp_of(held), has, member.ranks)) is not None:

@@ -1,0 +1,113 @@
+"""When a node tells the server what it holds, and what it keeps by what it hears."""
+
+import pytest
+
+from hetagent.job.snapshots.declaring import ASKS, KEPT_S, LOOK_S, PAUSE_S, Declaring, asks_every_s
+from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Holdings, SnapshotsReply, Stamp
+
+
+def stamp(step: int, number: int = 3) -> Stamp:
+    return Stamp(round=number, step=step)
+
+
+def holdings(*steps: int, sharded: bool = True) -> Holdings:
+    held = (Held(round=3, step=step, world_size=3, sharded=sharded) for step in steps)
+    return Holdings(held=tuple(held))
+
+
+def chosen(step: int, *, on_disk: bool = False) -> Chosen:
+    return Chosen(round=2, step=step, world_size=3, sharded=True, on_disk=on_disk)
+
+
+def steps(declaring: Declaring) -> list[int]:
+    return [each.step for each in declaring.kept]
+
+
+@pytest.fixture
+def declaring() -> Declaring:
+    made = Declaring()
+    made.begin(3, 3, None)
+    return made
+
+
+def test_what_is_new_is_told_at_once_and_then_once_a_second(declaring: Declaring) -> None:
+    assert declaring.tells_at(holdings(), to_disk=False) is None
+    assert declaring.tells_at(holdings(10, sharded=False), to_disk=False) == 0.0
+    declaring.tell(holdings(10, sharded=False), 100.0)
+    assert declaring.tells_at(holdings(10, 20), to_disk=False) == 100.0 + PAUSE_S
+
+
+def test_what_lives_once_is_asked_for_a_few_times_and_then_now_and_then(declaring: Declaring) -> None:
+    last = 100.0
+    declaring.tell(holdings(10), last)
+    declaring.hear(SnapshotsReply(complete=stamp(5)))
+    for _ in range(ASKS):
+        assert declaring.tells_at(holdings(10), to_disk=False) == last + PAUSE_S
+        last += PAUSE_S
+        declaring.tell(holdings(10), last)
+    assert declaring.tells_at(holdings(10), to_disk=False) == last + LOOK_S, "others may know that it is safe"
+    declaring.hear(SnapshotsReply(complete=stamp(10)))
+    assert declaring.tells_at(holdings(10), to_disk=False) is None
+    assert declaring.tells_at(holdings(10), to_disk=True) == last + LOOK_S
+
+
+@pytest.mark.parametrize(("nnodes", "every_s"), [(2, 5.0), (500, 5.0), (1_000, 10.0), (10_000, 100.0)])
+def test_many_nodes_ask_less_often(nnodes: int, every_s: float) -> None:
+    assert asks_every_s(nnodes) == every_s
+
+
+def test_what_may_be_safe_is_kept_until_something_newer_is_known_to_be(declaring: Declaring) -> None:
+    """The server may have told others, which have dropped what was safe before: nobody would have either."""
+    declaring.tell(holdings(10), 100.0)
+    declaring.hear(SnapshotsReply(complete=stamp(10)))
+    assert steps(declaring) == [10]
+    declaring.tell(holdings(10, 20), 102.0)
+    assert steps(declaring) == [10, 20]
+    declaring.hear(SnapshotsReply(complete=stamp(10)))
+    declaring.tell(holdings(10, 20, 30), 104.0)
+    assert steps(declaring) == [10, 20, 30]
+    declaring.hear(SnapshotsReply(complete=stamp(20)))
+    assert steps(declaring) == [20, 30]
+
+
+def test_what_nobody_says_is_safe_makes_room_some_time(declaring: Declaring) -> None:
+    declaring.tell(holdings(10), 100.0)
+    declaring.tell(holdings(10, 20), 110.0)
+    declaring.tell(holdings(10, 20), 100.0 + KEPT_S)
+    assert steps(declaring) == [20]
+    declaring.tell(holdings(10, 20), 110.0 + KEPT_S)
+    assert steps(declaring) == []
+
+
+def test_what_the_round_began_from_is_kept_until_something_is_known_to_be_safe(declaring: Declaring) -> None:
+    declaring.begin(3, 3, chosen(8))
+    declaring.tell(holdings(10), 100.0)
+    declaring.tell(holdings(10), 100.0 + KEPT_S)
+    assert steps(declaring) == [8]
+    assert declaring.began_from(stamp(8, 2))
+    declaring.hear(SnapshotsReply(complete=stamp(10)))
+    assert steps(declaring) == [10]
+
+
+def test_what_was_safe_and_is_not_to_be_used_is_not_kept(declaring: Declaring) -> None:
+    declaring.hear(SnapshotsReply(complete=stamp(10)))
+    declaring.begin(3, 3, chosen(8))
+    assert steps(declaring) == [8]
+    declaring.begin(3, 3, chosen(8, on_disk=True))
+    assert steps(declaring) == []
+
+
+def test_only_news_are_news(declaring: Declaring) -> None:
+    assert declaring.hear(SnapshotsReply(complete=stamp(10), every=4))
+    assert not declaring.hear(SnapshotsReply(complete=stamp(10), every=4))
+    declaring.begin(3, 3, chosen(8))
+    assert declaring.reply == SnapshotsReply(every=4)
+
+
+def test_what_a_round_did_not_begin_from_although_it_is_newer_cannot_be_safe(declaring: Declaring) -> None:
+    declaring.begin(4, 3, chosen(15))
+    declaring.tell(holdings(10, 20), 100.0)
+    assert steps(declaring) == [15, 10]
+    declaring.begin(4, 3, None)
+    declaring.tell(holdings(10, 20), 100.0)
+    assert steps(declaring) == []

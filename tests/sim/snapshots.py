@@ -16,7 +16,7 @@ from hetagent.snapshots.folder import SLOTS, room_for
 from hetagent.snapshots.folder import Stamp as Taken
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rooms import snapshots as room
-from hetrdzv.core.rooms.snapshots import complete
+from hetrdzv.core.rooms.snapshots import complete, copies
 from hetrdzv.core.rooms.snapshots.complete import gathered, is_copied, stamp_of
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.rooms import snapshots
@@ -442,5 +442,12 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "nodes that are gone hold snapshots": (complete, "_is_here", lambda group, node: True),
     "an agent that is gone serves": (room.SnapshotsRoom, "pass_time", lambda self, work: None),
     "what is on disk is not seen": (complete, "_on_disk", lambda group, members: iter(())),
+    "what may be safe is overwritten": (
+        Declaring,
+        "kept",
+        property(lambda declaring: (declaring._safe,) if declaring._safe else ()),
+    ),
+    "what a round began from is not copied": (copies, "_unsafe", lambda current, safe: None),
+    "what ranks have alike is not copied": (copies, "_alone_whole", lambda began: None),
 }
 """Faults that some story finds; see test_planted.py."""

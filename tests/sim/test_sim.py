@@ -34,6 +34,9 @@ FAILED_ONCE = {
     170_004_260: "a node that has succeeded is lost at the moment at which its round is judged",
     97_011_838: "the answer that tells a node to stop is lost, since the node is cut off",
     97_011_357: "a server is killed while it stands still in the middle of a commit",
+    1_950: "nodes that hear nothing overwrite the snapshot that the server has just told others is safe",
+    1_027: "the same as a round ends, by what its node had kept of a step that nobody else has",
+    2_100: "the same as a round ends, though it had a snapshot that is newer and less likely to be safe",
 }
 """Seeds that have found a fault of the rules, or of the simulation, and what happens in them."""
 
@@ -126,6 +129,7 @@ FAULTS = (
     "server stands still",
     "server stops",
     "slow node",
+    "shards are copied",
     "worker fails",
     "worker fails and machine is lost",
     "workers have saved",

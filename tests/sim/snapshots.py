@@ -352,7 +352,8 @@ class SafeOutlivesANode(InChecks):
             stamp for node in group.nodes.values() if node.snapshots for stamp in node.snapshots.refused
         }
         passed = {one.stamp for one in kept.passed} if kept is not None else set()
-        if kept is None or self._safe in refused | passed:
+        # what cannot be loaded is another fault than a node that is gone
+        if kept is None or any(stamp.newness >= self._safe.newness for stamp in refused | passed):
             self._safe = None
             return
         gone = [
@@ -448,6 +449,5 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
         property(lambda declaring: (declaring._safe,) if declaring._safe else ()),
     ),
     "what a round began from is not copied": (copies, "_unsafe", lambda current, safe: None),
-    "what ranks have alike is not copied": (copies, "_alone_whole", lambda began: None),
 }
 """Faults that some story finds; see test_planted.py."""

@@ -32,7 +32,6 @@ MOST_SEEDS = 400
 FIRST_SEED = {
     "nobody corrects who is ready": 1_600,
     "what a round began from is not copied": 800,
-    "what ranks have alike is not copied": 800,
 }
 """Where to begin, if not at 0: these take a coincidence that one story in about a thousand has."""
 

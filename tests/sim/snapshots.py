@@ -338,7 +338,18 @@ class SafeOutlivesANode(InChecks):
             self._judge(new, current)
         if new.active_round is None or new.snapshots is None:
             return
-        safe = next((one for one in gathered(new) if one.lack is None and is_copied(one)), None)
+        began = new.active_round.snapshot
+        known = (began.step, began.round) if began is not None else (-1, -1)
+        safe = next(
+            (
+                one
+                for one in gathered(new)
+                if one.lack is None and is_copied(one)
+                # what the round did not begin from although it is newer has come back too late
+                if one.stamp.round == new.active_round.number or one.stamp.newness <= known
+            ),
+            None,
+        )
         if safe is None or not safe.sharded or safe.on_disk:
             return
         if self._safe is None or safe.stamp.newness >= self._safe.newness:

@@ -47,13 +47,16 @@ LOOK_S = 0.01
 SUFFIX = ".map"
 """What the name of that other file ends with: who writes a text truncates, and a map would not survive that."""
 
-LAYOUT = struct.Struct("=qd")
-"""The step plus 1 (0: none yet), and until when nothing need change (CLOCK_MONOTONIC, seconds)."""
+LAYOUT = struct.Struct("=qddd")
+"""The step plus 1 (0: none yet), until when nothing need change, when a step was first said, and when last
+(CLOCK_MONOTONIC, seconds)."""
 
-_UNTIL = struct.Struct("=d")
-_UNTIL_AT = 8
+_STEP, _TIME = struct.Struct("=q"), struct.Struct("=d")
+_UNTIL_AT, _FIRST_AT, _LAST_AT = 8, 16, 24
 
-_pack = struct.Struct("=q").pack_into
+_pack, _pack_time = _STEP.pack_into, _TIME.pack_into
+_first: list[float] = []  # when a step was first said, once one was
+_followed = [0]  # what `follow` has written
 _looks = [
     0.0,
     False,
@@ -70,10 +73,27 @@ def progress(step: int) -> None:
         step: at least 0.
     """
     try:
+        if not _first:
+            _begin()
         _pack(_maps[0], 0, step + 1)
+        _pack_time(_maps[0], _LAST_AT, time.monotonic())
     except Exception:
         with contextlib.suppress(Exception):  # it must not be what ends a training
             _pack(_opened(), 0, int(step) + 1)
+
+
+def follow(step: int) -> None:
+    """As `progress`, for what knows the steps of a script that may say them itself: then that counts."""
+    with contextlib.suppress(Exception):
+        (known,) = _STEP.unpack_from(_opened())
+        if known == _followed[0]:
+            progress(step)
+            _followed[0] = step + 1
+
+
+def _begin() -> None:
+    _first.append(time.monotonic())
+    _pack_time(_opened(), _FIRST_AT, _first[0])
 
 
 @contextlib.contextmanager
@@ -102,7 +122,7 @@ def _announce(block: object, until: float | None) -> None:
             _pauses.pop(block, None)
         else:
             _pauses[block] = until
-        _UNTIL.pack_into(_opened(), _UNTIL_AT, max([0.0, *_pauses.values()]))
+        _pack_time(_opened(), _UNTIL_AT, max([0.0, *_pauses.values()]))
 
 
 def _forget_pauses() -> None:

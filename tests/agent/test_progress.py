@@ -22,6 +22,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path = str(tmp_path / "0")
     monkeypatch.setenv(progress.FILE, path)
     monkeypatch.setattr(progress, "_maps", [])
+    monkeypatch.setattr(progress, "_first", [])
+    monkeypatch.setattr(progress, "_followed", [0])
     return path
 
 
@@ -30,6 +32,30 @@ def test_steps_are_read_as_they_are_said(file: str) -> None:
     for step in (0, 17, 3):
         progress.progress(step)
         assert read(file) == Claim(step)
+
+
+def test_the_first_step_and_the_last_are_dated(file: str) -> None:
+    """Nobody looks at each step, and a short training is over before anybody has."""
+    with progress.long(600):
+        pass
+    moments = [time.monotonic()]
+    for step in (1, 2, 2):
+        progress.progress(step)
+        moments.append(time.monotonic())
+    told = read(file)
+    assert told.first_at is not None
+    assert told.last_at is not None
+    assert moments[0] <= told.first_at <= moments[1]
+    assert moments[2] <= told.last_at <= moments[3]
+
+
+def test_what_a_script_says_itself_counts_more_than_what_is_known_of_its_steps(file: str) -> None:
+    for step in (1, 2):
+        progress.follow(step)
+        assert read(file).step == step
+    progress.progress(70)
+    progress.follow(3)
+    assert read(file).step == 70
 
 
 def test_a_long_pause_lasts_as_long_as_the_block_and_the_longer_of_two_counts(file: str) -> None:

@@ -1,5 +1,6 @@
 """The snapshots of a worker, as its script sees them."""
 
+from hetagent import progress
 from hetagent.snapshots.folder import Folder
 from hetagent.snapshots.loading import Loader, forget_newer
 from hetagent.snapshots.state import State
@@ -59,6 +60,7 @@ class Snapshots:
                 f"snaps.step({step!r}) after step {self._last}: steps are whole numbers that count up"
             )
         self._last = step
+        progress.follow(step)
         if self._taker is not None:
             self._taker.step(step)
 

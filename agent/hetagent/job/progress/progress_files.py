@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from dataclasses import replace
 
 from hetagent.job.progress.standstill import Claim
 from hetagent.progress import LAYOUT, SUFFIX
@@ -22,16 +23,21 @@ def read(path: str) -> Claim:
     Raises:
         OSError: nobody can tell: this process has no descriptors left, for instance.
     """
-    step, until = _mapped(path)
-    return Claim(step if step is not None else _written(path), until)
+    mapped = _mapped(path)
+    return mapped if mapped.step is not None else replace(mapped, step=_written(path))
 
 
-def _mapped(path: str) -> tuple[int | None, float]:
+def _mapped(path: str) -> Claim:
     content = _content(path + SUFFIX)
     if len(content) < LAYOUT.size:
-        return None, 0.0
-    step, until = LAYOUT.unpack_from(content)
-    return _step(step - 1) if step > 0 else None, min(until, FOR_EVER) if until > 0.0 else 0.0
+        return Claim()
+    step, until, first_at, last_at = LAYOUT.unpack_from(content)
+    return Claim(
+        _step(step - 1) if step > 0 else None,
+        min(until, FOR_EVER) if until > 0.0 else 0.0,
+        first_at if first_at > 0.0 else None,
+        last_at if last_at > 0.0 else None,
+    )
 
 
 def _written(path: str) -> int | None:

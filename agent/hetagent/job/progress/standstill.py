@@ -65,10 +65,13 @@ class Claim:
     Attributes:
         step: None: nothing.
         until: until when nothing need change (monotonic seconds).
+        first_at, last_at: when it said a step first, and last, if that is known (monotonic seconds).
     """
 
     step: int | None = None
     until: float = 0.0
+    first_at: float | None = field(default=None, compare=False)
+    last_at: float | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)
@@ -132,7 +135,7 @@ class Track:
             # An announced pause is none, and neither is its end.
             self._changed(at, counts=self.claim.until == 0.0 and self.claim.step is not None)
             if claim.step is not None and claim.step != self.claim.step:
-                self._moved(at)
+                self._moved(_within(claim.last_at, at), _within(claim.first_at, at))
             self.claim, self.looked_at = claim, at
 
     def stands(self, at: float) -> None:
@@ -166,7 +169,7 @@ class Track:
             self._changed(since, counts=bool(self.counts) and self.claim.until <= self.changed_at)
             self.counts = counts
             if any(group.enqueued for group in groups):
-                self._moved(since)
+                self._moved(since, self.looked_at)
         elif not waits and any(map(_waits, groups)):
             self._changed(at, counts=False)
             self._moved(at)
@@ -182,9 +185,16 @@ class Track:
             self._longest_s = max(self._longest_s, at - self.changed_at)
         self.changed_at = max(self.changed_at, at)
 
-    def _moved(self, at: float) -> None:
-        first = self.motion.first_at
-        self.motion = Motion(at if first is None else first, at)
+    def _moved(self, at: float, first_at: float | None = None) -> None:
+        """It has moved.
+
+        Args:
+            first_at: when it may have begun to, if it had not before.
+        """
+        first, last = self.motion.first_at, self.motion.last_at
+        if first is None:
+            first = at if first_at is None else min(first_at, at)
+        self.motion = Motion(first, at if last is None else max(at, last))
 
     # -- what follows ------------------------------------------------------------------------------------------
 
@@ -313,6 +323,11 @@ class Track:
 
     def _long_s(self, at: float) -> float:
         return round(min(max(0.0, self.claim.until - at), MAX_SECONDS), 3)
+
+
+def _within(moment: float | None, at: float) -> float:
+    """When something happened that was seen at some time."""
+    return at if moment is None else min(moment, at)
 
 
 def _waits(group: Collectives) -> bool:

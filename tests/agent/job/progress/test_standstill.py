@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from hetagent.job.account import Motion
 from hetagent.job.progress.flight_recorder import NAME_LENGTH, OP_LENGTH
 from hetagent.job.progress.standstill import FEW_LOOKS, FIRST_LOOKS, HOLDS_S, Claim, State, Track, Tracks
 from hetrdzv.protocol import codec
@@ -321,6 +322,24 @@ def test_a_change_is_dated_by_the_last_operation() -> None:
     assert track.idle_s == 0.0
     track.asked_for({"0": (4, 0, 1)}, [GROUP], 13.0, newest_at=99.0, waits=False)  # the wall clock was set
     assert track.idle_s == 0.0
+
+
+def test_training_between_two_looks_begins_with_the_earlier_one() -> None:
+    track = Track(0.0)
+    track.stands(9.0)
+    group = replace(GROUP, enqueued=400, completed=400)
+    track.asked_for({"0": (400, 0, 400)}, [group], 10.0, newest_at=9.9, waits=False)
+    assert track.motion == Motion(9.0, 9.9)
+
+
+def test_training_is_from_the_first_step_that_was_said_to_the_last() -> None:
+    track = Track(0.0)
+    track.says(Claim(step=200, first_at=3.25, last_at=3.75), 5.0)
+    assert track.motion == Motion(3.25, 3.75)
+    track.says(Claim(step=200, first_at=3.25, last_at=5.5), 6.0)  # said again, which is none
+    assert track.motion == Motion(3.25, 3.75)
+    track.says(Claim(step=201, first_at=3.25, last_at=99.0), 7.0)
+    assert track.motion == Motion(3.25, 7.0)
 
 
 def test_the_share_of_looks_at_which_it_waited() -> None:

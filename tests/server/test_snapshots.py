@@ -80,7 +80,8 @@ def test_snapshots_are_listed_and_one_is_chosen(
 
 def test_without_snapshots_that_is_said(server: Hetserver, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(server, capsys, "snapshots", "plain") == (
-        "no agent that is here has a snapshot of group 'plain', in memory or on disk"
+        "no agent that is here has a snapshot of group 'plain', in memory or on disk; what was written to "
+        "--snapshot-to is found by the next ones"
     )
     assert "snapshot" not in shown(server, capsys, "describe", "plain")
 

@@ -124,7 +124,10 @@ def test_every_reason_has_words() -> None:
         ),
         (
             SafeShown(began=STAMP),
-            "no node that is here has a step; the newest round began from step 100, no step lost",
+            (
+                "no node that is here has a step (what was written to --snapshot-to is found by the next ones); "
+                "the newest round began from step 100, no step lost"
+            ),
         ),
     ],
 )

@@ -277,15 +277,19 @@ def _is_done(error: "BaseException | None") -> bool:
 
 
 def _is_permanent(error: BaseException, traceback: "TracebackType | None") -> bool:
-    """Whether the script ended before it did anything, and would do so again.
+    """Whether the script would end in the same way again.
 
     That is, by a syntax error or an import that failed, before its first line or in one of its first lines: there only
-    imports, docstrings, and assignments and calls that set up imports (`sys.path`, `os.environ`) came before.
+    imports, docstrings, and assignments and calls that set up imports (`sys.path`, `os.environ`) came before. Or by a
+    name that it does not have, in a line outside any function.
     """
     try:
         if isinstance(error, SystemExit):  # `python -m`: no such module
             frames = _frames(traceback)
             return bool(frames) and all(frame.f_globals.get("__name__") == "runpy" for frame in frames)
+        if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):
+            *_, last = _frames(traceback)
+            return last.f_code.co_name == "<module>" and last.f_globals is sys.modules["__main__"].__dict__
         return isinstance(error, (SyntaxError, ImportError)) and _is_in_imports(traceback)
     except Exception:
         return False

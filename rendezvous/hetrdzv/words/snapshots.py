@@ -24,6 +24,9 @@ from hetrdzv.protocol.rooms.snapshots import (
 from hetrdzv.words.causes import failed_worker
 from hetrdzv.words.phrasing import count, have, names, one_or_more, ranked
 
+NOBODY_HAS = "no node that is here has a step (what was written to --snapshot-to is found by the next ones)"
+"""Of a job whose nodes hold none."""
+
 
 def of_group(group: GroupSummary) -> str:
     """What of a job's work is safe; empty where no step ever was, as in all jobs that keep no snapshots."""
@@ -42,7 +45,7 @@ def safe(value: SafeShown) -> str:
     if value.began is None:
         return now
     began = f"the newest round began from step {value.began.step}, {lost(value.lost)}"
-    return f"{now or 'no node that is here has a step'}; {began}"
+    return f"{now or NOBODY_HAS}; {began}"
 
 
 def _where(value: SafeShown) -> str:

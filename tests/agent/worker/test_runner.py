@@ -276,6 +276,9 @@ def test_it_starts_no_slower(tmp_path: Path) -> None:
         ("import os\neval('(')\n", False),
         ("import raises\n", False),
         ("raise SystemExit('text')\n", False),
+        ("import os\nfor i in range(3):\n  print(no_such_name)\n", True),
+        ("def f():\n  print(no_such_name)\nf()\n", False),
+        ("import names\n", False),
     ],
 )
 def test_a_script_that_ends_before_it_did_anything_is_hopeless(
@@ -285,6 +288,7 @@ def test_a_script_that_ends_before_it_did_anything_is_hopeless(
     (tmp_path / "broken.py").write_text("def f(:\n")
     (tmp_path / "halfway.py").write_text("print(1)\nimport no_such_module\n")
     (tmp_path / "raises.py").write_text("raise ValueError\n")
+    (tmp_path / "names.py").write_text("no_such_name\n")
     for words in (["script.py"], ["-m", "script"]):
         record = tmp_path / f"error{len(words)}.json"
         assert run(*words, runner=True, cwd=tmp_path, error_file=record).returncode == 1

@@ -48,7 +48,10 @@ def snapshots(group: str, use: int | None) -> None:
 def view(reply: SnapshotsShown) -> Iterator[RenderableType]:
     """Snapshots as a terminal shows them."""
     if not reply.snapshots:
-        yield Text(f"no agent that is here has a snapshot of group '{reply.group_id}', in memory or on disk")
+        yield Text(
+            f"no agent that is here has a snapshot of group '{reply.group_id}', in memory or on disk; what was written "
+            "to --snapshot-to is found by the next ones"
+        )
         return
     table = tables.new_table(
         *tables.numbers("STEP", "ROUND"),

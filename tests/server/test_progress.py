@@ -261,7 +261,7 @@ async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they
         (await client.post(f"{GROUP}/cancel")).raise_for_status()
         first = {"rank": 0, "node_id": "a", "text": "loss 3", "stderr": "boom", "why": ""}
         for last, why in (
-            (False, "its agent has not left yet"),
+            (False, "its agent has not sent that yet"),
             (True, "nobody has kept what it wrote in round 1"),
         ):
             if last:

@@ -112,7 +112,7 @@ def _missing(group: Group, about: About, number: int, ranks: AbstractSet[int]) -
     members = current.members if current is not None and ranks else ()
     nodes = {rank: member.node_id for member in members for rank in member.ranks}
     here = {node.node_id for node in group.live}
-    nobody, not_yet = f"nobody has kept what it wrote in round {number}", "its agent has not left yet"
+    nobody, not_yet = f"nobody has kept what it wrote in round {number}", "its agent has not sent that yet"
     if about is About.STACKS:
         nobody = not_yet = f"its stack was not taken when round {number} hung"
     return [

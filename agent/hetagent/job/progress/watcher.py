@@ -171,15 +171,16 @@ class Watcher(Room):
             logs = shown.logs(ranks, self._output, self._secrets())
             kept = list(self._earlier.items())[-(EARLIER - 1) :]
             self._earlier = {**dict(kept), self._round: logs}
+            self._leave_with_server(logs)
         self._watch = None
         watch.close()
 
-    def say_goodbye(self, why: str, until: float | None) -> None:
-        """Leave the end of the logs of the last round with the server: nobody can ask this agent any more."""
+    def _leave_with_server(self, logs: Sequence[Stack]) -> None:
+        """Some time nobody can ask this agent any more."""
         most = fitting_of(self._world_size)
-        logs = [log.shortened(About.LOGS, most) for log in self._earlier.get(self._round, ())]
-        if any(log.size for log in logs):
-            self._line.say(Message(LOGS, partial(LogsRequest, round=self._round, logs=tuple(logs))))
+        short = tuple(log.shortened(About.LOGS, most) for log in logs)
+        if any(log.size for log in short):
+            self._line.say(Message(LOGS, partial(LogsRequest, round=self._round, logs=short)))
 
     # -- in the line's thread ----------------------------------------------------------------------------------
 

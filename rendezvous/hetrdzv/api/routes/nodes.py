@@ -134,7 +134,7 @@ async def send_stacks(request: Request, group_id: str, node_id: str, body: Stack
 
 @handlers(routes.LOGS)
 async def send_logs(request: Request, group_id: str, node_id: str, body: LogsRequest) -> None:
-    """An agent is about to leave: the end of what its workers of the newest round have written, for later."""
+    """The workers of a node are gone: the end of what those of the newest round have written, for later."""
     service = service_of(request)
     group = service.group(group_id)
     require_speaker(group, node_id, body.incarnation)

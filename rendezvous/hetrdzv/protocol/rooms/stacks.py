@@ -86,7 +86,7 @@ class StacksRequest(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsRequest(Body):
-    """`POST /v1/groups/{g}/nodes/{n}/logs`: an agent leaves, and this is the end of its workers' logs.
+    """`POST /v1/groups/{g}/nodes/{n}/logs`: a round is over for an agent, and this is the end of its workers' logs.
 
     Attributes:
         round: the newest round that it was in.

@@ -87,8 +87,9 @@ def test_the_logs_of_earlier_rounds_are_kept(rig: Make) -> None:
 
     assert made.run(look) == 0
     assert logs == [(number, 0, f"round {number}") for number in (1, 2, 3)]
-    left = httpx.post(f"{made._url}/logs", trust_env=False, timeout=30).json()
-    assert (left["over"], [log["text"] for log in left["logs"]]) == (True, ["round 3"])
+    for number, which in ((3, ""), (3, "?round=3"), (2, "?round=2"), (1, "?round=1")):
+        left = httpx.post(f"{made._url}/logs{which}", trust_env=False, timeout=30).json()
+        assert (left["over"], [log["text"] for log in left["logs"]]) == (True, [f"round {number}"])
 
 
 def test_streams_that_go_into_files_are_shown_apart(rig: Make) -> None:

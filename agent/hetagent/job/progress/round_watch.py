@@ -174,8 +174,10 @@ class RoundWatch:
         if self._unseen or looker.track.lost or self._world_size == 1:
             return None
         tells = release.tells_progress(release.installed())
-        if looker.sources is None:  # none if it has not imported torch; else it was never asked in time
-            return 0 if tells and not self._listened(looker) else None
+        if (
+            looker.sources is None
+        ):  # none if it has made no group, or not imported torch; else it was never asked in time
+            return 0 if looker.has_no_groups() or (tells and not self._listened(looker)) else None
         return None if looker.blind(time.monotonic()) else looker.collectives(torch_tells=tells)
 
     def _listened(self, looker: Looker) -> bool:

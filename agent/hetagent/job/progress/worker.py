@@ -131,6 +131,11 @@ class Looker:
             return None
         return sum(group.enqueued for group in self.track.groups)
 
+    def has_no_groups(self) -> bool:
+        """Whether it is known to have made no process group."""
+        self.groups.read()
+        return self.groups.known and not self.groups.backends
+
     def _tells_all(self) -> bool:
         """Whether its server has told of all backends that its groups have."""
         assert self.sources is not None

@@ -269,6 +269,19 @@ def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
     watch.close()
 
 
+@pytest.mark.parametrize(("note", "collectives"), [("", 0), ("0\tgloo\n", None)])
+def test_a_worker_that_has_ended_before_it_answered_has_asked_for_nothing_if_it_made_no_group(
+    note: str, collectives: int | None
+) -> None:
+    """Most scripts that fail at once do so after they have imported torch."""
+    watch = RoundWatch(1, 2, lambda: None, cpu=True)
+    file = Path(watch.environ(0, torch=True)[FILE])
+    watch.begin({0: os.getpid()}, 0)
+    (file.parent / f"{file.name}.sock.groups").write_text(note)
+    assert watch.reached() == (collectives, None)
+    watch.close()
+
+
 def test_a_folder_that_somebody_has_removed_ends_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetagent.options.release.installed", lambda: "2.13.0+cpu")
     watch = RoundWatch(1, 2, lambda: None, cpu=True)

@@ -1,13 +1,25 @@
 """Flags of hetagent that were typed after the script, which gets them then."""
 
+import ast
+import re
+import warnings
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-MUST_BE_OURS = frozenset({"--nnodes", "--server", "--standalone"})
+MUST_BE_OURS = frozenset({"--group", "--nnodes", "--server", "--standalone"})
 """Flags of one word that scripts hardly have; those of several words do not need to be here."""
 
 MOST_READ = 1 << 20
 """How much of a script is read (bytes)."""
+
+OPTION = re.compile(r"--?([\w-]+)(?:[=/].*)?")
+"""A string that names an option: `--group`, `--group=`, `--cuda/--no-cuda` (click)."""
+
+PARSED = frozenset({"args", "arguments", "flags", "namespace", "opt", "options", "opts"})
+"""What scripts call the options that a parser, perhaps in another file, has found: `args.device`."""
+
+FROM_SIGNATURES = frozenset({"Fire", "HfArgumentParser", "LightningCLI", "jsonargparse", "typer", "tyro"})
+"""Names in a script whose options are the parameters of its functions and the fields of its classes."""
 
 
 def notes(args: Namespace, flags: Iterable[str]) -> Sequence[str]:
@@ -21,11 +33,12 @@ def notes(args: Namespace, flags: Iterable[str]) -> Sequence[str]:
     if not ours:
         return ()
     script = args.training_script
-    text = None if args.module or args.no_python else _text(script)
-    if text is None:
+    tree = None if args.module or args.no_python else _parsed(script)
+    if tree is None:
         ours = {flag for flag in ours if flag in MUST_BE_OURS or "-" in flag[2:]}
     else:
-        ours = {flag for flag in ours if flag[2:] not in text and flag[2:].replace("-", "_") not in text}
+        taken = options_of(tree)
+        ours = {flag for flag in ours if _identifier(flag[2:]) not in taken}
     if not ours:
         return ()
     named, them = " and ".join(sorted(ours)), "it" if len(ours) == 1 else "them"
@@ -34,10 +47,60 @@ def notes(args: Namespace, flags: Iterable[str]) -> Sequence[str]:
     return (f"{text}, put {them} before {script}",)
 
 
-def _text(script: str) -> str | None:
-    """What is in the script; None: it cannot be read."""
+def options_of(script: ast.Module) -> frozenset[str]:
+    """The names that a script's options may have, as identifiers: `log_dir` for `--log-dir`.
+
+    That a word occurs in it says nothing: every script of DDP has `destroy_process_group(group=...)`.
+    """
+    nodes = list(ast.walk(script))
+    kinds = (_named, _declared) if any(_name(node) in FROM_SIGNATURES for node in nodes) else (_named,)
+    return frozenset(name for node in nodes for kind in kinds for name in kind(node))
+
+
+def _named(node: ast.AST) -> Iterator[str]:
+    """The option that an expression names, or takes from parsed ones."""
+    match node:
+        case ast.Constant(value=str(text)) if (option := OPTION.fullmatch(text)) is not None:
+            yield _identifier(option[1])
+        case ast.Attribute(value=parsed, attr=name) if _holds_options(_name(parsed)):
+            yield name
+
+
+def _declared(node: ast.AST) -> Iterator[str]:
+    """The parameter or the fields that a node declares."""
+    match node:
+        case ast.arg(arg=name):
+            yield name
+        case ast.ClassDef(body=body):
+            yield from (
+                line.target.id
+                for line in body
+                if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+            )
+
+
+def _name(node: ast.AST) -> str:
+    """What a name or the last part of a dotted one says; empty: it is neither."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def _holds_options(name: str) -> bool:
+    """Whether a variable is likely to hold parsed options: `args`, `FLAGS`, `model_args`."""
+    return name.lower().rpartition("_")[2] in PARSED
+
+
+def _identifier(option: str) -> str:
+    return option.replace("-", "_")
+
+
+def _parsed(script: str) -> ast.Module | None:
+    """The script's syntax tree; None: it cannot be read."""
     try:
-        with open(script, "rb") as file:
-            return file.read(MOST_READ).decode("utf-8", "replace")
-    except OSError:
+        with open(script, "rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the script's own, which Python shows when it runs
+            return ast.parse(file.read(MOST_READ))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None

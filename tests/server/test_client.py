@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -506,6 +507,43 @@ async def test_transport_errors_in_plain_words(error: httpx.TransportError, word
         with pytest.raises(Unreachable) as caught:
             await client.group("g")
     assert str(caught.value) == f"no server answers (http://h:1: {words})"
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("http://h", "; http:// without a port means 80, hetserver's default is 29400: try http://h:29400"),
+        ("https://[::1]/", "; https:// without a port means 443, hetserver's default is 29400: try https://[::1]:29400"),
+        ("http://h:8", ""),
+        ("h", ""),
+    ],
+)  # fmt: skip
+async def test_a_port_that_was_left_out_is_named(given: str, hint: str) -> None:
+    errors: list[Exception] = [httpx.ConnectTimeout("")]
+
+    def fails(_: httpx.Request) -> httpx.Response:
+        if errors:
+            raise errors.pop()
+        return httpx.Response(404, html="not here")
+
+    refused = httpx.ConnectError("")
+    refused.__cause__ = ConnectionRefusedError()
+    client = Client([given])
+    await client.aclose()
+    client._http = httpx.AsyncClient(transport=httpx.MockTransport(fails))
+    async with client:
+        with pytest.raises(Unreachable, match=re.escape(f": timed out after 3 s{hint})")):
+            await client.group("g")
+        errors.append(refused)
+        with pytest.raises(Unreachable, match=re.escape(f": connection refused{hint})")):
+            await client.group("g")
+        with pytest.raises(NotHetserver, match=re.escape(f": check --server{hint}") + "$"):
+            await client.group("g")
+        errors.append(refused)
+        with pytest.raises(
+            Unreachable, match=r": connection refused\)$"
+        ):  # it has answered: this is its port
+            await client.group("g")
 
 
 async def test_another_program_answers(net: Net) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from hetrdzv.auth.tls import ClientTls, explain_tls
+from hetrdzv.client.urls import port_hint
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import (
     HetError,
@@ -41,7 +42,8 @@ def unusable(response: httpx.Response, server: str) -> HetError | None:
             return Unreachable(f"HTTP {status} from a proxy in front of it")
         what = response.headers.get("Content-Type", "no content type").split(";")[0].strip()
         return NotHetserver(
-            f"{server} answered, but is not a hetserver (HTTP {status}, {what[:100]}): check --server"
+            f"{server} answered, but is not a hetserver (HTTP {status}, {what[:100]}): "
+            f"check --server{port_hint(server)}"
         )
     if version != str(versions.MAJOR):
         older = "the server" if version.isdecimal() and int(version) < versions.MAJOR else "this client"
@@ -67,11 +69,15 @@ def transport_error(
     """
     is_plain = server.startswith("http://")
     tls_hint = "; if it speaks TLS, give https://" if is_plain else ""
+    no_port = "" if answered_before else port_hint(server)
     if isinstance(error, httpx.ProtocolError) and not _is_cut(error):
-        return NotHetserver(f"{server} answered, but is not a hetserver (no HTTP): check --server{tls_hint}")
+        return NotHetserver(
+            f"{server} answered, but is not a hetserver (no HTTP): check --server{no_port or tls_hint}"
+        )
     if isinstance(error, httpx.TimeoutException):
-        limit_s = limits.connect if isinstance(error, httpx.ConnectTimeout) else limits.read
-        return Unreachable(f"timed out after {limit_s:g} s")
+        if isinstance(error, httpx.ConnectTimeout):
+            return Unreachable(f"timed out after {limits.connect:g} s{no_port}")
+        return Unreachable(f"timed out after {limits.read:g} s")
     causes = list(_causes(error))
     for cause in causes:
         match cause:
@@ -82,7 +88,7 @@ def transport_error(
             case ssl.SSLError() if cause.reason != "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":
                 return Unreachable(explain_tls(cause, urlsplit(server).hostname or "", tls))
             case ConnectionRefusedError():
-                return Unreachable("connection refused")
+                return Unreachable(f"connection refused{no_port}")
             case OSError(errno=errno.EHOSTUNREACH):
                 return Unreachable("no route to host")
             case OSError(errno=errno.ENETUNREACH):

@@ -6,6 +6,9 @@ from urllib.parse import urlsplit
 
 from hetrdzv.protocol.texts.addresses import DEFAULT_PORT
 
+PORTS = {"http": 80, "https": 443}
+"""The port of a URL that names a scheme and no port."""
+
 _EXAMPLE = f"http://host:{DEFAULT_PORT}"
 
 
@@ -54,8 +57,21 @@ def normal_url(text: str) -> str:
     if not _is_ipv6(host) and not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?", host):
         raise ValueError(f"server URL '{given}': '{host}' is not a host name")
     if port is None:
-        port = DEFAULT_PORT if bare else 443 if parts.scheme == "https" else 80
+        port = DEFAULT_PORT if bare else PORTS[parts.scheme]
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def port_hint(server: str) -> str:
+    """What to do where a server's port may have been left out by mistake; empty: it was not.
+
+    Args:
+        server: its URL, normalised.
+    """
+    parts = urlsplit(server)
+    if parts.port != PORTS[parts.scheme]:
+        return ""
+    meant = f"{server.removesuffix(f':{parts.port}')}:{DEFAULT_PORT}"
+    return f"; {parts.scheme}:// without a port means {parts.port}, hetserver's default is {DEFAULT_PORT}: try {meant}"
 
 
 def _after_port(url: str) -> str:

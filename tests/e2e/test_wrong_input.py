@@ -326,6 +326,14 @@ def test_a_server_that_does_not_even_speak_http(hetagent: Run) -> None:
     )
 
 
+def test_tls_to_a_server_without(hetagent: Run, server: Hetserver) -> None:
+    """It is not tried for a minute: that ends the test's patience."""
+    url = server.url.replace("http:", "https:")
+    said = hetagent("--server", url, *CPU, "train.py")
+    assert said.status == UNFIT
+    assert f"refused  {url} answered, but does not speak TLS: use http://\n" in said.text
+
+
 @pytest.mark.parametrize(
     ("argv", "text"),
     [

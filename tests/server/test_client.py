@@ -470,15 +470,26 @@ async def test_a_host_name_that_nobody_knows(net: Net, monkeypatch: pytest.Monke
         await client.group("g")
 
 
-async def test_tls_spoken_to_a_plain_server(net: Net) -> None:
+async def test_tls_spoken_to_a_plain_server(net: Net, dead: str) -> None:
+    """It never works, unlike other servers of the list, which may come up, or one that spoke TLS a moment ago."""
+
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
     server = await asyncio.start_server(plain, "127.0.0.1", 0)
-    client = await net.client(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    with pytest.raises(Unreachable, match=r"TLS error: (wrong version number|record layer failure)"):
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    says = f"{url} answered, but does not speak TLS: use http://"
+    with pytest.raises(NotHetserver, match=f"^{says}$"):
+        await (await net.client(url)).group("g")
+    with pytest.raises(Unreachable, match=rf"^no server answers \({says}; {dead}: connection refused\)$"):
+        await (await net.client(url, dead)).group("g")
+    client = await net.client(url)
+    client._servers._answered.add(url)
+    with pytest.raises(
+        Unreachable, match=r"TLS error: (wrong version number|record layer failure); it does not"
+    ):
         await client.group("g")
     server.close()
 

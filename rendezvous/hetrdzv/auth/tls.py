@@ -90,8 +90,8 @@ def explain_tls(error: ssl.SSLError, host: str, tls: ClientTls) -> str:
     """What a TLS failure means, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"TLS error: {error.verify_message}; {_advice(error.verify_code, host, tls)}"
-    reason = (error.reason or "handshake failed").replace("_", " ").lower()
-    if reason in ("wrong version number", "record layer failure", "http request"):
+    reason = _reason(error)
+    if is_plain(error):
         hint = "it does not speak TLS: use http://"
     elif "certificate required" in reason:
         hint = "this server requires a client certificate: give --client-cert and --client-key"
@@ -100,6 +100,15 @@ def explain_tls(error: ssl.SSLError, host: str, tls: ClientTls) -> str:
     else:
         return f"TLS error: {reason}"
     return f"TLS error: {reason}; {hint}"
+
+
+def is_plain(error: ssl.SSLError) -> bool:
+    """Whether what came from the other side is no TLS."""
+    return _reason(error) in ("wrong version number", "record layer failure", "http request")
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or "handshake failed").replace("_", " ").lower()
 
 
 def _advice(code: int, host: str, tls: ClientTls) -> str:

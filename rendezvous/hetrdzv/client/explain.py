@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from hetrdzv.auth.tls import ClientTls, explain_tls
+from hetrdzv.auth.tls import ClientTls, explain_tls, is_plain
 from hetrdzv.client.urls import port_hint
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import (
@@ -67,8 +67,8 @@ def transport_error(
         limits: the timeouts of the request (seconds).
         answered_before: whether this server has answered a request, which rules some causes out.
     """
-    is_plain = server.startswith("http://")
-    tls_hint = "; if it speaks TLS, give https://" if is_plain else ""
+    with_tls = server.startswith("https://")
+    tls_hint = "" if with_tls else "; if it speaks TLS, give https://"
     no_port = "" if answered_before else port_hint(server)
     if isinstance(error, httpx.ProtocolError) and not _is_cut(error):
         return NotHetserver(
@@ -85,6 +85,10 @@ def transport_error(
                 return Unreachable("host name lookup failed for now")
             case socket.gaierror():
                 return Unreachable("host name unknown")
+            case ssl.SSLError() if (
+                is_plain(cause) and isinstance(error, httpx.ConnectError) and not answered_before
+            ):
+                return NotHetserver(f"{server} answered, but does not speak TLS: use http://{no_port}")
             case ssl.SSLError() if cause.reason != "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":
                 return Unreachable(explain_tls(cause, urlsplit(server).hostname or "", tls))
             case ConnectionRefusedError():
@@ -100,7 +104,7 @@ def transport_error(
     hint = ""
     if not answered_before:
         hint = tls_hint
-        if not is_plain and tls.cert is not None:
+        if with_tls and tls.cert is not None:
             hint = "; is our --client-cert signed by the authority in its --tls-client-ca?"
     return Unreachable(f"connection cut before the answer came{hint}")
 

@@ -227,7 +227,7 @@ class Unavailable(Unreachable):
 
 
 class NotHetserver(HetError, code="not_hetserver"):
-    """What answered is not a hetserver."""
+    """What answered is not a hetserver, or does not speak TLS as its URL says."""
 
 
 class Problem(HetError):

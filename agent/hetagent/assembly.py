@@ -267,7 +267,7 @@ def _line(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Line, Readin
         session,
         node.access.client,
         node.tell,
-        lambda text: console.show_live(text and f"hetagent[{options.node_id}]: {text}"),
+        lambda text, left: console.show_live(text and f"hetagent[{options.node_id}]: {text}", left),
     )
     return line, readiness
 

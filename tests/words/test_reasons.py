@@ -17,7 +17,7 @@ from hetrdzv.protocol.facts.causes import (
 from hetrdzv.protocol.facts.parts import Quoted, Ready
 from hetrdzv.protocol.facts.reasons import Reason, WhyLeftOut, timeless
 from hetrdzv.protocol.facts.who import Nodes
-from hetrdzv.words.reasons import left_out, told, why
+from hetrdzv.words.reasons import left_out, time_left, told, why
 from hetrdzv.words.times import Clock
 from tests.support.stalls import behind
 from tests.words.unions import classes
@@ -352,3 +352,12 @@ def test_reasons_that_differ_in_their_moments_only_say_the_same() -> None:
     later = waits(reasons.TooFew(ready=A, missing=1, until=570.0))
     assert timeless(waits(TOO_FEW)) == timeless(later)
     assert timeless(later) != timeless(waits(reasons.TooFew(ready=A, missing=2, until=570.0)))
+
+
+def test_the_time_left_of_a_wait_is_as_in_its_sentence() -> None:
+    lasting = {sentence: time_left(reason, Clock(NOW)) for reason, sentence in SENTENCES}
+    assert [sentence for sentence, left in lasting.items() if left not in sentence] == []
+    assert time_left(waits(TOO_FEW, ended=ENDED), Clock(NOW)) == "1 min 0 s"
+    assert time_left(without_b(reasons.Joins(until=510.0)), Clock(NOW)) == "10 s"
+    assert time_left(waits(reasons.TooFew(ready=A, missing=1), ended=ENDED), Clock(NOW)) == ""
+    assert time_left(None, Clock(NOW)) == ""

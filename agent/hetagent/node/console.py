@@ -90,8 +90,11 @@ def tell(who: str, text: str) -> None:
     say("\n".join(f"{at}{who}: {line}" for line in text.splitlines()))
 
 
-def show_live(line: str) -> bool:
+def show_live(line: str, left: str = "") -> bool:
     """Let a line stand below everything that is said, in place of the one before; an empty line takes it away.
+
+    Args:
+        left: the part of it that says how much time is left, which is shown even where the rest does not fit.
 
     Returns:
         whether it is shown: it is on a terminal only, and not by a background job (`hetagent ... &`), which would
@@ -101,16 +104,19 @@ def show_live(line: str) -> bool:
         return False
     width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
     line = inert(" ".join(line.split()))
-    _writer.live(sys.stderr, _cut(line, width))
+    _writer.live(sys.stderr, _cut(line, width, left))
     return True
 
 
-def _cut(line: str, width: int) -> str:
-    """A line that fits; its end matters most, which says what is missing and until when."""
+def _cut(line: str, width: int, left: str) -> str:
+    """A line that fits. It begins with what is missing and until when, and ends with what happened before."""
     if len(line) <= width:
         return line
-    begin = max(0, width - 3) // 3
-    return f"{line[:begin]}...{line[len(line) - max(0, width - 3 - begin) :]}"
+    begin = line[: max(0, width - 3)]
+    if left in begin:
+        return f"{begin}..."
+    end = f"... ({left} left)"
+    return f"{line[: max(0, width - len(end))]}{end}"
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

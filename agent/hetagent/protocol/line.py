@@ -58,7 +58,7 @@ class Line:
         session: Session,
         make_client: Callable[[], Client],
         tell: Callable[[str], None],
-        show_live: Callable[[str], bool] = never_live,
+        show_live: Callable[[str, str], bool] = never_live,
     ) -> None:
         self._session = session
         self._make_client = make_client

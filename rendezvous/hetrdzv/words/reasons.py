@@ -58,6 +58,15 @@ def told(reason: Reason | None, text: str, clock: Clock) -> str:
     return known or text
 
 
+def time_left(reason: Reason | None, clock: Clock) -> str:
+    """How long a node waits at most, as the sentence has it: `35 s`; empty: there is no end."""
+    match reason:
+        case reasons.Waits(what=part) | reasons.LeftOut(why=part):
+            until = getattr(part, "until", None)
+            return "" if until is None else clock.left(until)
+    return ""
+
+
 def _is_known(value: object) -> bool:
     """Whether all of a value is known, and not only to newer servers."""
     if isinstance(value, tuple):

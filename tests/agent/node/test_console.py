@@ -40,10 +40,47 @@ def test_a_live_line_stands_below_what_is_said(monkeypatch: pytest.MonkeyPatch) 
     assert said.split(console.ERASE) == [
         "waiting: 3 s",
         "gpu2 joined\nwaiting: 3 s",
-        "waiti... gpu2, gpu3",
-        "gpu3 joined\nwaiti... gpu2, gpu3",
+        "waiting for gpu2...",
+        "gpu3 joined\nwaiting for gpu2...",
         "round 1\n",
     ]
+
+
+FAILED = "; round 3 ended (ValueError: 'labels: no such column in shard 7' (raise20.py:10, rank 1 on b))"
+
+
+@pytest.mark.parametrize(
+    ("line", "left", "shown"),
+    [
+        (
+            f"hetagent[a]: waiting: a has to stop its workers (until 13:53:20, 35 s from now){FAILED}",
+            "35 s",
+            "hetagent[a]: waiting: a has to stop its workers (until 13:53:20, 35 s from now); round 3 ended (...",
+        ),
+        (
+            (
+                "hetagent[a]: waiting: 3 of 8 nodes ready (gpu1, gpu2, gpu3); waiting for 5 more "
+                f"(until 13:53:20, 9 min 58 s from now){FAILED}"
+            ),
+            "9 min 58 s",
+            "hetagent[a]: waiting: 3 of 8 nodes ready (gpu1, gpu2, gpu3); waiting for 5 mor... (9 min 58 s left)",
+        ),
+        ("hetagent[a]: waiting: 1 of 2 nodes ready (a)", "", "hetagent[a]: waiting: 1 of 2 nodes ready (a)"),
+    ],
+)
+def test_of_a_live_line_that_does_not_fit_the_end_is_cut_and_never_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, line: str, left: str, shown: str
+) -> None:
+    """What happened before stands at its end, and took the place of what is waited for."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    monkeypatch.setattr(console, "_writer", console._Writer())
+    with open(ours, "rb", buffering=0) as reader, open(theirs, "w", encoding="utf-8") as writer:
+        monkeypatch.setattr("sys.stderr", writer)
+        assert console.show_live(line, left)
+        assert console.flush()
+        assert reader.read(1000).decode() == shown
+    assert len(shown) <= 99
 
 
 def test_nothing_that_a_server_says_moves_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:

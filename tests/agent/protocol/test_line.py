@@ -106,7 +106,7 @@ class Talk:
         client = lambda: self.client  # noqa: E731
         self.line = Line(session, client, self.told.append, self.show_live)  # type: ignore[arg-type]
 
-    def show_live(self, line: str) -> bool:
+    def show_live(self, line: str, left: str) -> bool:
         self.live.append(line)
         return self.on_terminal
 

@@ -55,8 +55,11 @@ def test_a_live_line_counts_down_to_the_same_moment(clock: Clock) -> None:
     told: list[str] = []
     shown: list[str] = []
 
-    def show(line: str) -> bool:
+    lefts: list[str] = []
+
+    def show(line: str, left: str) -> bool:
         shown.append(line)
+        lefts.append(left)
         return True
 
     wait = Waiting(told.append, show)
@@ -75,6 +78,7 @@ def test_a_live_line_counts_down_to_the_same_moment(clock: Clock) -> None:
         "1 min 0 s from now)",
         "",
     ]
+    assert lefts == ["1 min 0 s", "59 s", "", "1 min 0 s", ""]
     assert len({line.partition("until ")[2].partition(",")[0] for line in shown[:2]}) == 1
 
 

@@ -140,9 +140,15 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
         if isinstance(logs_specs, RoundLogsSpecs):
             logs_specs.close()
         name.release()
-    outcome, number = agent.outcome, agent.round_number
     block = closing_block(
-        options.group, options.node_id, outcome, number, agent.ended_by, agent.spent, agent.last_words
+        options.group,
+        options.node_id,
+        agent.outcome,
+        agent.round_number,
+        agent.ended_by,
+        agent.spent,
+        agent.last_words,
+        logs_specs.kept if isinstance(logs_specs, RoundLogsSpecs) else "",
     )
     say(block)
     status = agent.status(fixed=options.exit_codes == "agent")

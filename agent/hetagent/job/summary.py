@@ -25,6 +25,7 @@ def closing_block(
     ended_by: str,
     spent: Spent | None = None,
     last_words: Sequence[str] = (),
+    logs: str = "",
 ) -> str:
     """What the person at any node's terminal reads last.
 
@@ -34,6 +35,7 @@ def closing_block(
         ended_by: what ended the agent if no directive did (`SIGTERM`).
         spent: where this node's time went; None: nobody knows.
         last_words: what optional features say, a line each.
+        logs: the folder in which this node keeps what workers write; empty: nowhere.
     """
     lines = [RULE, f"job      {group}"]
     if outcome is None:
@@ -51,6 +53,8 @@ def closing_block(
     if spent is not None:
         lines += account_lines(spent)
     lines += last_words
+    if logs:
+        lines.append(f"logs     {logs}")
     if outcome is not None and outcome.root_cause is not None:
         lines += _root_cause(outcome.root_cause)
     lines.append(RULE)

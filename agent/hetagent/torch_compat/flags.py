@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -160,5 +159,5 @@ class FolderLogs(DefaultLogsSpecs):
 
     @property
     def run_folder(self) -> str | None:
-        """The folder of this run, once `reify` has made one; None if nothing is kept."""
-        return None if self._root_log_dir == os.devnull else str(self._run_log_dir)
+        """The folder of this run; None: `reify` has not made one yet, or nothing is kept."""
+        return self._run_log_dir

@@ -29,6 +29,16 @@ def test_success() -> None:
     assert block(outcome) == ["job      bert", "outcome  the job succeeded", "round    3, restarts spent 1"]
 
 
+def test_where_the_logs_are_is_said_before_the_root_cause() -> None:
+    cause = RootCauseReply(
+        reason=Other(kind="?"), kind="join_timeout", message="not enough nodes", round=3, node_id=""
+    )
+    outcome = directive(outcome="failed", root_cause=cause)
+    text = closing_block("bert", "gpu7", outcome, 3, "", last_words=["disk     full"], logs="/logs/bert_x1")
+    assert text.splitlines()[4:7] == ["disk     full", "logs     /logs/bert_x1", ""]
+    assert "logs" not in closing_block("bert", "gpu7", outcome, 3, "")
+
+
 def test_a_failure_names_the_worker_and_shows_its_words() -> None:
     failure = FailureReply(local_rank=1, rank=5, exit_code=1, message="Traceback\n  line\nValueError: x\n")
     cause = RootCauseReply(

@@ -64,6 +64,13 @@ class RoundLogsSpecs(FolderLogs):
         paths = {field.name: getattr(dest, field.name) for field in dataclasses.fields(dest)}
         return LogsDest(**{name: _moved(value, attempt, own) for name, value in paths.items()})
 
+    @property
+    def kept(self) -> str:
+        """The folder where logs of this agent's rounds are and stay; empty: there is none."""
+        return (
+            "" if self.run_folder is None or self._temporary is not None else os.path.abspath(self.run_folder)
+        )
+
     def close(self) -> None:
         """Remove the logs unless somebody asked for them."""
         if self._temporary is not None:

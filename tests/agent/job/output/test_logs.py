@@ -52,6 +52,7 @@ def test_all_but_the_directorys_name_is_torchs(
 
 def test_rounds_with_the_same_restart_count_keep_their_logs(tmp_path: Path) -> None:
     specs = RoundLogsSpecs(str(tmp_path), redirects=Std.ALL)
+    assert specs.kept == ""
     for number in (1, 2, 5):
         given = envs(2, number)
         dest = specs.reify(given)
@@ -70,6 +71,7 @@ def test_rounds_with_the_same_restart_count_keep_their_logs(tmp_path: Path) -> N
     assert os.listdir(run / "round_5") == ["0"]
     specs.close()
     assert run.exists()
+    assert specs.kept == str(run)
 
 
 def test_without_a_directory_a_private_one_goes_with_the_agent(
@@ -82,6 +84,7 @@ def test_without_a_directory_a_private_one_goes_with_the_agent(
     assert made.name.startswith("hetagent_")
     assert made.stat().st_mode & 0o777 == 0o700
     assert Path(dest.error_files[0]).parent.is_dir()
+    assert specs.kept == "", "it goes with the agent"
     specs.close()
     specs.close()
     assert list(tmp_path.iterdir()) == []
@@ -137,7 +140,9 @@ def test_where_there_are_no_locks_nothing_is_swept(monkeypatch: pytest.MonkeyPat
 
 def test_no_logs_at_all() -> None:
     given = envs(1)
-    dest = RoundLogsSpecs(os.devnull).reify(given)
+    specs = RoundLogsSpecs(os.devnull)
+    dest = specs.reify(given)
+    assert specs.kept == ""
     assert dest.error_files == {0: os.devnull}
     assert given[0]["TORCHELASTIC_ERROR_FILE"] == ""
 

@@ -1,13 +1,14 @@
 """Whom a node will join that was given no group: two people who name none share one job."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
-from hetagent.options.model import Options
+from hetagent.launch.command import checksum
+from hetagent.options.model import Options, UsageError
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.pages import GroupReply
+from hetrdzv.protocol.pages import GroupReply, NodeReply
 from hetrdzv.protocol.texts.addresses import is_loopback
 from hetrdzv.words.phrasing import names
 
@@ -23,28 +24,52 @@ def warning(options: Options, connect: Callable[[], Client]) -> str | None:
 
     Args:
         connect: makes a connection to the servers.
+
+    Raises:
+        UsageError: a node that was never in this job would join it with another script of the same name.
     """
-    if options.group_given or options.standalone or all(map(_is_local, options.servers)):
+    if options.group_given or options.standalone:
         return None
+    group = asyncio.run(_group(options, connect))
+    there = _there(group, options.node_id) if group is not None else []
+    if group is not None:
+        _require_same_script(options, group, there)
+    if all(map(_is_local, options.servers)):
+        return None
+    company = _told(group, there) if group is not None and there else ""
     return (
-        f"warning: no --group, so this node joins the job '{options.group}'{asyncio.run(_company(options, connect))}, "
-        f"as everybody does who names none; for a job of your own give --group NAME on each of its nodes"
+        f"warning: no --group, so this node joins the job '{options.group}'{company}, as everybody does who names "
+        f"none; for a job of your own give --group NAME on each of its nodes"
     )
 
 
-async def _company(options: Options, connect: Callable[[], Client]) -> str:
-    """The job in words; nothing if no server says it in time, or nobody is there."""
+async def _group(options: Options, connect: Callable[[], Client]) -> GroupReply | None:
+    """The job; None: no server says it in time, or there is none."""
     try:
         async with asyncio.timeout(LOOK_S), connect() as client:
-            return _told(await client.group(options.group), options.node_id)
+            return await client.group(options.group)
     except (HetError, TimeoutError):
-        return ""
+        return None
 
 
-def _told(group: GroupReply, node_id: str) -> str:
-    there = [node for node in group.nodes if node.state not in GONE and node.node_id != node_id]
-    if not there:
-        return ""
+def _there(group: GroupReply, node_id: str) -> list[NodeReply]:
+    return [node for node in group.nodes if node.state not in GONE and node.node_id != node_id]
+
+
+def _require_same_script(options: Options, group: GroupReply, there: Sequence[NodeReply]) -> None:
+    runs = options.torchrun
+    own = checksum(options.script, module=runs.module, no_python=runs.no_python)
+    others = [node for node in there if node.role == runs.role and node.device.get("script", own) != own]
+    if not own or not others or any(node.node_id == options.node_id for node in group.nodes):
+        return
+    raise UsageError(
+        f"no --group, and the job '{group.group_id}' of {names(node.node_id for node in others)} runs another "
+        f"{others[0].script or 'script'} than this one: give --group NAME for a job of your own, or --group "
+        f"{group.group_id} to join that one"
+    )
+
+
+def _told(group: GroupReply, there: Sequence[NodeReply]) -> str:
     scripts = sorted({node.script for node in there if node.script})
     runs = f": {', '.join(scripts[:3])}" if scripts else ""
     return f" of {names(node.node_id for node in there)} ({group.state}{runs})"

@@ -1,12 +1,15 @@
 """What a person is warned of who has named no group."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import httpx
 import pytest
 from tests.support.servers import Hetserver
 
 from hetagent.job.company import warning
+from hetagent.launch.command import checksum
+from hetagent.options.model import UsageError
 from hetagent.options.parse import parse
 from hetrdzv.client.client import Client
 
@@ -38,6 +41,32 @@ def test_a_server_that_does_not_answer_delays_nobody() -> None:
     said = warned("http://127.0.0.1:1")
     assert said is not None
     assert "joins the job 'default', as" in said
+
+
+def test_another_script_of_the_same_name_joins_nobody_by_accident(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("mine = 1\n")
+    with Hetserver() as server:
+        local = ("--server", server.url)
+        body = {"incarnation": "i", "slots": 1, "address": "127.0.0.1", "port": 1, "script": "train.py"}
+        body |= {"device": {"script": "68ef57fc"}, "spec": {"min_nodes": 3}}
+        httpx.put(f"{server.url}/v1/groups/default/nodes/a", json=body).raise_for_status()
+        for servers in (HEAD, local):
+            with pytest.raises(UsageError) as refused:
+                warned(server.url, servers=servers)
+            assert str(refused.value) == (
+                "no --group, and the job 'default' of a runs another train.py than this one: give --group NAME for "
+                "a job of your own, or --group default to join that one"
+            )
+        assert warned(server.url, "--group", "default") is None
+        own = checksum("train.py", module=False, no_python=False)
+        body |= {"device": {"script": own}}
+        httpx.put(f"{server.url}/v1/groups/default/nodes/c", json=body).raise_for_status()
+        assert warned(server.url, servers=local) is None, (
+            "it was in this job before, and its script has changed since"
+        )
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,22 @@ async def test_a_refused_node_is_told_of_for_a_while() -> None:
         assert await warnings(client) == [said]
         assert await joins(client, "b", spec={"min_nodes": 2}, script="train.py") == 200
         assert await warnings(client) == [], "it has joined after all"
+        left = await client.delete("/v1/groups/g/nodes/b", params={"incarnation": "1", "reason": "done"})
+        assert left.is_success
+        assert await warnings(client) == [], "what ended with the join does not come back as the node goes"
         assert await joins(client, "c", spec={"min_nodes": 2}, script="other.py") == 409
         assert len(await warnings(client)) == 1
         clock.pass_by(service, LATELY_S)
+        assert await warnings(client) == []
+
+
+async def test_a_deleted_group_leaves_no_refusals_to_the_next_one_of_its_name() -> None:
+    async with serving() as (service, _), api(service) as client:
+        assert (await client.put("/v1/groups/g", json={"min_nodes": 2, "command": ["train.py"]})).is_success
+        assert await joins(client, "b", spec={"min_nodes": 3}) == 409
+        assert len(await warnings(client)) == 1
+        assert (await client.delete("/v1/groups/g")).is_success
+        assert (await client.put("/v1/groups/g", json={"min_nodes": 2})).is_success
         assert await warnings(client) == []
 
 

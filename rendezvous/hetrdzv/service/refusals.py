@@ -44,8 +44,30 @@ class Refusals:
         if len(self._of) > MOST_GROUPS:
             del self._of[next(iter(self._of))]
 
+    def published(self, group_id: str, group: Group | None) -> None:
+        """A group has changed: a node that has joined after all is refused no longer, also once it has left again.
+
+        Args:
+            group: None if it was deleted.
+        """
+        known = self._of.get(group_id)
+        if known is None:
+            return
+        left = (
+            {} if group is None else {node: one for node, one in known.items() if not _is_here(group, node)}
+        )
+        if left:
+            self._of[group_id] = left
+        else:
+            del self._of[group_id]
+
     def lately(self, group: Group) -> tuple[Refusal, ...]:
-        """Those of a group, but for nodes that have joined after all; from any thread."""
-        since, here = self._now() - LATELY_S, {node.node_id for node in group.live}
+        """Those of a group, but for nodes that are in it nevertheless; from any thread."""
+        since = self._now() - LATELY_S
         known = self._of.get(group.group_id, {}).items()
-        return tuple(refusal for node_id, (at, refusal) in known if at > since and node_id not in here)
+        return tuple(refusal for node, (at, refusal) in known if at > since and not _is_here(group, node))
+
+
+def _is_here(group: Group, node_id: str) -> bool:
+    node = group.nodes.get(node_id)
+    return node is not None and not node.gone

@@ -398,6 +398,7 @@ class Service:
             self._set_timer(change.new)
             self._retention.changed(change.group_id, now)
         self.progress.published(change.group_id, change.new)
+        self.refusals.published(change.group_id, change.new)
         if change.new is None or change.new.state.terminal:
             self.questions.forget(change.group_id)
         self._watchers.wake_nodes(change.group_id, change.old, change.new)

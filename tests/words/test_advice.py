@@ -18,6 +18,10 @@ from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
     [
         (reasons.Succeeded(), ""),
         (reasons.Runs(round=1, nodes=2, world_size=4), ""),
+        (
+            reasons.Runs(round=2, nodes=1, world_size=1, lost=B),
+            "b is lost: start hetagent on b again, or on another node in place of it",
+        ),
         (waits(reasons.ToStop(nodes=B, checked=False, until=535.0)), ""),
         (waits(TOO_FEW), "start hetagent for group 'job' on 1 more node"),
         (

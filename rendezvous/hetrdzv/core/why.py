@@ -7,7 +7,7 @@ from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Conduct, End, Group, Node, Round, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
-from hetrdzv.core.selection.joining import Spare, growth, spare_reason, spare_slots, spare_unit
+from hetrdzv.core.selection.joining import Spare, growth, lost_members, spare_reason, spare_slots, spare_unit
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_nodes
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall
 from hetrdzv.core.selection.units import broken_units_of
@@ -78,8 +78,13 @@ def _why_running(group: Group, current: Round, now: float) -> GroupReason:
         )
     if current.stall is not None and current.stall.told:
         return stalls(group, current, current.stall, now)
+    lost = lost_members(group)
     return reasons.Runs(
-        round=current.number, nodes=len(current.members), world_size=current.world_size, apart=apart(current)
+        round=current.number,
+        nodes=len(current.members),
+        world_size=current.world_size,
+        apart=apart(current),
+        lost=nodes(lost) if lost else None,
     )
 
 

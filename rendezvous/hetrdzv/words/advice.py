@@ -14,7 +14,8 @@ from hetrdzv.protocol.facts.causes import (
 )
 from hetrdzv.protocol.facts.reasons import Reason, WaitsFor
 from hetrdzv.protocol.facts.warnings import AnyWarning, Straggler
-from hetrdzv.words.phrasing import count, names, one_or_more
+from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.words.phrasing import are, count, names, one_or_more
 
 _OUT_OF_MEMORY = 137
 """The status of a shell whose program was killed by SIGKILL."""
@@ -52,6 +53,8 @@ def step_in_parts(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] 
             if not stays:
                 return [f"{first}hetagent on each node"]
             return [first, f"hetctl restart {group_id}", ", then hetagent on each node"]
+        case reasons.Runs(lost=lost) if lost is not None and len(lost):
+            return [f"{are(lost)} lost: {_start_again(lost)}"]
     slow = next((one.node_id for one in warnings if isinstance(one, Straggler) and one.node_id), None)
     if slow is None:
         return [""]
@@ -67,8 +70,7 @@ def _for_nodes(group_id: str, what: WaitsFor) -> str:
         case (
             reasons.TooFew(in_place_of=gone, ready=ready) | reasons.Unreachable(in_place_of=gone, ready=ready)
         ) if gone:
-            them = one_or_more(gone, "it", "one of them")
-            again = f"start hetagent on {names(gone)} again, or on another node in place of {them}"
+            again = _start_again(gone)
             fewer = "to go on with fewer nodes: start all agents anew with a smaller --nnodes"
             return f"{again}; {fewer}" if len(ready.nodes) else again
         case reasons.TooFew(missing=missing, unit=unit) if missing:
@@ -86,6 +88,11 @@ def _for_nodes(group_id: str, what: WaitsFor) -> str:
             return f"start hetagent for group '{group_id}' on the other nodes of that unit"
         case _:
             return ""
+
+
+def _start_again(gone: Nodes) -> str:
+    them = one_or_more(gone, "it", "one of them")
+    return f"start hetagent on {names(gone)} again, or on another node in place of {them}"
 
 
 def after_failure(reason: FailedBecause) -> str:

@@ -61,6 +61,11 @@ def one_or_more(who: Nodes | Ranks, one: str, more: str) -> str:
     return one if len(who) == 1 else more
 
 
+def are(nodes: Nodes) -> str:
+    """`gpu1 is`, or `gpu1, gpu2 are`."""
+    return f"{names(nodes)} {one_or_more(nodes, 'is', 'are')}"
+
+
 def have(nodes: Nodes) -> str:
     """`gpu1 has`, or `gpu1, gpu2 have`."""
     return f"{names(nodes)} {one_or_more(nodes, 'has', 'have')}"

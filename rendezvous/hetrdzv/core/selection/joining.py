@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -92,6 +92,48 @@ def growth(group: Group) -> Growth:
         return Growth()
     joiners = tuple(node for node in answer.nodes if node.node_id not in last)
     return Growth(joiners, answer.full)
+
+
+@kept
+def lost_members(group: Group) -> Sequence[Node]:
+    """Lost nodes of the job that its running round would take in if they came back, in the order in which they went.
+
+    Other nodes that have come since stand for as many of them, the first ones.
+    """
+    if group.active_round is None:
+        return ()
+    lost = sorted(
+        (node for node in group.nodes.values() if _is_missed(group, node)),
+        key=lambda node: (node.gone_at or 0.0, node.node_id),
+    )
+    if not lost:
+        return ()
+    first_at = lost[0].gone_at or 0.0
+    came = sum(1 for node in group.live if node.joined_at > first_at and not node.former)
+    if not (missed := lost[came:]):
+        return ()
+    back = {node.node_id: _as_ready(node) for node in missed}
+    joiners = growth(replace(group, nodes={**group.nodes, **back})).node_ids
+    return [node for node in missed if node.node_id in joiners]
+
+
+def _is_missed(group: Group, node: Node) -> bool:
+    """Whether a node is lost that has worked for this job, and that nobody meant to go."""
+    return (
+        node.phase is NodePhase.LOST
+        and node.job == group.job
+        and node.member_of > 0
+        and node.leaving is None
+        and node.heir is None
+        and node.node_id not in group.drained
+    )
+
+
+def _as_ready(node: Node) -> Node:
+    """A node as if its agent had been started again."""
+    return replace(
+        node, phase=NodePhase.READY, acked_round=node.member_of, gone_at=None, gone_why=None, rejected=None
+    )
 
 
 def _all_or_none(group: Group, nodes: Sequence[Node]) -> Sequence[Node]:

@@ -96,13 +96,18 @@ class AboutToEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """A round runs on so many nodes."""
+    """A round runs on so many nodes.
+
+    Attributes:
+        lost: nodes of the job that are lost, and that the round would take in again; None: there are none.
+    """
 
     kind: Literal["runs"] = "runs"
     round: int
     nodes: int
     world_size: int
     apart: Apart | None = None
+    lost: Nodes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,18 @@ import pytest
 
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import FailedWorker, JoinTimeout, WorkerFault
-from hetrdzv.protocol.facts.parts import quoted
+from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.reasons import Reason
 from hetrdzv.protocol.facts.warnings import Straggler
 from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.words.advice import next_step, step_in_parts
 from tests.support.stalls import behind
 from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
+
+
+def exited(exit_code: int | None, message: str, rank: int = 0) -> reasons.Failed:
+    failure = Failure(rank=rank, local_rank=rank, exit_code=exit_code, message=message)
+    return reasons.Failed(cause=WorkerFault(worker=FailedWorker.of("a", failure)))
 
 
 @pytest.mark.parametrize(
@@ -61,14 +66,34 @@ from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
             ),
         ),
         (
-            reasons.Failed(
-                cause=WorkerFault(
-                    worker=FailedWorker(
-                        node_id="a", rank=0, local_rank=0, exit_code=1, where=quoted("train.py:7")
-                    )
-                )
-            ),
+            exited(1, 'Traceback\n  File "/work/train.py", line 7, in f\nValueError: no'),
             "to begin again, once that is mended: hetagent on each node",
+        ),
+        (
+            exited(2, "usage: ap.py [-h]\nap.py: error: the following arguments are required: --data"),
+            "to begin again, once that is mended: hetagent on each node",
+        ),
+        (
+            exited(2, "ap.py: error: unrecognized arguments: --lrr 3 --nnodes 2"),
+            "if hetagent should get --nnodes, put it before the script; to begin again: hetagent on each node",
+        ),
+        (
+            exited(2, "ap.py: error: unrecognized arguments: --nnodes=2 --nproc_per_node 2"),
+            (
+                "if hetagent should get --nnodes and --nproc_per_node, put them before the script; "
+                "to begin again: hetagent on each node"
+            ),
+        ),
+        (
+            exited(None, "script 'nowhere.py' does not exist", rank=-1),
+            "to begin again, once that is mended: hetagent on each node",
+        ),
+        (
+            exited(137, "Killed"),
+            (
+                "SIGKILL is most often the kernel, out of memory: see dmesg on a; "
+                "to begin again: hetagent on each node"
+            ),
         ),
         (
             reasons.Failed(cause=JoinTimeout(within_s=12.0, ready=NOBODY), stays=True),

@@ -15,7 +15,7 @@ from hetrdzv.protocol.facts.causes import (
 from hetrdzv.protocol.facts.reasons import Reason, WaitsFor
 from hetrdzv.protocol.facts.warnings import AnyWarning, Straggler
 from hetrdzv.protocol.facts.who import Nodes
-from hetrdzv.words.phrasing import are, count, names, one_or_more
+from hetrdzv.words.phrasing import are, count, listed, names, one_or_more
 
 _OUT_OF_MEMORY = 137
 """The status of a shell whose program was killed by SIGKILL."""
@@ -47,8 +47,8 @@ def step_in_parts(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] 
             return [*look, *restart] if ends_at is None else look
         case reasons.Failed(cause=cause, stays=stays):
             known = after_failure(cause) if cause is not None else ""
-            raised = isinstance(cause, WorkerFault | CrashLoop) and cause.worker.where
-            again = f"to begin again{', once that is mended' if raised else ''}: "
+            mends = not known and isinstance(cause, WorkerFault | CrashLoop) and cause.worker.said
+            again = f"to begin again{', once that is mended' if mends else ''}: "
             first = f"{known}; {again}" if known else again
             if not stays:
                 return [f"{first}hetagent on each node"]
@@ -112,6 +112,9 @@ def after_exit(failed: FailedWorker) -> str:
     """What can be done about a worker that failed."""
     if failed.hang or failed.where:
         return ""
+    if failed.misplaced:
+        them = "it" if len(failed.misplaced) == 1 else "them"
+        return f"if hetagent should get {listed(list(failed.misplaced))}, put {them} before the script"
     node = failed.node_id
     if failed.signal == "SIGKILL" or failed.exit_code == _OUT_OF_MEMORY:
         return f"SIGKILL is most often the kernel, out of memory: see dmesg on {node}"

@@ -21,6 +21,7 @@ from hetrdzv.protocol.facts.parts import (
 )
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.stalls import Hang
+from hetrdzv.protocol.texts.misplaced import misplaced
 from hetrdzv.protocol.texts.raised import raised
 
 # -- why a node goes -----------------------------------------------------------------------------------------
@@ -105,6 +106,7 @@ class FailedWorker:
         said: of one that exited with a status, the first line of the exception that ended it, else the last line that
             it wrote; of workers that could not be started, why.
         where: the line of the script that raised it (`train.py:7`); empty: it was no exception.
+        misplaced: flags of hetagent that it was given and did not know.
     """
 
     kind: Literal["failed"] = "failed"
@@ -116,6 +118,7 @@ class FailedWorker:
     hang: Hang | None = None
     said: Quoted = NOTHING
     where: Quoted = NOTHING
+    misplaced: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, node_id: str | None, failure: Failure) -> "FailedWorker":
@@ -125,13 +128,14 @@ class FailedWorker:
         that chose its status may have logged an exception before: that counts only if it is the last that it wrote.
         """
         said = where = NOTHING
+        flags: tuple[str, ...] = ()
         if failure.exit_code is not None:
             text = failure.message.rstrip()
             last, exception = text.rpartition("\n")[2].strip(), raised(text)
             if exception is not None and (failure.exit_code == 1 or exception.end == len(text)):
                 said, where = quoted(exception.headline), quoted(exception.where)
             elif last != f"exit code {failure.exit_code}":
-                said = quoted(last)
+                said, flags = quoted(last), misplaced(last)
         elif failure.signal is None and not failure.hang:
             said = quoted(failure.message, MOST_OF_TEXT)
         return cls(
@@ -143,6 +147,7 @@ class FailedWorker:
             hang=failure.hang,
             said=said,
             where=where,
+            misplaced=flags,
         )
 
 

@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 
 from hetagent.job.account import Spent, account_lines
 from hetrdzv.protocol.directive import DirectiveReply, RootCauseReply
-from hetrdzv.protocol.facts.reasons import CameLate
-from hetrdzv.words.advice import after_failure
+from hetrdzv.protocol.facts.reasons import CameLate, Failed
+from hetrdzv.words.advice import next_step
 from hetrdzv.words.causes import failure_details
 from hetrdzv.words.reasons import came_late, told
 from hetrdzv.words.times import Clock, ago, clock_time
@@ -56,7 +56,7 @@ def closing_block(
     if logs:
         lines.append(f"logs     {logs}")
     if outcome is not None and outcome.root_cause is not None:
-        lines += _root_cause(outcome.root_cause)
+        lines += _root_cause(group, outcome, outcome.root_cause)
     lines.append(RULE)
     return "\n".join(lines)
 
@@ -70,13 +70,17 @@ def _why(outcome: DirectiveReply, now: datetime) -> str:
     return told(outcome.reason, outcome.why, Clock(outcome.clock, now))
 
 
-def _root_cause(cause: RootCauseReply) -> list[str]:
+def _root_cause(group: str, outcome: DirectiveReply, cause: RootCauseReply) -> list[str]:
+    failed = outcome.reason
+    if not isinstance(failed, Failed):
+        failed = Failed(cause=cause.reason, stays=isinstance(failed, CameLate))
     lines = ["", f"root cause: {cause.message}"]
+    if cause.failure is not None:
+        lines.append(f"  {failure_details(cause)}")
+    if outcome.outcome == "failed" and (step := next_step(group, failed)):
+        lines.append(f"  next: {step}")
     if cause.failure is None:
         return lines
-    lines.append(f"  {failure_details(cause)}")
-    if step := after_failure(cause.reason):
-        lines.append(f"  next: {step}")
     ended = cause.failure.signal is not None or cause.failure.exit_code is not None
     if cause.failure.message and (ended or cause.failure.rank >= 0):  # else nothing was started: all is said
         lines += [f"  | {line}" for line in cause.failure.message.rstrip().splitlines()]

@@ -7,7 +7,13 @@ import pytest
 from hetagent.job.summary import closing_block
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply, FailureReply, RootCauseReply
-from hetrdzv.protocol.facts.parts import Other
+from hetrdzv.protocol.facts.causes import FailedWorker, JoinTimeout, WorkerFault
+from hetrdzv.protocol.facts.parts import Other, Ready, quoted
+from hetrdzv.protocol.facts.reasons import CameLate, Failed
+from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.words.advice import next_step
+
+WORKER = WorkerFault(worker=FailedWorker(node_id="a", rank=0, exit_code=1, said=quoted("no such dataset")))
 
 
 def directive(**fields: Any) -> DirectiveReply:
@@ -53,6 +59,7 @@ def test_a_failure_names_the_worker_and_shows_its_words() -> None:
         "",
         "root cause: rank 5 failed",
         "  node gpu3, rank 5 (local rank 1), exit code 1, round 2",
+        "  next: to begin again: hetagent on each node",
         "  | Traceback",
         "  |   line",
         "  | ValueError: x",
@@ -64,7 +71,7 @@ def test_a_signal() -> None:
     cause = RootCauseReply(
         reason=Other(kind="?"), kind="worker", message="m", round=1, node_id="a", failure=failure
     )
-    assert block(directive(outcome="failed", root_cause=cause))[-1] == (
+    assert block(directive(outcome="failed", root_cause=cause))[-2] == (
         "  node a, rank 0 (local rank 0), killed by SIGKILL, round 1"
     )
 
@@ -79,19 +86,41 @@ def test_workers_that_could_not_be_started_have_no_rank() -> None:
         node_id="a",
         failure=failure,
     )
-    assert block(directive(outcome="failed", root_cause=cause))[-2:] == [
+    assert block(directive(outcome="failed", root_cause=cause))[-3:-1] == [
         "root cause: a could not start its workers: no such script",
         "  node a, round 1",
     ]
 
 
 def test_a_cause_without_a_worker() -> None:
+    reason = JoinTimeout(within_s=2.0, ready=Ready(nodes=Nodes.of(["a"]), want=2))
     cause = RootCauseReply(
-        reason=Other(kind="?"), kind="join_timeout", message="not enough nodes joined within 2 s"
+        reason=reason, kind="join_timeout", message="not enough nodes joined within 2 s: 1 of 2 ready"
     )
-    assert block(directive(outcome="failed", root_cause=cause))[-1] == (
-        "root cause: not enough nodes joined within 2 s"
+    failed = directive(outcome="failed", reason=Failed(cause=reason), root_cause=cause)
+    assert block(failed)[-2:] == [
+        "root cause: not enough nodes joined within 2 s: 1 of 2 ready",
+        f"  next: {next_step('bert', Failed(cause=reason))}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "begin"),
+    [
+        (Failed(cause=WORKER, stays=True), "hetctl restart bert, then hetagent on each node"),
+        (Failed(cause=WORKER), "hetagent on each node"),
+        (CameLate(group_id="bert", outcome="failed"), "hetctl restart bert, then hetagent on each node"),
+        (Other(kind="?"), "hetagent on each node"),
+    ],
+)
+def test_what_to_do_is_what_hetctl_says(reason: Any, begin: str) -> None:
+    cause = RootCauseReply(
+        reason=WORKER, kind="worker", message="m", failure=FailureReply(local_rank=0, rank=0, exit_code=1)
     )
+    told = block(directive(outcome="failed", reason=reason, root_cause=cause))
+    assert told[-1] == f"  next: to begin again, once that is mended: {begin}"
+    if isinstance(reason, Failed):
+        assert told[-1] == f"  next: {next_step('bert', reason)}"
 
 
 def test_no_outcome() -> None:

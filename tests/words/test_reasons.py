@@ -241,7 +241,7 @@ SENTENCES: list[tuple[Reason, str]] = [
         reasons.CameLate(group_id="g", outcome="cancelled", by="an admin", at="noon"),
         (
             "the last job of group 'g' was cancelled by an admin at noon, before this node joined; to start another: "
-            "hetctl restart g, or hetctl delete g if its settings are to differ"
+            "hetctl restart g, or hetctl delete g if its settings are to differ; or give the agents another --group"
         ),
     ),
     (reasons.Gone(kind="left", node_id="b", why=Announced(text=Quoted("SIGTERM"))), "b has left: SIGTERM"),

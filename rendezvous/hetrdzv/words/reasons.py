@@ -89,7 +89,8 @@ def came_late(reason: reasons.CameLate, at: str) -> str:
     when = f" at {at}" if at else ""
     return (
         f"the last job of group '{name}' {ended(reason.outcome)}{by}{when}, before this node joined; to start another: "
-        f"hetctl restart {name}, or hetctl delete {name} if its settings are to differ"
+        f"hetctl restart {name}, or hetctl delete {name} if its settings are to differ; or give the agents another "
+        "--group"
     )
 
 

@@ -95,6 +95,7 @@ def test_one_node_that_is_left_holds_the_group_to_its_settings() -> None:
     assert error.differences == (Difference("min_nodes", "2", "1"), Difference("max_nodes", "2", "1"))
     assert str(error).endswith("use another group, or wait until its job is over")
     assert error.nodes == ("a",)
+    assert error.silent is None
     assert error.retry_for_s is None
     assert error.lost_in_s == pytest.approx(LEASE_S, abs=1.1)
 

@@ -18,6 +18,9 @@ from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences, news_in
 NODES_NAMED = 8
 """How many of the nodes that hold a group to its settings an error lists."""
 
+SILENT_SHARE = 0.4
+"""A node with less than this left of its lease is overdue: it is heard at least twice in one."""
+
 LEASES_COUNTED = 64
 """Of how many of them a refusal says when the last one is lost: their leases are about the same."""
 
@@ -126,12 +129,20 @@ def _conflict(work: Work, differences: Sequence[Difference], holders: Sequence[N
         )
     going = all(node.cut_at is not None or node.leaving is not None for node in holders)
     counted = holders if going else holders[:LEASES_COUNTED]
-    lost_in_s = max((work.leases.ends_at(group, node) - work.now for node in counted), default=None)
+    left_s = [work.leases.ends_at(group, node) - work.now for node in counted]
+    lost_in_s = max(left_s, default=None)
+    overdue_s = SILENT_SHARE * group.spec.lease_s
+    silent = [
+        node.node_id
+        for node, lost_s in zip(counted, left_s, strict=True)
+        if node.cut_at is not None or lost_s < overdue_s
+    ]
     return SpecConflict(
         f"group '{group.group_id}' has {has}, and {given} {'were' if len(differences) > 1 else 'was'} given: "
         f"{leave_out}use another group, {end}",
         differences=differences,
         nodes=[node.node_id for node in holders[:NODES_NAMED]],
+        silent=silent[:NODES_NAMED],
         by_put=group.by_put,
         lost_in_s=None if lost_in_s is None else max(0.0, lost_in_s),
         retry_for_s=_retry_for_s(group, holders, lost_in_s) if going else None,

@@ -47,6 +47,7 @@ class SpecConflict(Refused, code="spec_conflict"):
     Attributes:
         differences: the settings, with the group's value and the one that was given.
         nodes: the live nodes that joined with them.
+        silent: those of them whose agents may be dead, since they do not answer; None: none.
         by_put: they were fixed by `PUT`.
         lost_in_s: when the last of these nodes is lost if none is heard again (seconds from now).
         retry_for_s: if all of them are on their way out: how long that can take (seconds).
@@ -58,6 +59,7 @@ class SpecConflict(Refused, code="spec_conflict"):
         *,
         differences: Sequence[Difference] = (),
         nodes: Sequence[str] = (),
+        silent: Sequence[str] = (),
         by_put: bool = False,
         lost_in_s: float | None = None,
         retry_for_s: float | None = None,
@@ -65,6 +67,7 @@ class SpecConflict(Refused, code="spec_conflict"):
         super().__init__(message)
         self.differences = tuple(differences)
         self.nodes = tuple(nodes)
+        self.silent = tuple(silent) or None
         self.by_put = by_put
         self.lost_in_s = lost_in_s
         self.retry_for_s = retry_for_s

@@ -10,6 +10,7 @@ from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.facts.differences import SCRIPT, Difference, as_flags
 from hetrdzv.protocol.pages import ConflictReply
 from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.words.phrasing import names
 
 _R = TypeVar("_R")
 
@@ -74,9 +75,11 @@ def _whose(conflict: ConflictReply) -> str:
         return ", which it was created with (hetctl create)"
     more = ", ..." if len(conflict.nodes) > 5 else ""
     whose = f", which {', '.join(conflict.nodes[:5])}{more} joined"
-    if conflict.retry_for_s is not None or conflict.lost_in_s is None:
+    if conflict.retry_for_s is not None or conflict.lost_in_s is None or not conflict.silent:
         return whose
-    return f"{whose} (one whose agent is dead still counts, at most {ceil(conflict.lost_in_s)} s more)"
+    do, count = ("does", "counts") if len(conflict.silent) == 1 else ("do", "count")
+    for_s = f"at most {ceil(conflict.lost_in_s)} s more unless heard again"
+    return f"{whose} ({names(conflict.silent)} {do} not answer, and {count} for {for_s})"
 
 
 def replaced_text(group: str, replaced: Sequence[Difference], spec: SpecFields) -> str:

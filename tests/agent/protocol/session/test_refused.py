@@ -170,9 +170,8 @@ def test_settings_that_a_live_node_holds_are_refused_in_the_words_of_the_command
     bench.ready()
     assert (bench.last.kind, bench.last.code, bench.last.exit_code) == ("exit", "refused", 1)
     assert bench.last.why == (
-        "group 'g' has other settings (--nnodes 1:1 here, 1:2 there, --lease-s 5 here, 4 there), which b joined (one "
-        "whose agent is dead still counts, at most 4 s more): leave out --nnodes and --lease-s, use another --group, "
-        "or wait until its job is over"
+        "group 'g' has other settings (--nnodes 1:1 here, 1:2 there, --lease-s 5 here, 4 there), which b "
+        "joined: leave out --nnodes and --lease-s, use another --group, or wait until its job is over"
     )
 
 
@@ -192,9 +191,26 @@ def test_another_script_is_refused_with_who_runs_what() -> None:
     bench.ready()
     assert (bench.last.kind, bench.last.code, bench.last.exit_code) == ("exit", "refused", 1)
     assert bench.last.why == (
-        "group 'g' runs train.py, which b joined (one whose agent is dead still counts, at most 5 s more), and this "
-        "agent was given eval.py: use another --group, or wait until its job is over; if both belong to one job, "
-        "give this one a --role of its own"
+        "group 'g' runs train.py, which b joined, and this agent was given eval.py: use another --group, or wait until "
+        "its job is over; if both belong to one job, give this one a --role of its own"
+    )
+
+
+@pytest.mark.parametrize("silence", ["cut", "overdue"])
+def test_a_node_that_may_be_dead_is_named(silence: str) -> None:
+    bench = Bench(spec=nnodes(1, 1))
+    other_node(bench, min_nodes=2, max_nodes=3)
+    bench.run(3.5)
+    again = commands.Join(node_id="c", incarnation="i1", slots=2, address="10.0.0.8", port=1)
+    bench.server.do(again, bench.now)
+    if silence == "cut":
+        bench.server.do(commands.Renew("b", "i0"), bench.now)
+        bench.server.do(commands.Disconnect("b", "i0"), bench.now)
+    bench.ready()
+    assert bench.last.code == "refused"
+    assert (
+        ", which b, c joined (b does not answer, and counts for at most 5 s more unless heard again): leave out"
+        in bench.last.why
     )
 
 

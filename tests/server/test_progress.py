@@ -271,6 +271,10 @@ async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they
             shown = {"round": 1, "logs": [first, second], "over": True}
             assert (await client.post(f"{GROUP}/logs")).json() == shown
         assert (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["logs"] == [second]
+        for more in ({}, {"round": 1}):
+            refused = await client.post(f"{GROUP}/logs", params={"rank": [1, 7], **more})
+            assert (refused.status_code, refused.json()["code"]) == (404, "unknown_rank")
+            assert refused.json()["detail"] == "no such rank: round 1 of group 'g' had ranks 0 and 1, not 7"
         (await client.delete(GROUP)).raise_for_status()
         assert service.traces.of("g", About.LOGS) is None
 
@@ -371,7 +375,14 @@ async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_sh
             (1, "b", "line 1"),
         ]
         assert (reply["round"], reply["over"], reply["at"] is not None) == (1, True, True)
-        missing = (await client.post(f"{GROUP}/stacks", params={"round": 1, "rank": 5})).json()["stacks"]
+        for more in ({}, {"round": 1}):
+            refused = await client.post(f"{GROUP}/stacks", params={"rank": 5, **more})
+            assert (refused.status_code, refused.json()["detail"]) == (
+                404,
+                "no such rank: round 1 of group 'g' had ranks 0 and 1, not 5",
+            )
+        del service.traces.of("g", About.STACKS).by_rank[1]  # type: ignore[union-attr]
+        missing = (await client.post(f"{GROUP}/stacks", params={"round": 1, "rank": 1})).json()["stacks"]
         assert missing[0]["why"] == "its stack was not taken when round 1 hung"
 
 

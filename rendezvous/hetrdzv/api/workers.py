@@ -8,11 +8,14 @@ from datetime import datetime
 from hetrdzv.core.model import Group, Round
 from hetrdzv.core.why import why
 from hetrdzv.protocol.errors import NoRound, UnknownRank
+from hetrdzv.protocol.facts.events import RoundFormed
+from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.pages import WorkerReply
 from hetrdzv.protocol.rooms.stacks import About, Stack
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.words import reasons
+from hetrdzv.words.phrasing import ranked
 from hetrdzv.words.times import Clock
 from hetrdzv.words.warnings import unseen
 
@@ -71,17 +74,21 @@ async def shown(
     Raises:
         UnknownGroup: there is no such group.
         NoRound: nothing was kept.
-        UnknownRank: the running round has no such rank.
+        UnknownRank: that round has, or had, no such rank.
     """
     group = service.group(group_id)
     active = None if group.state.terminal else group.active_round
     if active is not None and number in (None, active.number):
-        _require_ranks(group, active, ranks)
+        _require_few(group, active, ranks)
+        _require_ranks(group, active.number, active.world_size, ranks, "has")
         told = await service.questions.of_workers(group, active, ranks, about)
         return Shown(active.number, tuple(told))
     if about is About.LOGS and number is None and group.round is not None:
         number = group.round.number
     trace = service.traces.of(group_id, about, number)
+    number = number if trace is None else trace.round
+    if number is not None and (world_size := _world_size(service, group, number)) is not None:
+        _require_ranks(group, number, world_size, ranks, "had")
     kept, at = (list(trace.by_rank.values()), trace.at) if trace is not None else ([], None)
     if about is About.LOGS and number is not None:  # agents that are here have kept more
         told = await service.questions.of_earlier(group, number, ranks)
@@ -89,7 +96,6 @@ async def shown(
         kept = [*told, *(log for log in kept if (log.rank, log.node_id) not in said)]
     if not kept:
         raise NoRound(_nothing(group, about, number, service.now()))
-    number = number if trace is None else trace.round
     assert number is not None
     wanted = set(ranks) if ranks is not None else _all_of(group, about, number)
     kept = [one for one in kept if ranks is None or one.rank in wanted]
@@ -121,17 +127,28 @@ def _missing(group: Group, about: About, number: int, ranks: AbstractSet[int]) -
     ]
 
 
-def _require_ranks(group: Group, active: Round, ranks: Sequence[int] | None) -> None:
+def _world_size(service: Service, group: Group, number: int) -> int | None:
+    """How many ranks a round had; None: its history no longer says so."""
+    if group.round is not None and group.round.number == number:
+        return group.round.world_size
+    formed = (stored.event for stored in service.history(group.group_id)[0] if stored.event.round == number)
+    return next((event.facts.world_size for event in formed if isinstance(event.facts, RoundFormed)), None)
+
+
+def _require_few(group: Group, active: Round, ranks: Sequence[int] | None) -> None:
     if ranks is None and active.world_size > MOST_RANKS:
         raise UnknownRank(
             f"round {active.number} of group '{group.group_id}' has {active.world_size:,} ranks, but no more than "
             f"{MOST_RANKS:,} can be asked at once: name some of them (rank=0&rank=1)"
         )
-    unknown = [rank for rank in ranks or () if not 0 <= rank < active.world_size]
+
+
+def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[int] | None, has: str) -> None:
+    unknown = [rank for rank in ranks or () if not 0 <= rank < world_size]
     if unknown:
-        last = active.world_size - 1
+        known = ranked(Ranks(ranges=((0, world_size - 1),)))
         raise UnknownRank(
-            f"round {active.number} of group '{group.group_id}' has ranks 0 to {last}, not {unknown[0]}"
+            f"no such rank: round {number} of group '{group.group_id}' {has} {known}, not {unknown[0]}"
         )
 
 

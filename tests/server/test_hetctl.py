@@ -38,6 +38,7 @@ from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.settings import Setting
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.texts.ids import natural_key
 from tests.support.servers import ROOT, Hetserver
 
 LONG = "node003.rack12.cluster.example.com"
@@ -1011,13 +1012,16 @@ def test_groups_that_are_there_are_named(ctl: Callable[..., str]) -> None:
         ask("create", "prediction")
         assert ask("cancel", "pretrainnig", status=1) == f"{unknown}; there is prediction (see hetctl get)\n"
         for number in range(6):
-            ask("create", f"x{number}")
+            ask("create", f"x{number + 6}")
         said = ask("cancel", "pretrainnig", status=1)
-        assert re.fullmatch(
-            unknown + r"; there are prediction(, x\d){4} and 2 more \(see hetctl get\)\n", said
-        )
+        shown = re.fullmatch(re.escape(unknown) + r"; there are (.+) and 2 more \(see hetctl get\)\n", said)
+        assert shown is not None
+        listed = shown[1].split(", ")
+        assert (listed[0], len(listed), listed) == ("prediction", 5, sorted(listed, key=natural_key))
         ask("create", "pretraining")
         assert ask("cancel", "pretrainnig", status=1) == f"{unknown}: did you mean 'pretraining'?\n"
+        ask("create", "hang")
+        assert ask("get", "hnag", status=1) == "hetctl: there is no group 'hnag': did you mean 'hang'?\n"
 
 
 def test_unknown_group_and_node(ctl: Callable[..., str], job: Job) -> None:

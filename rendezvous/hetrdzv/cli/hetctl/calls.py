@@ -16,11 +16,12 @@ from hetrdzv.protocol.errors import HetError, Problem, Unavailable, UnknownGroup
 from hetrdzv.protocol.facts.who import MOST_NAMES, Nodes
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
 from hetrdzv.protocol.requests.plans import Changes, Plan
+from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.words.phrasing import predicate
 
 HELP = "start hetserver there, or name another server with --server or HET_SERVER"
 
-TYPO = 0.8
+TYPO = 0.65
 """How alike the name of a group and what was typed are where that is suggested (`SequenceMatcher.ratio`)."""
 
 _T = TypeVar("_T")
@@ -41,7 +42,8 @@ def call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
             except Problem as problem:
                 if problem.code != UnknownGroup.code:
                     raise
-                meant = await _meant_group(client, click.get_current_context().params.get("group"))
+                typed = click.get_current_context().params
+                meant = await _meant_group(client, typed.get("group") or typed.get("what"))
                 raise click.ClickException(f"{problem}{meant}") from None
 
     return asyncio.run(run())
@@ -56,7 +58,7 @@ async def _meant_group(client: Client, typed: str | None) -> str:
     typed = typed or ""
     if close := get_close_matches(typed, there, 1, TYPO):
         return f": did you mean '{close[0]}'?"
-    nearest = get_close_matches(typed, there, MOST_NAMES, 0)
+    nearest = sorted(get_close_matches(typed, there, MOST_NAMES, 0), key=natural_key)
     known = Nodes(first=tuple(nearest), more=len(there) - len(nearest))
     return f"; there {'is' if len(there) == 1 else 'are'} {known} (see hetctl get)" if there else ""
 

@@ -16,7 +16,7 @@ from hetrdzv.protocol.texts.addresses import DEFAULT_PORT
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -25,7 +25,7 @@ else:
 
 
 class Duration(ParamType):
-    """A duration such as `90`, `90s`, `15m`, `12h` or `7d`, converted to seconds.
+    """A duration such as `90s`, `15m`, `12h` or `7d`, or `0`, converted to seconds; no unit is guessed.
 
     Args:
         least, most: bounds (seconds).
@@ -39,12 +39,16 @@ class Duration(ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", str(value).strip())
-        seconds = float(match[1]) * _UNITS[match[2]] if match is not None else math.nan
+        text = str(value).strip()
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text)
+        if match is not None and not match[2] and float(match[1]):
+            written = [f"{text}{unit}" for unit in _UNITS]
+            self.fail(f"{value!r} has no unit: write {', '.join(written[:-1])} or {written[-1]}", param, ctx)
+        seconds = float(match[1]) * _UNITS[match[2] or "s"] if match is not None else math.nan
         if not self._least <= seconds <= self._most:
             least, most = shown_duration(self._least), shown_duration(self._most)
             self.fail(
-                f"{value!r} is not a duration from {least} to {most}, such as 90, 90s, 15m, 12h or 7d",
+                f"{value!r} is not a duration from {least} to {most}, such as 90s, 15m, 12h or 7d",
                 param,
                 ctx,
             )

@@ -47,7 +47,7 @@ WHOLE = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Hetserver]:
-    with Impatient("memory", 0, None, "--idle-timeout", f"{IDLE_S:g}") as running:
+    with Impatient("memory", 0, None, "--idle-timeout", f"{IDLE_S:g}s") as running:
         httpx.get(
             f"{running.url}/openapi.json", timeout=WAIT_S
         ).raise_for_status()  # made once, and what that imports stays

@@ -214,12 +214,11 @@ def test_every_text_and_list_of_a_body_is_bounded(model: Any) -> None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Hetserver]:
     flags = {
-        "--idle-timeout": IDLE_S,
+        "--idle-timeout": f"{IDLE_S:g}s",
         "--max-polls-per-address": POLLS,
         "--max-connections": CONNECTIONS,
     }
-    with Impatient("memory", 0, None, *(f"{word:g}" if isinstance(word, float) else str(word)
-                                        for pair in flags.items() for word in pair)) as running:  # fmt: skip
+    with Impatient("memory", 0, None, *(str(word) for pair in flags.items() for word in pair)) as running:
         yield running
         assert running.stop() == 0
         assert "Traceback" not in running.log
@@ -464,7 +463,7 @@ def grown(server: Hetserver, before: int) -> float:
 def test_a_server_stays_small_whatever_it_is_sent_and_nobody_reads() -> None:
     """Replies that nobody reads would take 500 MiB, bodies that never end 130 MiB, were there no limits."""
     labels = {f"{n:0128d}": "x" * 128 for n in range(16)}
-    flags = ("--idle-timeout", "3")
+    flags = ("--idle-timeout", "3s")
     with Hetserver("memory", 0, None, *flags) as server, ExitStack() as stack:
         spec = {"min_nodes": 9_999, "lease_s": 3_600}
         for n in range(960):

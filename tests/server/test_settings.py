@@ -33,14 +33,14 @@ def test_without_flags_all_is_as_the_settings_say() -> None:
 @pytest.mark.parametrize("name", [one.name for one in dataclasses.fields(Limits)])
 def test_each_limit_has_a_flag(name: str) -> None:
     flag = "--" + name.removesuffix("_s").replace("_", "-")
-    assert getattr(settings_of(flag, "100").limits, name) == 100
+    value = "100s" if name.endswith("_s") else "100"
+    assert getattr(settings_of(flag, value).limits, name) == 100
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
         ("0", 0),
-        ("90", 90),
         ("90s", 90),
         ("1.5m", 90),
         ("12h", 43_200),
@@ -54,10 +54,14 @@ def test_a_duration(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "-1", "7w", "1d12h", "nan", "inf", "1e3", "3651d", "d", "7 d"])
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"is not a duration from 0s to 3650d, such as 90, 90s, 15m, 12h or 7d"
-    ):
+    with pytest.raises(ValueError, match=r"is not a duration from 0s to 3650d, such as 90s, 15m, 12h or 7d"):
         settings_of("--keep-finished", text)
+
+
+@pytest.mark.parametrize("flag", ["--keep-finished", "--keep-idle", "--idle-timeout"])
+def test_no_unit_is_guessed(flag: str) -> None:
+    with pytest.raises(ValueError, match=r"'90' has no unit: write 90s, 90m, 90h or 90d"):
+        settings_of(flag, "90")
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1.0, 90.0, 3_600.0, 86_400.0, 604_800.0])

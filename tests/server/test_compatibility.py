@@ -41,6 +41,7 @@ FREE = {
     "after_s",
     "ago_s",
     "heard_s_ago",
+    "ended_s_ago",
     "lost_in_s",
     "clock",
     "until",

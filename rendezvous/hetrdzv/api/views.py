@@ -284,8 +284,15 @@ def group_summary(group: Group, now: float) -> GroupSummary:
         restarts=group.restarts,
         max_restarts=group.spec.max_restarts,
         counts=_counts(group),
+        ended_s_ago=_ended_s_ago(group, now),
         **{name: value for of_group in OF_GROUP for name, value in of_group(group).items()},
     )
+
+
+def _ended_s_ago(group: Group, now: float) -> float | None:
+    if not group.state.terminal or group.finished_at is None:
+        return None
+    return round(max(0.0, now - group.finished_at), 3)
 
 
 @kept

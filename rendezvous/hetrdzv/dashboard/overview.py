@@ -11,15 +11,8 @@ from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.render import section
 from hetrdzv.protocol.pages import QUARANTINED, GroupSummary
-from hetrdzv.protocol.states import HANGS
-from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.service.service import Service
-
-RECENT_S = 3600.0
-"""A group that ended longer ago than this is folded away (seconds)."""
-
-ORDER = (QUARANTINED, "failed", HANGS, "waiting", "starting", "running", "succeeded", "cancelled")
-"""States in the order in which they need attention."""
+from hetrdzv.words.urgency import ORDER, is_old, urgency
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +21,11 @@ class Line:
 
     Attributes:
         age_s: since it was made (seconds); None: it is over, or nobody knows.
-        ended_s: since it ended (seconds); None: it has not.
     """
 
     summary: GroupSummary
     state: str
     age_s: float | None = None
-    ended_s: float | None = None
-
-    @property
-    def is_old(self) -> bool:
-        """Whether it ended long ago."""
-        return self.ended_s is not None and self.ended_s > RECENT_S
 
     @property
     def cells(self) -> dict[str, object]:
@@ -51,29 +37,15 @@ class Line:
             "round": summary.round,
             "restarts": summary.restarts,
             "age": self.age_s,
-            "ended": self.ended_s,
+            "ended": summary.ended_s_ago,
         }
 
 
 def line(group: Group, now: float) -> Line:
     """A group as it is now."""
     summary = views.group_summary(group, now)
-    state = summary.shown_state
-    if group.state.terminal and group.finished_at is not None:
-        return Line(summary, state, ended_s=max(0.0, now - group.finished_at))
-    return Line(summary, state, age_s=max(0.0, now - group.created_at))
-
-
-def in_order(lines: Sequence[Line]) -> list[Line]:
-    """Those that need attention first; of those that are over, the newest."""
-    return sorted(
-        lines,
-        key=lambda each: (
-            ORDER.index(each.state),
-            each.ended_s or 0.0,
-            natural_key(each.summary.group_id),
-        ),
-    )
+    over = summary.ended_s_ago is not None
+    return Line(summary, summary.shown_state, None if over else max(0.0, now - group.created_at))
 
 
 def columns(lines: Sequence[Line]) -> list[str]:
@@ -113,12 +85,11 @@ class GroupsScene:
         aside = [(name, why) for name, why in quarantined if self._grant.covers(name)]
 
         def make() -> Mapping[str, str]:
-            lines = in_order(
-                [line(group, now) for group in shown]
-                + [Line(views.quarantined_summary(*each), QUARANTINED) for each in aside]
-            )
-            old = [each for each in lines if each.is_old]
-            new = [each for each in lines if not each.is_old]
+            lines = [line(group, now) for group in shown]
+            lines += [Line(views.quarantined_summary(*each), QUARANTINED) for each in aside]
+            lines.sort(key=lambda each: urgency(each.summary))
+            old = [each for each in lines if is_old(each.summary)]
+            new = lines[: len(lines) - len(old)]
             used = columns(lines)
             return {
                 "groups": section(

@@ -209,6 +209,7 @@ class GroupSummary:
     Attributes:
         reason, why: why it stands where it stands, and the same in a sentence; None: `why` says it.
         clock: what the server's clock reads, which the moments in `reason` are of (seconds).
+        ended_s_ago: when the job ended (seconds ago); None: it has not, or nobody knows.
         snapshot: what of the job's work is safe; None: its nodes hold no snapshots.
     """
 
@@ -223,6 +224,7 @@ class GroupSummary:
     restarts: int
     max_restarts: int
     counts: CountsReply
+    ended_s_ago: float | None = None
     snapshot: SafeShown | None = None
 
     @property

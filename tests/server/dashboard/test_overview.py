@@ -4,10 +4,11 @@ import pytest
 
 from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Cancel, Report
-from hetrdzv.dashboard.overview import RECENT_S, GroupsScene, columns, in_order, line, tally
+from hetrdzv.dashboard.overview import GroupsScene, columns, line, tally
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
+from hetrdzv.words.urgency import RECENT_S, urgency
 from tests.support.served import HandClock, join, serving, two_nodes
 
 
@@ -70,9 +71,10 @@ async def test_only_columns_with_values_are_shown() -> None:
         assert columns([waits, runs]) == ["nodes", "ranks", "round", "age"]
         await service.execute("runs", Cancel())
         over = line(service.group("runs"), service.now() + 5)
-        assert (over.age_s, over.ended_s) == (None, 5.0)
+        assert (over.age_s, over.summary.ended_s_ago) == (None, 5.0)
         assert "ended" in columns([over])
-        assert [each.state for each in in_order([over, runs, waits])] == ["waiting", "running", "cancelled"]
+        in_order = sorted([over, runs, waits], key=lambda each: urgency(each.summary))
+        assert [each.state for each in in_order] == ["waiting", "running", "cancelled"]
         assert tally([over, runs, runs]) == [("running", 2), ("cancelled", 1)]
 
 

@@ -16,6 +16,7 @@ from hetrdzv.cli.hetctl.tables import folded, numbers
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, NodeReply
 from hetrdzv.settings import ParamType
+from hetrdzv.words.urgency import urgency
 
 KINDS = {"groups": "groups", "group": "groups", "nodes": "nodes", "node": "nodes"}
 """What can be listed; one of it is as good as many."""
@@ -117,10 +118,11 @@ async def _served(client: Client) -> list[str]:
 
 
 def _groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
+    groups = sorted(reply.groups, key=urgency)
     if shared().output == "name":
-        yield from (Text(group.group_id) for group in reply.groups)
-    elif reply.groups:
-        yield tables.groups_table(reply.groups, wide=shared().output == "wide")
+        yield from (Text(group.group_id) for group in groups)
+    elif groups:
+        yield tables.groups_table(groups, wide=shared().output == "wide")
     else:
         yield Text(tables.NO_GROUPS)
 

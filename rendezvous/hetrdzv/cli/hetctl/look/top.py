@@ -11,9 +11,10 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import look
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command
-from hetrdzv.protocol.pages import GroupReply, GroupsReply, GroupSummary, WorkerReply
+from hetrdzv.protocol.pages import GroupReply, GroupsReply, WorkerReply
 from hetrdzv.protocol.states import HANGS
 from hetrdzv.words.phrasing import count
+from hetrdzv.words.urgency import urgency
 
 EVERY_S = 1.0
 """How long to pause between two looks (seconds)."""
@@ -41,12 +42,8 @@ def _groups(reply: GroupsReply) -> Iterator[RenderableType]:
     groups = f"{count(len(reply.groups), 'group')}, {states['running']} running{hang}"
     yield Text(f"{groups}; {nodes}, {slots}", style="bold")
     yield ""
-    unwell = sorted(reply.groups, key=_is_well)
-    yield tables.groups_table(unwell) if unwell else Text(tables.NO_GROUPS)
-
-
-def _is_well(group: GroupSummary) -> tuple[bool, str]:
-    return group.shown_state == "running", group.group_id
+    groups_in_order = sorted(reply.groups, key=urgency)
+    yield tables.groups_table(groups_in_order) if groups_in_order else Text(tables.NO_GROUPS)
 
 
 def _group(reply: GroupReply) -> Iterator[RenderableType]:

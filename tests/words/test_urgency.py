@@ -1,0 +1,55 @@
+"""In which order people are shown groups, on the page and by hetctl."""
+
+from collections.abc import Callable, Iterable
+
+import click
+import pytest
+from rich.console import RenderableType
+
+from hetrdzv.cli.hetctl.look import get, top
+from hetrdzv.cli.hetctl.tables import lines
+from hetrdzv.protocol.pages import CountsReply, GroupsReply, GroupSummary
+from hetrdzv.words.urgency import RECENT_S, urgency
+
+
+def group(group_id: str, state: str, ended_s_ago: float | None = None) -> GroupSummary:
+    return GroupSummary(
+        group_id=group_id,
+        state=state,
+        why="",
+        job=1,
+        round=0,
+        world_size=0,
+        restarts=0,
+        max_restarts=0,
+        counts=CountsReply(nodes=0, slots=0, members=0, spares=0, gone=0),
+        ended_s_ago=ended_s_ago,
+    )
+
+
+IN_ORDER = (
+    group("set-aside", "quarantined"),
+    group("b", "failed", 5.0),
+    group("a", "failed", 60.0),
+    group("waits", "waiting"),
+    group("runs-3", "running"),
+    group("runs-12", "running"),
+    group("done", "succeeded", 7.0),
+    group("of-a-newer-server", "pondering"),
+    group("old", "failed", RECENT_S + 1),
+    group("old-too", "succeeded", RECENT_S + 1),
+)
+
+
+def test_what_needs_attention_comes_first() -> None:
+    by_name = sorted(IN_ORDER, key=lambda group: group.group_id)
+    assert tuple(sorted(by_name, key=urgency)) == IN_ORDER
+
+
+@pytest.mark.parametrize("view", [get._groups_view, top._groups])
+def test_hetctl_lists_them_in_that_order(view: Callable[[GroupsReply], Iterable[RenderableType]]) -> None:
+    by_name = GroupsReply(groups=tuple(sorted(IN_ORDER, key=lambda group: group.group_id)))
+    with click.Context(click.Command("get")):
+        shown = [(line.split() or [""])[0] for line in lines(*view(by_name))]
+    names = [group.group_id for group in IN_ORDER]
+    assert [word for word in shown if word in names] == names

@@ -27,6 +27,7 @@ from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.dashboard import link_to
 from hetrdzv.cli.hetctl.groups import flag_type
+from hetrdzv.cli.hetctl.look.history import past_view
 from hetrdzv.cli.hetctl.look.watch import EVERY_S, without_moments
 from hetrdzv.cli.hetctl.main import DESTRUCTIVE, SUBCOMMANDS, cli, meant
 from hetrdzv.cli.hetctl.shell import completion
@@ -39,6 +40,7 @@ from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.settings import Setting
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.ids import natural_key
+from hetrdzv.words.past import DownReply, PastReply, PastRoundReply
 from tests.support.servers import ROOT, Hetserver
 
 LONG = "node003.rack12.cluster.example.com"
@@ -489,14 +491,36 @@ def test_history(ctl: Callable[..., str], job: Job) -> None:
     job.fail()
     text = ctl("history", job.group)
     (row,) = rows(text, "ROUND")
-    assert row[0] == "1"
-    assert row[2] == "12"
+    assert (row[0], row[2]) == ("1", "12")
+    assert row[-1] == "RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)"
+    (row,) = rows(ctl("history", job.group, "-o", "wide"), "ROUND")
     assert row[8] == "-"  # no round has started since
     assert row[9] == "failed"
     assert row[10] == "RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)"
     assert re.search(r"^1 round; trained (?:< )?[\d.]+ s of (?:< )?[\d.]+ s", text, re.MULTILINE)
     reply = json.loads(ctl("history", job.group, "--json"))
     assert (reply["rounds"][0]["cause"], reply["rounds"][0]["down"]["started_s"]) == ("failed", None)
+
+
+def test_a_history_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    down = DownReply(noticed_s=3599.0, total_s=7199.0, over=False)
+    for hung_s in (0.0, 3599.0):
+        lasted = PastRoundReply(
+            number=10_000,
+            formed_at="2026-07-14T10:22:33+00:00",
+            world_size=10_240,
+            trained_s=3599.0,
+            hung_s=hung_s,
+            cause="master_unreachable",
+            why=f"{LONG} lost: no heartbeat for 5 s; its connection was cut",
+            down=down,
+        )
+        reply = PastReply(rounds=(lasted,), trained_s=3599.0, hung_s=hung_s, whole_s=9000.0)
+        shown = tables.lines(*past_view(reply))
+        assert max(map(len, shown)) <= 80, shown
+        assert "so far" in " ".join(shown)
+        assert any(len(line) > 80 for line in tables.lines(*past_view(reply, wide=True)))
 
 
 def test_a_length_of_time_that_nobody_knows_is_a_dash() -> None:

@@ -165,6 +165,11 @@ def local(at: str) -> str:
     return f"{datetime.fromisoformat(at).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
+def local_briefly(at: str) -> str:
+    """The same to the minute, without the year."""
+    return f"{datetime.fromisoformat(at).astimezone():%m-%d %H:%M}"
+
+
 def span(seconds: float | None) -> str:
     """A length of time; `-` if it is not known."""
     return "-" if seconds is None else lasted(seconds)

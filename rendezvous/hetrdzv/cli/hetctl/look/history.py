@@ -2,42 +2,45 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
-from hetrdzv.cli.hetctl.options import GROUP, command
+from hetrdzv.cli.hetctl.options import GROUP, command, shared
 from hetrdzv.client import Client
 from hetrdzv.words.past import PastReply, PastRoundReply, past
 from hetrdzv.words.phrasing import count, percent
 from hetrdzv.words.times import LEAST_S
 
 
-@command("Show every round of a group and what its end cost.")
+@command("Show every round of a group and what its end cost.", outputs=("wide",))
 @GROUP
 @WATCH
 def history(group: str, watch: bool) -> None:
     """Show the rounds of GROUP: how long each trained, what ended it, and for how long nobody trained after that.
 
-    TRAINED is from a round's first collective or step to its last, without the time in which it HUNG; unknown where
-    nobody can see these. DOWN is the sum of four: NOTICED, from the fault until the round ended; STOPPED, until its
-    last workers were gone; FORMED, until the next round formed; STARTED, until that one trained (or ran, where nobody
-    can see more).
+    TRAINED is from a round's first collective or step to its last, without the time in which it hung; unknown where
+    nobody can see these. With -o wide that is shown as HUNG, and DOWN also as the sum of four: NOTICED, from the fault
+    until the round ended; STOPPED, until its last workers were gone; FORMED, until the next round formed; STARTED,
+    until that one trained (or ran, where nobody can see more).
     """
 
     async def ask(client: Client) -> PastReply:
         return past((await client.events(group)).events, datetime.now(UTC))
 
-    look(ask, past_view, watch=watch)
+    look(ask, partial(past_view, wide=shared().output == "wide"), watch=watch)
 
 
-def past_view(reply: PastReply, most: int | None = None) -> Iterator[RenderableType]:
+def past_view(reply: PastReply, most: int | None = None, *, wide: bool = False) -> Iterator[RenderableType]:
     """The rounds of a group's past.
 
     Args:
         most: how many are shown, the last ones; None: all.
+        wide: also how long each hung, the parts of what its end cost, and the kind of what ended it; without these the
+            table fits 80 columns.
     """
     if not reply.rounds:
         yield Text("no round has formed yet")
@@ -46,25 +49,24 @@ def past_view(reply: PastReply, most: int | None = None) -> Iterator[RenderableT
     table = tables.new_table(
         tables.word("ROUND"),
         tables.word("BEGAN"),
-        *tables.numbers("WORLD", "TRAINED", *(("HUNG",) if hung else ())),
-        *tables.numbers("DOWN", "NOTICED", "STOPPED", "FORMED", "STARTED"),
-        tables.word("ENDED BY"),
+        *tables.numbers("WORLD", "TRAINED", *(("HUNG",) if hung and wide else ()), "DOWN"),
+        *(tables.numbers("NOTICED", "STOPPED", "FORMED", "STARTED") if wide else ()),
+        *((tables.word("ENDED BY"),) if wide else ()),
         tables.folded("WHY", 20),
     )
     for past_round in reply.rounds[-most:] if most is not None else reply.rounds:
-        down = past_round.down
+        down, began = past_round.down, past_round.formed_at
         parts: list[float | None] = [None] * 4
         if down is not None:
             parts = [down.noticed_s, down.stopped_s, down.formed_s, down.started_s]
         table.add_row(
             str(past_round.number),
-            tables.local(past_round.formed_at) if past_round.formed_at else "-",
+            "-" if began is None else tables.local(began) if wide else tables.local_briefly(began),
             str(past_round.world_size or "-"),
             _trained(past_round),
-            *((tables.span(past_round.hung_s or None),) if hung else ()),
+            *((tables.span(past_round.hung_s or None),) if hung and wide else ()),
             "-" if down is None else down.lasted,
-            *(tables.span(part) for part in parts),
-            tables.one_line(past_round.cause or "-"),
+            *((*map(tables.span, parts), tables.one_line(past_round.cause or "-")) if wide else ()),
             tables.one_line("; ".join(filter(None, [past_round.why, *past_round.costs]))) or "-",
         )
     yield table

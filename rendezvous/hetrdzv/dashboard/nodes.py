@@ -11,6 +11,7 @@ from typing import NamedTuple
 from hetrdzv.api.views import node_state, waited_for
 from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Group
+from hetrdzv.protocol.facts.differences import SCRIPT
 from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
 from hetrdzv.protocol.states import HANGS
 from hetrdzv.service.progress.table import Seen
@@ -140,7 +141,11 @@ def _row(node: NodeReply, is_master: bool, drained: set[str], behind: set[int]) 
         Cell(None) if first is None else Cell(first + slot, first + slot in behind) for slot in range(shown)
     ]
     ranks = "" if first is None else _ranks(first, node.slots)
-    facts = [*_device(node.device), *(f"{name}={value}" for name, value in sorted(node.labels.items()))]
+    facts = [
+        *_device(node.device),
+        *_script(node),
+        *(f"{name}={value}" for name, value in sorted(node.labels.items())),
+    ]
     is_out = node.node_id in drained
     gone = node.state in ("lost", "left", "drained")
     is_in = not gone and not is_out
@@ -149,15 +154,23 @@ def _row(node: NodeReply, is_master: bool, drained: set[str], behind: set[int]) 
     )
 
 
-_DEVICES = ("name", "kind", "memory_gib")
+_NO_VERSIONS = ("name", "kind", "memory_gib", SCRIPT)
 
 
 def _device(facts: Mapping[str, str]) -> list[str]:
     """What its agent says of a node's devices: what they are, then versions by name."""
     what = [facts[name] for name in ("name", "kind") if name in facts][:1]
     memory = [f"{facts['memory_gib']} GiB"] if "memory_gib" in facts else []
-    versions = [f"{name} {value}" for name, value in facts.items() if name not in _DEVICES]
+    versions = [f"{name} {value}" for name, value in facts.items() if name not in _NO_VERSIONS]
     return [*what, *memory, *versions]
+
+
+def _script(node: NodeReply) -> list[str]:
+    """What its workers run: by name, and the checksum of that, as far as they are known."""
+    known = node.device.get(SCRIPT)
+    if not node.script:
+        return [f"script {known}"] if known else []
+    return [f"{node.script} (checksum {known})" if known else node.script]
 
 
 def _ranks(first: int, slots: int, to: str = " to ") -> str:

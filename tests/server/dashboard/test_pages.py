@@ -294,6 +294,20 @@ async def test_what_nodes_say_is_text(service: Service) -> None:
             assert forbidden not in page
 
 
+async def test_what_a_node_runs_is_named(service: Service) -> None:
+    async with browser(service) as client:
+        for name, script, told, shown in (
+            ("x", "train.py", {"script": "dd5745e3"}, "train.py (checksum dd5745e3)"),
+            ("y", "train.py", {}, "train.py"),
+            ("z", "", {"script": "dd5745e3"}, "script dd5745e3"),
+        ):
+            body = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 1, "device": told}
+            joined = await client.put(f"/v1/groups/{name}/nodes/n", json={**body, "script": script})
+            assert joined.is_success
+            page = (await client.get(f"/groups/{name}")).text
+            assert re.search(rf"[>\s]{re.escape(shown)}\s*<", page), page
+
+
 async def test_pages_load_nothing_from_elsewhere_and_run_only_files(service: Service) -> None:
     async with browser(service) as client:
         for path in ("/", "/groups/g", "/sign-in", "/static/page.js"):

@@ -35,7 +35,7 @@ IN_ORDER = (
     group("runs-3", "running"),
     group("runs-12", "running"),
     group("done", "succeeded", 7.0),
-    group("of-a-newer-server", "pondering"),
+    group("newer", "pondering"),
     group("old", "failed", RECENT_S + 1),
     group("old-too", "succeeded", RECENT_S + 1),
 )

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, SnapshotsReply, Stamp
 
-PAUSE_S = 1.0
-"""How long after the server was told it is told again (seconds)."""
+PAUSE_S, LONGEST_PAUSE_S = 0.2, 1.0
+"""How long after the server was told it is told again, of a few nodes and of many (seconds)."""
 
-ASKS = 5
-"""How often the server is asked for what to copy of a sharded snapshot: the other node may not have it yet."""
+ASKS_S = 5.0
+"""For how long the server is asked again what to copy of a sharded snapshot, and which one is safe: other nodes may not
+have it yet (seconds)."""
 
 KEPT_S = 30.0
 """How long what was told is kept that the server does not say is safe: others may know that it is (seconds)."""
@@ -17,7 +18,7 @@ LOOK_S = 5.0
 """How often it is asked at most whether there is news, by few nodes (seconds)."""
 
 MOST_PER_S = 100.0
-"""How many nodes ask it that each second at most (1/s)."""
+"""How many nodes tell or ask it something each second at most, about (1/s)."""
 
 
 class Declaring:
@@ -37,10 +38,10 @@ class Declaring:
         self._may_be: tuple[
             Stamp, ...
         ] = ()  # what may be safe without this node's knowledge, the oldest first
-        self._asks = 0  # how often the server may still be asked for what to copy
+        self._asks_until = 0.0
         self._not_before = 0.0
 
-    def begin(self, number: int, nnodes: int, chosen: Chosen | None) -> None:
+    def begin(self, number: int, nnodes: int, chosen: Chosen | None, now: float) -> None:
         """A round begins, from a snapshot or from none."""
         self._number, self._nnodes = number, nnodes
         self.reply = SnapshotsReply(every=self.reply.every)
@@ -51,7 +52,7 @@ class Declaring:
         if self._safe is not None and (chosen is None or self._safe.newness > (chosen.step, chosen.round)):
             self._safe = None  # it is not held any more, or not to be used
         if self._began is not None and chosen is not None and chosen.sharded:
-            self._asks = ASKS  # others may have what lives once
+            self._asks_until = now + ASKS_S  # others may have what lives once
 
     @property
     def kept(self) -> tuple[Stamp, ...]:
@@ -77,10 +78,11 @@ class Declaring:
             holdings: what this node holds.
             to_disk: snapshots are written to disk.
         """
-        if holdings != self._told or self._asks > 0:
+        if holdings != self._told or self._not_before < self._asks_until:
             return self._not_before
         waits = self._nnodes > 1 and (to_disk or len(self.kept) > 1)
-        return self._not_before - PAUSE_S + asks_every_s(self._nnodes) if waits else None
+        pause_s = asks_every_s(self._nnodes) - tells_every_s(self._nnodes)
+        return self._not_before + pause_s if waits else None
 
     def tell(self, holdings: Holdings, now: float) -> None:
         """The server is about to be told; whoever overwrites snapshots has to know before what is kept."""
@@ -90,12 +92,10 @@ class Declaring:
             stamp for stamp, at in self._since.items() if now < at + KEPT_S and self._can_be_safe(stamp)
         ]
         self._may_be = tuple(sorted(recent, key=lambda stamp: stamp.newness))
-        if holdings == self._told:
-            self._asks = max(0, self._asks - 1)
-        else:
+        if holdings != self._told:
             lives_once = self._nnodes > 1 and any(each.sharded for each in holdings.held)
-            self._asks = ASKS if lives_once else 0
-        self._told, self._not_before = holdings, now + PAUSE_S
+            self._asks_until = now + ASKS_S if lives_once else now
+        self._told, self._not_before = holdings, now + tells_every_s(self._nnodes)
 
     def _can_be_safe(self, stamp: Stamp) -> bool:
         """Whether that may be by now: not what the round did not begin from although it is newer."""
@@ -108,6 +108,11 @@ class Declaring:
         self._safe = reply.complete or self._safe
         before, self.reply = self.reply, replace(reply, copy=None)
         return before != self.reply
+
+
+def tells_every_s(nnodes: int) -> float:
+    """How long each node waits at least until it tells the server again (seconds)."""
+    return min(LONGEST_PAUSE_S, max(PAUSE_S, nnodes / MOST_PER_S))
 
 
 def asks_every_s(nnodes: int) -> float:

@@ -2,7 +2,15 @@
 
 import pytest
 
-from hetagent.job.snapshots.declaring import ASKS, KEPT_S, LOOK_S, PAUSE_S, Declaring, asks_every_s
+from hetagent.job.snapshots.declaring import (
+    ASKS_S,
+    KEPT_S,
+    LOOK_S,
+    PAUSE_S,
+    Declaring,
+    asks_every_s,
+    tells_every_s,
+)
 from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Holdings, SnapshotsReply, Stamp
 
 
@@ -26,11 +34,11 @@ def steps(declaring: Declaring) -> list[int]:
 @pytest.fixture
 def declaring() -> Declaring:
     made = Declaring()
-    made.begin(3, 3, None)
+    made.begin(3, 3, None, 0.0)
     return made
 
 
-def test_what_is_new_is_told_at_once_and_then_once_a_second(declaring: Declaring) -> None:
+def test_what_is_new_is_told_at_once_and_then_after_a_pause(declaring: Declaring) -> None:
     assert declaring.tells_at(holdings(), to_disk=False) is None
     assert declaring.tells_at(holdings(10, sharded=False), to_disk=False) == 0.0
     declaring.tell(holdings(10, sharded=False), 100.0)
@@ -38,22 +46,25 @@ def test_what_is_new_is_told_at_once_and_then_once_a_second(declaring: Declaring
 
 
 def test_what_lives_once_is_asked_for_a_few_times_and_then_now_and_then(declaring: Declaring) -> None:
-    last = 100.0
-    declaring.tell(holdings(10), last)
+    declaring.tell(holdings(10), 100.0)
     declaring.hear(SnapshotsReply(complete=stamp(5)))
-    for _ in range(ASKS):
-        assert declaring.tells_at(holdings(10), to_disk=False) == last + PAUSE_S
-        last += PAUSE_S
-        declaring.tell(holdings(10), last)
+    for now in (100.0, 103.0):
+        declaring.tell(holdings(10), now)
+        assert declaring.tells_at(holdings(10), to_disk=False) == now + PAUSE_S
+    last = 100.0 + ASKS_S
+    declaring.tell(holdings(10), last)
     assert declaring.tells_at(holdings(10), to_disk=False) == last + LOOK_S, "others may know that it is safe"
     declaring.hear(SnapshotsReply(complete=stamp(10)))
     assert declaring.tells_at(holdings(10), to_disk=False) is None
     assert declaring.tells_at(holdings(10), to_disk=True) == last + LOOK_S
 
 
-@pytest.mark.parametrize(("nnodes", "every_s"), [(2, 5.0), (500, 5.0), (1_000, 10.0), (10_000, 100.0)])
-def test_many_nodes_ask_less_often(nnodes: int, every_s: float) -> None:
-    assert asks_every_s(nnodes) == every_s
+@pytest.mark.parametrize(
+    ("nnodes", "tells_s", "asks_s"),
+    [(2, 0.2, 5.0), (50, 0.5, 5.0), (500, 1.0, 5.0), (1_000, 1.0, 10.0), (10_000, 1.0, 100.0)],
+)
+def test_many_nodes_tell_and_ask_less_often(nnodes: int, tells_s: float, asks_s: float) -> None:
+    assert (tells_every_s(nnodes), asks_every_s(nnodes)) == (tells_s, asks_s)
 
 
 def test_what_may_be_safe_is_kept_until_something_newer_is_known_to_be(declaring: Declaring) -> None:
@@ -80,7 +91,7 @@ def test_what_nobody_says_is_safe_makes_room_some_time(declaring: Declaring) -> 
 
 
 def test_what_the_round_began_from_is_kept_until_something_is_known_to_be_safe(declaring: Declaring) -> None:
-    declaring.begin(3, 3, chosen(8))
+    declaring.begin(3, 3, chosen(8), 0.0)
     declaring.tell(holdings(10), 100.0)
     declaring.tell(holdings(10), 100.0 + KEPT_S)
     assert steps(declaring) == [8]
@@ -91,23 +102,23 @@ def test_what_the_round_began_from_is_kept_until_something_is_known_to_be_safe(d
 
 def test_what_was_safe_and_is_not_to_be_used_is_not_kept(declaring: Declaring) -> None:
     declaring.hear(SnapshotsReply(complete=stamp(10)))
-    declaring.begin(3, 3, chosen(8))
+    declaring.begin(3, 3, chosen(8), 0.0)
     assert steps(declaring) == [8]
-    declaring.begin(3, 3, chosen(8, on_disk=True))
+    declaring.begin(3, 3, chosen(8, on_disk=True), 0.0)
     assert steps(declaring) == []
 
 
 def test_only_news_are_news(declaring: Declaring) -> None:
     assert declaring.hear(SnapshotsReply(complete=stamp(10), every=4))
     assert not declaring.hear(SnapshotsReply(complete=stamp(10), every=4))
-    declaring.begin(3, 3, chosen(8))
+    declaring.begin(3, 3, chosen(8), 0.0)
     assert declaring.reply == SnapshotsReply(every=4)
 
 
 def test_what_a_round_did_not_begin_from_although_it_is_newer_cannot_be_safe(declaring: Declaring) -> None:
-    declaring.begin(4, 3, chosen(15))
+    declaring.begin(4, 3, chosen(15), 0.0)
     declaring.tell(holdings(10, 20), 100.0)
     assert steps(declaring) == [15, 10]
-    declaring.begin(4, 3, None)
+    declaring.begin(4, 3, None, 0.0)
     declaring.tell(holdings(10, 20), 100.0)
     assert steps(declaring) == []

@@ -145,7 +145,7 @@ class Node:
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
-    monkeypatch.setattr(declaring, "PAUSE_S", 0.0)
+    monkeypatch.setattr(declaring, "tells_every_s", lambda nnodes: 0.0)
     made: list[Node] = []
 
     def make(**more: Any) -> Node:

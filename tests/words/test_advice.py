@@ -96,6 +96,15 @@ def exited(exit_code: int | None, message: str, rank: int = 0) -> reasons.Failed
             ),
         ),
         (
+            reasons.Failed(
+                cause=WorkerFault(kind="hang", worker=FailedWorker(node_id="a", rank=0, local_rank=0))
+            ),
+            (
+                "to see where the ranks were: hetctl stacks job; "
+                "to begin again, once that is mended: hetagent on each node"
+            ),
+        ),
+        (
             reasons.Failed(cause=JoinTimeout(within_s=12.0, ready=NOBODY), stays=True),
             (
                 "start the agents within --join-timeout-s of each other, or ask for fewer --nnodes; "

@@ -46,13 +46,12 @@ def step_in_parts(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] 
             restart = ["; to begin the round again: ", f"hetctl restart {group_id}"]
             return [*look, *restart] if ends_at is None else look
         case reasons.Failed(cause=cause, stays=stays):
+            if isinstance(cause, WorkerFault) and cause.kind == "hang":
+                look = ["to see where the ranks were: ", f"hetctl stacks {group_id}"]
+                return [*look, *_again(group_id, stays=stays, mends=True, first="; ")]
             known = after_failure(cause) if cause is not None else ""
-            mends = not known and isinstance(cause, WorkerFault | CrashLoop) and cause.worker.said
-            again = f"to begin again{', once that is mended' if mends else ''}: "
-            first = f"{known}; {again}" if known else again
-            if not stays:
-                return [f"{first}hetagent on each node"]
-            return [first, f"hetctl restart {group_id}", ", then hetagent on each node"]
+            mends = not known and isinstance(cause, WorkerFault | CrashLoop) and bool(cause.worker.said)
+            return _again(group_id, stays=stays, mends=mends, first=f"{known}; " if known else "")
         case reasons.Runs(lost=lost) if lost is not None and len(lost):
             return [f"{are(lost)} lost: {_start_again(lost)}"]
     slow = next((one.node_id for one in warnings if isinstance(one, Straggler) and one.node_id), None)
@@ -62,6 +61,14 @@ def step_in_parts(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] 
         f"to see what the job would be without {slow}: ",
         f"hetctl plan {group_id} --without {slow}",
     ]
+
+
+def _again(group_id: str, *, stays: bool, mends: bool, first: str) -> list[str]:
+    """How to begin again, in parts."""
+    again = f"{first}to begin again{', once that is mended' if mends else ''}: "
+    if not stays:
+        return [f"{again}hetagent on each node"]
+    return [again, f"hetctl restart {group_id}", ", then hetagent on each node"]
 
 
 def _for_nodes(group_id: str, what: WaitsFor) -> str:

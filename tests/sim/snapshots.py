@@ -101,7 +101,7 @@ class Holding(InAgent):
             self._memory["origin"] = start.origin
         self._start, self._reached, self._asked = directive, 0, None
         now = self._agent.world.timeline.now
-        self._declaring.begin(directive.round, start.nnodes, start.snapshot, now)
+        self._declaring.begin(directive.round, start.nnodes, start.snapshot, self._holdings(), now)
         self._step = start.snapshot.step if start.snapshot is not None else 0
 
     def launched(self, workers: Workers) -> None:

@@ -41,8 +41,12 @@ class Declaring:
         self._asks_until = 0.0
         self._not_before = 0.0
 
-    def begin(self, number: int, nnodes: int, chosen: Chosen | None, now: float) -> None:
-        """A round begins, from a snapshot or from none."""
+    def begin(self, number: int, nnodes: int, chosen: Chosen | None, holdings: Holdings, now: float) -> None:
+        """A round begins, from a snapshot or from none.
+
+        Args:
+            holdings: what this node said that it holds as it joined.
+        """
         self._number, self._nnodes = number, nnodes
         self.reply = SnapshotsReply(every=self.reply.every)
         in_memory = chosen is not None and not chosen.on_disk
@@ -53,6 +57,7 @@ class Declaring:
             self._safe = None  # it is not held any more, or not to be used
         if self._began is not None and chosen is not None and chosen.sharded:
             self._asks_until = now + ASKS_S  # others may have what lives once
+        self._date(holdings, now)
 
     @property
     def kept(self) -> tuple[Stamp, ...]:
@@ -86,16 +91,20 @@ class Declaring:
 
     def tell(self, holdings: Holdings, now: float) -> None:
         """The server is about to be told; whoever overwrites snapshots has to know before what is kept."""
+        self._date(holdings, now)
+        if holdings != self._told:
+            lives_once = self._nnodes > 1 and any(each.sharded for each in holdings.held)
+            self._asks_until = now + ASKS_S if lives_once else now
+        self._told, self._not_before = holdings, now + tells_every_s(self._nnodes)
+
+    def _date(self, holdings: Holdings, now: float) -> None:
+        """The server knows, or is about to, that this node holds this."""
         held = [Stamp(round=each.round, step=each.step) for each in holdings.held]
         self._since = {stamp: self._since.get(stamp, now) for stamp in held}
         recent = [
             stamp for stamp, at in self._since.items() if now < at + KEPT_S and self._can_be_safe(stamp)
         ]
         self._may_be = tuple(sorted(recent, key=lambda stamp: stamp.newness))
-        if holdings != self._told:
-            lives_once = self._nnodes > 1 and any(each.sharded for each in holdings.held)
-            self._asks_until = now + ASKS_S if lives_once else now
-        self._told, self._not_before = holdings, now + tells_every_s(self._nnodes)
 
     def _can_be_safe(self, stamp: Stamp) -> bool:
         """Whether that may be by now: not what the round did not begin from although it is newer."""

@@ -145,7 +145,7 @@ class Snapshots(Room):
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         """Tell the workers where they begin; without space for that they begin anew."""
         chosen = assignment.start.snapshot
-        self._declaring.begin(self._number, self._nnodes, chosen, time.monotonic())
+        self._declaring.begin(self._number, self._nnodes, chosen, self._holdings, time.monotonic())
         if chosen is not None and chosen.sharded and not chosen.on_disk:
             self._open()
         try:

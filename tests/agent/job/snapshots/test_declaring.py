@@ -34,7 +34,7 @@ def steps(declaring: Declaring) -> list[int]:
 @pytest.fixture
 def declaring() -> Declaring:
     made = Declaring()
-    made.begin(3, 3, None, 0.0)
+    made.begin(3, 3, None, Holdings(), 0.0)
     return made
 
 
@@ -91,7 +91,7 @@ def test_what_nobody_says_is_safe_makes_room_some_time(declaring: Declaring) -> 
 
 
 def test_what_the_round_began_from_is_kept_until_something_is_known_to_be_safe(declaring: Declaring) -> None:
-    declaring.begin(3, 3, chosen(8), 0.0)
+    declaring.begin(3, 3, chosen(8), Holdings(), 0.0)
     declaring.tell(holdings(10), 100.0)
     declaring.tell(holdings(10), 100.0 + KEPT_S)
     assert steps(declaring) == [8]
@@ -102,23 +102,29 @@ def test_what_the_round_began_from_is_kept_until_something_is_known_to_be_safe(d
 
 def test_what_was_safe_and_is_not_to_be_used_is_not_kept(declaring: Declaring) -> None:
     declaring.hear(SnapshotsReply(complete=stamp(10)))
-    declaring.begin(3, 3, chosen(8), 0.0)
+    declaring.begin(3, 3, chosen(8), Holdings(), 0.0)
     assert steps(declaring) == [8]
-    declaring.begin(3, 3, chosen(8, on_disk=True), 0.0)
+    declaring.begin(3, 3, chosen(8, on_disk=True), Holdings(), 0.0)
     assert steps(declaring) == []
 
 
 def test_only_news_are_news(declaring: Declaring) -> None:
     assert declaring.hear(SnapshotsReply(complete=stamp(10), every=4))
     assert not declaring.hear(SnapshotsReply(complete=stamp(10), every=4))
-    declaring.begin(3, 3, chosen(8), 0.0)
+    declaring.begin(3, 3, chosen(8), Holdings(), 0.0)
     assert declaring.reply == SnapshotsReply(every=4)
 
 
 def test_what_a_round_did_not_begin_from_although_it_is_newer_cannot_be_safe(declaring: Declaring) -> None:
-    declaring.begin(4, 3, chosen(15), 0.0)
+    declaring.begin(4, 3, chosen(15), Holdings(), 0.0)
     declaring.tell(holdings(10, 20), 100.0)
     assert steps(declaring) == [15, 10]
-    declaring.begin(4, 3, None, 0.0)
+    declaring.begin(4, 3, None, Holdings(), 0.0)
     declaring.tell(holdings(10, 20), 100.0)
     assert steps(declaring) == []
+
+
+def test_what_a_node_held_as_it_joined_may_be_safe_before_it_has_told_anything(declaring: Declaring) -> None:
+    """Its agent may be a new one, which has never heard what is."""
+    declaring.begin(4, 3, chosen(15), holdings(10, 20), 100.0)
+    assert steps(declaring) == [15, 10]

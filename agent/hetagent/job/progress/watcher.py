@@ -41,6 +41,10 @@ NOT_TORCH = "its collectives are not those of torch.distributed"
 
 OFF = "this node shows no stacks (--report-stacks off)"
 
+FEW_WORKERS = 1_024
+"""Of a world of so many workers the server gets the logs of each round as it ends; of a larger one from nodes where a
+worker has failed, and else as the agent leaves."""
+
 BUFFER, BUFFER_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """How many operations torch's flight recorder keeps; the second is its name in older releases."""
 
@@ -91,6 +95,8 @@ class Watcher(Room):
         self._round = 0
         self._folders: Mapping[int, str] = {}
         self._earlier: dict[int, Sequence[Stack]] = {}  # the logs of rounds that are over
+        self._left = 0  # the newest round of which the server has the logs
+        self._failed = False  # one of the workers has, in this round
 
     def steady(self, given: Mapping[str, str]) -> dict[str, str]:
         if self._cpu and BUFFER not in given and BUFFER_BEFORE not in given:
@@ -100,6 +106,7 @@ class Watcher(Room):
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         self.end()
         self._round, self._rank_offset = assignment.round, assignment.start.rank_offset
+        self._failed = False
         self._world_size = assignment.start.world_size
         self._shows_collectives = command.is_python and not self._launch.one_per_node
         self._watch = RoundWatch(
@@ -139,6 +146,7 @@ class Watcher(Room):
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
         """How far the workers of this node have come if one has failed; what nobody can tell is left out."""
+        self._failed = self._failed or kind is ReportKind.FAILED
         if self._watch is None or kind is not ReportKind.FAILED:
             return {}
         collectives, step = self._watch.reached()
@@ -171,16 +179,21 @@ class Watcher(Room):
             logs = shown.logs(ranks, self._output, self._secrets())
             kept = list(self._earlier.items())[-(EARLIER - 1) :]
             self._earlier = {**dict(kept), self._round: logs}
-            self._leave_with_server(logs)
+            if self._failed or self._world_size <= FEW_WORKERS:
+                self._leave_with_server()
         self._watch = None
         watch.close()
 
-    def _leave_with_server(self, logs: Sequence[Stack]) -> None:
-        """Some time nobody can ask this agent any more."""
-        most = fitting_of(self._world_size)
-        short = tuple(log.shortened(About.LOGS, most) for log in logs)
-        if any(log.size for log in short):
-            self._line.say(Message(LOGS, partial(LogsRequest, round=self._round, logs=short)))
+    def say_goodbye(self, why: str, until: float | None) -> None:
+        if self._left != self._round:
+            self._leave_with_server()
+
+    def _leave_with_server(self) -> None:
+        """Some time nobody can ask this agent any more for what its workers wrote in the newest round."""
+        self._left, most = self._round, fitting_of(self._world_size)
+        logs = tuple(log.shortened(About.LOGS, most) for log in self._earlier.get(self._round, ()))
+        if logs:
+            self._line.say(Message(LOGS, partial(LogsRequest, round=self._round, logs=logs)))
 
     # -- in the line's thread ----------------------------------------------------------------------------------
 

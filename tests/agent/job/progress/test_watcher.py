@@ -10,6 +10,7 @@ from tests.agent.job.rig import Make, Rig, soon
 from tests.support.servers import Hetserver
 from torch.distributed.elastic.multiprocessing import Std
 
+from hetagent.job.progress import watcher
 from hetagent.job.progress.round_watch import PREFIX
 from hetagent.job.progress.shown import OFF as LOGS_OFF
 from hetagent.job.progress.watcher import OFF
@@ -102,6 +103,25 @@ def test_streams_that_go_into_files_are_shown_apart(rig: Make) -> None:
 
     assert made.run(look, made.touches("go")) == 0
     assert [(one["text"], one["stderr"]) for one in logs] == [("loss 3", "warning")]
+
+
+@pytest.mark.parametrize(("few", "second"), [(1, "round 2"), (0, None)], ids=["few workers", "many"])
+def test_of_many_workers_logs_are_left_where_one_failed_and_as_the_agent_leaves(
+    rig: Make, monkeypatch: pytest.MonkeyPatch, few: int, second: str | None
+) -> None:
+    monkeypatch.setattr(watcher, "FEW_WORKERS", few)
+    made = rig(f'echo "round $HET_ROUND"; [ $HET_ROUND = 1 ] && exit 7; {SAYS}', report_stacks=True)
+
+    def look() -> None:
+        soon(lambda: [one["step"] for one in workers(made)] == [17], "round 2")
+        httpx.post(f"{made._url}/restart", trust_env=False, timeout=30).raise_for_status()
+        soon(lambda: made.group()["current_round"]["number"] == 3 and workers(made), "round 3")
+        (made.folder / "go").touch()
+
+    assert made.run(look) == 0
+    for number, text in ((1, "round 1"), (2, second), (3, "round 3")):
+        reply = httpx.post(f"{made._url}/logs?round={number}", trust_env=False, timeout=30).json()
+        assert [log["text"] for log in reply.get("logs", ())] == ([text] if text else [])
 
 
 def test_workers_that_cannot_be_started_leave_nothing_behind(rig: Make, tmp_path: Path) -> None:

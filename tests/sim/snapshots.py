@@ -160,6 +160,7 @@ class Holding(InAgent):
         holdings = self._holdings()
         tells_at = self._declaring.tells_at(holdings, to_disk=self._to_disk)
         if self._asked is None and holdings.held and tells_at is not None and tells_at <= now:
+            self._declaring.keep(holdings, now)
             self._declaring.tell(holdings, now)
             self._asked = Message(HELD, partial(SnapshotsRequest, round=workers.round, holdings=holdings))
             agent.session.ask(self._asked, now)
@@ -171,7 +172,7 @@ class Holding(InAgent):
             return
         self._asked = None
         if isinstance(told, SnapshotsReply):
-            self._declaring.hear(told)
+            self._declaring.hear(told, self._agent.world.timeline.now)
             if told.copy is not None and not self._copies:
                 self._copies = True
                 self._agent.after(self._rng.uniform(0.05, 3), self._copy, told.copy)

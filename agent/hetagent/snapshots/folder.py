@@ -212,15 +212,16 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._control = (0, Control())
+        self._control = ((0, 0), Control())
         self._control_file = str(path / "control.json")  # looked at in every step
 
     def control(self) -> Control:
         """What the agent says by now."""
         try:
-            changed = os.stat(self._control_file).st_mtime_ns
+            told_of = os.stat(self._control_file)
         except OSError:
             return self._control[1]
+        changed = told_of.st_mtime_ns, told_of.st_ino
         if changed != self._control[0]:
             told = json.loads((self.path / "control.json").read_bytes())
             control = Control(

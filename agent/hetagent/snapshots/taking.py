@@ -101,7 +101,7 @@ class Taker:
         self._files: dict[tuple[int, str], Mapped] = {}
         self._ahead: threading.Thread | None = None  # makes the slots
         self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
-        self._every = 1
+        self._every = self._least = 1  # by what they cost, and by how fast they become safe
         self._overtaken = 0  # how many snapshots in a row found no slot
         self._costs_s: deque[float] = deque(maxlen=COSTS_MEASURED)
         self._copy_s = 0.0
@@ -192,7 +192,8 @@ class Taker:
     def _period(self) -> int:
         """How often to take a snapshot (steps)."""
         control = self._folder.control()
-        return control.every if control.fixed and control.every else max(self._every, control.every)
+        fixed = control.fixed and control.every > 0
+        return max(self._least, control.every) if fixed else max(self._every, self._least, control.every)
 
     def _take_due(self, step: int) -> None:
         if self._closing is not None and self._closing.is_alive():
@@ -202,6 +203,9 @@ class Taker:
             close = self._copied(Stamp(step, self._folder.control().round), wait=False)
         except Overtaken:
             self._overtaken += 1
+            if self._overtaken % PATIENT == 0:
+                # Nodes that leave out different ones would have none in common; all take the largest pause.
+                self._least = 2 * self._period()
             return
         except (SnapshotError, OSError) as error:
             self._give_up(error)
@@ -355,7 +359,7 @@ class Taker:
             rank=self._who.rank,
             world_size=self._who.world_size,
             sharded=self._sharded,
-            every=self._every,
+            every=self._least if self._folder.control().fixed else max(self._every, self._least),
             alike=self._alike,
             small=tuple(
                 replace(place, file=SMALL.format(self._who.rank)) for place in self._bank.layout.places

@@ -1,5 +1,6 @@
 """When a node tells the server what it holds while a round runs, and what is to be kept by what that answers: pure."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, SnapshotsReply, Stamp
@@ -12,7 +13,7 @@ ASKS_S = 5.0
 have it yet (seconds)."""
 
 KEPT_S = 30.0
-"""How long what was told is kept that the server does not say is safe: others may know that it is (seconds)."""
+"""How long what was told is kept at least although the server does not say that it is safe (seconds)."""
 
 LOOK_S = 5.0
 """How often it is asked at most whether there is news, by few nodes (seconds)."""
@@ -57,7 +58,7 @@ class Declaring:
             self._safe = None  # it is not held any more, or not to be used
         if self._began is not None and chosen is not None and chosen.sharded:
             self._asks_until = now + ASKS_S  # others may have what lives once
-        self._date(holdings, now)
+        self.keep(holdings, now)
 
     @property
     def kept(self) -> tuple[Stamp, ...]:
@@ -89,22 +90,34 @@ class Declaring:
         pause_s = asks_every_s(self._nnodes) - tells_every_s(self._nnodes)
         return self._not_before + pause_s if waits else None
 
+    def keep(self, holdings: Holdings, now: float) -> None:
+        """The server is about to know that this node holds this; whoever might overwrite it has to know before.
+
+        The server may then tell others that some of it is safe.
+        """
+        held = [Stamp(round=each.round, step=each.step) for each in holdings.held]
+        self._since = {stamp: self._since.get(stamp, now) for stamp in held}
+        new = [stamp for stamp, at in self._since.items() if at == now or stamp in self._may_be]
+        self._may_be = self._in_order(new)
+
+    def put_off(self, now: float) -> None:
+        """The server cannot be told now."""
+        self._not_before = now + tells_every_s(self._nnodes)
+
+    def refused(self) -> None:
+        """The server hears nothing of this in this round."""
+        self._may_be = ()
+
     def tell(self, holdings: Holdings, now: float) -> None:
-        """The server is about to be told; whoever overwrites snapshots has to know before what is kept."""
-        self._date(holdings, now)
+        """The server is about to be told; see `keep`."""
         if holdings != self._told:
             lives_once = self._nnodes > 1 and any(each.sharded for each in holdings.held)
             self._asks_until = now + ASKS_S if lives_once else now
         self._told, self._not_before = holdings, now + tells_every_s(self._nnodes)
 
-    def _date(self, holdings: Holdings, now: float) -> None:
-        """The server knows, or is about to, that this node holds this."""
-        held = [Stamp(round=each.round, step=each.step) for each in holdings.held]
-        self._since = {stamp: self._since.get(stamp, now) for stamp in held}
-        recent = [
-            stamp for stamp, at in self._since.items() if now < at + KEPT_S and self._can_be_safe(stamp)
-        ]
-        self._may_be = tuple(sorted(recent, key=lambda stamp: stamp.newness))
+    def _in_order(self, stamps: Iterable[Stamp]) -> tuple[Stamp, ...]:
+        """Those of them that may be safe by now, the oldest first."""
+        return tuple(sorted(filter(self._can_be_safe, stamps), key=lambda stamp: stamp.newness))
 
     def _can_be_safe(self, stamp: Stamp) -> bool:
         """Whether that may be by now: not what the round did not begin from although it is newer."""
@@ -112,11 +125,14 @@ class Declaring:
             return True
         return self._began is not None and stamp.newness < self._began.newness
 
-    def hear(self, reply: SnapshotsReply) -> bool:
-        """Its answer; returns whether it says something new."""
+    def hear(self, reply: SnapshotsReply, now: float) -> bool:
+        """Its answer; returns whether it says something new, or something is not kept any longer."""
+        before = self.reply, self.kept
         self._safe = reply.complete or self._safe
-        before, self.reply = self.reply, replace(reply, copy=None)
-        return before != self.reply
+        kept_s = max(KEPT_S, 2 * asks_every_s(self._nnodes))
+        self._may_be = self._in_order([one for one in self._may_be if now < self._since[one] + kept_s])
+        self.reply = replace(reply, copy=None)
+        return before != (self.reply, self.kept)
 
 
 def tells_every_s(nnodes: int) -> float:

@@ -296,9 +296,13 @@ class Snapshots(Room):
             self._serve()  # also where no other node is yet: what nobody serves is of no use to one that comes
         tells_at = self._tells_at()
         if tells_at is not None and self._answer is None and time.monotonic() >= tells_at:
-            self._declaring.tell(self._holdings, time.monotonic())
-            with contextlib.suppress(OSError):
+            self._declaring.keep(self._holdings, time.monotonic())
+            try:
                 self._control()
+            except OSError:  # workers would not know what is kept
+                self._declaring.put_off(time.monotonic())
+                return
+            self._declaring.tell(self._holdings, time.monotonic())
             body = partial(SnapshotsRequest, round=self._assignment.round, holdings=self._holdings)
             self._answer = self._line.ask(Message(HELD, body))
 
@@ -325,13 +329,16 @@ class Snapshots(Room):
             return
         if (refusal := answer.exception()) is not None:
             self._refuses = True
+            self._declaring.refused()
+            with contextlib.suppress(OSError):
+                self._control()
             self._tell(f"the server does not hear of snapshots: {refusal}")
             return
         reply = answer.result()
         if reply.copy is not None:
             anew = self._declaring.began_from(reply.copy.stamp)
             self._copying.begin(reply.copy, self._space.memory if anew else None)
-        if self._declaring.hear(reply):
+        if self._declaring.hear(reply, time.monotonic()):
             with contextlib.suppress(OSError):
                 self._control()
 
@@ -362,7 +369,7 @@ class Snapshots(Room):
             key=self._serving.key if self._serving is not None and self._serving.port else "",
             held=holdings.newest(held, self._dropped),
             reached=self._reached,
-            every=self._fixed or every,
+            every=max(self._fixed, every),
             refused=tuple(self._refused),
             on_disk=self._disk.complete() if self._disk is not None else (),
             not_written=self._disk.not_written() if self._disk is not None else None,

@@ -31,6 +31,11 @@ def steps(declaring: Declaring) -> list[int]:
     return [each.step for each in declaring.kept]
 
 
+def tell(declaring: Declaring, held: Holdings, now: float) -> None:
+    declaring.keep(held, now)
+    declaring.tell(held, now)
+
+
 @pytest.fixture
 def declaring() -> Declaring:
     made = Declaring()
@@ -41,20 +46,20 @@ def declaring() -> Declaring:
 def test_what_is_new_is_told_at_once_and_then_after_a_pause(declaring: Declaring) -> None:
     assert declaring.tells_at(holdings(), to_disk=False) is None
     assert declaring.tells_at(holdings(10, sharded=False), to_disk=False) == 0.0
-    declaring.tell(holdings(10, sharded=False), 100.0)
+    tell(declaring, holdings(10, sharded=False), 100.0)
     assert declaring.tells_at(holdings(10, 20), to_disk=False) == 100.0 + PAUSE_S
 
 
 def test_what_lives_once_is_asked_for_a_few_times_and_then_now_and_then(declaring: Declaring) -> None:
-    declaring.tell(holdings(10), 100.0)
-    declaring.hear(SnapshotsReply(complete=stamp(5)))
+    tell(declaring, holdings(10), 100.0)
+    declaring.hear(SnapshotsReply(complete=stamp(5)), 0.0)
     for now in (100.0, 103.0):
-        declaring.tell(holdings(10), now)
+        tell(declaring, holdings(10), now)
         assert declaring.tells_at(holdings(10), to_disk=False) == now + PAUSE_S
     last = 100.0 + ASKS_S
-    declaring.tell(holdings(10), last)
+    tell(declaring, holdings(10), last)
     assert declaring.tells_at(holdings(10), to_disk=False) == last + LOOK_S, "others may know that it is safe"
-    declaring.hear(SnapshotsReply(complete=stamp(10)))
+    declaring.hear(SnapshotsReply(complete=stamp(10)), 0.0)
     assert declaring.tells_at(holdings(10), to_disk=False) is None
     assert declaring.tells_at(holdings(10), to_disk=True) == last + LOOK_S
 
@@ -69,39 +74,63 @@ def test_many_nodes_tell_and_ask_less_often(nnodes: int, tells_s: float, asks_s:
 
 def test_what_may_be_safe_is_kept_until_something_newer_is_known_to_be(declaring: Declaring) -> None:
     """The server may have told others, which have dropped what was safe before: nobody would have either."""
-    declaring.tell(holdings(10), 100.0)
-    declaring.hear(SnapshotsReply(complete=stamp(10)))
+    tell(declaring, holdings(10), 100.0)
+    declaring.hear(SnapshotsReply(complete=stamp(10)), 0.0)
     assert steps(declaring) == [10]
-    declaring.tell(holdings(10, 20), 102.0)
+    tell(declaring, holdings(10, 20), 102.0)
     assert steps(declaring) == [10, 20]
-    declaring.hear(SnapshotsReply(complete=stamp(10)))
-    declaring.tell(holdings(10, 20, 30), 104.0)
+    declaring.hear(SnapshotsReply(complete=stamp(10)), 0.0)
+    tell(declaring, holdings(10, 20, 30), 104.0)
     assert steps(declaring) == [10, 20, 30]
-    declaring.hear(SnapshotsReply(complete=stamp(20)))
+    declaring.hear(SnapshotsReply(complete=stamp(20)), 0.0)
     assert steps(declaring) == [20, 30]
 
 
-def test_what_nobody_says_is_safe_makes_room_some_time(declaring: Declaring) -> None:
-    declaring.tell(holdings(10), 100.0)
-    declaring.tell(holdings(10, 20), 110.0)
-    declaring.tell(holdings(10, 20), 100.0 + KEPT_S)
+@pytest.mark.parametrize(("nnodes", "kept_s"), [(3, KEPT_S), (10_000, 200.0)])
+def test_what_an_answer_does_not_call_safe_makes_room_some_time(nnodes: int, kept_s: float) -> None:
+    """Only an answer says that it is not: many nodes get one rarely."""
+    declaring = Declaring()
+    declaring.begin(3, nnodes, None, Holdings(), 0.0)
+    tell(declaring, holdings(10), 100.0)
+    tell(declaring, holdings(10, 20), 110.0)
+    tell(declaring, holdings(10, 20), 100.0 + kept_s)
+    assert steps(declaring) == [10, 20]
+    declaring.hear(SnapshotsReply(), 99.0 + kept_s)
+    assert steps(declaring) == [10, 20]
+    assert declaring.hear(SnapshotsReply(), 100.0 + kept_s), "workers have to know"
     assert steps(declaring) == [20]
-    declaring.tell(holdings(10, 20), 110.0 + KEPT_S)
+    tell(declaring, holdings(10, 20), 101.0 + kept_s)
+    assert steps(declaring) == [20], "it is not kept again"
+    declaring.hear(SnapshotsReply(), 110.0 + kept_s)
     assert steps(declaring) == []
+
+
+def test_where_the_server_hears_of_nothing_only_what_is_known_to_be_safe_is_kept(
+    declaring: Declaring,
+) -> None:
+    declaring.hear(SnapshotsReply(complete=stamp(10)), 0.0)
+    tell(declaring, holdings(10, 20), 100.0)
+    declaring.refused()
+    assert steps(declaring) == [10]
+
+
+def test_who_cannot_tell_now_tries_again(declaring: Declaring) -> None:
+    declaring.put_off(100.0)
+    assert declaring.tells_at(holdings(10), to_disk=False) == 100.0 + PAUSE_S
 
 
 def test_what_the_round_began_from_is_kept_until_something_is_known_to_be_safe(declaring: Declaring) -> None:
     declaring.begin(3, 3, chosen(8), Holdings(), 0.0)
-    declaring.tell(holdings(10), 100.0)
-    declaring.tell(holdings(10), 100.0 + KEPT_S)
+    tell(declaring, holdings(10), 100.0)
+    declaring.hear(SnapshotsReply(), 100.0 + KEPT_S)
     assert steps(declaring) == [8]
     assert declaring.began_from(stamp(8, 2))
-    declaring.hear(SnapshotsReply(complete=stamp(10)))
+    declaring.hear(SnapshotsReply(complete=stamp(10)), 0.0)
     assert steps(declaring) == [10]
 
 
 def test_what_was_safe_and_is_not_to_be_used_is_not_kept(declaring: Declaring) -> None:
-    declaring.hear(SnapshotsReply(complete=stamp(10)))
+    declaring.hear(SnapshotsReply(complete=stamp(10)), 0.0)
     declaring.begin(3, 3, chosen(8), Holdings(), 0.0)
     assert steps(declaring) == [8]
     declaring.begin(3, 3, chosen(8, on_disk=True), Holdings(), 0.0)
@@ -109,18 +138,18 @@ def test_what_was_safe_and_is_not_to_be_used_is_not_kept(declaring: Declaring) -
 
 
 def test_only_news_are_news(declaring: Declaring) -> None:
-    assert declaring.hear(SnapshotsReply(complete=stamp(10), every=4))
-    assert not declaring.hear(SnapshotsReply(complete=stamp(10), every=4))
+    assert declaring.hear(SnapshotsReply(complete=stamp(10), every=4), 0.0)
+    assert not declaring.hear(SnapshotsReply(complete=stamp(10), every=4), 0.0)
     declaring.begin(3, 3, chosen(8), Holdings(), 0.0)
     assert declaring.reply == SnapshotsReply(every=4)
 
 
 def test_what_a_round_did_not_begin_from_although_it_is_newer_cannot_be_safe(declaring: Declaring) -> None:
     declaring.begin(4, 3, chosen(15), Holdings(), 0.0)
-    declaring.tell(holdings(10, 20), 100.0)
+    tell(declaring, holdings(10, 20), 100.0)
     assert steps(declaring) == [15, 10]
     declaring.begin(4, 3, None, Holdings(), 0.0)
-    declaring.tell(holdings(10, 20), 100.0)
+    tell(declaring, holdings(10, 20), 100.0)
     assert steps(declaring) == []
 
 

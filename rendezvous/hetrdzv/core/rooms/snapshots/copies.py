@@ -33,13 +33,13 @@ def copy_for(group: Group, node: Node, safe: Stamp | None = None) -> Copy | None
         return None
     whose = list(kept_by(group, current, node.node_id))
     began = _unsafe(current, safe)
-    lone = _lone(began) if began is not None else {}
+    lone = _lone(current) if began is not None else {}
     stamp = stamp_of(began) if began is not None else None
     known = {part.rank for held in own.held if stamp_of(held) == stamp for part in held.ranks}
     members = current.members
-    place = next((at for at, member in enumerate(members) if member.node_id == node.node_id), -1)
+    place = _places(current).get(node.node_id, -1)
     for node_id in _outside(current) if began is not None else ():
-        has_all = began is not None and node_id == _alone_whole(began)
+        has_all = node_id == _alone_whole(current)
         mine = {
             rank for rank in lone[node_id] if (place < COPIES if has_all else rank % len(members) == place)
         }
@@ -66,39 +66,51 @@ def _unsafe(current: Round, safe: Stamp | None) -> Chosen | None:
 
 
 @kept
-def _lone(began: Chosen) -> Mapping[str, AbstractSet[int]]:
-    """The ranks of a snapshot of which one node alone has the part, by node.
+def _places(current: Round) -> Mapping[str, int]:
+    """Where each member is in the order of ranks."""
+    return {member.node_id: place for place, member in enumerate(current.members)}
 
-    Of a node that alone has all that ranks have alike it is all ranks: their parts have that, too.
+
+@kept
+def _lone(current: Round) -> Mapping[str, AbstractSet[int]]:
+    """The ranks of the snapshot that a round began from of which one member alone has the part, by node.
+
+    Of a node that alone has all that ranks have alike it is all ranks: their parts have that, too. Of nodes that have
+    left, it is those of which no member has the part.
     """
-    holders = Counter(part.rank for source in began.sources for part in source.ranks)
-    alone = _alone_whole(began)
+    sources, inside = current.snapshot.sources if current.snapshot is not None else (), _places(current)
+    holders = Counter(part.rank for source in sources if source.node_id in inside for part in source.ranks)
+    alone = _alone_whole(current)
     return {
         source.node_id: {
-            part.rank for part in source.ranks if holders[part.rank] == 1 or source.node_id == alone
+            part.rank
+            for part in source.ranks
+            if holders[part.rank] == (source.node_id in inside) or source.node_id == alone
         }
-        for source in began.sources
+        for source in sources
     }
 
 
 @kept
-def _alone_whole(began: Chosen) -> str | None:
-    """The node that alone has all tensors that ranks have alike; None: there are more."""
-    whole = [source.node_id for source in began.sources if source.whole]
-    return whole[0] if len(whole) == 1 else None
+def _alone_whole(current: Round) -> str | None:
+    """The node that alone has all tensors that ranks have alike; None: more members have."""
+    sources, inside = current.snapshot.sources if current.snapshot is not None else (), _places(current)
+    whole = [source.node_id for source in sources if source.whole]
+    members = [node_id for node_id in whole if node_id in inside]
+    return (members or whole)[0] if len(members) < COPIES and whole else None
 
 
 @kept
 def _outside(current: Round) -> Sequence[str]:
     """The nodes that are not in a round, and alone have parts of the snapshot that it began from."""
-    lone = _lone(current.snapshot) if current.snapshot is not None else {}
+    lone = _lone(current)
     return [node_id for node_id, ranks in lone.items() if ranks and current.member(node_id) is None]
 
 
 def kept_by(group: Group, current: Round, node_id: str) -> Iterator[Member]:
     """The members whose keeper a node is: the ones right before it, as far as they are of one unit."""
     members = current.members
-    place = next((at for at, member in enumerate(members) if member.node_id == node_id), None)
+    place = _places(current).get(node_id)
     if place is None or len(members) == 1:
         return
     before = members[place - 1]

@@ -14,7 +14,7 @@ from torch import nn
 
 from hetagent import snapshots
 from hetagent.snapshots import SnapshotError
-from hetagent.snapshots.folder import Folder
+from hetagent.snapshots.folder import Folder, Index, Stamp, put
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.small import Bank
 
@@ -259,6 +259,28 @@ def damage_of(kind: str, slot: Path, random_: random.Random) -> None:
     else:
         content = bytearray(len(content))
     path.write_bytes(content)
+
+
+def test_a_node_that_finds_no_room_takes_fewer_and_tells_the_others(tmp_path: Path) -> None:
+    """Nodes that left out different ones would have none in common, and for good."""
+    job = Job(tmp_path, adamw)
+    folder = Folder(tmp_path)
+
+    def control(kept: list[int]) -> None:
+        told = {"round": 0, "kept": [[0, step] for step in kept], "every": 1, "fixed": True}
+        put(tmp_path / "control.json", json.dumps(told).encode())
+
+    control([])
+    job.train(0, 4)
+    assert {stamp.step for stamp in folder.slots()} == {2, 3, 4}
+    control([2, 3, 4])
+    job.train(4, 6)
+    assert {stamp.step for stamp in folder.slots()} == {2, 3, 4}
+    control([4])
+    job.train(6, 9)
+    assert {stamp.step for stamp in folder.slots()} == {3, 4, 8}, "none of 7 and 9: every second one is due"
+    slot = folder.slots()[Stamp(step=8, round=0)]
+    assert Index.read(slot.indexes()[0].read_bytes()).every == 2
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     servers = options.servers if server is None else (server.url,)
     token_file = options.token_file.absolute() if options.token_file is not None and server is None else None
     access = Access(servers=servers, token=token, token_file=token_file, tls=tls)
+    warning = company.warning(options, access.client)
     known = options.node_id_given or server is not None
     name = names.Name(options.node_id) if known else names.take(options.node_id, options.group, servers)
     options = replace(options, node_id=name.node_id)
@@ -131,7 +132,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     agent = _agent(node, server, logs_specs)
     kind = "worker" if node.devices is None else "CPU worker" if node.devices.kind == "cpu" else "GPU"
     what = f"{counted(node.slots, kind)} at {node.place.address}"
-    if (warning := company.warning(options, access.client)) is not None:
+    if warning is not None:
         tell(warning)
     tell(f"joining group '{options.group}' at {', '.join(servers)} with {what}")
     try:

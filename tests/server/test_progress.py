@@ -279,6 +279,25 @@ async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they
         assert service.traces.of("g", About.LOGS) is None
 
 
+async def test_logs_that_come_once_the_next_round_has_formed_count_unless_another_node_has_spoken() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await two_nodes(service)
+        sent = {"incarnation": "1", "round": 1, "logs": [{"rank": 0, "text": "in time"}]}
+        await client.post(f"{GROUP}/nodes/a/logs", json=sent)
+        (await client.post(f"{GROUP}/restart")).raise_for_status()
+        for name in "ab":
+            await service.execute("g", join(name, after_round=1))
+        assert service.group("g").last_round == 2
+        late = [{"rank": 0, "text": "not mine"}, {"rank": 1, "text": "late"}, {"rank": 2, "text": "nobody"}]
+        await client.post(f"{GROUP}/nodes/b/logs", json={"incarnation": "1", "round": 1, "logs": late})
+        kept = service.traces.of("g", About.LOGS, 1)
+        assert kept is not None
+        assert {rank: (log.node_id, log.text) for rank, log in kept.by_rank.items()} == {
+            0: ("a", "in time"),
+            1: ("b", "late"),
+        }
+
+
 async def test_of_the_newest_round_each_node_speaks_for_its_own_workers() -> None:
     async with serving() as (service, _), api(service) as client:
         await two_nodes(service)

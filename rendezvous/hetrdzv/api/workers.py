@@ -11,7 +11,7 @@ from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.facts.events import RoundFormed
 from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.pages import WorkerReply
-from hetrdzv.protocol.rooms.stacks import About, Stack
+from hetrdzv.protocol.rooms.stacks import EARLIER, About, Stack
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.words import reasons
@@ -125,6 +125,34 @@ def _missing(group: Group, about: About, number: int, ranks: AbstractSet[int]) -
         Stack(rank=rank, node_id=nodes.get(rank, ""), why=not_yet if nodes.get(rank) in here else nobody)
         for rank in ranks
     ]
+
+
+def wrote(service: Service, group: Group, number: int, logs: Sequence[Stack]) -> None:
+    """Keep what a node says that its workers wrote in a round, which may be over by now.
+
+    Who was in which place is known of the newest round only. Of one before it, what another node has said stays.
+
+    Args:
+        logs: each with the node.
+    """
+    newest = group.round
+    if newest is None or not newest.number - EARLIER < number <= newest.number:
+        return
+    if number == newest.number:
+        own = {log.node_id: newest.member(log.node_id) for log in logs}
+        counts = [
+            log for log in logs if (member := own[log.node_id]) is not None and log.rank in member.ranks
+        ]
+        service.traces.wrote(group.group_id, number, counts, newest.world_size)
+    elif (world_size := _world_size(service, group, number)) is not None:
+        trace = service.traces.of(group.group_id, About.LOGS, number)
+        said = {rank: log.node_id for rank, log in trace.by_rank.items()} if trace is not None else {}
+        counts = [
+            log
+            for log in logs
+            if 0 <= log.rank < world_size and said.get(log.rank, log.node_id) == log.node_id
+        ]
+        service.traces.wrote(group.group_id, number, counts, world_size)
 
 
 def _world_size(service: Service, group: Group, number: int) -> int | None:

@@ -101,7 +101,7 @@ def fetch(
                 return
             for file in part.files():
                 if memory is None:
-                    _fetch_file(source, slot.path / file.name, file, pause)
+                    _fetch_file(source, slot.path / file.name, file, pause, lambda: stamp in folder.slots())
                     os.truncate(slot.path / file.name, file.size)
                     file.check(slot.path / file.name)
                 else:
@@ -238,8 +238,21 @@ def _replace(folder: Folder, source: Source, slot: Slot, file: _File, pause: Cal
         beside.unlink(missing_ok=True)
 
 
-def _fetch_file(source: Source, path: Path, wanted: _File, pause: Callable[[float], None]) -> None:
-    """Fetch some pieces of a file to their places."""
+def _fetch_file(
+    source: Source,
+    path: Path,
+    wanted: _File,
+    pause: Callable[[float], None],
+    is_held: Callable[[], bool] = lambda: True,
+) -> None:
+    """Fetch some pieces of a file to their places.
+
+    Args:
+        is_held: whether the slot has not been given to another snapshot, whose worker may have the file mapped.
+
+    Raises:
+        Overtaken: it has.
+    """
     with path.open("r+b" if path.exists() else "w+b") as file:  # memory that is there is used again
         memory = memoryview(bytearray(min(CHUNK, max(wanted.size, 1))))
         for begin, end in _runs(wanted.pieces):
@@ -247,8 +260,11 @@ def _fetch_file(source: Source, path: Path, wanted: _File, pause: Callable[[floa
                 began = time.monotonic()
                 piece = memory[: min(CHUNK, end - at)]
                 source.read_into(wanted.name, at, piece)
+                if not is_held():
+                    raise Overtaken(f"the slot of {path} has been given away")
                 file.seek(at)
                 file.write(piece)
+                file.flush()
                 if at + CHUNK < end:
                     pause((time.monotonic() - began) * (1 / SHARE - 1))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hetrdzv.api import views
+from hetrdzv.api import views, workers
 from hetrdzv.api.bound import Handlers
 from hetrdzv.api.commands import daemon_command, join_command, report_command
 from hetrdzv.api.dispatch import polls_of, service_of
@@ -134,16 +134,11 @@ async def send_stacks(request: Request, group_id: str, node_id: str, body: Stack
 
 @handlers(routes.LOGS)
 async def send_logs(request: Request, group_id: str, node_id: str, body: LogsRequest) -> None:
-    """The workers of a node are gone: the end of what those of the newest round have written, for later."""
+    """The workers of a node are gone: the end of what those of a round have written, for later."""
     service = service_of(request)
     group = service.group(group_id)
     require_speaker(group, node_id, body.incarnation)
-    newest = group.round
-    member = newest.member(node_id) if newest is not None else None
-    if newest is None or member is None or newest.number != body.round:
-        return
-    logs = [replace(log, node_id=node_id) for log in body.logs if log.rank in member.ranks]
-    service.traces.wrote(group_id, newest.number, logs, newest.world_size)
+    workers.wrote(service, group, body.round, [replace(log, node_id=node_id) for log in body.logs])
 
 
 @handlers(routes.REPORT)

@@ -16,6 +16,7 @@ from hetagent.job.snapshots.copying import fetch
 from hetagent.job.snapshots.exchange import Exchange
 from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import hold_port
+from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Folder
 from hetagent.snapshots.folder import Stamp as Taken
 from hetagent.snapshots.memory import Mapped
@@ -198,6 +199,20 @@ def test_without_memory_for_it_nothing_is_left_of_a_copy(nodes: Nodes) -> None:
     with pytest.raises(OSError, match="a larger --snapshot-memory"):
         fetch(nodes.here, nodes.copy, 100)
     assert not (nodes.here / "0" / "1.bin").exists()
+
+
+def test_a_slot_that_is_given_away_in_the_middle_of_a_copy_is_left_alone(nodes: Nodes) -> None:
+    """A worker may have mapped that file for a snapshot of its own."""
+    whose = nodes.here / "0" / "1.bin"
+
+    def given_away(seconds: float) -> None:
+        (nodes.here / "slots.json").write_text(json.dumps({"0": [4, 160]}))
+        whose.write_bytes(b"x" * 5 * SIZE)
+
+    with pytest.raises(Overtaken):
+        fetch(nodes.here, nodes.copy, pause=given_away)
+    assert whose.read_bytes() == b"x" * 5 * SIZE
+    assert not (nodes.here / "0" / "1.json").exists()
 
 
 def test_what_was_overwritten_meanwhile_is_not_copied(nodes: Nodes) -> None:

@@ -36,6 +36,9 @@ PINNED = "pinned.json"
 PLACES = "tensors", "small", "items"
 """What an index has places of."""
 
+ALIGNED = 64
+"""Where tensors begin in a file: at multiples of so many bytes."""
+
 DONE = b"\1"
 
 

@@ -12,10 +12,7 @@ from torch import Tensor
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import SHARED, SLOTS, Place
-
-ALIGNED = 64
-"""Where tensors begin in a file: at multiples of so many bytes."""
+from hetagent.snapshots.folder import ALIGNED, SHARED, SLOTS, Place
 
 BLOCK = 4 << 20
 """How much one worker copies at a time at least (bytes)."""

@@ -15,7 +15,8 @@ from xxhash import xxh3_64
 
 from hetagent.snapshots.banked import FIRST, HEADER
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.memory import ALIGNED, Mapped, as_bytes, laid_out, place_of
+from hetagent.snapshots.folder import ALIGNED
+from hetagent.snapshots.memory import Mapped, as_bytes, laid_out, place_of
 
 ROOM = 4096
 """How much longer than twice their first length values may become before another file is needed (bytes)."""

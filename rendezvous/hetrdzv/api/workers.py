@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from hetrdzv.core.model import Group, Round
@@ -127,32 +127,25 @@ def _missing(group: Group, about: About, number: int, ranks: AbstractSet[int]) -
     ]
 
 
-def wrote(service: Service, group: Group, number: int, logs: Sequence[Stack]) -> None:
+def wrote(service: Service, group: Group, node_id: str, number: int, said: Sequence[Stack]) -> None:
     """Keep what a node says that its workers wrote in a round, which may be over by now.
 
     Who was in which place is known of the newest round only. Of one before it, what another node has said stays.
-
-    Args:
-        logs: each with the node.
     """
     newest = group.round
     if newest is None or not newest.number - EARLIER < number <= newest.number:
         return
+    logs = [replace(log, node_id=node_id) for log in said]
+    world_size = _world_size(service, group, number)
     if number == newest.number:
-        own = {log.node_id: newest.member(log.node_id) for log in logs}
-        counts = [
-            log for log in logs if (member := own[log.node_id]) is not None and log.rank in member.ranks
-        ]
-        service.traces.wrote(group.group_id, number, counts, newest.world_size)
-    elif (world_size := _world_size(service, group, number)) is not None:
+        member = newest.member(node_id)
+        logs = [log for log in logs if member is not None and log.rank in member.ranks]
+    elif world_size is not None:
         trace = service.traces.of(group.group_id, About.LOGS, number)
-        said = {rank: log.node_id for rank, log in trace.by_rank.items()} if trace is not None else {}
-        counts = [
-            log
-            for log in logs
-            if 0 <= log.rank < world_size and said.get(log.rank, log.node_id) == log.node_id
-        ]
-        service.traces.wrote(group.group_id, number, counts, world_size)
+        others = {rank for rank, log in trace.by_rank.items() if log.node_id != node_id} if trace else set()
+        logs = [log for log in logs if log.rank in range(world_size) and log.rank not in others]
+    if world_size is not None:
+        service.traces.wrote(group.group_id, number, logs, world_size)
 
 
 def _world_size(service: Service, group: Group, number: int) -> int | None:

@@ -10,9 +10,6 @@ from hetagent.progress import LAYOUT, SUFFIX
 MAX_STEP = 2**53
 """The largest number that the server takes."""
 
-FIRST_SIZE = 16
-"""How long the module's file was at first: without when steps were said (bytes)."""
-
 FOR_EVER = 1e15
 """The end of a pause that is announced without one (monotonic seconds)."""
 
@@ -32,9 +29,9 @@ def read(path: str) -> Claim:
 
 def _mapped(path: str) -> Claim:
     content = _content(path + SUFFIX)
-    if len(content) < FIRST_SIZE:
+    if len(content) < LAYOUT.size:
         return Claim()
-    step, until, first_at, last_at = LAYOUT.unpack_from(content.ljust(LAYOUT.size, b"\0"))
+    step, until, first_at, last_at = LAYOUT.unpack_from(content)
     return Claim(
         _step(step - 1) if step > 0 else None,
         min(until, FOR_EVER) if until > 0.0 else 0.0,

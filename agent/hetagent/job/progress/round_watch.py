@@ -174,9 +174,8 @@ class RoundWatch:
         if self._unseen or looker.track.lost or self._world_size == 1:
             return None
         tells = release.tells_progress(release.installed())
-        if (
-            looker.sources is None
-        ):  # none if it has made no group, or not imported torch; else it was never asked in time
+        if looker.sources is None:
+            # none if it has made no group, or not imported torch; else it was never asked in time
             return 0 if looker.has_no_groups() or (tells and not self._listened(looker)) else None
         return None if looker.blind(time.monotonic()) else looker.collectives(torch_tells=tells)
 

@@ -14,15 +14,12 @@ from xxhash import xxh3_64_hexdigest
 from hetagent.job.snapshots.exchange import SLOTS
 from hetagent.node.network import host_port
 from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import INDEX, OWN, SHARED, SMALL, Folder, Index, Slot, Stamp, put
+from hetagent.snapshots.folder import ALIGNED, INDEX, OWN, SHARED, SMALL, Folder, Index, Slot, Stamp, put
 from hetagent.snapshots.sources import Source, SourceError, read_index
 from hetrdzv.protocol.rooms.snapshots import Copy
 
 CHUNK = 8 << 20
 """How much is fetched at a time (bytes)."""
-
-PADDING = 64
-"""Pieces between which there is less lie next to each other (bytes)."""
 
 SHARE = 0.5
 """For which part of the time it is fetched: the network is there for training."""
@@ -273,7 +270,7 @@ def _runs(pieces: Iterable[tuple[int, int, str]]) -> Iterator[tuple[int, int]]:
     """Where pieces begin and end, in order; those that lie next to each other are one."""
     begin = end = 0
     for at, size, _ in sorted(pieces):
-        if at - end > PADDING:
+        if at - end >= ALIGNED:  # there is more than padding in between
             if end > begin:
                 yield begin, end
             begin = at

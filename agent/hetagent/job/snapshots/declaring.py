@@ -19,7 +19,7 @@ LOOK_S = 5.0
 """How often it is asked at most whether there is news, by few nodes (seconds)."""
 
 MOST_PER_S = 100.0
-"""How many nodes tell or ask it something each second at most, about (1/s)."""
+"""How many nodes ask that each second at most; as many of a few tell it something (1/s)."""
 
 
 class Declaring:
@@ -36,9 +36,7 @@ class Declaring:
         self._safe: Stamp | None = None  # the newest that outlives any node, as far as is known
         self._began: Stamp | None = None  # from which the round began
         self._since: dict[Stamp, float] = {}  # when what this node holds was told first
-        self._may_be: tuple[
-            Stamp, ...
-        ] = ()  # what may be safe without this node's knowledge, the oldest first
+        self._may_be: tuple[Stamp, ...] = ()  # what may be safe, unknown to this node, the oldest first
         self._asks_until = 0.0
         self._not_before = 0.0
 

@@ -1,7 +1,5 @@
 """Routes about one node of a group: join, poll for the directive, report, leave, drain."""
 
-from dataclasses import replace
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -138,7 +136,7 @@ async def send_logs(request: Request, group_id: str, node_id: str, body: LogsReq
     service = service_of(request)
     group = service.group(group_id)
     require_speaker(group, node_id, body.incarnation)
-    workers.wrote(service, group, body.round, [replace(log, node_id=node_id) for log in body.logs])
+    workers.wrote(service, group, node_id, body.round, body.logs)
 
 
 @handlers(routes.REPORT)

@@ -89,7 +89,7 @@ class LogsRequest(Body):
     """`POST /v1/groups/{g}/nodes/{n}/logs`: a round is over for an agent, and this is the end of its workers' logs.
 
     Attributes:
-        round: the newest round that it was in.
+        round: which.
     """
 
     incarnation: Id

@@ -49,6 +49,9 @@ COSTS_MEASURED = 3
 PATIENT = 2
 """So many snapshots in a row that are due give way to one that is not safe yet; then it has to make room."""
 
+LONGEST_S = 120.0
+"""A pause that is as long grows no more for want of room: perhaps a server was away (seconds)."""
+
 GROWS = 4
 """By how much the pause between snapshots grows at most from one to the next."""
 
@@ -203,7 +206,8 @@ class Taker:
             close = self._copied(Stamp(step, self._folder.control().round), wait=False)
         except Overtaken:
             self._overtaken += 1
-            if self._overtaken % PATIENT == 0:
+            pause_s = self._period() * median(self._steps_s or [0.0])
+            if self._overtaken % PATIENT == 0 and pause_s < LONGEST_S:
                 # Nodes that leave out different ones would have none in common; all take the largest pause.
                 self._least = 2 * self._period()
             return

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hetagent import snapshots
-from hetagent.snapshots import SnapshotError
+from hetagent.snapshots import SnapshotError, taking
 from hetagent.snapshots.folder import Folder, Index, Stamp, put
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.small import Bank
@@ -261,7 +261,9 @@ def damage_of(kind: str, slot: Path, random_: random.Random) -> None:
     path.write_bytes(content)
 
 
-def test_a_node_that_finds_no_room_takes_fewer_and_tells_the_others(tmp_path: Path) -> None:
+def test_a_node_that_finds_no_room_takes_fewer_and_tells_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nodes that left out different ones would have none in common, and for good."""
     job = Job(tmp_path, adamw)
     folder = Folder(tmp_path)
@@ -281,6 +283,12 @@ def test_a_node_that_finds_no_room_takes_fewer_and_tells_the_others(tmp_path: Pa
     assert {stamp.step for stamp in folder.slots()} == {3, 4, 8}, "none of 7 and 9: every second one is due"
     slot = folder.slots()[Stamp(step=8, round=0)]
     assert Index.read(slot.indexes()[0].read_bytes()).every == 2
+    control([3, 4, 8])
+    job.train(9, 14)
+    assert job.snaps._taker._least == 4
+    monkeypatch.setattr(taking, "LONGEST_S", 0.0)
+    job.train(14, 60)
+    assert job.snaps._taker._least == 4, "a server that was away for long leaves no pause of hours behind"
 
 
 @pytest.mark.parametrize(

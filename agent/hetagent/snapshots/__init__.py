@@ -24,9 +24,9 @@ from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import FOLDER, Folder
 
 if TYPE_CHECKING:
+    from hetagent.snapshots.copying import Who
     from hetagent.snapshots.dcp import Reader, Writer
     from hetagent.snapshots.script import Snapshots
-    from hetagent.snapshots.taking import Who
 
 __all__ = ["SnapshotError", "open", "reader", "save_now", "writer"]
 
@@ -132,7 +132,7 @@ def _who() -> "Who":
     Raises:
         SnapshotError: neither does.
     """
-    from hetagent.snapshots.taking import Who
+    from hetagent.snapshots.copying import Who
 
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     dist = sys.modules.get("torch.distributed")

@@ -23,7 +23,7 @@ FIRST = 64
 def rescue(folder: Folder) -> int:
     """Make parts of what dead workers have kept of their last two steps: which one the living have saved is not known.
 
-    Shards that they had are gone.
+    Shards that they had are gone, and tensors on devices: of these there are those of others.
 
     Returns:
         the newest step that any of them had told (0: none).
@@ -37,6 +37,8 @@ def rescue(folder: Folder) -> int:
         reached = max(reached, *steps)
         if index.sharded:
             continue
+        if any(place.device != "cpu" for place in index.small):
+            index = replace(index, small=())
         for step, content in sorted(steps.items()):
             stamp = Stamp(step, index.stamp.round)
             slot = folder.begin(stamp)

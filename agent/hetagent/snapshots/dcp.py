@@ -24,11 +24,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 from xxhash import xxh3_64
 
+from hetagent.snapshots.copying import Who
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import ALIGNED, INDEX, OWN, SLOTS, Folder, Index, Place, Slot, Stamp, put
 from hetagent.snapshots.loading import Found, Loader, forget_newer, part_of
 from hetagent.snapshots.memory import BLOCK, as_bytes, place_of
-from hetagent.snapshots.taking import Who
 
 
 class Writer(StorageWriter):

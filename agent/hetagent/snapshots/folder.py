@@ -351,14 +351,17 @@ class Claims:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._count = count
 
-    def mine(self, *, wait: bool) -> Iterator[int]:
+    def mine(self, *, wait: bool, share: tuple[int, int] = (0, 1)) -> Iterator[int]:
         """The blocks that this worker has to copy, each until the next is asked for.
 
         Args:
             wait: until those are copied that others have begun; if these die, they are ours.
+            share: `(n, of)`: no more than every `of`th one, since devices copy later, so that who comes first would
+                get all.
         """
+        first, of = share
         for mode in (fcntl.LOCK_NB, 0)[: 1 + wait]:
-            for block in range(self._count):
+            for block in range(first % of, self._count, of):
                 if self._is_done(block):
                     continue
                 try:

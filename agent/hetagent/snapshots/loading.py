@@ -206,8 +206,8 @@ class Loader:
             target.copy_(part_of(into, item))
 
     def _small(self, found: Found, name: str) -> list[tuple[Source, Place]]:
-        """Where a small tensor lies: this rank's own if there is one, else that of the lowest rank."""
-        source, index = _own(found, self._rank)
+        """Where a small tensor lies: this rank's own if there is one, else that of the lowest rank that has it."""
+        source, index = _own_small(found, self._rank)
         return [(source, place) for place in index.small if place.name == name]
 
     def _values(self, found: Found) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -267,11 +267,18 @@ def _own(found: Found, rank: int) -> tuple[Source, Index]:
     return found.indexes.get(rank) or found.indexes[min(found.indexes)]
 
 
+def _own_small(found: Found, rank: int) -> tuple[Source, Index]:
+    """Like `_own`; a worker that died has left nothing of what it had on a device."""
+    own = _own(found, rank)
+    others = (found.indexes[other] for other in sorted(found.indexes))
+    return own if own[1].small else next((other for other in others if other[1].small), own)
+
+
 def _places(found: Found, rank: int) -> dict[str, Place]:
     """One place of each tensor, by name."""
     places = {name: copies[0][1] for name, copies in found.alike.items()}
     places |= {name: copies[0][1] for (name, _), copies in found.parts.items()}
-    return places | {place.name: place for place in _own(found, rank)[1].small}
+    return places | {place.name: place for place in _own_small(found, rank)[1].small}
 
 
 def _metadata(found: Found, rank: int) -> Metadata:

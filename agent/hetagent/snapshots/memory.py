@@ -3,7 +3,8 @@
 import ctypes
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,10 +13,13 @@ from torch import Tensor
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import ALIGNED, SHARED, SLOTS, Place
+from hetagent.snapshots.folder import ALIGNED, SHARED, SLOTS, Folder, Place, Slot, Stamp
 
 BLOCK = 4 << 20
 """How much one worker copies at a time at least (bytes)."""
+
+PORTABLE = 1
+"""`cudaHostRegister`: pinned for all devices of the process."""
 
 _POPULATE_WRITE = 23
 """`madvise`, since Linux 5.14: have all pages, as if each had been written to."""
@@ -66,6 +70,15 @@ class Mapped:
             return False
         return found.st_ino == self._inode and found.st_size >= self.size
 
+    def pin(self) -> None:
+        """Have GPUs copy to it by themselves, beside what else they do; as torch pins memory that processes share.
+
+        Without that, copies are made all the same, and take longer.
+        """
+        cudart, address = torch.cuda.cudart(), self._tensor.data_ptr()
+        if not int(cudart.cudaHostRegister(address, self.size, PORTABLE)):
+            weakref.finalize(self, cudart.cudaHostUnregister, address).atexit = False
+
     def tensor(self, place: Place) -> Tensor:
         """The memory of a tensor in the file."""
         return view(self._tensor, place)
@@ -73,6 +86,63 @@ class Mapped:
     def digest(self, place: Place) -> str:
         """Of the bytes of a tensor in the file."""
         return xxh3_64_hexdigest(self.bytes[place.at : place.at + place.bytes])
+
+
+class Files:
+    """The files of all slots that a worker copies to.
+
+    Args:
+        folder: with the slots.
+
+    Attributes:
+        pins: whether GPUs copy to them.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._mapped: dict[tuple[int, str], Mapped] = {}
+        self.pins = False
+
+    def file(self, slot: Slot, name: str, size: int, *, begun: bool = True) -> Mapped:
+        """A file of a slot.
+
+        Args:
+            begun: the slot is given to the snapshot that is about to be copied.
+        """
+        key = (slot.number, name)
+        known = self._mapped.get(key)
+        if known is None or known.size != max(size, 1) or (begun and not known.trimmed()):
+            self._mapped.pop(key, None)
+            self._mapped[key] = known = Mapped(slot.path / name, size)
+            if begun:
+                known.trimmed()
+            if self.pins:
+                known.pin()
+        return known
+
+    def digest(self, slot: Slot, place: Place) -> str:
+        """Of the bytes of a tensor."""
+        return self._mapped[slot.number, place.file].digest(place)
+
+    def make(self, sizes: Mapping[str, int]) -> None:
+        """Have the memory of all slots, so that no snapshot has to wait for that.
+
+        Args:
+            sizes: of the files of a slot (bytes).
+        """
+        for number in range(SLOTS):
+            for name, size in sizes.items():
+                slot = Slot(self._folder.path / str(number), number, Stamp(0, 0))
+                slot.path.mkdir(mode=0o700, exist_ok=True)
+                self.file(slot, name, size, begun=False)
+
+    def give_back(self, names: Iterable[str]) -> None:
+        """Nothing is copied any more; others need the memory of slots that hold nothing."""
+        kept = {slot.number for slot in self._folder.slots().values()}
+        for number in set(range(SLOTS)) - kept:
+            for name in names:
+                (self._folder.path / str(number) / name).unlink(missing_ok=True)
+        self._mapped.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """The snapshots of a worker, as its script sees them."""
 
 from hetagent import progress
+from hetagent.snapshots.copying import Who
 from hetagent.snapshots.folder import Folder
 from hetagent.snapshots.loading import Loader, forget_newer
 from hetagent.snapshots.state import State
-from hetagent.snapshots.taking import Taker, Who
+from hetagent.snapshots.taking import Taker
 
 
 class Snapshots:

@@ -14,9 +14,10 @@ from torch import Tensor
 from xxhash import xxh3_64
 
 from hetagent.snapshots.banked import FIRST, HEADER
+from hetagent.snapshots.devices import Copies
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import ALIGNED
-from hetagent.snapshots.memory import Mapped, as_bytes, laid_out, place_of
+from hetagent.snapshots.memory import Mapped, as_bytes, laid_out, place_of, view
 
 ROOM = 4096
 """How much longer than twice their first length values may become before another file is needed (bytes)."""
@@ -42,10 +43,11 @@ class Bank:
             for start in (0, self._half)
         ]
         self._on_device: list[dict[int, Tensor]] = [{}, {}]  # by number of the tensor
+        self._newest = 0  # half
 
     def keep(self, step: int, tensors: Sequence[tuple[str, Tensor]], values: bytes) -> bool:
         """Keep what belongs to a step; False: another bank is needed, since it does not fit."""
-        half = step % 2
+        half = 1 - self._newest
         start, at = half * self._half, FIRST + self.layout.size
         if at + len(values) > self._half or len(tensors) != len(self.layout.places):
             return False
@@ -54,24 +56,27 @@ class Bank:
             kept = self._views[half][number]
             if tensor.shape != kept.shape:
                 return False
-            if self._stays(tensor):
+            if tensor.device.type != "cpu":
                 kept = self._on_device[half].setdefault(number, torch.empty_like(tensor))
             kept.copy_(tensor)
         self._file.bytes[start + at : start + at + len(values)] = values
         HEADER.pack_into(self._file.bytes, start, step, self.layout.size, self.layout.size + len(values))
+        self._newest = half
         return True
 
-    def kept(self, step: int) -> memoryview | None:
-        """What was kept of a step; None: nothing, or no longer."""
-        for number, tensor in self._on_device[step % 2].items():
-            self._views[step % 2][number].copy_(tensor)
-        start = (step % 2) * self._half
-        known, _, size = HEADER.unpack_from(self._file.bytes, start)
-        return self._file.bytes[start + FIRST : start + FIRST + size] if known == step else None
-
-    @staticmethod
-    def _stays(tensor: Tensor) -> bool:
-        return tensor.device.type != "cpu"
+    def kept(self, step: int, copies: Copies) -> Tensor | None:
+        """The bytes that were kept of a step, once the copies are made; None: there are none, or no longer."""
+        for half, on_device in enumerate(self._on_device):
+            start = half * self._half
+            known, _, size = HEADER.unpack_from(self._file.bytes, start)
+            if known != step:
+                continue
+            content = torch.empty(size, dtype=torch.uint8, pin_memory=bool(on_device))
+            as_bytes(content)[:] = self._file.bytes[start + FIRST : start + FIRST + size]
+            for number, tensor in on_device.items():
+                copies.copy(tensor, view(content, self.layout.places[number]))
+            return content
+        return None
 
 
 def pack(alike: Mapping[str, Any], own: Mapping[str, Any]) -> bytes:

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from hetagent.snapshots.devices import Devices
 from hetagent.snapshots.errors import SnapshotError
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -133,11 +134,9 @@ class State:
                 }
         return found
 
-    def await_devices(self) -> None:
-        """Wait until devices have done what they were told: what is copied then is what the script has made so far."""
-        for device in {parameter.device for parameter in self._parameters.values()}:
-            if device.type not in ("cpu", "meta"):
-                torch.get_device_module(device).synchronize(device)
+    def devices(self) -> Devices:
+        """What has it."""
+        return Devices([*self._parameters.values(), *(tensor for _, tensor in self.small())])
 
     def small(self) -> list[tuple[str, Tensor]]:
         """Buffers and tensors that were given as such, always in the same order."""

@@ -7,34 +7,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from statistics import median, median_low
 
-from torch import Tensor
-from torch.distributed.checkpoint import DefaultSavePlanner
-from torch.distributed.tensor import DTensor, Replicate
-
 from hetagent.snapshots import asked
-from hetagent.snapshots.banked import NOW
-from hetagent.snapshots.copied import Copy
+from hetagent.snapshots.copying import Copier, Copy, Who
 from hetagent.snapshots.errors import Overtaken, SnapshotError
 from hetagent.snapshots.folder import (
-    CLAIMS,
-    INDEX,
-    OWN,
-    SHARED,
-    SLOTS,
-    SMALL,
-    Claims,
     Folder,
-    Index,
-    Place,
-    Slot,
     Stamp,
-    put,
 )
-from hetagent.snapshots.memory import Mapped, laid_out, needed, place_of
-from hetagent.snapshots.small import Bank, pack
 from hetagent.snapshots.state import State
 
 WORTH = 0.01
@@ -58,21 +39,16 @@ GROWS = 4
 HALF_STEP_S = 5.0
 """How long a worker that is asked in the middle of an optimizer's step waits for the end of that step (seconds)."""
 
+STEPS_BEHIND, LOOKS_S = 2, 0.005
+"""How many steps' time devices are given to come to what they were told, before they are taken to hang; and how often
+to look whether they have (seconds)."""
+
 ONE_MORE_S, HOLD_S = 0.25, 1.0
 """How long it waits for the step in flight, which others may end and which is then taken, and for how long it trains no
 further after its answer (seconds): its agent is about to stop it."""
 
 SILENT_STEPS = 3
 """After so many steps in a row that no optimizer has told of, a person is told what that means."""
-
-
-@dataclass(frozen=True, slots=True)
-class Who:
-    """Which worker this is."""
-
-    rank: int
-    world_size: int
-    local_world_size: int
 
 
 class Taker:
@@ -98,12 +74,10 @@ class Taker:
         self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
         self._saved: Stamp | None = None
         self._why = ""  # why nothing can be saved
-        self._bank: Bank | None = None
-        self._alike: Mapping[str, int] = {}  # the tensors that all ranks have alike, with their sizes (bytes)
-        self._sharded = False  # whether this rank has parts of others
-        self._files: dict[tuple[int, str], Mapped] = {}
+        self._copier = Copier(folder, state, who)
         self._ahead: threading.Thread | None = None  # makes the slots
         self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
+        self._due = 0  # the step that it closes
         self._every = self._least = 1  # by what they cost, and by how fast they become safe
         self._overtaken = 0  # how many snapshots in a row found no slot
         self._costs_s: deque[float] = deque(maxlen=COSTS_MEASURED)
@@ -118,15 +92,22 @@ class Taker:
         """The state is whole after a step; takes a snapshot if one is due."""
         if os.getpid() != self._pid:
             return
+        self._copier.devices.keep_up()
         began = time.perf_counter()
         if self._ended_at:
             self._steps_s.append(began - self._ended_at)
         with self._lock:
             self._state.learn()
             self._reached = step
-            sizes = self._sizes() if self._ahead is None else {}
-            self._clean = step if self._is_told(step) and self._keep_small(step) else None
+            sizes: Mapping[str, int] = {}
+            if self._ahead is None:
+                sizes = self._copier.prepare()
+            self._clean = step if self._is_told(step) and self._is_kept(step) else None
             self._changed = False
+            if self._clean is not None:
+                self._copier.devices.ended(step)
+            else:
+                self._copier.devices.forget()
             if self._ahead is None:
                 self._ahead = threading.Thread(
                     target=self._make_slots, args=(sizes,), name="hetagent-slots", daemon=True
@@ -149,6 +130,7 @@ class Taker:
         if not self._changed:
             with self._lock:
                 self._stand_still()
+                self._copier.devices.changing()
                 self._changed, self._clean = True, None
 
     def _stand_still(self) -> None:
@@ -171,26 +153,23 @@ class Taker:
             )
         return self._changed
 
-    def _keep_small(self, step: int) -> bool:
+    def _is_kept(self, step: int) -> bool:
         """Keep what belongs to every step; False: there is no room for that."""
         if self._why:
             return False
-        tensors = self._state.small()
-        values = pack(self._state.alike(), self._state.own())
-        if self._bank is not None and self._bank.keep(step, tensors, values):
-            return True
+        values = self._copier.values()
         try:
-            path = self._folder.path / NOW
-            path.mkdir(mode=0o700, exist_ok=True)
-            (path / SMALL.format(self._who.rank)).unlink(missing_ok=True)
-            self._bank = Bank(path / SMALL.format(self._who.rank), tensors, len(values))
-            self._bank.keep(step, tensors, values)
-            index = self._index(Stamp(0, self._folder.control().round))
-            put(path / INDEX.format(self._who.rank), index.written())
+            self._copier.keep(step, values)
         except (SnapshotError, OSError) as error:
             self._give_up(error)
             return False
         return True
+
+    def _make_slots(self, sizes: Mapping[str, int]) -> None:
+        try:
+            self._copier.make_slots(sizes)
+        except (SnapshotError, OSError) as error:
+            self._give_up(error)
 
     def _period(self) -> int:
         """How often to take a snapshot (steps)."""
@@ -203,7 +182,7 @@ class Taker:
             return  # the last one has not been closed, so snapshots are far too frequent
         began = time.perf_counter()
         try:
-            close = self._copied(Stamp(step, self._folder.control().round), wait=False)
+            close = self._copied(step, now=False)
         except Overtaken:
             self._overtaken += 1
             pause_s = self._period() * median(self._steps_s or [0.0])
@@ -215,7 +194,7 @@ class Taker:
             self._give_up(error)
             return
         self._overtaken = 0
-        self._copy_s = time.perf_counter() - began
+        self._copy_s, self._due = time.perf_counter() - began, step
         self._closing = threading.Thread(target=self._close_due, args=(close,), daemon=True)
         self._closing.start()
 
@@ -225,7 +204,7 @@ class Taker:
             close.finish()
         except Overtaken:
             return
-        except (SnapshotError, OSError, ValueError) as error:
+        except (SnapshotError, OSError, ValueError, RuntimeError) as error:
             self._give_up(error)
             return
         self._saved = close.index.stamp
@@ -235,10 +214,16 @@ class Taker:
             wanted = 1 << math.ceil(math.log2(max(worth, 1.0)))
             self._every = min(wanted, self._every * GROWS)  # the first ones take longer
 
+    def _copied(self, step: int, *, now: bool) -> Copy:
+        control = self._folder.control()
+        every = self._least if control.fixed else max(self._every, self._least)
+        insists = self._overtaken >= PATIENT
+        return self._copier.copied(Stamp(step, control.round), every=every, now=now, insists=insists)
+
     def _give_up(self, error: Exception) -> None:
         if not self._why:
-            self._why = str(error)
-            _say(f"rank {self._who.rank} takes no more snapshots: {error}")
+            self._why = str(error).partition("\n")[0]
+            _say(f"rank {self._who.rank} takes no more snapshots: {self._why}")
 
     # -- when the round ends ---------------------------------------------------------------------------------
 
@@ -253,23 +238,48 @@ class Taker:
         with self._lock:
             if self._ahead is not None:
                 self._ahead.join()
-            if self._clean is None and self._changed and patience_s:
-                self._whole.wait(patience_s)
-            if self._clean is None or self._why or (self._saved and self._saved.step == self._clean):
-                return
-            closing = self._closing
-            if closing is not None and closing.is_alive():
-                closing.join()
-            if self._saved is not None and self._saved.step == self._clean:
-                return
-            stamp = Stamp(self._clean, self._folder.control().round)
             try:
-                self._copied(stamp, wait=True).finish()
-                self._saved = stamp
+                while not self._is_saved(self._whole_step(patience_s)):
+                    pass
             except Overtaken:
                 pass
-            except (SnapshotError, OSError, ValueError) as error:
+            except (SnapshotError, OSError, ValueError, RuntimeError) as error:
                 self._give_up(error)
+
+    def _whole_step(self, patience_s: float) -> int | None:
+        """The last step that is whole here.
+
+        Args:
+            patience_s: how long to wait for the end of one that is under way (seconds).
+        """
+        if not self._copier.devices:
+            if self._clean is None and self._changed and patience_s:
+                self._whole.wait(patience_s)
+            return self._clean
+        behind_s = min(HALF_STEP_S, max(ONE_MORE_S, STEPS_BEHIND * median(self._steps_s or [HALF_STEP_S])))
+        began = time.monotonic()
+        if self._changed and patience_s:
+            self._whole.wait_for(lambda: not self._changed, behind_s)
+        while (has := self._copier.devices.has()) != self._copier.devices.newest:
+            if time.monotonic() > began + (behind_s if has is not None else HALF_STEP_S):
+                break  # they hang, and still have the step before, or nothing that is whole
+            time.sleep(LOOKS_S)
+        return has
+
+    def _is_saved(self, step: int | None) -> bool:
+        """Save a step; False: devices have gone on meanwhile."""
+        if step is None or self._why or (self._saved is not None and self._saved.step >= step):
+            return True
+        if self._closing is not None and self._closing.is_alive() and self._due <= step:
+            self._closing.join()
+            return False
+        copy = self._copied(step, now=True)
+        copy.arrived()
+        if self._copier.devices and not self._copier.devices.still(step):
+            return False
+        copy.finish()
+        self._saved = copy.index.stamp
+        return True
 
     def answer(self) -> None:
         """Save, and tell the agent what came of that."""
@@ -295,130 +305,6 @@ class Taker:
         why = self._why or ("" if self._clean is not None or self._saved else "no step has ended yet")
         step = self._saved.step if self._saved else None
         asked.tell(self._folder.path, self._who.rank, step=step, reached=self._reached, why=why)
-
-    # -- copying ---------------------------------------------------------------------------------------------
-
-    def _parts(self) -> tuple[list[tuple[Place, Tensor]], list[tuple[Place, Tensor]]]:
-        """What all ranks have alike, and this rank's parts of the rest; in the order of their names."""
-        large = dict(sorted(self._state.large().items()))
-        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(large, is_coordinator=False)
-        alike: list[tuple[Place, Tensor]] = []
-        own: list[tuple[Place, Tensor]] = []
-        for item in planner.create_local_plan().items:
-            name, told = item.index.fqn, item.tensor_data
-            tensor = planner.resolve_data(item)
-            assert told is not None
-            assert isinstance(tensor, Tensor)
-            place = place_of(name, tensor, told.size, told.chunk.offsets)
-            (own if _is_sharded(large[name]) else alike).append((place, tensor))
-        return alike, own
-
-    def _copied(self, stamp: Stamp, *, wait: bool) -> Copy:
-        """Copy all that is to be copied by this worker.
-
-        Args:
-            wait: until the others of this node have copied theirs; what they leave is this worker's. Nor does it spare
-                the snapshot that is being written to disk.
-
-        Raises:
-            Overtaken: there is no slot for it.
-        """
-        self._state.await_devices()
-        bank = self._bank
-        small = bank.kept(stamp.step) if bank is not None else None
-        if bank is None or small is None:
-            raise SnapshotError(f"nothing was kept of step {stamp.step}")
-        alike, own = self._parts()
-        self._alike = {place.name: place.bytes for place, _ in alike}
-        slot = self._folder.begin(stamp, spares=not wait, insists=self._overtaken >= PATIENT)
-        shared, mine = (
-            laid_out([place for place, _ in parts], name)
-            for parts, name in ((alike, SHARED), (own, OWN.format(self._who.rank)))
-        )
-        copied: list[Place] = []
-        tensors = {place.name: tensor for place, tensor in alike}
-        if shared.blocks:
-            memory = self._file(slot, SHARED, shared.size)
-            claims = Claims(slot.path / CLAIMS, len(shared.blocks))
-            try:
-                for block in claims.mine(wait=wait):
-                    for place in shared.blocks[block]:
-                        memory.tensor(place).copy_(tensors[place.name])
-                        copied.append(place)
-            finally:
-                claims.close()
-        if mine.places:
-            memory = self._file(slot, OWN.format(self._who.rank), mine.size)
-            for place, (_, tensor) in zip(mine.places, own, strict=True):
-                memory.tensor(place).copy_(tensor)
-        index = replace(self._index(stamp), small_bytes=len(small))
-        return Copy(self._folder, slot, index, [*copied, *mine.places], bytes(small), self._files)
-
-    def _index(self, stamp: Stamp) -> Index:
-        """This worker's part of a snapshot, as far as it is the same in all."""
-        assert self._bank is not None
-        return Index(
-            stamp=stamp,
-            rank=self._who.rank,
-            world_size=self._who.world_size,
-            sharded=self._sharded,
-            every=self._least if self._folder.control().fixed else max(self._every, self._least),
-            alike=self._alike,
-            small=tuple(
-                replace(place, file=SMALL.format(self._who.rank)) for place in self._bank.layout.places
-            ),
-            values=self._bank.layout.size,
-        )
-
-    def _file(self, slot: Slot, name: str, size: int, *, begun: bool = True) -> Mapped:
-        """A file of a slot; `begun`: it is given to the snapshot that is about to be copied."""
-        key = (slot.number, name)
-        known = self._files.get(key)
-        if known is None or known.size != max(size, 1) or (begun and not known.trimmed()):
-            self._files[key] = known = Mapped(slot.path / name, size)
-            if begun:
-                known.trimmed()
-        return known
-
-    def _sizes(self) -> dict[str, int]:
-        """The files of each slot that this worker writes to, and how large they are (bytes)."""
-        alike, own = self._parts()
-        self._alike, self._sharded = {place.name: place.bytes for place, _ in alike}, bool(own)
-        return {
-            name: laid_out([place for place, _ in parts], name).size
-            for parts, name in ((alike, SHARED), (own, OWN.format(self._who.rank)))
-            if parts
-        }
-
-    def _make_slots(self, sizes: Mapping[str, int]) -> None:
-        """Have the memory of all slots, so that no snapshot has to wait for that."""
-        try:
-            here = self._who.local_world_size
-            needs = needed(sizes, here, copies=self._who.world_size > here)
-            allowed = self._folder.control().memory
-            if allowed is not None and needs > allowed:
-                raise SnapshotError(
-                    f"they need {needs / 1e6:.0f} MB of memory on this node, {SLOTS} times the state, and may have "
-                    f"{allowed / 1e6:.0f} MB: give hetagent a larger --snapshot-memory, or a larger tmpfs as "
-                    "--snapshot-dir"
-                )
-            for number in range(SLOTS):
-                for name, size in sizes.items():
-                    slot = Slot(self._folder.path / str(number), number, Stamp(0, 0))
-                    slot.path.mkdir(mode=0o700, exist_ok=True)
-                    self._file(slot, name, size, begun=False)
-        except (SnapshotError, OSError) as error:
-            self._give_up(error)
-            kept = {slot.number for slot in self._folder.slots().values()}
-            for number in set(range(SLOTS)) - kept:  # others need the memory
-                for name in sizes:
-                    (self._folder.path / str(number) / name).unlink(missing_ok=True)
-            self._files.clear()
-
-
-def _is_sharded(tensor: Tensor) -> bool:
-    return isinstance(tensor, DTensor) and not all(isinstance(each, Replicate) for each in tensor.placements)
 
 
 def _say(text: str) -> None:

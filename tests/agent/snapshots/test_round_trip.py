@@ -16,7 +16,6 @@ from hetagent import snapshots
 from hetagent.snapshots import SnapshotError, taking
 from hetagent.snapshots.folder import Folder, Index, Stamp, put
 from hetagent.snapshots.script import Snapshots
-from hetagent.snapshots.small import Bank
 
 STEPS = 4
 
@@ -214,29 +213,6 @@ def test_the_last_step_is_saved_though_none_was_due(tmp_path: Path) -> None:
     job.train(2, 7)
     job.snaps.save_now()
     assert Job(tmp_path, adamw).snaps.load() == 7
-
-
-def test_what_is_kept_on_a_device_is_saved_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here the device is the CPU; the way through a copy that stays there is the same."""
-    monkeypatch.setattr(Bank, "_stays", staticmethod(lambda tensor: True))
-    job = Job(tmp_path, adamw)
-    job.train(0, 2)
-    assert job.snaps._taker is not None
-    job.snaps._taker._every = 1 << 20
-    job.train(2, 5)
-    with torch.no_grad():
-        job.model(torch.ones(3, 4, dtype=torch.float64))  # a step that is under way has changed its buffers
-    kept = {
-        name: value
-        for name, value in job.everything().items()
-        if "running" not in name and "tracked" not in name
-    }
-    job.snaps.save_now()
-    again = Job(tmp_path, adamw)
-    assert again.snaps.load() == 5
-    loaded = again.everything()
-    assert_same({name: loaded[name] for name in kept}, kept)
-    assert loaded["body.1.num_batches_tracked"] == job.model.body[1].num_batches_tracked - 1
 
 
 # -- what is not good ----------------------------------------------------------------------------------------

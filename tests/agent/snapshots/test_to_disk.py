@@ -18,13 +18,13 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from hetagent.snapshots.copying import Who
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
 from hetagent.snapshots.loading import Loader
 from hetagent.snapshots.on_disk import MARK, PART, Mark, directories, name_of, path_of, remove
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.state import State
-from hetagent.snapshots.taking import Who
 from hetagent.snapshots.to_disk import finish, prune, run, write
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

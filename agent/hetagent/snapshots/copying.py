@@ -1,0 +1,289 @@
+"""Copies a worker's state to memory that outlives it: what belongs to every step, and all of it for a snapshot."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.tensor import DTensor, Replicate
+from xxhash import xxh3_64_hexdigest
+
+from hetagent.snapshots.banked import NOW
+from hetagent.snapshots.devices import Copies, Devices
+from hetagent.snapshots.errors import Overtaken, SnapshotError
+from hetagent.snapshots.folder import (
+    CLAIMS,
+    INDEX,
+    OWN,
+    SHARED,
+    SLOTS,
+    SMALL,
+    Claims,
+    Folder,
+    Index,
+    Place,
+    Slot,
+    Stamp,
+    put,
+)
+from hetagent.snapshots.memory import Files, as_bytes, laid_out, needed, place_of
+from hetagent.snapshots.small import Bank, digests, pack, unpack
+from hetagent.snapshots.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Which worker this is."""
+
+    rank: int
+    world_size: int
+    local_world_size: int
+
+
+class Copy:
+    """What was copied for a snapshot, without its digests.
+
+    Attributes:
+        index: of this worker's part.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        slot: Slot,
+        index: Index,
+        places: Sequence[Place],
+        small: Tensor,
+        files: Files,
+        copies: Copies,
+    ) -> None:
+        self.index = index
+        self._folder = folder
+        self._slot = slot
+        self._places = places
+        self._small = small
+        self._files = files
+        self._copies = copies
+
+    def arrived(self) -> None:
+        """Wait until it is there."""
+        self._copies.wait()
+
+    def finish(self) -> None:
+        """Once it is there, digest it, and write the index, with which this worker's part is complete.
+
+        Raises:
+            Overtaken: the slot was given away meanwhile.
+        """
+        rank = self.index.rank
+        self.arrived()
+        small = as_bytes(self._small)
+        alike, _ = unpack(small[self.index.values :])
+        (self._slot.path / SMALL.format(rank)).write_bytes(small)
+        index = replace(
+            self.index,
+            tensors=tuple(
+                replace(place, digest=self._files.digest(self._slot, place)) for place in self._places
+            ),
+            small_digest=xxh3_64_hexdigest(small),
+            digests=digests(alike),
+        )
+        if self._slot.stamp not in self._folder.slots():
+            raise Overtaken(f"the snapshot of step {index.stamp.step} was overtaken")
+        put(self._slot.path / INDEX.format(rank), index.written())
+
+
+class Copier:
+    """Copies the state of one worker.
+
+    Args:
+        folder: where it goes.
+        state: of the script.
+
+    Attributes:
+        devices: what has the state; known once it is `prepared`.
+    """
+
+    def __init__(self, folder: Folder, state: State, who: Who) -> None:
+        self._folder = folder
+        self._state = state
+        self._who = who
+        self._bank: Bank | None = None
+        self.devices = Devices(())
+        self._alike: Mapping[str, int] = {}  # the tensors that all ranks have alike, with their sizes (bytes)
+        self._sharded = False  # whether this rank has parts of others
+        self._files = Files(folder)
+
+    # -- made beforehand -----------------------------------------------------------------------------------------
+
+    def prepare(self) -> Mapping[str, int]:
+        """Look at the state, once optimizers have theirs.
+
+        Returns:
+            the files of each slot that this worker writes to, and how large they are (bytes).
+        """
+        self.devices = self._state.devices()
+        self._files.pins = self.devices.pins
+        alike, own = self._parts()
+        self._alike, self._sharded = {place.name: place.bytes for place, _ in alike}, bool(own)
+        return {
+            name: laid_out([place for place, _ in parts], name).size
+            for parts, name in ((alike, SHARED), (own, OWN.format(self._who.rank)))
+            if parts
+        }
+
+    def make_slots(self, sizes: Mapping[str, int]) -> None:
+        """Have the memory of all slots, so that no snapshot has to wait for that.
+
+        Raises:
+            SnapshotError, OSError: there is no room for it.
+        """
+        try:
+            here = self._who.local_world_size
+            needs = needed(sizes, here, copies=self._who.world_size > here)
+            allowed = self._folder.control().memory
+            if allowed is not None and needs > allowed:
+                raise SnapshotError(
+                    f"they need {needs / 1e6:.0f} MB of memory on this node, {SLOTS} times the state, and may have "
+                    f"{allowed / 1e6:.0f} MB: give hetagent a larger --snapshot-memory, or a larger tmpfs as "
+                    "--snapshot-dir"
+                )
+            self._files.make(sizes)
+        except (SnapshotError, OSError):
+            self._files.give_back(sizes)
+            raise
+
+    # -- at every step -------------------------------------------------------------------------------------------
+
+    def values(self) -> bytes:
+        """The script's values.
+
+        Raises:
+            SnapshotError: one cannot be pickled.
+        """
+        return pack(self._state.alike(), self._state.own())
+
+    def keep(self, step: int, values: bytes) -> None:
+        """Keep what belongs to every step.
+
+        Raises:
+            SnapshotError, OSError: there is no room for that.
+        """
+        tensors = self._state.small()
+        if self._bank is not None and self._bank.keep(step, tensors, values):
+            return
+        path = self._folder.path / NOW
+        path.mkdir(mode=0o700, exist_ok=True)
+        (path / SMALL.format(self._who.rank)).unlink(missing_ok=True)
+        self._bank = Bank(path / SMALL.format(self._who.rank), tensors, len(values))
+        self._bank.keep(step, tensors, values)
+        index = self._index(Stamp(0, self._folder.control().round))
+        put(path / INDEX.format(self._who.rank), index.written())
+
+    # -- for a snapshot ------------------------------------------------------------------------------------------
+
+    def _parts(
+        self, step: int | None = None
+    ) -> tuple[list[tuple[Place, Tensor]], list[tuple[Place, Tensor]]]:
+        """What all ranks have alike, and this rank's parts of the rest; in the order of their names.
+
+        Args:
+            step: as devices have it, if the script is ahead of them; None: as the script has left it.
+
+        Raises:
+            Overtaken: what is on the CPU is further, and was not kept.
+        """
+        large = dict(sorted(self._state.large().items()))
+        if step is None:
+            self.devices.watch(large)
+        else:
+            large |= self.devices.on_host(step, large)
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(large, is_coordinator=False)
+        alike: list[tuple[Place, Tensor]] = []
+        own: list[tuple[Place, Tensor]] = []
+        for item in planner.create_local_plan().items:
+            name, told = item.index.fqn, item.tensor_data
+            tensor = planner.resolve_data(item)
+            assert told is not None
+            assert isinstance(tensor, Tensor)
+            place = place_of(name, tensor, told.size, told.chunk.offsets)
+            (own if _is_sharded(large[name]) else alike).append((place, tensor))
+        return alike, own
+
+    def copied(self, stamp: Stamp, *, every: int, now: bool, insists: bool = False) -> Copy:
+        """Copy all that is to be copied by this worker, or have devices begin to.
+
+        Args:
+            every: how often one is taken (steps).
+            now: the round ends, and devices have that state. So wait until the others of this node have copied theirs;
+                what they leave is this worker's. Nor is the snapshot spared that is being written to disk.
+            insists: the newest one makes room.
+
+        Raises:
+            Overtaken: there is no slot for it.
+        """
+        alike, own = self._parts(stamp.step if now else None)
+        self._alike = {place.name: place.bytes for place, _ in alike}
+        slot = self._folder.begin(stamp, spares=not now, insists=insists)
+        copies = self.devices.copies(now=now)
+        with copies.begun():
+            small = self._bank.kept(stamp.step, copies) if self._bank is not None else None
+            if small is None:
+                raise SnapshotError(f"nothing was kept of step {stamp.step}")
+            places = self._copy(slot, alike, own, copies, now=now)
+        index = replace(self._index(stamp, every), small_bytes=small.numel())
+        return Copy(self._folder, slot, index, places, small, self._files, copies)
+
+    def _copy(
+        self,
+        slot: Slot,
+        alike: Sequence[tuple[Place, Tensor]],
+        own: Sequence[tuple[Place, Tensor]],
+        copies: Copies,
+        *,
+        now: bool,
+    ) -> list[Place]:
+        """Copy tensors into a slot; returns where they lie."""
+        shared, mine = (
+            laid_out([place for place, _ in parts], name)
+            for parts, name in ((alike, SHARED), (own, OWN.format(self._who.rank)))
+        )
+        copied: list[Place] = []
+        tensors = {place.name: tensor for place, tensor in alike}
+        if shared.blocks:
+            memory = self._files.file(slot, SHARED, shared.size)
+            share = (self._who.rank, self._who.local_world_size) if self.devices and not now else (0, 1)
+            with contextlib.closing(Claims(slot.path / CLAIMS, len(shared.blocks))) as claims:
+                for block in claims.mine(wait=now, share=share):
+                    for place in shared.blocks[block]:
+                        copies.copy(tensors[place.name], memory.tensor(place))
+                        copied.append(place)
+                    if now:
+                        copies.wait()
+        if mine.places:
+            memory = self._files.file(slot, OWN.format(self._who.rank), mine.size)
+            for place, (_, tensor) in zip(mine.places, own, strict=True):
+                copies.copy(tensor, memory.tensor(place))
+        return [*copied, *mine.places]
+
+    def _index(self, stamp: Stamp, every: int = 0) -> Index:
+        """This worker's part of a snapshot, as far as it is the same in all."""
+        assert self._bank is not None
+        return Index(
+            stamp=stamp,
+            rank=self._who.rank,
+            world_size=self._who.world_size,
+            sharded=self._sharded,
+            every=every,
+            alike=self._alike,
+            small=tuple(
+                replace(place, file=SMALL.format(self._who.rank)) for place in self._bank.layout.places
+            ),
+            values=self._bank.layout.size,
+        )
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor) and not all(isinstance(each, Replicate) for each in tensor.placements)

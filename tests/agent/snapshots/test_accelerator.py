@@ -1,0 +1,331 @@
+"""Snapshots of state on an accelerator, which is behind the script: what is saved is of one step, and which one.
+
+Nothing here is about CUDA alone: it runs on whatever `torch.accelerator` has, with streams and events of its own.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hetagent import snapshots
+from hetagent.snapshots import taking
+from hetagent.snapshots.banked import rescue
+from hetagent.snapshots.folder import INDEX, Folder, Stamp
+
+pytestmark = pytest.mark.skipif(
+    not torch.accelerator.is_available(),
+    reason="needs an accelerator, such as a GPU: pytest tests/agent/snapshots on a machine that has one",
+)
+
+STEPS = 8
+WIDTH = 300
+BUSY = 1500
+BUSY_S = 1.0
+"""How long a device is kept at work, at least; all that the script does meanwhile takes a part of that."""
+
+
+class Net(nn.Module):
+    """Two layers, and a buffer that each forward pass changes, on the device like they are."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, 4)
+        self.register_buffer("seen", torch.zeros(WIDTH))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.seen.add_(inputs[0])
+        return self.second(self.first(inputs))  # type: ignore[no-any-return]
+
+
+class Counting(torch.optim.SGD):
+    """SGD with momentum, with a counter for each parameter on the CPU, as AdamW has it."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                counter = self.state[parameter].setdefault("step", torch.tensor(0.0))
+                counter += 1
+        return super().step(closure)
+
+
+class Job:
+    """A training script."""
+
+    def __init__(self, folder: Path | None) -> None:
+        torch.manual_seed(7)
+        self.device = torch.accelerator.current_accelerator()
+        self.model = Net().to(self.device)
+        self.optimizer = Counting(self.model.parameters(), lr=0.05, momentum=0.9, foreach=False)
+        self.inputs = [torch.full((8, WIDTH), 0.01 * (step + 1)).to(self.device) for step in range(STEPS)]
+        self.at = {"step": 0}
+        state = {"model": self.model, "optimizer": self.optimizer, "at": self.at}
+        self.snaps = snapshots.open(state, directory=folder)
+
+    @property
+    def taker(self) -> taking.Taker:
+        assert self.snaps._taker is not None
+        return self.snaps._taker
+
+    def train(self, step: int, busy: Callable[[], None] = lambda: None) -> None:
+        """Make a step; the device is busy before it changes parameters."""
+        loss = self.model(self.inputs[step]).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        busy()
+        self.optimizer.step()
+        self.at["step"] = step + 1
+        self.snaps.step(step + 1)
+
+    def begin(self) -> None:
+        """Make the first step, after which there are slots; no snapshot is due by itself from then on."""
+        self.train(0)
+        assert self.taker._ahead is not None
+        self.taker._ahead.join()
+        self.taker._every = 1 << 40
+
+    def everything(self) -> dict[str, Any]:
+        """All of its state, on the CPU."""
+        states = {
+            f"{number}.{name}": value.cpu().clone()
+            for number, state in enumerate(self.optimizer.state.values())
+            for name, value in state.items()
+        }
+        model = {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
+        return {**model, **states, **self.at}
+
+
+@pytest.fixture(scope="module")
+def history() -> list[dict[str, Any]]:
+    """The state after each step of a script that keeps no snapshots."""
+    job = Job(None)
+    found = [job.everything()]
+    for step in range(STEPS):
+        job.train(step)
+        found.append(job.everything())
+    return found
+
+
+@pytest.fixture(scope="module")
+def busy() -> Callable[[], None]:
+    """Gives the device work for a while, and returns at once."""
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    left = torch.full((BUSY, BUSY), 1e-3).to(device)
+    into = torch.empty_like(left)
+
+    def work(times: int) -> None:
+        for _ in range(times):
+            torch.mm(left, left, out=into)
+
+    work(2)
+    torch.accelerator.synchronize()
+    began = time.perf_counter()
+    work(4)
+    torch.accelerator.synchronize()
+    each_s = (time.perf_counter() - began) / 4
+    return lambda: work(round(BUSY_S / each_s) + 1)
+
+
+def loaded(folder: Path) -> tuple[int | None, dict[str, Any]]:
+    """What another process would load: its step, and the state."""
+    job = Job(folder)
+    return job.snaps.load(), job.everything()
+
+
+def assert_same(left: dict[str, Any], right: dict[str, Any]) -> None:
+    assert left.keys() >= right.keys()
+    for name, value in right.items():
+        same = torch.equal(value, left[name]) if isinstance(value, Tensor) else value == left[name]
+        assert same, name
+
+
+def test_what_is_due_is_copied_beside_the_script_and_is_of_its_step(
+    tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
+) -> None:
+    job = Job(tmp_path)
+    job.begin()
+    job.train(1)
+    torch.accelerator.synchronize()
+    job.taker._every = 1
+    began = time.perf_counter()
+    job.train(2, busy)
+    enqueued_s = time.perf_counter() - began
+    job.taker._every = 1 << 40
+    assert job.taker._copier.devices.has() == 2, "the device is behind"
+    closing = job.taker._closing
+    assert closing is not None
+    assert closing.is_alive()
+    assert enqueued_s < BUSY_S / 2
+    job.train(3)
+    job.train(4)
+    closing.join()
+    assert job.taker._saved is not None
+    assert job.taker._saved.step == 3
+    step, state = loaded(tmp_path)
+    assert step == 3
+    assert_same(state, history[3])
+    torch.accelerator.synchronize()
+    assert_same(job.everything(), history[5])
+
+
+def test_the_last_step_is_saved_once_the_device_has_ended_it(
+    tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
+) -> None:
+    job = Job(tmp_path)
+    job.begin()
+    job.taker._steps_s.extend([BUSY_S] * 16)
+    for step in (1, 2, 3):
+        job.train(step, busy)
+    job.snaps.save_now()
+    step, state = loaded(tmp_path)
+    assert step == 4
+    assert_same(state, history[4])
+
+
+@pytest.mark.parametrize("due", [False, True], ids=["nothing is due", "one is due that waits as well"])
+def test_of_a_device_that_hangs_the_step_before_is_saved(
+    due: bool,
+    tmp_path: Path,
+    history: list[dict[str, Any]],
+    busy: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The script is ahead: it has changed what its optimizer has on the CPU, and values."""
+    monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
+    monkeypatch.setattr(taking, "ONE_MORE_S", 0.1)
+    job = Job(tmp_path)
+    job.begin()
+    job.train(1)
+    torch.accelerator.synchronize()
+    if due:
+        job.taker._every = 1
+    job.train(2, lambda: [busy() for _ in range(3)])  # type: ignore[func-returns-value]
+    assert job.taker._clean == 3
+    assert job.taker._copier.devices.has() == 2
+    job.snaps.save_now()
+    assert job.taker._copier.devices.has() == 2, "it hangs still"
+    if job.taker._closing is not None:
+        job.taker._closing.join()
+        Folder(tmp_path).forget([Stamp(3, 0)])
+    step, state = loaded(tmp_path)
+    assert step == 2
+    assert_same(state, history[2])
+
+
+def test_nothing_is_changed_before_it_is_copied(
+    tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
+) -> None:
+    job = Job(tmp_path)
+    job.begin()
+    job.train(1)
+    with job.taker._copier.devices.copies(now=False).begun():
+        busy()
+    job.taker._every = 1
+    job.train(2)
+    job.taker._every = 1 << 40
+    job.train(3)
+    job.train(4)
+    closing = job.taker._closing
+    assert closing is not None
+    closing.join()
+    step, state = loaded(tmp_path)
+    assert step == 3
+    assert_same(state, history[3])
+
+
+def test_what_is_being_changed_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
+    job = Job(tmp_path)
+    job.begin()
+    job.train(1)
+    monkeypatch.setattr(job.snaps, "step", lambda step: None)
+    job.train(2)
+    torch.accelerator.synchronize()
+    assert job.taker._copier.devices.has() is None
+    job.snaps.save_now()
+    assert Folder(tmp_path).slots() == {}
+
+
+def test_the_middle_of_a_step_is_that_of_the_device_as_well(
+    tmp_path: Path,
+    history: list[dict[str, Any]],
+    busy: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The script has told the optimizer's step, and ends by an exception; the device has not come to that."""
+    monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
+    monkeypatch.setattr(taking, "ONE_MORE_S", 0.1)
+    job = Job(tmp_path)
+    job.begin()
+    job.train(1)
+    job.train(2)
+    torch.accelerator.synchronize()
+    monkeypatch.setattr(job.snaps, "step", lambda step: None)
+    job.train(3, busy)
+    job.snaps.save_now()
+    step, state = loaded(tmp_path)
+    assert step == 3
+    assert_same(state, history[3])
+
+
+def test_what_a_device_has_changed_meanwhile_is_no_snapshot(
+    tmp_path: Path,
+    history: list[dict[str, Any]],
+    busy: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It went on while it was copied; then the step that it has come to is."""
+    job = Job(tmp_path)
+    job.begin()
+    job.train(1)
+    torch.accelerator.synchronize()
+    job.train(2, busy)
+    told = iter([2])
+    has = job.taker._copier.devices.has
+    monkeypatch.setattr(job.taker._copier.devices, "has", lambda: next(told, None) or has())
+    monkeypatch.setattr(type(job.taker._copier.devices), "newest", property(lambda self: 2))
+    copied = taking.Taker._copied
+
+    def late(self: taking.Taker, *args: Any, **named: Any) -> Any:
+        torch.accelerator.synchronize()
+        monkeypatch.undo()
+        return copied(self, *args, **named)
+
+    monkeypatch.setattr(taking.Taker, "_copied", late)
+    job.snaps.save_now()
+    step, state = loaded(tmp_path)
+    assert step == 3
+    assert_same(state, history[3])
+
+
+def test_of_a_killed_worker_there_are_its_values_and_the_buffers_of_others(
+    tmp_path: Path, history: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had on the device is gone with it."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        job = Job(tmp_path)
+        job.begin()
+        for step in (1, 2):
+            job.train(step)
+        if rank == 0:
+            job.snaps.save_now()
+    rescue(Folder(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    found = max(Folder(tmp_path).slots().items())[1]
+    assert (found.path / INDEX.format(1)).exists()
+    step, state = loaded(tmp_path)
+    assert step == 3
+    assert_same(state, history[3])

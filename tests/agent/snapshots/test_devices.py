@@ -1,0 +1,169 @@
+"""Which step devices have, by events that tests let pass; test_accelerator.py asks real ones, where there are any."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from hetagent.snapshots import devices
+from hetagent.snapshots.devices import Copies, Devices
+from hetagent.snapshots.errors import Overtaken
+
+
+class Event:
+    """Passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.has_passed = False
+
+    def query(self) -> bool:
+        return self.has_passed
+
+    def synchronize(self) -> None:
+        assert self.has_passed, "this would wait for ever"
+
+
+class Device(Devices):
+    """A device that is as far as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(())
+        self._devices = [torch.device("cuda:0")]
+        self.told: list[Event] = []
+        monkeypatch.setattr(devices, "_is_capturing", lambda device: False)
+
+    def _now(self) -> list[Any]:
+        self.told.append(Event())
+        return self.told[-1:]
+
+    def goes_on(self, count: int = 1) -> None:
+        """It does the next of what it was told."""
+        for event in [event for event in self.told if not event.has_passed][:count]:
+            event.has_passed = True
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return Device(monkeypatch)
+
+
+def test_it_has_a_step_from_its_end_to_the_next_change(device: Device) -> None:
+    has = []
+    for step in (1, 2):
+        device.changing()
+        device.ended(step)
+    device.changing()
+    assert (device.newest, device.has()) == (2, None)
+    for _ in range(4):
+        device.goes_on()
+        has.append(device.has())
+    assert has == [1, None, 2, None], "the first change was before any step that is known"
+
+
+def test_a_script_is_no_more_than_a_step_ahead(device: Device) -> None:
+    device.keep_up()
+    device.ended(1)
+    with pytest.raises(AssertionError, match="for ever"):
+        device.keep_up()
+    device.goes_on()
+    device.keep_up()
+
+
+def test_the_first_change_after_a_step_counts(device: Device) -> None:
+    device.ended(1)
+    device.changing()
+    device.changing()
+    assert len(device.told) == 2
+
+
+def test_what_is_not_told_leaves_nothing_known(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    device.ended(1)
+    device.goes_on()
+    monkeypatch.setattr(devices, "_is_capturing", lambda device: True)
+    device.changing()
+    assert (device.newest, device.has()) == (None, None), "a CUDA graph tells nobody"
+
+
+def test_what_optimizers_have_on_the_cpu_is_that_of_the_step(device: Device) -> None:
+    tensors = {"a.step": torch.tensor(1.0), "b.step": torch.tensor(1.0), "b.both": torch.tensor([1, 2])}
+    device.watch(tensors)
+    device.ended(1)
+    assert device.on_host(1, tensors) == {}, "it has not changed"
+    device.changing()
+    for tensor in tensors.values():
+        tensor.add_(1)
+    kept = device.on_host(1, tensors)
+    assert {name: value.tolist() for name, value in kept.items()} == {
+        "a.step": 1.0,
+        "b.step": 1.0,
+        "b.both": [1, 2],
+    }
+    with pytest.raises(Overtaken, match=r"'c\.step' was not kept of step 1"):
+        device.on_host(1, {**tensors, "c.step": torch.tensor(2.0)})
+
+
+def test_what_is_large_is_not_kept_at_every_step(device: Device) -> None:
+    tensors = {"weights": torch.zeros(1 << 19)}
+    device.watch(tensors)
+    device.ended(1)
+    device.changing()
+    with pytest.raises(Overtaken, match="'weights' was not kept of step 1"):
+        device.on_host(1, tensors)
+
+
+def test_a_cpu_is_never_behind() -> None:
+    cpu = Devices([torch.zeros(2)])
+    assert not cpu
+    cpu.ended(1)
+    cpu.changing()
+    assert (cpu.newest, cpu.pins) == (None, False)
+    copies, into = cpu.copies(now=False), torch.zeros(2)
+    with copies.begun():
+        copies.copy(torch.ones(2), into)
+    assert into.tolist() == [1.0, 1.0]
+
+
+class Stream:
+    """A stream that says what it is told, on a device of two."""
+
+    device = torch.device("cuda:1")
+
+    def __init__(self, name: str, said: list[str]) -> None:
+        self.name, self.said = name, said
+
+    def wait_event(self, event: str) -> None:
+        self.said.append(f"{self.name} waits for {event}")
+
+    def record_event(self) -> str:
+        return f"the end of {self.name}"
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What streams are told; the script's own is `script`."""
+    said: list[str] = []
+    own: Any = Stream("script", said)
+    module = type(
+        "module", (), {"current_device": lambda: 0, "set_device": lambda at: said.append(f"device {at}")}
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: own)
+    monkeypatch.setattr(torch.accelerator, "set_stream", lambda stream: said.append(f"now {stream.name}"))
+    return said
+
+
+def test_copies_come_after_a_step_and_before_the_next_change(said: list[str]) -> None:
+    stream: Any = Stream("copies", said)
+    copies = Copies([stream])
+    copies.come_after(["the step"])  # type: ignore[list-item]
+    copies.come_first()
+    assert said == ["copies waits for the step", "script waits for the end of copies"]
+
+
+def test_a_script_finds_its_own_stream_and_device_again(said: list[str]) -> None:
+    stream: Any = Stream("copies", said)
+    with contextlib.suppress(RuntimeError), Copies([stream]).begun():
+        raise RuntimeError("no room")
+    assert said == ["now copies", "now script", "device 0"]

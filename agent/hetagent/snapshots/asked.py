@@ -33,6 +33,12 @@ def listen(folder: Path, rank: int, stop: Callable[[], None]) -> None:
     threading.Thread(target=run, name="hetagent-asked", daemon=True).start()
 
 
+def listens_no_more(folder: Path, rank: int) -> None:
+    """This worker ends: what it has told is its last word, and nobody has to wait for another one."""
+    with contextlib.suppress(OSError):
+        (folder / ASK / str(rank)).unlink()
+
+
 def tell(folder: Path, rank: int, *, step: int | None, reached: int, why: str) -> None:
     """Answer.
 

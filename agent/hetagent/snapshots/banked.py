@@ -8,7 +8,8 @@ from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.snapshots.folder import INDEX, SMALL, Folder, Index, Stamp, put
+from hetagent.snapshots.errors import Overtaken
+from hetagent.snapshots.folder import INDEX, SMALL, Folder, Index, Slot, Stamp, put
 
 NOW = "now"
 """The folder with what is kept at every step: `RANK.small`, and `RANK.json`, an index of that without a step."""
@@ -23,11 +24,13 @@ FIRST = 64
 def rescue(folder: Folder) -> int:
     """Make parts of what dead workers have kept of their last two steps: which one the living have saved is not known.
 
-    Shards that they had are gone, and tensors on devices: of these there are those of others.
+    Shards that they had are gone, and tensors on devices: of these there are those of others. What there is no room for
+    beside newer snapshots is of no use.
 
     Returns:
         the newest step that any of them had told (0: none).
     """
+    parts: dict[Stamp, list[tuple[Index, bytes]]] = {}
     reached = 0
     for rank in _ranks(folder.path / NOW):
         kept = _kept(folder.path / NOW, rank)
@@ -39,16 +42,24 @@ def rescue(folder: Folder) -> int:
             continue
         if any(place.device != "cpu" for place in index.small):
             index = replace(index, small=())
-        for step, content in sorted(steps.items()):
-            stamp = Stamp(step, index.stamp.round)
+        for step, content in steps.items():
+            parts.setdefault(Stamp(step, index.stamp.round), []).append((index, content))
+    for stamp in sorted(parts, reverse=True):
+        with contextlib.suppress(Overtaken):
             slot = folder.begin(stamp)
-            if rank not in slot.indexes():
-                (slot.path / SMALL.format(rank)).write_bytes(content)
-                part = replace(
-                    index, stamp=stamp, small_bytes=len(content), small_digest=xxh3_64_hexdigest(content)
-                )
-                put(slot.path / INDEX.format(rank), part.written())
+            for index, content in parts[stamp]:
+                _add(slot, index, content)
     return reached
+
+
+def _add(slot: Slot, index: Index, content: bytes) -> None:
+    """Add a worker's part, unless it has saved it."""
+    if index.rank in slot.indexes():
+        return
+    (slot.path / SMALL.format(index.rank)).write_bytes(content)
+    digest = xxh3_64_hexdigest(content)
+    part = replace(index, stamp=slot.stamp, small_bytes=len(content), small_digest=digest)
+    put(slot.path / INDEX.format(index.rank), part.written())
 
 
 def _kept(path: Path, rank: int) -> tuple[Index, dict[int, bytes]] | None:

@@ -399,7 +399,7 @@ def room_for(
     spares: bool,
     insists: bool = False,
 ) -> int | None:
-    """The slot that makes room for a snapshot; None: all are kept. Pure.
+    """The slot that makes room for a snapshot; None: all are kept. What its round has that is newer always is. Pure.
 
     Args:
         slots: what they hold.
@@ -428,5 +428,9 @@ def room_for(
     free = [number for number in slots if number not in needs]
     if free:
         return free[0]
-    may = [number for number, (how_much, *_) in needs.items() if how_much <= most]
+    may = [
+        number
+        for number, (how_much, _, known) in needs.items()
+        if how_much <= most and not (known.round == stamp.round and known > stamp)
+    ]
     return min(may, key=needs.__getitem__, default=None)

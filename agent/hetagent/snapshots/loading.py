@@ -310,10 +310,11 @@ def _newest(folder: Folder) -> Mapping[str, Any]:
 
 
 def _is_complete(indexes: Mapping[int, Index]) -> bool:
-    """Whether these are the parts of all ranks, with all that they have alike."""
+    """Whether these have all that ranks have alike, and the parts of all ranks where they have parts of others."""
     found = {place.name for index in indexes.values() for place in index.tensors}
     return bool(indexes) and all(
-        set(indexes) == set(range(index.world_size)) and index.alike.keys() <= found
+        index.alike.keys() <= found
+        and (set(indexes) == set(range(index.world_size)) or not (index.sharded or index.items))
         for index in indexes.values()
     )
 

@@ -70,6 +70,7 @@ class Taker:
         self._changed = False  # since the last step
         self._silent = 0  # how many steps in a row have changed nothing
         self._reached = 0
+        self._said_last = False  # since it is about to end
         self._more: int | None = None  # how many steps training may still end; None: any number
         self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
         self._saved: Stamp | None = None
@@ -92,6 +93,8 @@ class Taker:
         """The state is whole after a step; takes a snapshot if one is due."""
         if os.getpid() != self._pid:
             return
+        if self._said_last:
+            self.listen()
         self._copier.devices.keep_up()
         began = time.perf_counter()
         if self._ended_at:
@@ -282,17 +285,23 @@ class Taker:
         return True
 
     def answer(self) -> None:
-        """Save, and tell the agent what came of that."""
+        """Save, and tell the agent what came of that: its last word, unless it makes another step."""
         self.save_now()
         self._tell()
+        self._said_last = True
+        asked.listens_no_more(self._folder.path, self._who.rank)
 
     def listen(self) -> None:
         """Answer the agent, for as long as this process lives."""
+        self._said_last = False
         asked.listen(self._folder.path, self._who.rank, self._stop)
 
     def _stop(self) -> None:
         """The agent is about to stop this worker: save, and train no further than other ranks may have come."""
         with self._lock:
+            if self._said_last:
+                self._tell()
+                return
             self.save_now(patience_s=HALF_STEP_S)
             if self._clean is not None and not self._why and self._more != 0:
                 self._more, self._free_at = 1, time.monotonic() + ONE_MORE_S + HOLD_S

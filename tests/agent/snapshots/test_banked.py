@@ -1,5 +1,6 @@
 """What a killed worker had kept of its last step becomes its part of the snapshot that others save."""
 
+import json
 import os
 import subprocess
 import sys
@@ -64,6 +65,19 @@ def test_its_last_two_steps_are_parts_since_others_may_be_a_step_behind(tmp_path
     for step in (3, 4):
         index = Index.read((folder.slots()[Stamp(step, 0)].path / "1.json").read_bytes())
         assert (index.rank, index.world_size, index.tensors) == (1, 2, ())
+
+
+def test_what_a_worker_had_that_was_behind_does_not_cost_what_the_others_saved(tmp_path: Path) -> None:
+    """It was killed in the middle of a step, which the others have ended."""
+    worker(tmp_path, 1, 6)
+    worker(tmp_path, 0, 7)
+    folder, saved = Folder(tmp_path), Stamp(7, 0)
+    folder.begin(Stamp(1, 0))
+    (tmp_path / "control.json").write_text(json.dumps({"round": 0, "kept": [[0, 1], [0, 7]]}))
+    assert rescue(Folder(tmp_path)) == 7
+    assert set(folder.slots()) == {Stamp(1, 0), Stamp(6, 0), saved}
+    assert worker(tmp_path, 1, 0) == "7 0\n", "of that step nobody has its own values"
+    assert worker(tmp_path, 0, 0) == "7 7\n"
 
 
 @pytest.mark.parametrize("name", ["1.small", "1.json"])

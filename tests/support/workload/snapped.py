@@ -165,6 +165,7 @@ def main() -> None:
         loss = (trained(samples) - samples[:, :2]).square().mean()
         optimizer.zero_grad()
         loss.backward()
+        time.sleep(args.step_s / 2)  # where whoever lives can still end the step, and the killed cannot
         optimizer.step()
         made_digest = digest(model, optimizer)
         note(
@@ -172,7 +173,7 @@ def main() -> None:
         )  # a snapshot may be the last that is heard of it
         snaps.step(step + 1)
         note(event="step", step=step + 1, digest=made_digest, loss=loss.item() / world)
-        time.sleep(args.step_s)
+        time.sleep(args.step_s / 2)
     del trained
     dist.barrier()
 

@@ -212,6 +212,11 @@ class Exchange:
         found = {int(path.name): path for path in (self.path / ASK).iterdir() if path.name.isdecimal()}
         return {rank: path for rank, path in found.items() if path.is_fifo()}
 
+    def said_last(self) -> set[int]:
+        """The workers that have answered before they were asked, since they are about to end."""
+        answered = {int(path.stem) for path in (self.path / ASK).glob("*.done") if path.stem.isdecimal()}
+        return answered - set(self.pipes())
+
     def done(self, rank: int) -> Done | None:
         """What a worker has answered; None: nothing yet."""
         return _done(self.path / ASK / f"{rank}.done")

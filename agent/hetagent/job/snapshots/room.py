@@ -242,7 +242,8 @@ class Snapshots(Room):
 
     def save(self, within_s: float) -> None:
         if not self._over:
-            self._saving = {rank for rank, pipe in self._listening().items() if exchange.ask(pipe)}
+            asked = {rank for rank, pipe in self._listening().items() if exchange.ask(pipe)}
+            self._saving = asked | self._exchange.said_last()
             self._save_until = time.monotonic() + within_s
 
     def saves_until(self) -> float | None:

@@ -454,6 +454,17 @@ def test_who_dies_or_cannot_save_is_not_waited_for(node: Node) -> None:
         os.close(pipe)
 
 
+def test_who_has_said_its_last_word_is_not_waited_for(node: Node) -> None:
+    """Its script has ended by an exception before anybody asked; the process takes half a second to end."""
+    node.enters()
+    os.close(node.opens(2))
+    node.answers(2, step=None, why="no snapshot was ever taken")
+    (node.path / "ask" / "2").unlink()
+    node.room.save(60.0)
+    assert node.room.saves_until() is None
+    assert node.said == ["rank 2 has not saved: no snapshot was ever taken"]
+
+
 def test_without_snapshots_nobody_is_waited_for(node: Node) -> None:
     assert not node.room.heeds_notice()
     node.enters()

@@ -41,6 +41,20 @@ def test_a_failure_costs_four_parts_of_time() -> None:
     assert story.past.share == pytest.approx(89.0 / 101.5)
 
 
+def test_a_failure_counts_from_its_exception_and_is_judged_by_its_exit() -> None:
+    story = running("a", "b")
+    story.wait(60.0)
+    failure = Failure(local_rank=0, rank=0, exit_code=1, message="boom", raised_s=3.0)
+    story.report("a", "failed", failure=failure, age_s=0.5)
+    (only,) = story.past.rounds
+    assert only.down is not None
+    assert (only.down.noticed_s, only.trained_s) == (3.5, 56.5)
+    assert story.group is not None
+    failed = story.group.nodes["a"].failure
+    assert failed is not None
+    assert failed.at == story.now - 0.5
+
+
 def test_what_only_a_newer_server_knows_of_an_end_changes_no_time() -> None:
     known = restarted()
     ends = ("round_ended", "round_judged", "restart_spent")

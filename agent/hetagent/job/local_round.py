@@ -296,6 +296,7 @@ class LocalRound:
             exit_code=failure.exit_code,
             signal=failure.signal,
             message=failure_message(left, failure.status, secrets),
+            raised_s=self._workers.raised_s(failure),
             permanent=is_permanent(left),
         )
         seen = Failure(

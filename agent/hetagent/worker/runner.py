@@ -229,14 +229,16 @@ def _recorded(run: "Callable[[], None]", anew: "Callable[[str], NoReturn] | None
     except BaseException as error:
         theirs = _without_ours(error.__traceback__)
         # A child that the script forked may get here as well, but it is not the worker.
-        if os.getpid() == pid and not _is_done(error):
-            _save_state()
         if os.getpid() == pid and not _is_orderly(error):
             if anew is not None and _is_in_imports(theirs):
                 anew(type(error).__name__)
             _record(error.with_traceback(theirs), permanent=_is_permanent(error, theirs))
         elif os.getpid() == pid and (refusal := _refusal(error, theirs)):
             _write_record(refusal, refusal, permanent=True)
+        if os.getpid() == pid and not _is_done(
+            error
+        ):  # after the record, whose time is that of the exception
+            _save_state()
         _hide_our_frames(theirs)
         raise
     if os.getpid() == pid and not _is_done(None):

@@ -419,7 +419,7 @@ def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> N
     node = work.change_node(node, phase=phase, failure=failure)
     worker = FailedWorker.of(node.node_id, failure)
     work.say(events.WorkerFailed(worker=worker), node.node_id)
-    end_round(work, worker, since=failure.at)
+    end_round(work, worker, since=failure.at - max(0.0, failure.raised_s))
 
 
 def _start_daemon(work: Work, command: StartDaemon) -> None:

@@ -222,6 +222,15 @@ def test_exits_are_seen_where_there_are_no_pidfds(round_: Round, monkeypatch: py
     assert made.clear() == Cleared([], shown=True)
 
 
+def test_an_exception_counts_from_when_it_was_raised(round_: Round, tmp_path: Path) -> None:
+    made = round_.start(f"touch {tmp_path}/0.json; sleep 0.4; exit 1", "sleep 0.4; exit 1")
+    ends = sorted(round_.ends(2), key=lambda end: end.local_rank)
+    time.sleep(0.3)
+    raised, without = (made.raised_s(end) for end in ends)
+    assert 0.4 <= raised < 0.7, "not since it was reported"
+    assert without == 0.0
+
+
 def test_of_those_that_fail_together_the_first_is_told(round_: Round, tmp_path: Path) -> None:
     made = round_.start("exit 1", "exit 1", "exit 1", "kill -KILL $$")
     ends = round_.ends(4)

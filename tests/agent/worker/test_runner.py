@@ -189,6 +189,18 @@ def test_an_exception_is_recorded_in_torchs_format(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{10}", record["extraInfo"]["timestamp"])
 
 
+def test_the_record_is_as_old_as_the_exception(tmp_path: Path) -> None:
+    """A worker saves a snapshot before it ends, and all that time its round stands still."""
+    record_of(
+        tmp_path,
+        "import sys, time, types\n"
+        "snapshots = sys.modules['hetagent.snapshots'] = types.ModuleType('snapshots')\n"
+        "snapshots.save_now = lambda: (time.sleep(0.5), open('saved', 'x'))\n"
+        "1 / 0",
+    )
+    assert (tmp_path / "saved").stat().st_mtime - (tmp_path / "error.json").stat().st_mtime > 0.4
+
+
 def test_torch_reads_the_record(tmp_path: Path) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 

@@ -118,13 +118,19 @@ class Workers:
         exceptions in the order in which these were raised, and unwound only after that.
         """
 
-        def recorded_at(failure: Exit) -> float:
-            try:
-                return os.stat(self.started.error_files.get(failure.local_rank, "")).st_mtime
-            except OSError:
-                return 0.0
+        return min(failed, key=lambda failure: self._raised_at(failure.local_rank) or 0.0)
 
-        return min(failed, key=recorded_at)
+    def raised_s(self, failure: Exit) -> float:
+        """How long before its end was seen a worker raised the exception that ended it (seconds); 0: it raised none."""
+        raised_at, seen_s = self._raised_at(failure.local_rank), time.monotonic() - failure.seen_at
+        return 0.0 if raised_at is None else round(max(0.0, time.time() - raised_at - seen_s), 3)
+
+    def _raised_at(self, local_rank: int) -> float | None:
+        """When a worker recorded its exception, by the clock on the wall (seconds); None: it has not."""
+        try:
+            return os.stat(self.started.error_files.get(local_rank, "")).st_mtime
+        except OSError:
+            return None
 
     def send(self, signum: int) -> None:
         """Send a signal to the process groups of all workers; kill those that are stopped and would not act on it."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from hetrdzv.protocol.bounds import Body, Count, ExitCode, ShortText, Text, Whole
+from hetrdzv.protocol.bounds import Body, Count, Duration, ExitCode, ShortText, Text, Whole
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 
@@ -21,6 +21,8 @@ class Failure:
         signal: the name of the signal that killed it (`SIGKILL`), or None.
         message: the end of its traceback or of its stderr.
         at: when the exit was seen, on the server's clock (seconds): `now - age_s`.
+        raised_s: how long before that its exception was raised (seconds): the worker saved a snapshot, and unwound. It
+            does not count for whose failure came first: a worker that is killed closes its connections before it ends.
         final: the node's agent gives up with it, so that this node takes part in no further round.
         permanent: a restart would end the same way (the script has a syntax error), so none is spent.
         hang: nothing has exited, but the worker (rank -1: nobody in particular) kept others waiting for too long: who
@@ -35,6 +37,7 @@ class Failure:
     signal: str | None = None
     message: str = ""
     at: float = 0.0
+    raised_s: float = 0.0
     final: bool = False
     permanent: bool = False
     hang: Hang | None = None
@@ -51,6 +54,7 @@ class FailureFields(Body):
     exit_code: ExitCode | None = None
     signal: ShortText | None = None
     message: Text = ""
+    raised_s: Duration = 0.0
     final: bool = False
     permanent: bool = False
     collectives: Count | None = None

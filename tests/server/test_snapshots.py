@@ -3,14 +3,23 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from hetrdzv.cli import hetctl
-from hetrdzv.cli.hetctl.snapshots import size
+from hetrdzv.cli.hetctl.snapshots import size, view
 from hetrdzv.client import Client
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
-from hetrdzv.protocol.rooms.snapshots import SNAPSHOTS, Held, Holdings, SnapshotsRequest
+from hetrdzv.protocol.rooms.snapshots import (
+    SNAPSHOTS,
+    Held,
+    Holdings,
+    SnapshotShown,
+    SnapshotsRequest,
+    SnapshotsShown,
+    Stamp,
+)
 from tests.support.servers import Hetserver
 
 
@@ -84,6 +93,17 @@ def test_without_snapshots_that_is_said(server: Hetserver, capsys: pytest.Captur
         "--snapshot-to is found by the next ones"
     )
     assert "snapshot" not in shown(server, capsys, "describe", "plain")
+
+
+@pytest.mark.parametrize(("safe", "otherwise"), [(10, "from step 10"), (None, "anew")])
+def test_what_is_not_copied_yet_is_not_all_that_is_told(safe: int | None, otherwise: str) -> None:
+    newest = Stamp(round=1, step=20)
+    one = SnapshotShown(stamp=newest, world_size=2, sharded=True)
+    reply = SnapshotsShown(group_id="bert", next=newest, snapshots=(one,))
+    *_, last = view(replace(reply, safe=Stamp(round=1, step=safe) if safe is not None else None))
+    assert str(last) == f"the next round begins from step 20 of round 1, or {otherwise} if a node is lost"
+    *_, last = view(replace(reply, safe=newest))
+    assert str(last) == "the next round begins from step 20 of round 1"
 
 
 def test_bytes_as_people_know_them() -> None:

@@ -14,6 +14,7 @@ from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.rooms.snapshots import (
     BeganFromSnapshot,
     FailedAgain,
+    Incomplete,
     Lack,
     NobodyHasAll,
     NotLoaded,
@@ -39,6 +40,8 @@ AGAIN = (
     "code 1: ValueError: loss is nan"
 )
 
+SHARD_GONE = Incomplete(stamp=Stamp(round=2, step=107), lack=PartsMissing(ranks=Ranks.of([1])))
+
 NOT_ON_DISK = NotOnDisk(stamp=STAMP, node_id="gpu1", why=Quoted("No space left on device"))
 UNWRITTEN = "the snapshot of step 100 of round 2 is not on disk: No space left on device (gpu1)"
 
@@ -62,6 +65,13 @@ HAPPENED: list[tuple[Facts, str]] = [
     (
         BeganFromSnapshot(stamp=STAMP, nodes=BOTH, lost=4),
         "round 3 begins from the snapshot of step 100 of round 2, which gpu1, gpu2 have: 4 steps lost",
+    ),
+    (
+        BeganFromSnapshot(stamp=STAMP, nodes=BOTH, lost=7, newer=SHARD_GONE),
+        (
+            "round 3 begins from the snapshot of step 100 of round 2, which gpu1, gpu2 have: "
+            "7 steps lost (of step 107 nobody has the part of rank 1)"
+        ),
     ),
     (
         BeganFromSnapshot(stamp=STAMP, nodes=Nodes.of(["gpu1"])),
@@ -123,6 +133,13 @@ def test_every_reason_has_words() -> None:
             "step 100 is safe (gpu1, gpu2); the newest round began from step 90, 1 step lost",
         ),
         (
+            SafeShown(safe=STAMP, nodes=BOTH, began=STAMP, lost=7, newer=SHARD_GONE),
+            (
+                "step 100 is safe (gpu1, gpu2); the newest round began from step 100, "
+                "7 steps lost (of step 107 nobody has the part of rank 1)"
+            ),
+        ),
+        (
             SafeShown(began=STAMP),
             (
                 "no node that is here has a step (what was written to --snapshot-to is found by the next ones); "
@@ -148,10 +165,14 @@ def test_a_history_says_what_the_end_of_a_round_has_cost() -> None:
         event(2, RoundEnded(cause=NAN), 1),
         event(3, RoundFormed(world_size=2, places=(), cause="failed"), 2),
         event(4, SnapshotPassedBy(what=passed), 2),
-        event(5, BeganFromSnapshot(stamp=STAMP, nodes=BOTH, lost=24), 2),
+        event(5, BeganFromSnapshot(stamp=STAMP, nodes=BOTH, lost=24, newer=SHARD_GONE), 2),
         event(6, RoundEnded(cause=NAN), 2),
         event(7, RoundFormed(world_size=2, places=(), cause="failed"), 3),
         event(8, BeganFromSnapshot(stamp=STAMP, nodes=BOTH), 3),
     ]
     rounds = past(events, began + timedelta(seconds=9)).rounds
-    assert [one.costs for one in rounds] == [("step 120 is passed by", "24 steps lost"), (), ()]
+    assert [one.costs for one in rounds] == [
+        ("step 120 is passed by", "24 steps lost (of step 107 nobody has the part of rank 1)"),
+        (),
+        (),
+    ]

@@ -61,11 +61,12 @@ def _written(group: Group) -> bytes:
 
 def shown(group: Group) -> SnapshotsShown:
     """The snapshots of a group as people see them."""
-    after, known = next_snapshot(group), group.snapshots
+    after, safe, known = next_snapshot(group), safe_snapshot(group), group.snapshots
     return SnapshotsShown(
         group_id=group.group_id,
         next=after.stamp if after is not None else None,
         wanted=known is not None and after is not None and known.wanted == after.stamp,
+        safe=safe.stamp if safe is not None else None,
         snapshots=tuple(_shown(group, one) for one in gathered(group)[:MOST_SHOWN]),
     )
 
@@ -103,4 +104,5 @@ def _safe(group: Group) -> SafeShown:
         on_disk=disk.stamp if disk is not None else None,
         began=Stamp(round=began.round, step=began.step) if began is not None else None,
         lost=began.lost if began is not None else 0,
+        newer=began.newer if began is not None else None,
     )

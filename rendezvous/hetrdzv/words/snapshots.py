@@ -8,6 +8,7 @@ from hetrdzv.protocol.pages import GroupSummary
 from hetrdzv.protocol.rooms.snapshots import (
     BeganFromSnapshot,
     FailedAgain,
+    Incomplete,
     Lack,
     NobodyHasAll,
     NotLoaded,
@@ -44,7 +45,7 @@ def safe(value: SafeShown) -> str:
     now = f"step {value.safe.step} is safe ({_where(value)})" if value.safe is not None else ""
     if value.began is None:
         return now
-    began = f"the newest round began from step {value.began.step}, {lost(value.lost)}"
+    began = f"the newest round began from step {value.began.step}, {lost(value.lost, value.newer)}"
     return f"{now or NOBODY_HAS}; {began}"
 
 
@@ -55,9 +56,10 @@ def _where(value: SafeShown) -> str:
     return f"{names(value.nodes)}; step {value.on_disk.step} on disk" if value.nodes else "on disk"
 
 
-def lost(steps: int) -> str:
-    """How many steps were lost: `1 step lost`, `no step lost`."""
-    return f"{count(steps, 'step') if steps else 'no step'} lost"
+def lost(steps: int, newer: Incomplete | None = None) -> str:
+    """How many steps were lost, and why: `no step lost`, `7 steps lost (of step 127 nobody has the part of rank 1)`."""
+    why = f" (of step {newer.stamp.step} {lacks(newer.lack)})" if newer is not None else ""
+    return f"{count(steps, 'step') if steps else 'no step'} lost{why}"
 
 
 def lacks(lack: Lack) -> str:
@@ -108,7 +110,7 @@ def _is_not_on_disk(value: NotOnDisk) -> str:
 def _began(facts: BeganFromSnapshot, event: Event) -> str:
     whose = "is on disk" if facts.on_disk else have(facts.nodes)
     where = f"the snapshot of {_which(facts.stamp)}, which {whose}"
-    return f"round {event.round} begins from {where}: {lost(facts.lost)}"
+    return f"round {event.round} begins from {where}: {lost(facts.lost, facts.newer)}"
 
 
 def _passed(facts: SnapshotPassedBy, event: Event) -> str:
@@ -133,7 +135,7 @@ WARNINGS: Mapping[type, Callable[[Any], str]] = {
 }
 
 COSTS: Mapping[str, Callable[[Any], str]] = {
-    "began_from_snapshot": lambda facts: lost(facts.lost) if facts.lost else "",
+    "began_from_snapshot": lambda facts: lost(facts.lost, facts.newer) if facts.lost else "",
     "snapshot_passed_by": lambda facts: f"step {facts.what.stamp.step} is passed by",
 }
 """What a round that begins says about what the end of the one before has cost, by the kind of event; empty: nothing."""

@@ -25,6 +25,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     FailedAgain,
     Held,
     Holdings,
+    Incomplete,
     Kept,
     NobodyHasAll,
     NoSuchSnapshot,
@@ -128,7 +129,8 @@ def test_a_round_begins_from_the_newest_complete_snapshot_and_says_what_is_lost(
     both = job.holds(held(90), held(100), reached=104)
     job.again(job.holds(held(90), held(100), held(110, whole=False), reached=103), both)
     assert (job.step, job.began and job.began.round, job.began and job.began.lost) == (100, 1, 4)
-    event = BeganFromSnapshot(stamp=Stamp(round=1, step=100), nodes=Nodes.of(["a", "b"]), lost=4)
+    part = Incomplete(stamp=Stamp(round=1, step=110), lack=NobodyHasAll())
+    event = BeganFromSnapshot(stamp=Stamp(round=1, step=100), nodes=Nodes.of(["a", "b"]), lost=4, newer=part)
     assert job.facts("began_from_snapshot") == [event]
     assert job.events[-2].round == 2 or job.events[-1].round == 2
     start = job.told("a").start
@@ -151,14 +153,40 @@ def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
     job = Job().begin()
     sharded = {"sharded": True}
     a, b = held(100, ranks=(0,), **sharded), held(100, ranks=(1,), whole=False, **sharded)
-    job.again(job.holds(held(90), a), job.holds(held(90)))
+    job.again(job.holds(held(90), a, reached=100), job.holds(held(90)))
     assert job.step == 90
+    (event,) = job.facts("began_from_snapshot")
+    gone = Incomplete(stamp=Stamp(round=1, step=100), lack=PartsMissing(ranks=Ranks.of([1])))
+    assert (event.lost, event.newer) == (10, gone)
+    assert job.began is not None
+    assert job.began.newer == gone
     job.again(job.holds(held(90), a), job.holds(held(90), b))
     assert job.step == 100
     start = job.told("b").start
     assert start is not None
     sources = start.more["snapshot"].sources
     assert [(one.node_id, [part.rank for part in one.ranks]) for one in sources] == [("b", [1]), ("a", [0])]
+
+
+def test_what_a_person_passes_by_is_not_lost_for_want_of_a_part() -> None:
+    job = Job().begin()
+    there = job.holds(held(90), held(100), held(110, whole=False), reached=110)
+    job.declare("a", there)
+    job.do(Use(90))
+    job.again(there)
+    (event,) = job.facts("began_from_snapshot")
+    assert (event.stamp.step, event.lost, event.newer) == (90, 20, None)
+
+
+def test_of_several_steps_the_one_that_lacks_least_is_named() -> None:
+    job = Job().begin()
+    four = {"sharded": True, "world_size": 4}
+    less, least = held(103, ranks=(0,), **four), held(102, ranks=(0, 1, 2), **four)
+    job.again(job.holds(held(100), least, less, held(104, whole=False), reached=104))
+    assert job.began is not None
+    assert job.began.newer == Incomplete(
+        stamp=Stamp(round=1, step=102), lack=PartsMissing(ranks=Ranks.of([3]))
+    )
 
 
 def test_what_is_missing_is_named() -> None:

@@ -100,6 +100,7 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
             "on_disk": None,
             "began": None,
             "lost": 0,
+            "newer": None,
         }
         await fail(client, 1, holdings(held(5), origin=origin, reached=7))
         snapshot = (await told(client, "b"))["snapshot"]
@@ -117,6 +118,19 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
         }
         shown = (await client.get(GROUP)).json()["snapshot"]
         assert (shown["began"], shown["lost"]) == ({"round": 1, "step": 5}, 2)
+
+
+async def test_the_list_and_the_group_agree_on_what_is_safe() -> None:
+    async with serving() as (service, _), api(service) as client:
+        origin = await begin(client)
+        parts = [{"rank": rank, "digest": "d"} for rank in (0, 1)]
+        old = held(8, sharded=True, ranks=parts)
+        for name, part in zip("ab", parts, strict=True):
+            new = held(16, sharded=True, ranks=[part])
+            await declare(client, name, holdings(old, new, origin=origin))
+        group, listed = [(await client.get(f"{GROUP}{path}")).json() for path in ("", "/snapshots")]
+        assert listed["next"] == {"round": 1, "step": 16}
+        assert listed["safe"] == group["snapshot"]["safe"] == {"round": 1, "step": 8}
 
 
 async def test_nodes_without_snapshots_see_nothing_of_them() -> None:

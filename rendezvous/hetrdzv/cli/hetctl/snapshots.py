@@ -75,7 +75,16 @@ def view(reply: SnapshotsShown) -> Iterator[RenderableType]:
         yield Text("a round that forms now begins from none of them")
     else:
         chosen = ", which was chosen with --use" if reply.wanted else ""
-        yield Text(f"the next round begins from step {reply.next.step} of round {reply.next.round}{chosen}")
+        yield Text(
+            f"the next round begins from step {reply.next.step} of round {reply.next.round}{chosen}{_in_danger(reply)}"
+        )
+
+
+def _in_danger(reply: SnapshotsShown) -> str:
+    """From where it begins if a node is lost before others have copies of what that has; empty: from there as well."""
+    if reply.safe == reply.next:
+        return ""
+    return f", or {f'from step {reply.safe.step}' if reply.safe is not None else 'anew'} if a node is lost"
 
 
 def _why_not(one: SnapshotShown) -> str:

@@ -184,12 +184,63 @@ SNAPSHOTS = Route(
 )
 
 
+# -- what is missing -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NobodyHasAll:
+    """No node has all tensors that the ranks of a snapshot have alike."""
+
+    kind: Literal["nobody_has_all"] = "nobody_has_all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartsMissing:
+    """Nobody has the parts of some ranks."""
+
+    kind: Literal["parts_missing"] = "parts_missing"
+    ranks: Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValuesDiffer:
+    """A plain value should be alike on all ranks, but is not.
+
+    Attributes:
+        name: of the first such value.
+        more: how many there are besides.
+        nodes: whose value is another than that of most.
+    """
+
+    kind: Literal["values_differ"] = "values_differ"
+    stamp: Stamp
+    name: str
+    more: int = 0
+    nodes: Nodes
+
+
+Lack = NobodyHasAll | PartsMissing | ValuesDiffer
+"""Why a snapshot is not complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incomplete:
+    """A snapshot that no round can begin from, and why."""
+
+    stamp: Stamp
+    lack: Annotated[Lack, BY_KIND]
+
+
+# -- what a round begins from --------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
     """The snapshot that a round begins from.
 
     Attributes:
         lost: how many steps of the round before are lost with that.
+        newer: what that round has left of these steps; None: nothing.
         sources: who has it. A member is told those that it needs, itself first: of what all ranks have alike a few, and
             of ranks' own parts all if the snapshot is sharded, else those of its own ranks.
         on_disk: each member reads it in the directory of `--snapshot-to`, so there are no sources.
@@ -200,6 +251,7 @@ class Chosen:
     world_size: int
     sharded: bool = False
     lost: int = 0
+    newer: Incomplete | None = None
     sources: tuple[Source, ...] = ()
     on_disk: bool = False
 
@@ -275,6 +327,7 @@ class BeganFromSnapshot:
 
     Attributes:
         lost: so many steps of the round before are lost.
+        newer: what that round has left of these steps; None: nothing.
     """
 
     kind: Literal["began_from_snapshot"] = "began_from_snapshot"
@@ -282,6 +335,7 @@ class BeganFromSnapshot:
     nodes: Nodes = NOBODY
     on_disk: bool = False
     lost: int = 0
+    newer: Incomplete | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,42 +368,6 @@ class NotOnDisk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NobodyHasAll:
-    """No node has all tensors that the ranks of a snapshot have alike."""
-
-    kind: Literal["nobody_has_all"] = "nobody_has_all"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartsMissing:
-    """Nobody has the parts of some ranks."""
-
-    kind: Literal["parts_missing"] = "parts_missing"
-    ranks: Ranks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValuesDiffer:
-    """A plain value should be alike on all ranks, but is not.
-
-    Attributes:
-        name: of the first such value.
-        more: how many there are besides.
-        nodes: whose value is another than that of most.
-    """
-
-    kind: Literal["values_differ"] = "values_differ"
-    stamp: Stamp
-    name: str
-    more: int = 0
-    nodes: Nodes
-
-
-Lack = NobodyHasAll | PartsMissing | ValuesDiffer
-"""Why a snapshot is not complete."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotShown:
     """A snapshot of which some node has something.
 
@@ -378,11 +396,13 @@ class SnapshotsShown:
     Attributes:
         next: from which one a round would begin now; None: from none.
         wanted: a person has chosen that.
+        safe: as in `SafeShown`.
     """
 
     group_id: str
     next: Stamp | None = None
     wanted: bool = False
+    safe: Stamp | None = None
     snapshots: tuple[SnapshotShown, ...] = ()
 
 
@@ -391,10 +411,12 @@ class SafeShown:
     """What of a job's work is safe, as people see it.
 
     Attributes:
-        safe: the snapshot from which a round would begin now, which `nodes` have; None: there is none.
+        safe: the snapshot from which a round would begin even without any one of the nodes, and `nodes` have it; where
+            there is one node, from which it would begin now. None: there is none.
         on_disk: the newest one on disk; None: there is none.
         began: the one that the newest round began from; None: from none.
         lost: how many steps of the round before were lost with that.
+        newer: what that round has left of these steps; None: nothing.
     """
 
     safe: Stamp | None = None
@@ -402,6 +424,7 @@ class SafeShown:
     on_disk: Stamp | None = None
     began: Stamp | None = None
     lost: int = 0
+    newer: Incomplete | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

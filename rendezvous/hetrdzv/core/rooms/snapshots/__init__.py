@@ -14,7 +14,14 @@ from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.core.rooms.room import Room
 from hetrdzv.core.rooms.snapshots.choice import after_choice, after_round, choose
-from hetrdzv.core.rooms.snapshots.complete import Gathered, gathered, gathered_for, is_copied, serves
+from hetrdzv.core.rooms.snapshots.complete import (
+    Gathered,
+    gathered,
+    gathered_for,
+    is_copied,
+    newer_than,
+    serves,
+)
 from hetrdzv.core.rooms.snapshots.told import chosen, told, wrong
 from hetrdzv.core.rounds.transitions import Work, require_speaker
 from hetrdzv.protocol.errors import GroupFinished, StaleRound
@@ -65,11 +72,12 @@ class SnapshotsRoom(Room):
                 work.say(SnapshotPassedBy(what=passed))
         if taken is not None:
             lost = max(0, _reached(before, known.origin) - taken.stamp.step)
-            snapshot = chosen(taken, (node.node_id for node in members), lost)
+            newer = newer_than(taken, found) if lost else None
+            snapshot = chosen(taken, (node.node_id for node in members), lost, newer)
             work.change(round=replace(current, snapshot=snapshot))
             who = Nodes.of([node.node_id for node, _ in taken.holders])
             on_disk = taken.on_disk is not None
-            work.say(BeganFromSnapshot(stamp=taken.stamp, nodes=who, on_disk=on_disk, lost=lost))
+            work.say(BeganFromSnapshot(stamp=taken.stamp, nodes=who, on_disk=on_disk, lost=lost, newer=newer))
 
     def starting(self, group: Group, current: Round, member: Member) -> Mapping[str, Any]:
         if group.snapshots is None:

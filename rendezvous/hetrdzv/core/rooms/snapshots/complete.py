@@ -1,5 +1,6 @@
 """Which snapshots the nodes of a group have together, and what is missing of each."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -12,6 +13,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     Chosen,
     Held,
     Holdings,
+    Incomplete,
     Lack,
     NobodyHasAll,
     OnDisk,
@@ -126,6 +128,23 @@ def is_copied(one: Gathered) -> bool:
     return sum(held.whole for _, held in one.holders) > 1 and all(
         copies[rank] > 1 for rank in range(one.world_size)
     )
+
+
+def newer_than(taken: Gathered, found: Iterable[Gathered]) -> Incomplete | None:
+    """What there is of the steps after a snapshot, of that step of which least is missing.
+
+    None: nothing, or all of one that is passed by.
+    """
+    newer = [one for one in found if one.stamp.step > taken.stamp.step]
+    lacks = [Incomplete(stamp=one.stamp, lack=one.lack) for one in newer if one.lack is not None]
+    if len(lacks) < len(newer):
+        return None
+    return min(lacks, key=lambda one: _size(one.lack), default=None)
+
+
+def _size(lack: Lack) -> float:
+    """How many ranks have parts that are missing; infinite where all would be of use to nobody."""
+    return len(lack.ranks) if isinstance(lack, PartsMissing) else math.inf
 
 
 def stamp_of(held: Held | Chosen) -> Stamp:

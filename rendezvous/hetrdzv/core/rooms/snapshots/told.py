@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Member, Node
 from hetrdzv.core.rooms.snapshots.complete import Gathered
-from hetrdzv.protocol.rooms.snapshots import Chosen, Held, RankPart, Source
+from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Incomplete, RankPart, Source
 
 MOST_SOURCES = 1024
 """How many nodes are kept that have a snapshot, unless it is sharded: then all are needed."""
@@ -15,11 +15,12 @@ MOST_WHOLE = 8
 """How many sources of what all ranks have alike a member is told."""
 
 
-def chosen(found: Gathered, members: Iterable[str], lost: int) -> Chosen:
+def chosen(found: Gathered, members: Iterable[str], lost: int, newer: Incomplete | None = None) -> Chosen:
     """A snapshot as a round keeps it: first who has all that its ranks have alike, and of those its members.
 
     Args:
         lost: how many steps are lost with it.
+        newer: what there is of these; None: nothing.
     """
     inside = frozenset(members)
     holders = sorted(found.holders, key=lambda holder: (not holder[1].whole, holder[0].node_id not in inside))
@@ -30,6 +31,7 @@ def chosen(found: Gathered, members: Iterable[str], lost: int) -> Chosen:
         world_size=found.world_size,
         sharded=found.sharded,
         lost=lost,
+        newer=newer,
         sources=tuple(_source(node, held) for node, held in holders[:most]),
         on_disk=found.on_disk is not None,
     )

@@ -117,7 +117,11 @@ SHOWN: list[tuple[Facts, str]] = [
     (events.GroupSucceeded(apart=APART), f"the job succeeded in round 3, but {ALONE}"),
     (
         events.GroupFailed(reason=WorkerFault(worker=FAILED, budget=3)),
-        "the job failed: rank 2 on gpu2 exited with code 1; all 3 restarts used up",
+        "the job failed: rank 2 on gpu2 exited with code 1; all 3 restarts are used up",
+    ),
+    (
+        events.GroupFailed(reason=WorkerFault(worker=FAILED, budget=1)),
+        "the job failed: rank 2 on gpu2 exited with code 1; the only restart is used up",
     ),
     (
         events.GroupFailed(reason=WorkerFault(worker=FAILED, budget=0)),
@@ -205,7 +209,7 @@ SHOWN: list[tuple[Facts, str]] = [
         SharesChanged(moved=(Moved(Place("gpu1", 0, 2), 0.5, 0.75),), more=1),
         (
             "round 3 has new shares, by the pace of its workers: gpu1 (ranks 0 to 1) gets 75.0% instead of 50.0% "
-            "and 1 more nodes"
+            "and 1 more node"
         ),
     ),
     (SharesChanged(moved=()), "round 3 has new shares, by the pace of its workers"),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hetrdzv.words.phrasing import count
 from hetrdzv.words.times import LEAST_S, lasted
 
 FIRST = "waiting for the first round"
@@ -149,7 +150,7 @@ def account_lines(spent: Spent) -> list[str]:
     shown, rest = spent.lost[:MOST_CAUSES], spent.lost[MOST_CAUSES:]
     losses = [(_clipped(cause), lost_s) for cause, lost_s in shown]
     if rest:
-        losses.append((f"{len(rest)} more", sum(lost_s for _, lost_s in rest)))
+        losses.append((count(len(rest), "other cause"), sum(lost_s for _, lost_s in rest)))
     if spent.others_s:
         losses.append(("waiting for other nodes to finish", spent.others_s))
     label = "lost"

@@ -169,6 +169,11 @@ def node_why(node: NodeReply) -> str:
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
+def _used_up(budget: int) -> str:
+    """`the only restart is used up`, `all 3 restarts are used up`."""
+    return "the only restart is used up" if budget == 1 else f"all {budget} restarts are used up"
+
+
 def failed_because(reason: FailedBecause, *, briefly: bool = False) -> str:
     """Why a job fails, in one sentence.
 
@@ -181,7 +186,7 @@ def failed_because(reason: FailedBecause, *, briefly: bool = False) -> str:
             text = failure(reason.worker)
             match reason.hopeless:
                 case "":
-                    return f"{text}; all {count(reason.budget, 'restart')} used up" if reason.budget else text
+                    return f"{text}; {_used_up(reason.budget)}" if reason.budget else text
                 case "permanent":
                     return f"{text}; no restart, since it would end the same way"
                 case "no_restart_on":

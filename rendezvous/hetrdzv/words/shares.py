@@ -20,7 +20,7 @@ def _shares_changed(facts: SharesChanged, event: Event) -> str:
         f"{move.place.node_id} ({placed(move.place)}) gets {move.after:.1%} instead of {move.before:.1%}"
         for move in facts.moved
     )
-    more = f" and {facts.more} more nodes" if facts.more else ""
+    more = f" and {count(facts.more, 'more node')}" if facts.more else ""
     text = f"round {event.round} has new shares, by the pace of its workers"
     return f"{text}: {shown}{more}" if facts.moved else text
 

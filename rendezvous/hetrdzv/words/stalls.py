@@ -11,7 +11,7 @@ from hetrdzv.protocol.rooms.stalls import (
     StallFacts,
     Stuck,
 )
-from hetrdzv.words.phrasing import listed, one_or_more, ranked
+from hetrdzv.words.phrasing import count, listed, one_or_more, ranked
 
 NO_ANSWER = {"stopped": "stopped by a signal", "blocked": "stuck in the kernel (state D)"}
 """What is wrong with a process that does not answer."""
@@ -36,7 +36,7 @@ def _said(facts: StallFacts, for_s: float | None) -> str:
             whom = f"{blamed(facts.blamed)}, {_which(facts)} {_where_behind(facts)}"
         case Deadlock(knots=knots, more=more):
             parts = [f"{ranked(knot.ranks)} at {place(knot.place)}" for knot in knots]
-            parts += [f"others in {more} more process groups"] if more else []
+            parts += [f"others in {count(more, 'more process group')}"] if more else []
             whom = f"each other: {', '.join(parts)}"
         case Mismatch():
             whom = _mismatch(facts)

@@ -3,7 +3,7 @@
 from hetrdzv.protocol.facts import warnings
 from hetrdzv.protocol.facts.warnings import PARTS, AnyWarning, Differs, Straggler, Unseen, Unwatched, Version
 from hetrdzv.protocol.facts.who import Ranks
-from hetrdzv.words.phrasing import have, one_or_more, ranked
+from hetrdzv.words.phrasing import count, have, one_or_more, ranked
 from hetrdzv.words.rooms import WARNINGS
 
 MOST_CHARACTERS = 400
@@ -79,7 +79,7 @@ def _differs(value: Differs) -> str:
     (first, *others), what = value.odd, PARTS[value.part].title if value.part in PARTS else value.part
     shown = [f"{have(first.nodes)} {what} {first.version}", *map(_has_version, others)]
     if value.more:
-        shown.append(f"{value.more} more versions on other nodes")
+        shown.append(f"{count(value.more, 'more version')} on other nodes")
     shown.append(f"the others {value.usual.version}" if value.clear else _has_version(value.usual))
     text = ", ".join(shown)
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"

@@ -39,7 +39,7 @@ def test_each_second_goes_to_one_thing() -> None:
         "         16 s: starting up, before the first collective or step",
         "         10 s: gpu2 lost",
         "         5.0 s: waiting for the first round",
-        "         4.0 s: 2 more",
+        "         4.0 s: 2 other causes",
         "         2.0 s: waiting for other nodes to finish",
     ]
 
@@ -108,4 +108,4 @@ def test_cheap_and_long_causes_are_shortened() -> None:
     losses = [(f"cause {number}", 10.0 - number) for number in range(6)]
     lines = account_lines(Spent(100.0, 0.0, (("x" * 200 + "\ny", 20.0), *losses)))
     assert lines[1] == f"lost     20 s: {'x' * 117}..."
-    assert lines[-1] == "         18 s: 3 more"
+    assert lines[-1] == "         18 s: 3 other causes"

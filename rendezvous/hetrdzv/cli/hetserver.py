@@ -77,7 +77,7 @@ def _serve_on_socket(settings: Settings, values: Mapping[str, Any]) -> None:
     limits, short = _within_open_files(settings.limits)
     settings = replace(settings, limits=limits)
     with listen(settings.host, settings.port) if settings.fd is None else inherited(settings.fd) as listener:
-        url = settings.store or f"sqlite:{state_home() / 'state.db'}"
+        url = settings.store or _default_store()
         shared = next((kind for kind in SHARED if kind.names(url)), None)
         metrics = Metrics()
         tokenless = settings.token_file is None and not settings.insecure
@@ -127,6 +127,22 @@ def state_home() -> Path:
                 "this user has no home directory: set XDG_STATE_HOME to where state belongs"
             ) from None
     return base / "hetrdzv"
+
+
+def _default_store() -> str:
+    """Where state is kept unless a person says so; the directory is made.
+
+    Raises:
+        CannotServe: it cannot be.
+    """
+    path = state_home() / "state.db"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotServe(
+            f"state file {path} cannot be made ({error.strerror}): name another file with --store"
+        ) from None
+    return f"sqlite:{path}"
 
 
 def _store(url: str) -> StateStore:

@@ -16,7 +16,7 @@ def open_store(url: str, others: Sequence[str] = ()) -> StateStore:
     """The store that a URL names. Nothing is touched before its `load`.
 
     Args:
-        url: `memory` or `sqlite:PATH`; `~` is expanded, missing directories are made.
+        url: `memory` or `sqlite:PATH`; `~` is expanded.
         others: what else could have been named, for the error.
 
     Raises:

@@ -63,7 +63,7 @@ class SqliteStore:
     A worker thread owns the connection, so the event loop never waits for the disk.
 
     Args:
-        path: the state file, made with mode 0600 if it is missing; so are its directories.
+        path: the state file, made with mode 0600 if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -188,7 +188,11 @@ class _StateFile:
         return self._connection
 
     def _connect(self) -> sqlite3.Connection:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        folder = self.path.parent
+        if not folder.exists():  # mistyped, perhaps
+            raise StorageError(
+                f"state file {self.path}: there is no directory {folder}: make it (mkdir -p), or {_ANOTHER_FILE}"
+            )
         marker = self._lock.take()
         connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:

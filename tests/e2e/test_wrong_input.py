@@ -30,6 +30,7 @@ from hetagent import (
 from hetagent.node.network import hold_port
 from hetagent.protocol.session import joining
 from hetrdzv.protocol.settings import DEFAULTS
+from tests.support.certificates import Authority
 from tests.support.servers import ROOT, Hetserver, free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -332,6 +333,15 @@ def test_tls_to_a_server_without(hetagent: Run, server: Hetserver) -> None:
     said = hetagent("--server", url, *CPU, "train.py")
     assert said.status == UNFIT
     assert f"refused  {url} answered, but does not speak TLS: use http://\n" in said.text
+
+
+def test_no_tls_to_a_server_that_speaks_it(hetagent: Run, tmp_path: Path) -> None:
+    tls = Authority(tmp_path / "ca").issue("server")
+    with Hetserver("memory", 0, None, "--tls-cert", str(tls.cert), "--tls-key", str(tls.key)) as server:
+        url = server.url.replace("https:", "http:")
+        said = hetagent("--server", url, *CPU, "train.py")
+    assert said.status == UNFIT
+    assert f"refused  {url} answered, but speaks TLS: use https://\n" in said.text
 
 
 @pytest.mark.parametrize(

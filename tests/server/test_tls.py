@@ -107,10 +107,28 @@ async def test_a_certificate_that_is_none_for_this_server_or_day(
 
 
 async def test_the_wrong_scheme_is_told(server: Hetserver, mine: Tls) -> None:
-    assert "; if it speaks TLS, give https://" in await ask(server.url.replace("https:", "http:"))
+    url = server.url.replace("https:", "http:")
+    assert await ask(url) == f"{url} answered, but speaks TLS: use https://"
     with Hetserver() as plain:
         said = await ask(plain.url.replace("http:", "https:"), ClientTls(mine.ca))
         assert said == f"https://127.0.0.1:{plain.port} answered, but does not speak TLS: use http://"
+
+
+async def test_the_wrong_scheme_is_told_to_whoever_sends_much(server: Hetserver) -> None:
+    """The answer is read though more comes after it: a connection that was closed would be reset."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"PUT /v1/groups/g/nodes/n HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")
+    for _ in range(10):
+        writer.write(b"x" * 10_000)
+        await writer.drain()
+        await asyncio.sleep(0.01)
+    said = (await reader.read()).decode()
+    assert said.startswith("HTTP/1.1 426 Upgrade Required\r\n")
+    head, _, text = said.partition("\r\n\r\n")
+    assert text == "this server speaks TLS: use https://\n"
+    assert f"Content-Length: {len(text)}" in head
+    writer.close()
+    await writer.wait_closed()
 
 
 def handshake(server: Hetserver, version: ssl.TLSVersion) -> str:

@@ -26,6 +26,9 @@ from hetrdzv.protocol.http import versions
 
 _R = TypeVar("_R")
 
+TLS_HINT = "; if it speaks TLS, give https://"
+"""Of a server that was given as http:// and does not answer as one."""
+
 
 class MaybeDone(Unavailable):
     """A server lost its leadership while it worked on the request, which may or may not have taken effect."""
@@ -37,13 +40,16 @@ def unusable(response: httpx.Response, server: str) -> HetError | None:
     Redirects (3xx) are left to the caller, which knows the other servers.
     """
     status, version = response.status_code, response.headers.get(versions.MAJOR_HEADER)
+    if status == 426 and "TLS" in response.headers.get("Upgrade", ""):
+        return NotHetserver(f"{server} answered, but speaks TLS: use https://")
     if version is None:
         if status in (502, 503, 504):
             return Unreachable(f"HTTP {status} from a proxy in front of it")
         what = response.headers.get("Content-Type", "no content type").split(";")[0].strip()
+        maybe_tls = status == 400 and not server.startswith("https://")  # as a proxy that speaks TLS answers
+        hint = TLS_HINT if maybe_tls else port_hint(server)
         return NotHetserver(
-            f"{server} answered, but is not a hetserver (HTTP {status}, {what[:100]}): "
-            f"check --server{port_hint(server)}"
+            f"{server} answered, but is not a hetserver (HTTP {status}, {what[:100]}): check --server{hint}"
         )
     if version != str(versions.MAJOR):
         older = "the server" if version.isdecimal() and int(version) < versions.MAJOR else "this client"
@@ -68,7 +74,7 @@ def transport_error(
         answered_before: whether this server has answered a request, which rules some causes out.
     """
     with_tls = server.startswith("https://")
-    tls_hint = "" if with_tls else "; if it speaks TLS, give https://"
+    tls_hint = "" if with_tls else TLS_HINT
     no_port = "" if answered_before else port_hint(server)
     if isinstance(error, httpx.ProtocolError) and not _is_cut(error):
         return NotHetserver(

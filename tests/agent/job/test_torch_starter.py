@@ -25,9 +25,11 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Subproce
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.timer import FileTimerRequest, FileTimerServer
 
+from hetagent.job.output.copier import End
+from hetagent.job.output.kept import Kept
 from hetagent.job.workers.starter import Exit, Started
 from hetagent.job.workers.store import HetRendezvousHandler
-from hetagent.job.workers.torch_starter import TorchStarter
+from hetagent.job.workers.torch_starter import TorchStarter, _output
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import NEEDS, numa
@@ -201,6 +203,14 @@ def test_a_variable_that_is_taken_away_is_not_inherited_either(
     assert [end.status for end in made.exits()] == [0, 0]
     assert "\nRANK=" not in (tmp_path / "env.1").read_text()
     assert os.environ["RANK"] == "of an outer job"
+
+
+def test_what_nobody_keeps_is_no_silence(tmp_path: Path) -> None:
+    elsewhere, file = Kept({}, End(), End()), tmp_path / "stdout.log"
+    assert _output(elsewhere, "", "") is None
+    assert _output(elsewhere, str(file), "") is None, "it is gone"
+    file.touch()
+    assert _output(elsewhere, str(file), "") == (b"", b"")
 
 
 def test_a_watchdog_kills_a_worker_whose_timer_has_expired(

@@ -11,13 +11,13 @@ MOST = 16_000
 MOST_OF_ALL = 240_000
 """How much of all logs of a node is told at once (characters): the server's requests have a limit."""
 
-NOTHING = "nothing was written, or nobody keeps it"
+NOTHING, NOT_KEPT = "it has written nothing", "nobody keeps what it writes"
 
 OFF = "this node shows nothing that its workers write (--report-output off)"
 
 
 def logs(
-    ranks: Iterable[int], output: Callable[[int], tuple[bytes, bytes]], secrets: Collection[str]
+    ranks: Iterable[int], output: Callable[[int], tuple[bytes, bytes] | None], secrets: Collection[str]
 ) -> list[Stack]:
     """The end of each worker's log.
 
@@ -31,7 +31,9 @@ def logs(
     return [_log(rank, output(rank), secrets, most) for rank in wanted]
 
 
-def _log(rank: int, written: tuple[bytes, bytes], secrets: Collection[str], most: int) -> Stack:
+def _log(rank: int, written: tuple[bytes, bytes] | None, secrets: Collection[str], most: int) -> Stack:
+    if written is None:
+        return Stack(rank=rank, why=NOT_KEPT)
     text, stderr = (sendable(concealed(plain_text(one), secrets)).rstrip() for one in written)
     if not text and not stderr:
         return Stack(rank=rank, why=NOTHING)

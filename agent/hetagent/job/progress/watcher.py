@@ -86,7 +86,7 @@ class Watcher(Room):
         self._reports_logs = reports_logs
         self._secrets = secrets
         self._say = say
-        self._output: Callable[[int], tuple[bytes, bytes]] = lambda rank: (b"", b"")
+        self._output: Callable[[int], tuple[bytes, bytes] | None] = lambda rank: (b"", b"")
         self._shows_collectives = False
         self._rank_offset = 0
         self._world_size = 1

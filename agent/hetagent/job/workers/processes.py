@@ -84,14 +84,14 @@ class Workers:
             stderr_end=end() if end is not None else b"",
         )
 
-    def output(self, local_rank: int) -> tuple[bytes, bytes]:
-        """The end of what a local rank has written, wherever that goes; empty if nobody keeps it.
+    def output(self, local_rank: int) -> tuple[bytes, bytes] | None:
+        """The end of what a local rank has written, wherever that goes; None: nobody keeps it.
 
         Returns:
             both streams in one and nothing, or where one goes into a file, stdout and stderr.
         """
         end = self.started.outputs.get(local_rank)
-        return end() if end is not None else (b"", b"")
+        return end() if end is not None else None
 
     def catch_up(self) -> None:
         """Have what the workers have written shown before what is said next, unless the console is slow."""

@@ -53,7 +53,7 @@ class Started:
     stderr_files: Mapping[int, str]
     close: Callable[[float | None], bool]
     stderr_ends: Mapping[int, Callable[[], bytes]] = field(default_factory=dict)
-    outputs: Mapping[int, Callable[[], tuple[bytes, bytes]]] = field(default_factory=dict)
+    outputs: Mapping[int, Callable[[], tuple[bytes, bytes] | None]] = field(default_factory=dict)
     catch_up: Callable[[float | None], bool] = lambda until: True
     met: Callable[[], int | None] = lambda: None
 

@@ -211,8 +211,10 @@ class TorchStarter(ElasticAgent):
                 env[name] = value
 
 
-def _output(kept: Kept, stdout_file: str, stderr_file: str) -> tuple[bytes, bytes]:
+def _output(kept: Kept, stdout_file: str, stderr_file: str) -> tuple[bytes, bytes] | None:
     """The end of what a worker has written; see `Workers.output`."""
+    if not kept.sources and not any(map(os.path.exists, filter(None, (stdout_file, stderr_file)))):
+        return None
     if STDERR in kept.sources and STDOUT in kept.sources:
         return kept.ends.read(), b""
     if STDERR in kept.sources:

@@ -1,6 +1,6 @@
 """What the server is shown of what a worker has written."""
 
-from hetagent.job.progress.shown import MOST, MOST_OF_ALL, NOTHING, logs
+from hetagent.job.progress.shown import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, logs
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.rooms.stacks import StacksRequest
 
@@ -13,6 +13,11 @@ def test_the_end_in_whole_lines_without_secrets() -> None:
     assert len(shown[5].text) <= MOST
     assert set(shown[5].text.splitlines()) == {"line"}
     assert shown[6].text == "x" * MOST
+
+
+def test_silence_is_told_from_what_nobody_keeps() -> None:
+    silent, lost = logs([0, 1], lambda rank: (b"", b" \n") if rank == 0 else None, [])
+    assert (silent.why, lost.why) == (NOTHING, NOT_KEPT)
 
 
 def test_both_streams_are_shown_however_long_one_is() -> None:

@@ -72,8 +72,9 @@ async def test_a_refused_change_is_not_logged_as_one(caplog: pytest.LogCaptureFi
         for number in range(3):
             other = {**body, "incarnation": f"x{number}", "spec": {"max_nodes": 4}}
             assert (await client.put("/v1/groups/g/nodes/b", json=other)).status_code == 409
-    (line,) = [line for line in said(caplog) if "refused" in line]
-    assert line.startswith("refused PUT /v1/groups/g/nodes/b from 127.0.0.1: group 'g' has max_nodes=3")
+    event, request = [line for line in said(caplog) if "refused" in line]
+    assert event.startswith("group 'g': b is refused, since it gave max_nodes=4")
+    assert request.startswith("refused PUT /v1/groups/g/nodes/b from 127.0.0.1: group 'g' has max_nodes=3")
 
 
 # -- who is refused ------------------------------------------------------------------------------------------

@@ -146,6 +146,10 @@ SHOWN: list[tuple[Facts, str]] = [
     (events.NodeNotReady(why=Quoted("Xid 79")), "gpu2 is not ready: Xid 79"),
     (events.NodeReady(), "gpu2 is ready"),
     (
+        events.NodeRefused(differences=(Difference("script", "train.py", "other.py"),)),
+        "gpu2 is refused, since it gave script=other.py, and the group has script=train.py",
+    ),
+    (
         events.NodeRejected(why=BadAddress(group_id="bert", node_id="gpu2", address="127.0.0.1")),
         (
             "node 'gpu2' offers address 127.0.0.1, but group 'bert' has nodes on other hosts: start hetagent with "

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from hetrdzv.core.model import Offer, Stall
+from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.rooms.network import NetworkFound
 from hetrdzv.protocol.rooms.progress import Moved
@@ -112,6 +113,14 @@ class NoteStall:
     stall: Stall | None
 
 
+@dataclass(frozen=True, slots=True)
+class NoteRefusal:
+    """The server's own observation: a node was refused that gave other settings than the group's."""
+
+    node_id: str
+    differences: tuple[Difference, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDaemon:
     """The master of a round has another member run the daemon of its launcher.
@@ -209,6 +218,7 @@ Command = (
     | Report
     | NoteStall
     | NoteTraining
+    | NoteRefusal
     | OfRoom
     | StartDaemon
     | Leave

@@ -13,6 +13,7 @@ from hetrdzv.core.commands import (
     Drain,
     Join,
     Leave,
+    NoteRefusal,
     NoteStall,
     NoteTraining,
     OfRoom,
@@ -132,6 +133,8 @@ def step(
             note_stall(work, command)
         case NoteTraining():
             note_training(work, command.round, command.at)
+        case NoteRefusal():
+            work.say(events.NodeRefused(differences=command.differences), command.node_id)
         case OfRoom():
             command.apply(work)
         case StartDaemon():

@@ -22,6 +22,7 @@ WARNINGS = frozenset(
         "snapshot_passed_by",
         "not_on_disk",
         "node_lost",
+        "node_refused",
         "node_rejected",
         "node_left_out",
         "group_failed",

@@ -16,6 +16,9 @@ MOST = 4
 MOST_GROUPS = 1024
 """Of how many groups refusals are kept."""
 
+MOST_LOGGED = 64
+"""Of how many nodes of a group that have not joined since a refusal becomes an event."""
+
 MOST_CHARACTERS = 80
 """The longest value of a setting that is told; a group's command may be longer."""
 
@@ -30,19 +33,31 @@ class Refusals:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._of: dict[str, dict[str, tuple[float, Refusal]]] = {}
+        self._logged: dict[str, set[str]] = {}  # by group: the nodes whose refusal is an event
 
-    def note(self, group_id: str, node_id: str, conflict: SpecConflict) -> None:
-        """A node was refused."""
+    def note(self, group_id: str, node_id: str, conflict: SpecConflict) -> Refusal | None:
+        """A node was refused.
+
+        Returns:
+            what is to become an event; None: the group has one of that node, which has not joined since, or many.
+        """
         differences = tuple(
             Difference(one.name, one.group[:MOST_CHARACTERS], one.given[:MOST_CHARACTERS])
             for one in conflict.differences[:MOST]
         )
         of_group = dict(self._of.pop(group_id, {}))  # another one: a thread may be reading this
         of_group.pop(node_id, None)
-        of_group[node_id] = self._now(), Refusal(node_id=node_id, differences=differences)
+        refusal = Refusal(node_id=node_id, differences=differences)
+        of_group[node_id] = self._now(), refusal
         self._of[group_id] = dict(list(of_group.items())[-MOST:])
         if len(self._of) > MOST_GROUPS:
-            del self._of[next(iter(self._of))]
+            self._logged.pop(oldest := next(iter(self._of)), None)
+            del self._of[oldest]
+        logged = self._logged.setdefault(group_id, set())
+        if node_id in logged or len(logged) >= MOST_LOGGED:
+            return None
+        logged.add(node_id)
+        return refusal
 
     def published(self, group_id: str, group: Group | None) -> None:
         """A group has changed: a node that has joined after all is refused no longer, also once it has left again.
@@ -50,6 +65,9 @@ class Refusals:
         Args:
             group: None if it was deleted.
         """
+        logged = self._logged.pop(group_id, set())
+        if group is not None and (still := {node for node in logged if not _is_here(group, node)}):
+            self._logged[group_id] = still
         known = self._of.get(group_id)
         if known is None:
             return

@@ -5,6 +5,7 @@ the judging of silence, and the retention of groups that nobody needs any more. 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,12 +13,19 @@ from datetime import UTC, datetime
 from time import thread_time
 from typing import Any
 
-from hetrdzv.core.commands import Command, Disconnect, Join, Put, Report, Tick
+from hetrdzv.core.commands import Command, Disconnect, Join, NoteRefusal, Put, Report, Tick
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import require_speaker
-from hetrdzv.protocol.errors import HetError, Refused, ServerStopping, StorageError, UnknownGroup
+from hetrdzv.protocol.errors import (
+    HetError,
+    Refused,
+    ServerStopping,
+    SpecConflict,
+    StorageError,
+    UnknownGroup,
+)
 from hetrdzv.service.apart import apply_apart
 from hetrdzv.service.journal import log_events
 from hetrdzv.service.ledger import Change, Ledger, Proposal, quarantined
@@ -256,6 +264,13 @@ class Service:
         if group is None:
             raise _unknown(group_id)  # it was deleted in the same turn
         return group
+
+    async def note_refusal(self, group_id: str, node_id: str, conflict: SpecConflict) -> None:
+        """Tell people that a node was refused; they see it for a while, and as an event."""
+        refusal = self.refusals.note(group_id, node_id, conflict)
+        if refusal is not None:
+            with contextlib.suppress(HetError):  # the group is gone, or cannot be stored
+                await self.execute(group_id, NoteRefusal(node_id, refusal.differences))
 
     async def _renewed(self, head: Group, command: Command, now: float) -> Group:
         """Note a heartbeat, which commits nothing and wakes nobody; what was proposed before is committed first."""

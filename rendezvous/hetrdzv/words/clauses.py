@@ -1,5 +1,8 @@
 """Clauses about who is there, who is missing, and who met nobody: parts of sentences on waits and on failures."""
 
+from collections.abc import Iterable
+
+from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.parts import Apart, BrokenUnits, NoMaster, NotReady, NoWorld, Ready, WorldBounds
 from hetrdzv.protocol.facts.who import MOST_NAMES, Nodes
 from hetrdzv.words.phrasing import count, names, one_or_more
@@ -99,3 +102,11 @@ def _nodes_and_size(bounds: WorldBounds, sizes: str) -> str:
     nodes = f"at most {count(most, 'node')}" if least == 1 else f"{least} to {count(most, 'node')}"
     any_size = bounds.least == 1 and bounds.most is None and bounds.multiple == 1
     return nodes if any_size else f"{nodes} and {size}"
+
+
+def refused(node_id: str | None, differences: Iterable[Difference]) -> str:
+    """`gpu2 is refused, since it gave script=other.py, and the group has script=train.py`."""
+    differences = tuple(differences)
+    has = ", ".join(f"{one.name}={one.group}" for one in differences)
+    gave = ", ".join(f"{one.name}={one.given}" for one in differences)
+    return f"{node_id} is refused, since it gave {gave}, and the group has {has}"

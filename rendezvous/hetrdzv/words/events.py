@@ -9,7 +9,7 @@ from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.words import causes
-from hetrdzv.words.clauses import never_met, standing
+from hetrdzv.words.clauses import never_met, refused, standing
 from hetrdzv.words.phrasing import count, names, one_or_more, placed
 from hetrdzv.words.rooms import EVENTS
 from hetrdzv.words.stalls import lasting
@@ -123,6 +123,10 @@ def _node_ready(facts: events.NodeReady, event: Event) -> str:
     return f"{event.node_id} is ready"
 
 
+def _node_refused(facts: events.NodeRefused, event: Event) -> str:
+    return refused(event.node_id, facts.differences)
+
+
 def _node_rejected(facts: events.NodeRejected, event: Event) -> str:
     return causes.going(facts.why)
 
@@ -226,6 +230,7 @@ _TEXTS: Mapping[type, Callable[[Any, Event], str]] = {
     events.NodeReturned: _node_returned,
     events.NodeNotReady: _node_not_ready,
     events.NodeReady: _node_ready,
+    events.NodeRefused: _node_refused,
     events.NodeRejected: _node_rejected,
     events.NodeLeftOut: _node_left_out,
     events.NodeLeaving: _node_leaving,

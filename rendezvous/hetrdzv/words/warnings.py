@@ -3,6 +3,7 @@
 from hetrdzv.protocol.facts import warnings
 from hetrdzv.protocol.facts.warnings import PARTS, AnyWarning, Differs, Straggler, Unseen, Unwatched, Version
 from hetrdzv.protocol.facts.who import Ranks
+from hetrdzv.words.clauses import refused
 from hetrdzv.words.phrasing import count, have, one_or_more, ranked
 from hetrdzv.words.rooms import WARNINGS
 
@@ -38,9 +39,7 @@ def warning(value: AnyWarning) -> str:
         case warnings.Unwatched():
             return unwatched(value)
         case warnings.Refusal(node_id=node, differences=differences):
-            has = ", ".join(f"{one.name}={one.group}" for one in differences)
-            gave = ", ".join(f"{one.name}={one.given}" for one in differences)
-            return f"{node} is refused, since it gave {gave}, and the group has {has}"
+            return refused(node, differences)
         case _:
             return ""
 

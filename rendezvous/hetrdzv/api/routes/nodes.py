@@ -45,7 +45,7 @@ async def join(request: Request, group_id: str, node_id: str, body: JoinRequest,
     try:
         return await _answer_poll(request, group_id, join_command(node_id, body), None, wait)
     except SpecConflict as conflict:
-        service_of(request).refusals.note(group_id, node_id, conflict)
+        await service_of(request).note_refusal(group_id, node_id, conflict)
         raise
 
 

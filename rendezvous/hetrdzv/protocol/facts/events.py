@@ -193,6 +193,14 @@ class NodeReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRefused:
+    """A node wanted to join with other settings than the group's; see `Refusal`."""
+
+    kind: Literal["node_refused"] = "node_refused"
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRejected:
     """Its agent has to exit."""
 
@@ -360,6 +368,7 @@ _Known = (
     | NodeReturned
     | NodeNotReady
     | NodeReady
+    | NodeRefused
     | NodeRejected
     | NodeLeftOut
     | NodeLeaving

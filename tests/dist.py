@@ -209,7 +209,7 @@ def serving(env: Environment) -> Iterator[str]:
     """Its hetserver; the URL."""
     url = f"http://127.0.0.1:{free_port()}"
     with env.running("hetserver", "--port", url.rpartition(":")[2]) as (_, log):
-        answers = lambda: env.run("hetctl", "--server", url, "status").returncode == 0  # noqa: E731
+        answers = lambda: env.run("hetctl", "--server", url, "get").returncode == 0  # noqa: E731
         until(answers, "hetserver", log.read_text)
         yield url
 
@@ -272,7 +272,7 @@ def with_torch(env: Environment) -> None:
             after = world(before.round)
             log.finish()
             statuses = (first.wait(WAIT_S), second.wait(WAIT_S))
-        group = json.loads(env.run("hetctl", "--server", url, "status", "job", "--json").stdout)
+        group = json.loads(env.run("hetctl", "--server", url, "get", "job", "--json").stdout)
     check(statuses == (0, 0), f"the agents exit with {statuses}")
     check((group["state"], group["restarts"], after.restart) == ("succeeded", 1, 1), f"the group: {group}")
     check(not (wrong := complaints(log.lines())), f"the workers: {wrong}")

@@ -262,13 +262,13 @@ class Try:
 
     def status(self) -> Any:
         """The group."""
-        said = self.hetctl("--json", "status", "digits")
+        said = self.hetctl("--json", "get", "digits")
         return None if said is None else json.loads(said)
 
     def show_status(self) -> None:
         """Print it."""
         say("$ docker-compose exec server-1 hetctl --token-file /run/hetrdzv/token get digits")
-        say(self.hetctl("status", "digits") or "no answer")
+        say(self.hetctl("get", "digits") or "no answer")
 
     def leading(self) -> str | None:
         """The service whose server leads."""

@@ -86,7 +86,7 @@ def lost_steps(server: str) -> int:
 
 def first_rank_of(server: str, name: str) -> int:
     """The global rank of a node's first worker."""
-    members = json.loads(hetctl(server, "--json", "status", GROUP))["current_round"]["members"]
+    members = json.loads(hetctl(server, "--json", "get", GROUP))["current_round"]["members"]
     return int(next(member["rank_offset"] for member in members if member["node_id"] == name))
 
 
@@ -144,7 +144,7 @@ def story(folder: Path, stack: contextlib.ExitStack) -> None:
     log = folder / "big.log"
     wait_for("the first epoch", lambda: any(line.startswith("epoch") for line in training_lines(log)))
     say("   $ hetctl get digits")
-    say(re.sub(r"^", "   ", hetctl(server, "status", GROUP), flags=re.MULTILINE))
+    say(re.sub(r"^", "   ", hetctl(server, "get", GROUP), flags=re.MULTILINE))
 
     say("4. Training. Then a worker is killed, as the kernel does when memory runs out.")
     wait_for("epoch 4", lambda: sum(line.startswith("epoch") for line in training_lines(log)) >= 4)

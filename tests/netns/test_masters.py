@@ -35,7 +35,7 @@ def test_a_master_that_some_cannot_reach_is_replaced_and_the_state_says_who(
         assert group["unreachable"] == [{"node_id": "c", "master": "a"}]
         assert [member["node_id"] for member in group["current_round"]["members"]] == ["b", "a", "c"]
         assert {line["round"] for line in job.lines()} == {2}
-        status = job.hetctl("status", "job")
+        status = job.hetctl("get", "job")
         assert "unreachable  a from c\n" in status
         assert "master       b at 10.77.1.3 port 295" in status
         job.end_well("a", "b", "c")
@@ -58,7 +58,7 @@ def test_a_node_that_reaches_no_other_is_left_out_where_the_bounds_allow(tmp_pat
         ]
         job.becomes("c", "spare")
         job.says("c", r"kept as a spare \(it could not reach a at 10.77.1.2: check the firewall")
-        assert re.search(r"unreachable  .*a from c", job.hetctl("status", "job"))
+        assert re.search(r"unreachable  .*a from c", job.hetctl("get", "job"))
         assert (job.group()["round"], job.group()["restarts"]) == (number, 0)
         job.end_well("a", "b", "c")
 

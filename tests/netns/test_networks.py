@@ -24,7 +24,7 @@ def expect_no_master(job: HostCluster) -> None:
     assert {name: job.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}, job.report()
     for name in "ab":
         assert f"{NOBODY}. {ADVICE}" in job.agents[name].stderr
-    assert f"{NOBODY}. {ADVICE}" in job.hetctl("status", "job")
+    assert f"{NOBODY}. {ADVICE}" in job.hetctl("get", "job")
     first, second = job.told("round_ended")
     assert first.startswith("round 1 ended: b cannot reach the master a: timed out after 3 s (10.77.1.2:")
     assert second.startswith("round 2 ended: a cannot reach the master b: timed out after 3 s (10.77.1.3:")
@@ -89,7 +89,7 @@ def test_ipv6_only(tmp_path: Path, net: Hosts) -> None:
         first = job.world(2)
         assert addresses(job) == ["fd77:1::2", "fd77:1::3"]
         assert f"round {first}: rank 1 of 2 on 2 nodes, master a ([fd77:1::2]:" in job.agents["b"].stderr
-        assert "master    a at fd77:1::2 port" in job.hetctl("status", "job")
+        assert "master    a at fd77:1::2 port" in job.hetctl("get", "job")
         job.post("restart")
         job.world(2, round_above=first)
         job.end_well("a", "b")

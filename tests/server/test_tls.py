@@ -270,11 +270,11 @@ def test_what_is_no_tls_harms_nobody(server: Hetserver, mine: Tls) -> None:
 def test_hetctl_and_a_guardian_speak_it(strict: Hetserver, ours: Authority, mine: Tls) -> None:
     node = ours.issue("node")
     files = ["--ca-cert", str(mine.ca), "--client-cert", str(node.cert), "--client-key", str(node.key)]
-    said = CliRunner().invoke(hetctl.cli, ["--server", strict.url, *files, "status"])
+    said = CliRunner().invoke(hetctl.cli, ["--server", strict.url, *files, "get"])
     assert "no groups" in said.output, said
     names = ("HET_CA_CERT", "HET_CLIENT_CERT", "HET_CLIENT_KEY")
     environ = dict(zip(names, files[1::2], strict=True))
-    said = CliRunner(env=environ).invoke(hetctl.cli, ["status", "--server", strict.url])
+    said = CliRunner(env=environ).invoke(hetctl.cli, ["get", "--server", strict.url])
     assert "no groups" in said.output, said
     tls = ClientTls.of({}, environ)
     script = (
@@ -416,7 +416,7 @@ def test_a_client_says_which_file_is_wrong(
     named = says.replace("--ca-cert {", "HET_CA_CERT {")
     assert named.format(**odd) in str(error.value)
     words = [word for name, file in files.items() for word in (f"--{name.replace('_', '-')}", odd[file])]
-    assert hetctl.run(["status", "--server", "https://h:1", *words]) == 1
+    assert hetctl.run(["get", "--server", "https://h:1", *words]) == 1
 
 
 def test_the_way_shown_to_nodes_has_what_they_need(mine: Tls, tmp_path: Path) -> None:

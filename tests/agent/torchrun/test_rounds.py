@@ -139,7 +139,7 @@ def test_the_failure_of_the_only_node_is_shown(job: Job) -> None:
     gives_up(handler, code=7)
     group = job.ends("failed")
     assert group["root_cause"]["message"] == "rank 0 on a exited with code 7"
-    shown = job.hetctl("status", job.group_id)
+    shown = job.hetctl("get", job.group_id)
     assert "rank 0 on a exited with code 7" in shown
     assert "gave up; what failed" not in shown
 
@@ -339,6 +339,6 @@ def test_slots_are_what_a_program_without_an_agent_says(job: Job) -> None:
 
 def test_restarts_that_torch_counts_have_no_bound(job: Job) -> None:
     job.node("a").next_rendezvous()
-    shown = job.hetctl("status", job.group_id)
+    shown = job.hetctl("get", job.group_id)
     assert "1000000" not in shown
-    assert "1000000" not in job.hetctl("status")
+    assert "1000000" not in job.hetctl("get")

@@ -36,7 +36,6 @@ SUBCOMMANDS: Mapping[str, Sequence[click.Command]] = {
         groups.delete,
         groups.export,
         install.completion,
-        get.status,
     ),
 }
 """By what a person wants to do."""
@@ -60,10 +59,9 @@ class _InSections(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list."""
         for title, commands in SUBCOMMANDS.items():
-            shown = [command for command in commands if not command.hidden]
             with formatter.section(title.capitalize()):
                 formatter.write_dl(
-                    [(f"{command.name:10}", command.get_short_help_str(66)) for command in shown]
+                    [(f"{command.name:10}", command.get_short_help_str(66)) for command in commands]
                 )
 
 
@@ -95,9 +93,7 @@ def run(argv: Sequence[str]) -> int:
         click.echo(error.format_message(), err=True)
         return 2
     except _NO_SUCH_COMMAND as error:
-        known = (
-            f"; the commands are {', '.join(name for name, one in cli.commands.items() if not one.hidden)}"
-        )
+        known = f"; the commands are {', '.join(cli.commands)}"
         complain(f"there is no command '{error.command_name}'{meant(error.command_name) or known}")
         return 2
     except click.UsageError as error:
@@ -115,14 +111,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def meant(word: str) -> str:
-    """`: did you mean 'status'?` for a word that is nearly a subcommand, otherwise nothing."""
+    """`: did you mean 'cancel'?` for a word that is nearly a subcommand, otherwise nothing."""
     if word in FOREIGN:
         return ""
-    alike = {
-        name: SequenceMatcher(None, word, name).ratio()
-        for name, command in cli.commands.items()
-        if not command.hidden
-    }
+    alike = {name: SequenceMatcher(None, word, name).ratio() for name in cli.commands}
     least = max(alike.values()) - AS_CLOSE
     close = [n for n in alike if alike[n] >= max(least, OBVIOUS if n in DESTRUCTIVE else CLOSE)]
     close.sort(key=lambda name: (name in DESTRUCTIVE, -alike[name]))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
-from hetrdzv.cli.hetctl.options import GROUP_ID, MAYBE_GROUP, command, shared
+from hetrdzv.cli.hetctl.options import GROUP_ID, command, shared
 from hetrdzv.cli.hetctl.tables import folded, numbers
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, NodeReply
@@ -37,9 +37,6 @@ class _KindOrGroup(ParamType):
         return [*kinds, *GROUP_ID.shell_complete(ctx, param, incomplete)]
 
 
-RANKS_TOO = click.option("--ranks", is_flag=True, help="Also show how far each worker has come.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NodesReply:
     """The nodes of some groups, as `--json` shows them."""
@@ -50,7 +47,7 @@ class _NodesReply:
 @command("List groups or nodes, or show a group.", outputs=("wide", "name"))
 @click.argument("what", type=_KindOrGroup(), metavar="[groups|nodes] [GROUP]", default="groups")
 @click.argument("group", type=GROUP_ID, required=False, metavar="")
-@RANKS_TOO
+@click.option("--ranks", is_flag=True, help="Also show how far each worker has come.")
 @WATCH
 def get(what: str, group: str | None, ranks: bool, watch: bool) -> None:
     """List all groups, or all nodes (of GROUP only, if it is named); or show GROUP with its nodes."""
@@ -60,42 +57,11 @@ def get(what: str, group: str | None, ranks: bool, watch: bool) -> None:
     if group is not None and not is_list:
         raise click.UsageError(f"'{what}' is neither groups nor nodes, so no group comes after it")
     if not is_list:
-        show_group(what, ranks=ranks, watch=watch)
+        look(lambda client: client.group(what), lambda reply: _group_view(reply, ranks=ranks), watch=watch)
     elif what == "groups":
         look(lambda client: _groups(client, group), _groups_view, watch=watch)
     else:
         look(lambda client: _nodes(client, group), lambda reply: _nodes_view(reply, group), watch=watch)
-
-
-@command("The former name of get.")
-@MAYBE_GROUP
-@RANKS_TOO
-@WATCH
-def status(group: str | None, ranks: bool, watch: bool) -> None:
-    """Show all groups, or GROUP with its nodes: the former name of get."""
-    if ranks and group is None:
-        raise click.UsageError("--ranks needs a group")
-    if group is not None:
-        show_group(group, ranks=ranks, watch=watch)
-    else:
-        look(lambda client: client.groups(), _groups_view, watch=watch)
-
-
-status.hidden = True
-
-
-def show_group(group: str, *, ranks: bool, watch: bool) -> None:
-    """Show a group with its nodes.
-
-    Args:
-        ranks: show how far each worker has come as well.
-        watch: show it again whenever it changes.
-    """
-
-    def view(reply: GroupReply) -> Iterable[RenderableType]:
-        return [Text(group)] if shared().output == "name" else tables.group_view(reply, ranks=ranks)
-
-    look(lambda client: client.group(group), view, watch=watch)
 
 
 async def _groups(client: Client, group: str | None) -> GroupsReply:
@@ -115,6 +81,10 @@ async def _nodes(client: Client, group: str | None) -> _NodesReply:
 
 async def _served(client: Client) -> list[str]:
     return [group.group_id for group in (await client.groups()).groups if group.state != QUARANTINED]
+
+
+def _group_view(reply: GroupReply, *, ranks: bool) -> Iterable[RenderableType]:
+    return [Text(reply.group_id)] if shared().output == "name" else tables.group_view(reply, ranks=ranks)
 
 
 def _groups_view(reply: GroupsReply) -> Iterator[RenderableType]:

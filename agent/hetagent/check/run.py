@@ -15,9 +15,6 @@ from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, UnknownGroup
 from hetrdzv.protocol.pages import GroupReply
 
-GONE = ("drained", "lost", "left")
-"""States of nodes that are not there."""
-
 
 def run(options: Options, token: str | None, tls: ClientTls) -> int:
     """Look at this machine, the servers and the other nodes, and print a table; joins nothing.
@@ -84,5 +81,5 @@ def peers(reply: GroupReply, node_id: str) -> list[Peer]:
     return [
         Peer(node.node_id, node.address, node.port)
         for node in reply.nodes
-        if node.state not in GONE and node.node_id != node_id
+        if not node.gone and node.node_id != node_id
     ]

@@ -15,9 +15,6 @@ from hetrdzv.words.phrasing import names
 LOOK_S = 3.0
 """How long a server may take to say who is in the group (seconds)."""
 
-GONE = frozenset({"drained", "lost", "left"})
-"""States of nodes that are not there."""
-
 
 def warning(options: Options, connect: Callable[[], Client]) -> str | None:
     """What a person has to know who has named no group; None: nothing, or nobody else can reach the server.
@@ -53,7 +50,7 @@ async def _group(options: Options, connect: Callable[[], Client]) -> GroupReply 
 
 
 def _there(group: GroupReply, node_id: str) -> list[NodeReply]:
-    return [node for node in group.nodes if node.state not in GONE and node.node_id != node_id]
+    return [node for node in group.nodes if not node.gone and node.node_id != node_id]
 
 
 def _require_same_script(options: Options, group: GroupReply, there: Sequence[NodeReply]) -> None:

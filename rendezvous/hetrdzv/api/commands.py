@@ -62,10 +62,4 @@ def daemon_command(node_id: str, body: DaemonRequest) -> StartDaemon:
     """
     if (why := refusal(body.words)) is not None:
         raise DaemonRefused(f"node '{node_id}' cannot be asked to run this: {why}")
-    return StartDaemon(
-        node_id=node_id,
-        master=body.master,
-        incarnation=body.incarnation,
-        round=body.round,
-        words=body.words,
-    )
+    return codec.picked(StartDaemon, body, node_id=node_id)

@@ -179,32 +179,27 @@ async def made(items: int, make: Callable[[], object]) -> Response:
 
 def directive_reply(group: Group, directive: Directive, pace: Pace) -> DirectiveReply:
     """A node's directive, with the times that tell it how to keep in touch."""
-    return DirectiveReply(
-        kind=directive.kind,
-        version=directive.version,
-        round=directive.round,
-        code=directive.code,
-        reason=directive.reason,
+    return codec.picked(
+        DirectiveReply,
+        directive,
         why=words.why(directive.reason, Clock(directive.clock)),
-        clock=directive.clock,
         poll_s=pace.poll_s,
         lease_s=pace.lease_s,
         keepalive_s=group.spec.lease_s,
         stop_timeout_s=group.spec.stop_timeout_s,
         max_disconnect_s=group.spec.max_disconnect_s,
         restarts=group.restarts,
-        job=directive.job,
         start=_start(directive.start) if directive.start is not None else None,
         notice=_notice(directive.notice),
         warnings=_sentences(directive.start.warnings) or None if directive.start is not None else None,
-        outcome=directive.outcome,
-        exit_code=directive.exit_code,
         root_cause=_root_cause(directive.root_cause),
         hang=directive.hang or None,
         hang_timeout_s=group.spec.hang_timeout_s,
         notice_s=group.spec.notice_s,
         replaced=directive.replaced or None,
         cancelled=_cancelled(directive.cancellation) if directive.cancellation is not None else None,
+        stacks=None,
+        logs=None,
     )
 
 
@@ -444,7 +439,7 @@ def node_reply(group: Group, node: Node, silent_s: float) -> NodeReply:
         group_rank=member.group_rank if member is not None else None,
         rank_offset=member.rank_offset if member is not None else None,
         heard_s_ago=None if node.gone else max(0.0, silent_s),
-        waited_for=member is not None and waited_for(active, member),
+        waited_for=member is not None and waited_for(group, member),
         incarnation=node.incarnation,
         reason=reason,
         why=node.not_ready if isinstance(reason, NotReady) else text,
@@ -457,11 +452,15 @@ _OFFER_SHOWN = [field.name for field in fields(NodeReply) if field.name in OFFER
 """What is shown of a node's offer."""
 
 
-def waited_for(active: Round | None, member: Member) -> bool:
+def ranks_behind(group: Group) -> Sequence[int]:
+    """The first few ranks that others are said to wait for."""
+    stall = group.active_round.stall if group.active_round is not None else None
+    return stall.ranks if stall is not None and stall.told else ()
+
+
+def waited_for(group: Group, member: Member) -> bool:
     """Whether the workers of others are said to wait for some of a member's."""
-    stall = active.stall if active is not None else None
-    ranks = stall.ranks if stall is not None and stall.told else ()
-    return any(0 <= rank - member.rank_offset < member.slots for rank in ranks)
+    return any(rank in member.ranks for rank in ranks_behind(group))
 
 
 def _why_out(group: Group, node: Node) -> LeftOutReason | None:

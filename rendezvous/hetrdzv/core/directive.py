@@ -74,51 +74,14 @@ def warned(group: Group, now: float) -> Warned | None:
     return Warned(cause=notice.cause, left_s=max(0.0, notice.until - now))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Directive:
-    """What one node has to do now.
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What a directive says in its first line: all that its version depends on, and no reason.
 
     Attributes:
         round: the round that it is about; 0 for none.
         code: what it says in a word.
-        reason: why.
-        clock: what the server's clock read when it was made (seconds).
-        start: with `start` only.
-        notice: with `start`, if its round is about to end.
-        outcome: with `exit`: the group's final state, if it has one.
-        exit_code: with `exit`: the agent's exit status.
-        root_cause: with `exit` of a failed group.
-        stop_timeout_s: how long workers have between SIGTERM and SIGKILL (seconds).
-        replaced: the settings of the group that this node's join replaced.
-        cancellation: with `exit` of a node that joined after its group was cancelled.
-        hang: whether that round was ended since its workers hung.
     """
-
-    kind: DirectiveKind
-    job: int
-    round: int
-    code: str
-    reason: NodeReason
-    clock: float
-    stop_timeout_s: float
-    start: Start | None = None
-    notice: Warned | None = None
-    outcome: GroupState | None = None
-    exit_code: int | None = None
-    root_cause: RootCause | None = None
-    replaced: tuple[Difference, ...] = ()
-    cancellation: Cancellation | None = None
-    hang: bool = False
-
-    @property
-    def version(self) -> str:
-        """Changes with the directive's kind, round or code, never with what is in the reason."""
-        return Heading(self.kind, self.job, self.round, self.code).version
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """What a directive says in its first line: all that its version depends on, and no reason."""
 
     kind: DirectiveKind
     job: int
@@ -129,6 +92,35 @@ class Heading:
     def version(self) -> str:
         """Changes with the directive's kind, round or code."""
         return f"{self.job}.{self.kind}.{self.round}.{self.code}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directive(Heading):
+    """What one node has to do now.
+
+    Attributes:
+        reason: why.
+        clock: what the server's clock read when it was made (seconds).
+        start: with `start` only.
+        notice: with `start`, if its round is about to end.
+        outcome: with `exit`: the group's final state, if it has one.
+        exit_code: with `exit`: the agent's exit status.
+        root_cause: with `exit` of a failed group.
+        replaced: the settings of the group that this node's join replaced.
+        cancellation: with `exit` of a node that joined after its group was cancelled.
+        hang: whether that round was ended since its workers hung.
+    """
+
+    reason: NodeReason
+    clock: float
+    start: Start | None = None
+    notice: Warned | None = None
+    outcome: GroupState | None = None
+    exit_code: int | None = None
+    root_cause: RootCause | None = None
+    replaced: tuple[Difference, ...] = ()
+    cancellation: Cancellation | None = None
+    hang: bool = False
 
 
 def heading(group: Group, node: Node) -> Heading:
@@ -186,7 +178,6 @@ def directive(group: Group, node: Node, now: float) -> Directive:
         round=head.round,
         code=head.code,
         clock=now,
-        stop_timeout_s=group.spec.stop_timeout_s,
         replaced=node.replaced,
         hang=_is_hang(group, head.round),
         **_details(group, node, head, now),

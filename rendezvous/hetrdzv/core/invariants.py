@@ -90,7 +90,7 @@ def _membership_differs(group: Group, since: Group) -> bool:
 
 def _node_violations(group: Group, nodes: Iterable[Node]) -> Iterator[str]:
     for node in nodes:
-        node_id, phase, gone = node.node_id, node.phase, node.phase in _GONE
+        node_id, phase, gone = node.node_id, node.phase, node.gone
         if node.member_of > group.last_round:
             yield f"{node_id} is a member of round {node.member_of}, but the last round is {group.last_round}"
         if gone != (node.gone_at is not None):
@@ -111,7 +111,6 @@ def _node_violations(group: Group, nodes: Iterable[Node]) -> Iterator[str]:
             yield f"{node_id} belongs to '{node.incarnation}', which was replaced before"
 
 
-_GONE = frozenset(phase for phase in NodePhase if phase.gone)
 _WORKING = frozenset({NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED})
 
 
@@ -163,7 +162,7 @@ def _member_violations(group: Group, current: Round, changed: Iterable[Node] | N
     number = current.number
     for member in current.members if changed is None else _places(current, changed):
         node = group.nodes.get(member.node_id)
-        if node is None or node.incarnation != member.incarnation or node.phase in _GONE:
+        if node is None or node.incarnation != member.incarnation or node.gone:
             if member.node_id not in current.finished:
                 yield f"round {number} runs, but its member {member.node_id} is gone"
         elif node.member_of != number and member.node_id not in current.finished:

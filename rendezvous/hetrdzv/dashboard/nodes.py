@@ -147,8 +147,7 @@ def _row(node: NodeReply, is_master: bool, drained: set[str], behind: set[int]) 
         *(f"{name}={value}" for name, value in sorted(node.labels.items())),
     ]
     is_out = node.node_id in drained
-    gone = node.state in ("lost", "left", "drained")
-    is_in = not gone and not is_out
+    is_in = not node.gone and not is_out
     return Row(
         node, node.shown_state, is_master, cells, ranks, " · ".join(facts), node_why(node), is_in, is_out
     )
@@ -177,12 +176,6 @@ def _ranks(first: int, slots: int, to: str = " to ") -> str:
     return f"{first}" if slots == 1 else f"{first}{to}{first + slots - 1}"
 
 
-def ranks_behind(group: Group) -> Sequence[int]:
-    """The first few ranks that others are said to wait for."""
-    stall = group.active_round.stall if group.active_round is not None else None
-    return stall.ranks if stall is not None and stall.told else ()
-
-
 def dots(group: Group) -> list[Dot]:
     """All nodes of a group: members of its newest round in the order of their ranks, then the others by name.
 
@@ -197,7 +190,7 @@ def dots(group: Group) -> list[Dot]:
         if node is not None:
             ranked = active is not None and group.in_round(node)
             ranks = _ranks(member.rank_offset, member.slots, "\N{EN DASH}") if ranked else ""
-            behind = ranked and waited_for(active, member)
+            behind = ranked and waited_for(group, member)
             state = HANGS if behind else node_state(group, node)
             shown.append(Dot(node_id, state, ranks, node_id == master, behind))
     others = sorted(node_id for node_id in group.nodes if node_id not in members)

@@ -12,12 +12,12 @@ from starlette.responses import Response, StreamingResponse
 
 from hetrdzv.api.bound import Handlers
 from hetrdzv.api.dispatch import service_of
+from hetrdzv.api.views import ranks_behind
 from hetrdzv.api.workers import Shown, shown
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.auth.tokens import Role
 from hetrdzv.dashboard import routing
 from hetrdzv.dashboard.live import Hub, Render, UntilNews
-from hetrdzv.dashboard.nodes import ranks_behind
 from hetrdzv.dashboard.overview import GroupsScene
 from hetrdzv.dashboard.render import HEADERS, own_url, page
 from hetrdzv.dashboard.scenes import MAPS, GroupScene, frame

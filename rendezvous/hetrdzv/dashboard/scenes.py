@@ -13,7 +13,7 @@ from starlette.requests import Request
 from hetrdzv.api import views
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.model import Group
-from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, paces, ranks_behind, rows, shape, tally
+from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, paces, rows, shape, tally
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.sessions import SignedIn, csrf_of
 from hetrdzv.dashboard.timeline import Span, spans, speed_line, step_line
@@ -173,7 +173,7 @@ class GroupScene:
             return section("cause.html", cause=brief.root_cause, details=details, **left)
 
         def pace() -> str:
-            shown = paces(seen.values(), now, behind=ranks_behind(group), whole=self._whole)
+            shown = paces(seen.values(), now, behind=views.ranks_behind(group), whole=self._whole)
             slow = {
                 fact.ranks.ranges[0][0] for fact in of_workers if isinstance(fact, Straggler) and fact.node_id
             }
@@ -183,7 +183,7 @@ class GroupScene:
                 group=brief,
                 paces=shown if running is not None else None,
                 slow=slow,
-                behind=ranks_behind(group),
+                behind=views.ranks_behind(group),
                 whole=self._whole,
                 lines=[line for line in lines if line[1] is not None],
             )

@@ -186,6 +186,11 @@ class NodeReply:
     failure: FailureReply | None = None
 
     @property
+    def gone(self) -> bool:
+        """Whether it is lost or has left."""
+        return self.heard_s_ago is None
+
+    @property
     def shown_state(self) -> str:
         """Its state as people are told: a node that runs, but whose workers others wait for, hangs."""
         return HANGS if self.waited_for and self.state == "running" else str(self.state)

@@ -134,7 +134,7 @@ def group_view(group: GroupReply, *, ranks: bool = False) -> Iterator[Renderable
         ranks: show how far each worker has come as well.
     """
     yield _heading(group)
-    live = [node for node in group.nodes if node.heard_s_ago is not None]
+    live = [node for node in group.nodes if not node.gone]
     live.sort(key=lambda node: (node.group_rank is None, node.group_rank or 0))
     if live:
         yield ""
@@ -146,7 +146,7 @@ def group_view(group: GroupReply, *, ranks: bool = False) -> Iterator[Renderable
             yield _workers_table(current)
         else:
             yield Text("nobody knows how far the workers have come")
-    gone = [node for node in group.nodes if node.heard_s_ago is None]
+    gone = [node for node in group.nodes if node.gone]
     if gone:
         yield ""
         yield _gone_table(gone)

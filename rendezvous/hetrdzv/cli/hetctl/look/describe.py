@@ -146,7 +146,7 @@ def _reasons(reply: _Described) -> Iterator[RenderableType]:
         yield Text.assemble(("next", "bold"), f": {tables.one_line(group.next_step)}")
     for node in group.nodes:
         shown = node.shown_state
-        if shown not in FINE and (node.heard_s_ago is not None or _is_missed(group, node)):
+        if shown not in FINE and (not node.gone or _is_missed(group, node)):
             text = tables.node_why(node)
             yield Text(f"  {node.node_id} {predicate(shown)}{f': {text}' if text else ''}")
     for slow in current.stragglers if current is not None else ():

@@ -1,7 +1,5 @@
 """Looks for announcements in a thread beside the run loop."""
 
-import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -10,6 +8,7 @@ from typing import Protocol
 from hetagent.job.leaving import Announcement
 from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.job.room import Room
+from hetagent.node.waker import Waker
 
 LOOK_S = 2.0
 """How long between two looks (seconds)."""
@@ -59,8 +58,7 @@ class Announcements(Room, Check):
         self._over = threading.Event()
         self._announcement: Announcement | None = None
         self._taken = False
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
+        self._waker = Waker()
 
     def begin_to_look(self) -> None:
         """Look from now on, at each source in a thread of its own, since each may take its time; once."""
@@ -90,11 +88,10 @@ class Announcements(Room, Check):
         return [session for source in self._sources for session in source.kept()]
 
     def fileno(self) -> int:
-        return self._wake_read.fileno()
+        return self._waker.fileno()
 
     def look(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wake_read.recv(16)
+        self._waker.clear()
 
     def announces(self) -> Announcement | None:
         announcement = None if self._taken else self._announcement
@@ -105,8 +102,7 @@ class Announcements(Room, Check):
         self._over.set()
         for source in self._sources:
             source.close()
-        self._wake_read.close()
-        self._wake_write.close()
+        self._waker.close()
 
     def _watch(self, source: Source, looked: threading.Event) -> None:
         told = set[str]()
@@ -127,8 +123,7 @@ class Announcements(Room, Check):
             self._once(f"{announcement.why}: leaving {self._lead_s:.0f} s before", told)
             return
         self._announcement = announcement
-        with contextlib.suppress(OSError):  # the agent ends meanwhile
-            self._wake_write.send(b"!")
+        self._waker.wake()
 
     def _once(self, text: str, told: set[str]) -> None:
         if text not in told and not self._over.is_set():

@@ -12,6 +12,7 @@ from hetagent.job.network.member import Me, Message, Result, accept, converse, t
 from hetagent.job.room import Room
 from hetagent.launch.base import Assignment
 from hetagent.node.network import WILDCARDS
+from hetagent.node.waker import Waker
 from hetrdzv.protocol.directive import StartReply
 from hetrdzv.protocol.facts.parts import quoted
 from hetrdzv.protocol.rooms.network import NetworkFound, NotChecked
@@ -65,13 +66,11 @@ class NetworkCheck(Room):
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Result] | None = None
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._wake_write.setblocking(False)
+        self._waker = Waker()
 
     def fileno(self) -> int:
         """A descriptor that is readable when a check is over."""
-        return self._wake_read.fileno()
+        return self._waker.fileno()
 
     def enter(self, assignment: Assignment) -> None:
         self.end()
@@ -115,8 +114,7 @@ class NetworkCheck(Room):
 
     def take(self) -> Result | None:
         """What the check has found, once, when it is over."""
-        with contextlib.suppress(OSError):
-            self._wake_read.recv(4096)
+        self._waker.clear()
         if self._thread is None or self._result is None:
             return None
         self._thread.join()
@@ -137,8 +135,7 @@ class NetworkCheck(Room):
 
     def close(self) -> None:
         self.end()
-        self._wake_read.close()
-        self._wake_write.close()
+        self._waker.close()
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -168,8 +165,7 @@ class NetworkCheck(Room):
             self._result = Result(found=NetworkFound(failed=failed))
         finally:
             ready.set()
-            with contextlib.suppress(OSError):
-                self._wake_write.send(b"1")
+            self._waker.wake()
 
 
 async def _check(me: Me, start: StartReply, listener: socket.socket) -> Result:

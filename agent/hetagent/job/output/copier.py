@@ -19,6 +19,7 @@ from types import FrameType
 
 from hetagent.job.output.console import shown
 from hetagent.node import scratch
+from hetagent.node.waker import Waker
 
 KEPT = 64 << 10
 """How much of the end of what a worker writes is kept, in memory (bytes)."""
@@ -138,8 +139,7 @@ class Copier:
     def __init__(self, console: int) -> None:
         self._console = console
         self._sources: dict[int, Source] = {}  # by descriptor, until they have ended
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
+        self._waker = Waker()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._over = False
@@ -168,14 +168,14 @@ class Copier:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="output", daemon=True)
                 self._thread.start()
-        self._nudge()
+        self._waker.wake()
         return source
 
     def await_all(self, sources: Iterable[Source]) -> None:
         """From now on, `caught_up` says of these whether all that has been written by now was copied."""
         for source in sources:
             source.await_all()
-        self._nudge()
+        self._waker.wake()
 
     def hand_over(self) -> None:
         """This process ends: what workers have left behind and still runs writes on, through processes of their own."""
@@ -184,7 +184,7 @@ class Copier:
         with self._lock:
             self._over = True
             thread, self._thread = self._thread, None
-        self._nudge()
+        self._waker.wake()
         if thread is not None:
             thread.join(END_S)
         for source in self._sources.values():
@@ -196,9 +196,7 @@ class Copier:
                 self._leave(source)
             os.close(source.reader)
         self._sources.clear()
-        os.close(self._woken)
-        os.close(self._wake)
-        self._wake = -1
+        self._waker.close()
 
     def _leave(self, source: Source) -> None:
         rest = scratch.nameless()
@@ -224,13 +222,13 @@ class Copier:
             with self._lock:
                 sources = dict(self._sources)
             poller = select.poll()
-            for descriptor in (self._woken, *sources):
+            for descriptor in (self._waker.fileno(), *sources):
                 poller.register(descriptor, select.POLLIN)
             awaited = [descriptor for descriptor, source in sources.items() if not source.caught_up]
             # after the look at who is awaited: what is not ready then, has nothing left
             ready = {descriptor for descriptor, _ in poller.poll(0 if awaited else None)}
-            if self._woken in ready:
-                os.read(self._woken, 4096)
+            if self._waker.fileno() in ready:
+                self._waker.clear()
             for descriptor, source in sources.items():
                 if descriptor in ready:
                     self._copy(descriptor, source)
@@ -273,11 +271,11 @@ class Copier:
         """
         writable = select.poll()
         writable.register(self._console, select.POLLOUT)
-        writable.register(self._woken, select.POLLIN)
+        writable.register(self._waker, select.POLLIN)
         while len(source.rest) > kept and not self._lost:
             ready = dict(writable.poll())
-            if self._woken in ready:
-                os.read(self._woken, 4096)
+            if self._waker.fileno() in ready:
+                self._waker.clear()
             if self._over:
                 return
             if self._console not in ready:
@@ -292,11 +290,6 @@ class Copier:
                 return
         if self._lost:
             source.took(len(source.rest))
-
-    def _nudge(self) -> None:
-        if self._wake >= 0:
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._wake, b"x")
 
     # -- the size of the terminal ------------------------------------------------------------------------------
 

@@ -1,12 +1,11 @@
 """Asks, in a thread of its own, whether this node can take part in the next round, and again while it waits."""
 
-import contextlib
-import socket
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetagent.job.ready.fitness import READY, Check, Fitness
+from hetagent.node.waker import Waker
 
 AGAIN_S = 60.0
 """How long after a check that has passed it is asked again, while the node waits (seconds)."""
@@ -47,9 +46,7 @@ class Readiness:
         self._verdicts: list[Fitness] = []  # on what is asked now
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._wake_write.setblocking(False)
+        self._waker = Waker()
 
     @property
     def within_s(self) -> float:
@@ -68,7 +65,7 @@ class Readiness:
 
     def fileno(self) -> int:
         """A descriptor that is readable while there are verdicts to take."""
-        return self._wake_read.fileno()
+        return self._waker.fileno()
 
     def ask(self, workers: Collection[int]) -> None:
         """Begin to find out. The first verdict is there at once if there is nothing to find out.
@@ -94,19 +91,15 @@ class Readiness:
                 self._asked.cancelled.set()
                 self._asked = None
             self._verdicts.clear()
-            self._drain()
+            self._waker.clear()
 
     def take(self) -> list[Fitness]:
         """The verdicts since the last call, in order: the first one, and each one that differs from that before."""
         with self._lock:
-            self._drain()
+            self._waker.clear()
             taken = list(self._verdicts)
             self._verdicts.clear()
         return taken
-
-    def _drain(self) -> None:
-        with contextlib.suppress(OSError):  # there is nothing, or it is closed
-            self._wake_read.recv(4096)
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Ask nothing more; returns when a check that ran is gone, or after that time (seconds)."""
@@ -114,8 +107,7 @@ class Readiness:
         if self._thread is not None:
             self._thread.join(timeout_s)
         if self._thread is None or not self._thread.is_alive():
-            self._wake_read.close()
-            self._wake_write.close()
+            self._waker.close()
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -165,5 +157,4 @@ class Readiness:
         with self._lock:
             if not asked.cancelled.is_set():
                 self._verdicts.append(verdict)
-                with contextlib.suppress(OSError):  # it is awake already, or closed
-                    self._wake_write.send(b"1")
+                self._waker.wake()

@@ -52,6 +52,7 @@ from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.client import Client
 from hetrdzv.protocol import codec
+from hetrdzv.protocol.bounds import UNSET
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 
 PREFIX = "[${node_id}:${rank}] "
@@ -347,7 +348,7 @@ def _offer(
         address=address,
         role=options.torchrun.role,
         labels=options.labels,
-        weight=options.weight,
+        weight=UNSET if options.weight is None else options.weight,
         device={
             **device,
             **(chosen.facts if chosen is not None else {}),

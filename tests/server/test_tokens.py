@@ -79,9 +79,9 @@ def test_a_pattern_covers(pattern: str, inside: list[str], outside: list[str]) -
 
 def test_a_token_is_found_by_its_whole_self() -> None:
     tokens = Tokens({f"{LONG}{n}": Grant(Role.READ, f"g{n}") for n in range(3)})
-    assert tokens.find(f"{LONG}1") == Grant(Role.READ, "g1")
+    assert tokens.entry(f"{LONG}1").grant == Grant(Role.READ, "g1")
     for other in ("", LONG, f"{LONG}12", f"{LONG}1 ", f"{LONG}ä"):
-        assert tokens.find(other) is None
+        assert tokens.entry(other) is None
     assert LONG not in repr(vars(tokens))
 
 
@@ -118,7 +118,8 @@ def test_a_file_is_reloaded_only_when_it_has_changed(
         path, ns=(stat.st_atime_ns, stat.st_mtime_ns)
     )  # the same size and time: another file all the same
     tokens.refresh()
-    assert (tokens.find(f"{LONG}1"), tokens.find(f"{LONG}2")) == (None, EVERYTHING)
+    assert tokens.entry(f"{LONG}1") is None
+    assert tokens.entry(f"{LONG}2").grant == EVERYTHING
     assert f"reloaded token file {path}: 1 token, 1 new, 1 removed or changed" in caplog.text
     assert "secret" not in caplog.text
 
@@ -129,7 +130,7 @@ def test_a_role_that_changes_counts_at_once(tmp_path: Path) -> None:
     tokens = TokenFile(path)
     put(path, f"{LONG} read group=a-*")
     tokens.refresh()
-    assert tokens.find(LONG) == Grant(Role.READ, "a-*")
+    assert tokens.entry(LONG).grant == Grant(Role.READ, "a-*")
 
 
 @pytest.mark.parametrize("broken", ["", f"{LONG} admni", "\xff\xfe"])
@@ -142,7 +143,7 @@ def test_a_broken_file_changes_nothing_and_is_told_once(
     put(path, broken)
     for now in (False, False, True):
         tokens.refresh(now=now)
-    assert tokens.find(LONG) == EVERYTHING
+    assert tokens.entry(LONG).grant == EVERYTHING
     assert caplog.text.count("the previous tokens stay valid") == 1
     path.unlink()
     tokens.refresh()
@@ -150,7 +151,7 @@ def test_a_broken_file_changes_nothing_and_is_told_once(
     assert caplog.text.count("No such file or directory; the previous tokens") == 1
     put(path, f"{LONG}2")
     tokens.refresh()
-    assert tokens.find(LONG) is None
+    assert tokens.entry(LONG) is None
 
 
 def test_a_file_that_cannot_be_used_at_the_start_is_refused(tmp_path: Path) -> None:

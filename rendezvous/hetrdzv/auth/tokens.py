@@ -69,11 +69,6 @@ class Tokens:
                 known = entry
         return known
 
-    def find(self, given: str) -> Grant | None:
-        """The grant of a token, or None."""
-        entry = self.entry(given)
-        return entry.grant if entry is not None else None
-
     def holds(self, entry: Entry) -> bool:
         """Whether a token is still accepted, with the same grant."""
         return entry in self._entries

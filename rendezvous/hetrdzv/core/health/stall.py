@@ -10,7 +10,7 @@ from itertools import islice
 from math import prod
 from typing import Literal
 
-from hetrdzv.core.health.waits import Blame, Lane, Place, Waits, who_waits
+from hetrdzv.core.health.waits import NOTED_S, Blame, Lane, Place, Waits, who_waits
 from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.rooms import stalls
 from hetrdzv.protocol.rooms.progress import NO_ANSWER, Worker
@@ -30,9 +30,6 @@ from hetrdzv.protocol.rooms.stalls import (
 
 NodeOf = Callable[[int], str]
 """The node of a rank."""
-
-NOTED_S = 1.0
-"""Whoever has moved within this time does not wait (seconds)."""
 
 STEPS_S = 60.0
 """How long nobody must have moved where only steps are known, of which a single one may take long (seconds)."""
@@ -63,43 +60,34 @@ _PAIRED = ("send", "recv")
 """Operations that differ on both ends."""
 
 
-def judge(
-    workers: Sequence[Worker],
-    world_size: int,
-    node_of: NodeOf,
-    *,
-    least_s: float = NOTED_S,
-    steps_s: float = STEPS_S,
-) -> Hang | None:
+def judge(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Hang | None:
     """Who is waited for, by whom, and since when; None: nobody, as far as can be seen.
 
     Args:
         workers: of one round, at most one per rank; those that are missing or of state `unknown` are neither blamed nor
             said to wait, and nobody is said to wait for them.
         node_of: the node of a rank.
-        least_s: shorter waits do not count (seconds).
-        steps_s: the same where no worker has collectives, only steps.
     """
     known = sorted((worker for worker in workers if worker.state in _SEEN), key=lambda worker: worker.rank)
     if not any(worker.collectives for worker in known):
-        return _by_steps(_with_steps(workers), world_size, node_of, max(least_s, steps_s))
-    waits = who_waits(known, world_size, least_s)
+        return _by_steps(_with_steps(workers), world_size, node_of)
+    waits = who_waits(known, world_size)
     if not waits.ranks:
         return None
     return (
         _mismatch(waits, node_of)
-        or _behind(waits, node_of, least_s)
+        or _behind(waits, node_of)
         or _deadlock(waits)
         or _nothing_completes(waits)
-        or _first_use(waits, len(known) == world_size and not _any_moves(known, least_s))
+        or _first_use(waits, len(known) == world_size and not _any_moves(known))
     )
 
 
 # -- somebody is behind --------------------------------------------------------------------------------------
 
 
-def _behind(waits: Waits, node_of: NodeOf, least_s: float) -> Hang | None:
-    blamed = waits.blamed(least_s)
+def _behind(waits: Waits, node_of: NodeOf) -> Hang | None:
+    blamed = waits.blamed()
     if not blamed:
         return None
     for_s = max(blame.wait_s for blame in blamed.values())
@@ -190,8 +178,8 @@ def _nothing_completes(waits: Waits) -> Hang | None:
     return Hang(facts=facts, for_s=for_s)
 
 
-def _any_moves(workers: Sequence[Worker], least_s: float) -> bool:
-    return any((worker.idle_s < least_s and not worker.ended) or worker.long_s > 0 for worker in workers)
+def _any_moves(workers: Sequence[Worker]) -> bool:
+    return any((worker.idle_s < NOTED_S and not worker.ended) or worker.long_s > 0 for worker in workers)
 
 
 def _first_use(waits: Waits, nobody_moves: bool) -> Hang | None:
@@ -274,13 +262,13 @@ def _with_steps(workers: Sequence[Worker]) -> list[Worker]:
     )
 
 
-def _by_steps(known: Sequence[Worker], world_size: int, node_of: NodeOf, least_s: float) -> Hang | None:
+def _by_steps(known: Sequence[Worker], world_size: int, node_of: NodeOf) -> Hang | None:
     working = [worker for worker in known if not worker.ended]
     steps = {worker.rank: worker.step for worker in working if worker.step is not None}
     if len(known) < world_size or len(steps) < len(working) or not steps:
         return None
     for_s = min(worker.idle_s for worker in working)
-    if for_s < least_s or any(worker.long_s > 0 for worker in working):
+    if for_s < STEPS_S or any(worker.long_s > 0 for worker in working):
         return None
     last, first = max(steps.values()), min(steps.values())
     hung = [worker for worker in working if not worker.answers]

@@ -14,6 +14,9 @@ from operator import attrgetter
 from hetrdzv.core.budget import Budget
 from hetrdzv.protocol.rooms.progress import NO_ANSWER, Collectives, Worker
 
+NOTED_S = 1.0
+"""Whoever has moved within this time does not wait (seconds)."""
+
 MOST_LANES = 4
 """In how many process groups of a worker, of those in which it waits, others are looked for."""
 
@@ -121,7 +124,7 @@ class Waits:
     everybody: bool = False
     of: dict[int, list[tuple[Lane, Place]]] = field(default_factory=dict)
 
-    def blamed(self, least_s: float) -> dict[int, Blame]:
+    def blamed(self) -> dict[int, Blame]:
         """Those who are waited for and wait for nobody themselves, by rank."""
         blames: dict[int, Blame] = {}
         for lane in self.lanes:
@@ -132,15 +135,13 @@ class Waits:
                 places = list(level)
                 if above < inf and not _contradicted(lane, places):
                     for place in places:
-                        self._blame(blames, lane, place, above, least_s)
+                        self._blame(blames, lane, place, above)
                 above = min([above, *(place.worker.idle_s for place in places if place.waits)])
         return blames
 
-    def _blame(
-        self, blames: dict[int, Blame], lane: Lane, place: Place, above: float, least_s: float
-    ) -> None:
+    def _blame(self, blames: dict[int, Blame], lane: Lane, place: Place, above: float) -> None:
         worker = place.worker
-        if worker.rank in self.ranks or worker.long_s > 0 or worker.idle_s < least_s:
+        if worker.rank in self.ranks or worker.long_s > 0 or worker.idle_s < NOTED_S:
             return
         known = blames.get(worker.rank)
         if known is None:
@@ -200,18 +201,17 @@ class Waits:
         ]
 
 
-def who_waits(workers: Sequence[Worker], world_size: int, least_s: float) -> Waits:
+def who_waits(workers: Sequence[Worker], world_size: int) -> Waits:
     """Who waits for whom among the workers of a round.
 
     Args:
         workers: those about whom something is known.
-        least_s: a worker that has moved within this time does not wait (seconds).
     """
     budget = Budget(PLACES_ANYWAY + PLACES * len(workers))
-    moving = sum(_moves(worker, least_s) for worker in workers)
+    moving = sum(_moves(worker) for worker in workers)
     lanes = []
-    for (name, size), members in _members(workers, least_s, budget).items():
-        lane = _lane(name, size, members, workers, moving, world_size, least_s, budget)
+    for (name, size), members in _members(workers, budget).items():
+        lane = _lane(name, size, members, workers, moving, world_size, budget)
         lane.arrange()
         lanes.append(lane)
     waits = Waits(lanes, {place.worker.rank for lane in lanes for place in lane.places if place.waits})
@@ -225,13 +225,13 @@ def who_waits(workers: Sequence[Worker], world_size: int, least_s: float) -> Wai
 
 
 def _members(
-    workers: Sequence[Worker], least_s: float, budget: Budget
+    workers: Sequence[Worker], budget: Budget
 ) -> dict[tuple[str, int], list[tuple[Worker, Collectives]]]:
     """The process groups in which somebody waits, by name and size, with the workers that have used them."""
     waiting = Counter(
         (at.name, at.size)
         for worker in workers
-        if worker.idle_s >= least_s and worker.state == "runs"
+        if worker.idle_s >= NOTED_S and worker.state == "runs"
         for at in islice((at for at in worker.collectives if at.completed < at.enqueued), MOST_LANES)
     )
     by_waiting = sorted(waiting, key=lambda group: (-waiting[group], group))
@@ -252,7 +252,6 @@ def _lane(
     workers: Sequence[Worker],
     moving: int,
     world_size: int,
-    least_s: float,
     budget: Budget,
 ) -> Lane:
     here = len(members)
@@ -263,7 +262,7 @@ def _lane(
             worker,
             at,
             (at.enqueued, at.started if same else 0, worker.state not in NO_ANSWER),
-            at.completed < at.enqueued and worker.idle_s >= least_s and worker.state == "runs",
+            at.completed < at.enqueued and worker.idle_s >= NOTED_S and worker.state == "runs",
         )
         for worker, at in members
     ]
@@ -276,13 +275,13 @@ def _lane(
     missing = max(0, size - len(places))
     if not size and here < world_size:
         # Nobody knows whether these are all: who moves elsewhere may be about to come.
-        others_move = moving > sum(_moves(worker, least_s) for worker, _ in members)
+        others_move = moving > sum(_moves(worker) for worker, _ in members)
         missing = int(len(workers) < world_size or others_move or not any(at.completed for _, at in members))
     return Lane(name, places, missing, excused)
 
 
-def _moves(worker: Worker, least_s: float) -> bool:
-    return worker.idle_s < least_s and not worker.ended
+def _moves(worker: Worker) -> bool:
+    return worker.idle_s < NOTED_S and not worker.ended
 
 
 def _absent(worker: Worker) -> Place:

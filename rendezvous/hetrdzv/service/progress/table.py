@@ -211,9 +211,7 @@ class Table:
 def _began_at(sample: Worker, before: Seen | None, seen_at: float) -> float:
     if before is not None and before.began_at < inf:
         return before.began_at
-    if sample.began_s is not None:
-        return seen_at - sample.began_s
-    return seen_at if sample.count or sample.step is not None else inf  # an older agent does not say when
+    return seen_at - sample.began_s if sample.began_s is not None else inf
 
 
 def _unseen_since(sample: Worker, before: Seen | None, seen_at: float) -> float:

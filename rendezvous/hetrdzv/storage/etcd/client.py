@@ -5,7 +5,6 @@ check each member's name in TLS, and keeps sending calls to a member that hangs.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -24,8 +23,6 @@ from etcd3aio.lease import LeaseService
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.etcd.access import EtcdAccess
-
-logger = logging.getLogger(__name__)
 
 ATTEMPT_S = 1.0
 """How long to wait for one member before asking the next (seconds)."""

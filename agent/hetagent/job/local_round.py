@@ -17,6 +17,7 @@ from hetagent.job.workers.processes import Cleared, Workers
 from hetagent.job.workers.starter import Exit, Program, Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import StartReply
 from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.facts.failure import Failure, FailureFields
@@ -299,13 +300,7 @@ class LocalRound:
             raised_s=self._workers.raised_s(failure),
             permanent=is_permanent(left),
         )
-        seen = Failure(
-            local_rank=local_rank,
-            rank=rank,
-            exit_code=fields.exit_code,
-            signal=fields.signal,
-            message=fields.message,
-        )
+        seen = Failure(**codec.fields_of(fields))
         text = failed_worker(FailedWorker.of(self.assignment.node_id, seen))
         return replace(fields, **self.report(ReportKind.FAILED)), text
 

@@ -1,37 +1,14 @@
 """An agent's requests to a server, each of which can send itself."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from hetagent.protocol.topics import Topic
-from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.http.route import Route
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
 
-R = TypeVar("R")
-
-
-class Server(Protocol):
-    """What a request is sent with; `hetrdzv.client.client.Client` is one."""
-
-    async def join(self, group: str, node: str, request: JoinRequest) -> DirectiveReply:
-        """Join, or ready for the next round."""
-
-    async def directive(
-        self, group: str, node: str, incarnation: str, after: str | None, wait_s: float
-    ) -> DirectiveReply:
-        """Long poll for the directive."""
-
-    async def poll(self, group: str, node: str, request: PollRequest) -> DirectiveReply:
-        """The same, and how far the node's workers have come."""
-
-    async def ask(self, route: Route[R], group: str, node: str, body: object, /) -> R:
-        """What a route about a node answers."""
-
-    async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
-        """Say goodbye."""
-
+if TYPE_CHECKING:  # the session does no I/O
+    from hetrdzv.client.client import Client
 
 Answer = object
 """What became of a request: a reply, of which most are directives, or an error (`HetError`); None where the server has
@@ -66,9 +43,9 @@ class Join(BaseRequest):
 
     body: JoinRequest
 
-    async def send(self, server: Server) -> Answer:
+    async def send(self, client: "Client") -> Answer:
         """Send this request to a server."""
-        return await server.join(self.group, self.node_id, self.body)
+        return await client.join(self.group, self.node_id, self.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +63,14 @@ class Poll(BaseRequest):
     progress: NodeProgress | None = None
     posts: bool = False
 
-    async def send(self, server: Server) -> Answer:
+    async def send(self, client: "Client") -> Answer:
         """Send this request to a server."""
         if not self.posts:
-            return await server.directive(self.group, self.node_id, self.incarnation, self.after, self.wait_s)
+            return await client.directive(self.group, self.node_id, self.incarnation, self.after, self.wait_s)
         body = PollRequest(
             incarnation=self.incarnation, after=self.after, wait_s=self.wait_s, progress=self.progress
         )
-        return await server.poll(self.group, self.node_id, body)
+        return await client.poll(self.group, self.node_id, body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +80,9 @@ class Say(BaseRequest):
     topic: Topic[Any]
     body: object
 
-    async def send(self, server: Server) -> Answer:
+    async def send(self, client: "Client") -> Answer:
         """Send this request to a server."""
-        answer: Answer = await server.ask(self.topic.route, self.group, self.node_id, self.body)
+        answer: Answer = await client.ask(self.topic.route, self.group, self.node_id, self.body)
         return answer
 
 
@@ -116,9 +93,9 @@ class Leave(BaseRequest):
     incarnation: str
     reason: str
 
-    async def send(self, server: Server) -> Answer:
+    async def send(self, client: "Client") -> Answer:
         """Send this request to a server."""
-        await server.leave(self.group, self.node_id, incarnation=self.incarnation, reason=self.reason)
+        await client.leave(self.group, self.node_id, incarnation=self.incarnation, reason=self.reason)
         return None
 
 

@@ -7,8 +7,6 @@ from tests.agent.protocol.session.driver import Bench
 
 from hetagent.protocol import reports
 from hetagent.protocol.requests import Join, Leave, Poll, Say
-from hetagent.protocol.requests import Server as ServerOfRequests
-from hetrdzv.client.client import Client
 from hetrdzv.core import commands
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.joining import SpecFields
@@ -106,9 +104,3 @@ async def test_requests_are_sent_by_the_clients_own_methods(bench: Bench) -> Non
         (name, "g", "a") for name in ("join", "directive", "leave")
     ]
     assert [call[:4] for call in calls if call[0] == "ask"] == [("ask", routes.REPORT, "g", "a")]
-
-
-async def test_the_client_is_a_server_to_the_session() -> None:
-    async with Client(["http://h"]) as client:
-        server: ServerOfRequests = client  # checked by mypy
-        assert server is client

@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetagent.job.account import Motion
 from hetagent.job.failures import failure_message, is_permanent
 from hetagent.job.room import Environ, Room, kept
 from hetagent.job.workers.deaths import Deaths
 from hetagent.job.workers.processes import Cleared, Workers
-from hetagent.job.workers.starter import Exit, Program, Starter
+from hetagent.job.workers.starter import Exit, Program
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
 from hetrdzv.protocol import codec
@@ -25,6 +25,9 @@ from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.words.causes import failed_worker
 from hetrdzv.words.phrasing import count
+
+if TYPE_CHECKING:
+    from hetagent.job.workers.torch_starter import TorchStarter
 
 SAVE_S = 10.0
 """How long workers may save before they are stopped (seconds), but no longer than until they would be killed."""
@@ -102,7 +105,7 @@ class LocalRound:
         self,
         assignment: Assignment,
         launch: Launch,
-        starter: Starter,
+        starter: "TorchStarter",
         incarnation: str,
         rooms: Sequence[Room] = (),
     ) -> None:

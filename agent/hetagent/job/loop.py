@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hetagent.job import failures
 from hetagent.job.account import STOPPING, Account, Motion, Spent
@@ -21,7 +21,6 @@ from hetagent.job.ports import Ports
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.room import Room, kept
 from hetagent.job.workers.leftovers import Leftovers
-from hetagent.job.workers.starter import Starter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import CommandError, Hopeless, explained
 from hetagent.node.processes import finding as processes
@@ -35,6 +34,9 @@ from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.facts.reasons import Ended
 from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
+
+if TYPE_CHECKING:
+    from hetagent.job.workers.torch_starter import TorchStarter
 
 
 class _Waking(Protocol):
@@ -96,7 +98,7 @@ class Agent:
         identity: Identity,
         line: Line,
         guardian: Guardian,
-        starter: Starter,
+        starter: "TorchStarter",
         ports: Ports,
         launch: Launch,
         readiness: Readiness,

@@ -2,7 +2,10 @@
 
 from argparse import Action, ArgumentParser, HelpFormatter, Namespace
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from hetagent.options.flags import Parser
 
 USAGE = "hetagent [flags] [script [its arguments]]"
 
@@ -74,13 +77,6 @@ PARTS: Mapping[str, Sequence[str]] = {
 """The parts of `--help-all`, each with its flags in order; the last has those that no other names."""
 
 
-class Shows(Protocol):
-    """A parser that says which of its flags are shown."""
-
-    def shown(self) -> Sequence[Action]:
-        """Those flags."""
-
-
 class Print(Action):
     """A flag that prints a text about all flags, and ends the program.
 
@@ -94,7 +90,7 @@ class Print(Action):
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
     ) -> None:
-        print(self.const(cast(Shows, parser).shown()), end="")
+        print(self.const(cast("Parser", parser).shown()), end="")
         parser.exit()
 
 

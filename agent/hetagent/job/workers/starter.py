@@ -1,16 +1,13 @@
-"""What the run loop asks of whatever makes worker processes.
+"""The worker processes of a round, as the run loop knows them.
 
 The loop knows what a round's workers are to run and who they are; it does not know how their processes come into being:
 started, or taken from an optional feature that has started them ahead (`Room.take_process`).
 """
 
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from hetagent.launch.base import Assignment, Forecast
-from hetagent.launch.command import WorkerCommand
 from hetagent.node.processes.signals import signal_name
 
 
@@ -88,49 +85,3 @@ class Exit:
     def signal(self) -> str | None:
         """The name of the signal that ended it, or None."""
         return signal_name(-self.status) if self.status < 0 else None
-
-
-class Starter(Protocol):
-    """Makes the worker processes of this node, round after round."""
-
-    def foresee(self, forecast: Forecast, environ: Mapping[str, str]) -> Sequence[Program]:
-        """What the worker of each local rank will probably run in the first round; empty: only that round will tell.
-
-        Args:
-            forecast: see `Launch.forecast`.
-            environ: what every worker of this agent gets beside torchrun's environment.
-        """
-
-    def start(
-        self,
-        assignment: Assignment,
-        command: WorkerCommand,
-        environs: Sequence[Mapping[str, str | None]],
-        take: Take = no_process,
-    ) -> Started:
-        """Start the workers of a round.
-
-        Args:
-            assignment: this node's part of the round: ranks, master, restart count.
-            command: what every worker runs.
-            environs: for each local rank, changes to torchrun's environment; None removes a variable.
-            take: has a process for a worker; without one it is started.
-
-        Raises:
-            Exception: they could not be started. Some may be running: see `unfinished`.
-        """
-
-    def unfinished(self) -> Collection[int]:
-        """Pids of the processes of a start that failed, known beside their marks; each leads a session of its own."""
-
-    def forget(self) -> None:
-        """Reap the processes of a start that failed, which were killed."""
-
-    def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None:
-        """Report how this agent ended to whoever listens (torch's events and metrics).
-
-        Args:
-            failed: how the workers of the last round ended, if one of them failed by itself.
-            succeeded: whether the job did.
-            error: what kept the agent from seeing the job to its end; None if nothing did.
-        """

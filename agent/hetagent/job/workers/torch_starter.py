@@ -32,7 +32,7 @@ from hetagent.torch_compat.starting import ElasticAgent, Processes
 
 
 class TorchStarter(ElasticAgent):
-    """A `Starter` that uses torch's agent.
+    """Makes the worker processes of this node, round after round.
 
     Args:
         spec: torch's worker spec; its handler is a `HetRendezvousHandler`.
@@ -65,7 +65,12 @@ class TorchStarter(ElasticAgent):
     # -- the starter -----------------------------------------------------------------------------------------
 
     def foresee(self, forecast: Forecast, environ: Mapping[str, str]) -> Sequence[Program]:
-        """See `Starter`."""
+        """What the worker of each local rank will probably run in the first round; empty: only that round will tell.
+
+        Args:
+            forecast: see `Launch.forecast`.
+            environ: what every worker of this agent gets beside torchrun's environment.
+        """
         if changes_the_command(self.spec):
             return ()  # the first round must show what it is
         programs = []
@@ -88,7 +93,17 @@ class TorchStarter(ElasticAgent):
         environs: Sequence[Mapping[str, str | None]],
         take: Take = no_process,
     ) -> Started:
-        """See `Starter`."""
+        """Start the workers of a round.
+
+        Args:
+            assignment: this node's part of the round: ranks, master, restart count.
+            command: what every worker runs.
+            environs: for each local rank, changes to torchrun's environment; None removes a variable.
+            take: has a process for a worker; without one it is started.
+
+        Raises:
+            Exception: they could not be started. Some may be running: see `unfinished`.
+        """
         spec, start = self.spec, assignment.start
         assert isinstance(spec.rdzv_handler, HetRendezvousHandler)
         spec.rdzv_handler.accept(start)
@@ -145,17 +160,23 @@ class TorchStarter(ElasticAgent):
         return self._consoles is None or self._consoles.catch_up(kept, until)
 
     def unfinished(self) -> Collection[int]:
-        """See `Starter`."""
+        """Pids of the processes of a start that failed, known beside their marks; each leads a session of its own."""
         return [process.pid for process in self._begun]
 
     def forget(self) -> None:
-        """See `Starter`; torch has forgotten them."""
+        """Reap the processes of a start that failed, which were killed; torch has forgotten them."""
         for process in self._begun:
             process.poll()
         self._begun = []
 
     def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None:
-        """See `Starter`."""
+        """Report how this agent ended to whoever listens (torch's events and metrics).
+
+        Args:
+            failed: how the workers of the last round ended, if one of them failed by itself.
+            succeeded: whether the job did.
+            error: what kept the agent from seeing the job to its end; None if nothing did.
+        """
         result = None
         if error is None and self._assignment is not None:
             ranks = self.ranks

@@ -47,8 +47,12 @@ class ShareRoom(Room):
     """Gives the workers of each round their shares, and asks the server for others.
 
     Args:
-        ask, tell, decided: see `ShareFiles`.
-        one_per_node: a single process stands for all slots of this node.
+        ask: asks the server.
+        tell: shows one line to the person at the terminal.
+        decided: called with the number of each decision that the workers get, and whether its shares are others
+            than before.
+        one_per_node: a single process stands for all slots of this node; it has a weight of its own only if they have
+            the same.
     """
 
     def __init__(
@@ -63,86 +67,38 @@ class ShareRoom(Room):
         self._tell = tell
         self._decided = decided
         self._one_per_node = one_per_node
-        self._shares: ShareFiles | None = None
-
-    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
-        self._shares = ShareFiles(assignment, self._ask, self._tell, self._decided)
-
-    def environ(self, local_rank: int) -> Environ:
-        assert self._shares is not None
-        return self._shares.environ(local_rank, one_per_node=self._one_per_node)
-
-    def fileno(self) -> int:
-        return self._shares.fileno() if self._shares is not None else -1
-
-    def due_at(self) -> float | None:
-        return self._shares.due_at() if self._shares is not None else None
-
-    def look(self) -> None:
-        if self._shares is not None:
-            self._shares.look()
-
-    def end(self) -> None:
-        if self._shares is not None:
-            self._shares.close()
-            self._shares = None
-
-
-class ShareFiles:
-    """The shares of a round on this node.
-
-    Args:
-        assignment: this node's part of the round.
-        ask: asks the server.
-        tell: shows one line to the person at the terminal.
-        decided: called with the number of each decision that the workers get, and whether its shares are others
-            than before.
-
-    Raises:
-        OSError: there is no place for the files.
-    """
-
-    def __init__(
-        self,
-        assignment: Assignment,
-        ask: Ask,
-        tell: Callable[[str], None],
-        decided: Callable[[int, bool], None] = lambda number, others: None,
-    ) -> None:
-        self._round = assignment.round
-        self._start = assignment.start
-        self._ask = ask
-        self._tell = tell
-        self._decided = decided
+        self._folder: scratch.Folder | None = None  # of the round, until it is over
+        self._created: Created | None = None
+        self._look_at = 0.0
         self._asked: set[int] = set()  # those whose answers are kept, or will come
         self._awaited: dict[int, Future[Shares]] = {}
+
+    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
+        """Write down the shares that the round begins with.
+
+        Raises:
+            OSError: there is no place for the files.
+        """
+        self._round, self._start = assignment.round, assignment.start
+        self._newest = self._start.shares or Shares(round=assignment.round)
+        self._weights = self._newest.of_ranks(self._start.world_size)
         parent = Path(tempfile.gettempdir())
         scratch.sweep(PREFIX, parent)
         self._folder = scratch.Folder(PREFIX, parent)
         self._path = str(self._folder.path / "weights")
-        first = self._start.shares or Shares(round=assignment.round)
-        self._weights = first.of_ranks(self._start.world_size)
-        self._newest = first
-        self._created: Created | None = None
-        self._look_at = 0.0
         try:
-            self._write(self._path, first)
+            self._write(self._path, self._newest)
             with suppress(OSError):
                 self._created = Created(str(self._folder.path))
         except BaseException:
-            self.close()
+            self.end()
             raise
 
-    def environ(self, local_rank: int, *, one_per_node: bool) -> Mapping[str, str | None]:
-        """What a worker gets.
-
-        Args:
-            one_per_node: it stands for all slots of this node; it has a weight of its own only if they have the same.
-        """
+    def environ(self, local_rank: int) -> Environ:
         first = self._start.rank_offset
         own = self._weights[first : first + self._start.slots]
-        weight = own[0 if one_per_node else local_rank]
-        is_clear = not one_per_node or all(other == weight for other in own)
+        weight = own[0 if self._one_per_node else local_rank]
+        is_clear = not self._one_per_node or all(other == weight for other in own)
         return {
             FILE: self._path,
             WEIGHT: f"{weight:.12g}" if is_clear else None,
@@ -154,13 +110,14 @@ class ShareFiles:
         return self._created.fileno() if self._created is not None else -1
 
     def due_at(self) -> float | None:
-        """When to look again even if nothing happens (monotonic seconds); None: no need."""
         if any(answer.done() for answer in self._awaited.values()):
             return 0.0
-        return self._look_at if self._created is None else None
+        return self._look_at if self._folder is not None and self._created is None else None
 
     def look(self) -> None:
         """Pass on what the workers have asked since the last look, and give them what the server has answered."""
+        if self._folder is None:
+            return
         if self._created is not None:
             self._created.clear()
         self._look_at = time.monotonic() + LOOK_S
@@ -179,11 +136,14 @@ class ShareFiles:
                 del self._awaited[number]
                 self._answer(number, answer)
 
-    def close(self) -> None:
-        """The workers are gone."""
+    def end(self) -> None:
         if self._created is not None:
             self._created.close()
-        self._folder.close()
+        if self._folder is not None:
+            self._folder.close()
+        self._created = self._folder = None
+        self._asked.clear()
+        self._awaited.clear()
 
     def _answer(self, number: int, answer: "Future[Shares]") -> None:
         """Give the workers what the server has answered."""

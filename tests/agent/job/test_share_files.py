@@ -11,10 +11,11 @@ import pytest
 from tests.agent.job.rig import Make
 
 from hetagent.launch.base import Assignment
+from hetagent.launch.command import WorkerCommand
 from hetagent.node.created import Created
 from hetagent.protocol.topics import Message
 from hetagent.sharing import files as share_files
-from hetagent.sharing.files import SHARES, ShareFiles
+from hetagent.sharing.files import SHARES, ShareRoom
 from hetrdzv.protocol.directive import MasterReply, StartReply
 from hetrdzv.protocol.rooms.shares import NoSuchShares, Shares, SharesRequest
 
@@ -51,12 +52,13 @@ def decision(*weights: tuple[int, float], number: int = 1) -> Shares:
 class Place:
     """A round's shares, and what they have asked the server."""
 
-    def __init__(self, of: Assignment) -> None:
+    def __init__(self, of: Assignment, *, one_per_node: bool = False) -> None:
         self.asked: dict[int, Future[Shares]] = {}
         self.said: list[str] = []
         self.decided: list[tuple[int, bool]] = []
-        self.shares = ShareFiles(of, self._ask, self.said.append, self._note)
-        self.path = str(self.shares.environ(0, one_per_node=False)["HET_WEIGHTS_FILE"])
+        self.shares = ShareRoom(self._ask, self.said.append, self._note, one_per_node=one_per_node)
+        self.shares.prepare(of, WorkerCommand("train", (), is_python=False))
+        self.path = str(self.shares.environ(0)["HET_WEIGHTS_FILE"])
 
     def _ask(self, message: Message[Shares]) -> "Future[Shares]":
         assert message.topic is SHARES
@@ -91,43 +93,43 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Iterator[Callable[[Assignment], Place]]:
+def place() -> Iterator[Callable[..., Place]]:
     made: list[Place] = []
 
-    def make(of: Assignment) -> Place:
-        made.append(Place(of))
+    def make(of: Assignment, **how: bool) -> Place:
+        made.append(Place(of, **how))
         return made[-1]
 
     yield make
     for one in made:
-        one.shares.close()
+        one.shares.end()
 
 
-def test_workers_get_their_weight_the_sum_and_a_file_with_all(place: Callable[[Assignment], Place]) -> None:
+def test_workers_get_their_weight_the_sum_and_a_file_with_all(place: Callable[..., Place]) -> None:
     found = place(assignment(weights=[(1, 2.0), (2, 1.0), (1, 0.25)], offset=2))
     assert found.read() == {"round": 3, "number": 0, "weights": [2.0, 1.0, 1.0, 0.25]}
     for local_rank, weight in enumerate(("1", "0.25")):
-        environ = found.shares.environ(local_rank, one_per_node=False)
+        environ = found.shares.environ(local_rank)
         assert (environ["HET_WEIGHT"], environ["HET_WEIGHT_SUM"]) == (weight, "4.25")
 
 
-def test_without_weights_all_have_the_same(place: Callable[[Assignment], Place]) -> None:
+def test_without_weights_all_have_the_same(place: Callable[..., Place]) -> None:
     found = place(assignment())
     assert found.read()["weights"] == [1.0] * 4
-    environ = found.shares.environ(1, one_per_node=False)
+    environ = found.shares.environ(1)
     assert (environ["HET_WEIGHT"], environ["HET_WEIGHT_SUM"]) == ("1", "4")
 
 
 def test_the_program_of_a_whole_node_has_a_weight_only_if_its_ranks_have_the_same(
-    place: Callable[[Assignment], Place],
+    place: Callable[..., Place],
 ) -> None:
     weights = [(3, 1.0), (1, 0.5)]
-    assert place(assignment(weights=weights)).shares.environ(0, one_per_node=True)["HET_WEIGHT"] == "1"
-    unlike = place(assignment(weights=weights, offset=2)).shares.environ(0, one_per_node=True)
+    assert place(assignment(weights=weights), one_per_node=True).shares.environ(0)["HET_WEIGHT"] == "1"
+    unlike = place(assignment(weights=weights, offset=2), one_per_node=True).shares.environ(0)
     assert (unlike["HET_WEIGHT"], unlike["HET_WEIGHT_SUM"]) == (None, "3.5")
 
 
-def test_a_decision_is_asked_for_once_and_answered_with_a_file(place: Callable[[Assignment], Place]) -> None:
+def test_a_decision_is_asked_for_once_and_answered_with_a_file(place: Callable[..., Place]) -> None:
     found = place(assignment())
     found.asks(1)
     found.asks(1)
@@ -141,7 +143,7 @@ def test_a_decision_is_asked_for_once_and_answered_with_a_file(place: Callable[[
     assert found.decided[1:] == [(2, False)]
 
 
-def test_the_last_two_answers_are_kept(place: Callable[[Assignment], Place]) -> None:
+def test_the_last_two_answers_are_kept(place: Callable[..., Place]) -> None:
     found = place(assignment())
     for number in (1, 2, 3):
         found.asks(number)
@@ -151,7 +153,7 @@ def test_the_last_two_answers_are_kept(place: Callable[[Assignment], Place]) -> 
 
 
 def test_who_asks_for_an_answer_that_is_no_longer_there_does_not_wait_in_vain(
-    place: Callable[[Assignment], Place],
+    place: Callable[..., Place],
 ) -> None:
     found = place(assignment())
     for number in (1, 2, 3):
@@ -163,7 +165,7 @@ def test_who_asks_for_an_answer_that_is_no_longer_there_does_not_wait_in_vain(
     assert found.read(1) == {"error": "the last one is 3"}
 
 
-def test_a_refusal_is_shown_and_reaches_the_worker(place: Callable[[Assignment], Place]) -> None:
+def test_a_refusal_is_shown_and_reaches_the_worker(place: Callable[..., Place]) -> None:
     found = place(assignment())
     found.asks(7)
     found.answered(7, NoSuchShares("there is no such decision"))
@@ -171,17 +173,17 @@ def test_a_refusal_is_shown_and_reaches_the_worker(place: Callable[[Assignment],
     assert found.said == ["round 3: no new shares: there is no such decision"]
 
 
-def test_an_answer_after_the_round_is_nothing(place: Callable[[Assignment], Place]) -> None:
+def test_an_answer_after_the_round_is_nothing(place: Callable[..., Place]) -> None:
     found = place(assignment())
     found.asks(1)
     found.asks(2)
-    found.shares.close()
+    found.shares.end()
     found.asked[1].set_result(decision())
     found.asked[2].cancel()
     assert not Path(found.path).parent.exists()
 
 
-def test_files_of_other_names_are_no_question(place: Callable[[Assignment], Place]) -> None:
+def test_files_of_other_names_are_no_question(place: Callable[..., Place]) -> None:
     found = place(assignment())
     for name in ("ask.x", "ask.1.new", "ask.", "ask.-1", "1", "ask.1234567890123456"):
         Path(f"{found.path}.{name}").touch()

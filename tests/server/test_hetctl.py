@@ -41,6 +41,7 @@ from hetrdzv.protocol.settings import Setting
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.words.past import DownReply, PastReply, PastRoundReply
+from tests.support.cluster import wait_for
 from tests.support.servers import ROOT, Hetserver
 
 LONG = "node003.rack12.cluster.example.com"
@@ -567,17 +568,9 @@ def test_wait_for_a_group_that_is_deleted() -> None:
     with Hetserver() as server, httpx.Client(trust_env=False, base_url=server.url) as http:
         job = Job(server.url, "doomed")
         with process("--server", server.url, "wait", "doomed", "--for", "succeeded") as waiting:
-            until(lambda: "hetrdzv_open_polls 1.0" in http.get("/metrics").text)
+            wait_for(lambda: "hetrdzv_open_polls 1.0" in http.get("/metrics").text)
             job.ask(lambda client: client.delete("doomed"))
             assert ended(waiting) == (4, "", "hetctl: group 'doomed' was deleted\n")
-
-
-def until(holds: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it never was so")
 
 
 def test_watch_prints_what_is_new_into_a_pipe(job: Job) -> None:

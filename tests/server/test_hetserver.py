@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 
 from hetrdzv.cli import hetserver
+from tests.support.cluster import wait_for
 from tests.support.servers import ROOT, Hetserver
 
 WAIT_S = 20.0
@@ -143,15 +144,6 @@ def answer(connection: http.client.HTTPConnection) -> Any:
     return json.loads(connection.getresponse().read())
 
 
-def until(condition: Callable[[], bool], what: str) -> float:
-    """Wait for a condition; returns when it was met (monotonic seconds)."""
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, f"waited {WAIT_S:g} s in vain until {what}"
-        time.sleep(0.005)
-    return time.monotonic()
-
-
 def read_until(stream: socket.socket, text: str) -> str:
     """Read a stream up to some text."""
     said = b""
@@ -181,7 +173,8 @@ def test_a_killed_client_is_suspect_at_once_and_lost_after_a_grace(job: Job) -> 
         time.sleep(SETTLE_S)
         client.kill()
         killed = time.monotonic()
-    suspected = until(lambda: job.state("a") in ("suspect", "lost"), "it was suspected")
+    wait_for(lambda: job.state("a") in ("suspect", "lost"), "it was suspected")
+    suspected = time.monotonic()
     assert suspected - killed < 1.0, "the server did not see the cut, or took its time"
     told = answer(peer)
     assert time.monotonic() - killed >= 1.0, "there was no grace"
@@ -192,9 +185,9 @@ def test_a_killed_client_is_suspect_at_once_and_lost_after_a_grace(job: Job) -> 
 
 def test_a_cut_node_that_is_heard_again_is_not_lost(job: Job) -> None:
     job.run().poll("a").close()
-    until(lambda: job.state("a") == "suspect", "it was suspected")
+    wait_for(lambda: job.state("a") == "suspect", "it was suspected")
     job.poll("a")
-    until(lambda: job.state("a") == "running", "it was heard")
+    wait_for(lambda: job.state("a") == "running", "it was heard")
     time.sleep(GRACE_S)
     assert job.state("a") == "running"
 
@@ -207,13 +200,13 @@ def test_one_of_two_polls_may_be_cut(job: Job) -> None:
     time.sleep(GRACE_S)
     assert job.state("a") == "running"
     second.close()
-    until(lambda: job.state("a") == "suspect", "it was suspected")
+    wait_for(lambda: job.state("a") == "suspect", "it was suspected")
 
 
 def test_the_poll_of_a_former_incarnation_may_be_cut(job: Job) -> None:
     job.join("a")
     job.poll("a").close()
-    until(lambda: job.state("a") == "suspect", "it was suspected")
+    wait_for(lambda: job.state("a") == "suspect", "it was suspected")
     former = http.client.HTTPConnection("127.0.0.1", job.server.port, timeout=WAIT_S)
     assert job.join("a", "2")["kind"] == "wait"
     job.poll("a", "2")
@@ -226,9 +219,9 @@ def test_a_join_that_is_cut_while_it_waits_makes_its_node_suspect(job: Job) -> N
     connection = job.connect()
     headers = {"Content-Type": "application/json"}
     connection.request("PUT", f"{job.nodes}/a?wait=30", json.dumps(job.offer()), headers)
-    until(lambda: job.state("a") == "ready", "it joined")
+    wait_for(lambda: job.state("a") == "ready", "it joined")
     connection.close()
-    until(lambda: job.state("a") in ("suspect", "lost"), "it was suspected")
+    wait_for(lambda: job.state("a") in ("suspect", "lost"), "it was suspected")
 
 
 def test_a_connection_that_is_cut_between_polls_says_nothing(job: Job) -> None:
@@ -267,7 +260,7 @@ def test_a_follower_that_goes_away_is_let_go(server: Hetserver) -> None:
         for stream in [job.follow() for _ in range(20)]:
             read_until(stream, ": follows")
             stream.close()
-        until(lambda: sockets() <= before, "their connections were closed")
+        wait_for(lambda: sockets() <= before, "their connections were closed")
         job.join("b")
         assert server.stop() == 0
         assert "Traceback" not in server.log

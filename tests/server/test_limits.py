@@ -6,7 +6,7 @@ import json
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.settings import Limits
 from tests.support.certificates import Authority
+from tests.support.cluster import wait_for
 from tests.support.programs.impatient import ARRIVAL_S
 from tests.support.served import join, serving
 from tests.support.servers import Hetserver, Impatient
@@ -282,13 +283,6 @@ def ask(server: Hetserver, method: str, path: str, body: object = None, host: in
         return response.status, json.loads(said) if said.startswith(b"{") else said
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
-
-
 def connections(server: Hetserver) -> int:
     return sum(one.status == "ESTABLISHED" for one in psutil.Process(server.pid).net_connections("tcp"))
 
@@ -299,7 +293,7 @@ def nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "server" in request.fixturenames:
         server = request.getfixturevalue("server")
-        until(lambda: connections(server) == 0, "all connections are closed")
+        wait_for(lambda: connections(server) == 0, "all connections are closed")
 
 
 PARTS = [b"", b"GET /healthz", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"]
@@ -365,7 +359,7 @@ def test_polls_of_one_address_are_counted(server: Hetserver, stack: ExitStack) -
         poll.sendall(
             f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
         )
-    until(lambda: len(ask(server, "GET", "/v1/groups/polled", host=2)[1]["nodes"]) == POLLS, "all wait")
+    wait_for(lambda: len(ask(server, "GET", "/v1/groups/polled", host=2)[1]["nodes"]) == POLLS, "all wait")
     for path, body_of in (("/nodes/more", OFFER), ("/nodes/n0", OFFER)):
         status, said = ask(server, "PUT", f"/v1/groups/polled{path}", body_of)
         assert (status, said["code"]) == (503, "too_many_polls")
@@ -373,7 +367,9 @@ def test_polls_of_one_address_are_counted(server: Hetserver, stack: ExitStack) -
     assert ask(server, "PUT", "/v1/groups/polled/nodes/more", OFFER, host=2)[0] == 200
     assert ask(server, "GET", "/v1/groups")[0] == 200
     stack.close()
-    until(lambda: ask(server, "PUT", "/v1/groups/polled/nodes/again", OFFER)[0] == 200, "there is room again")
+    wait_for(
+        lambda: ask(server, "PUT", "/v1/groups/polled/nodes/again", OFFER)[0] == 200, "there is room again"
+    )
 
 
 GROUPS = b"GET /v1/groups HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -390,7 +386,7 @@ def test_connections_are_counted_by_address_and_in_all(server: Hetserver, stack:
     assert '"code":"busy"' in said
     assert "retry-after: 1" in said
     kept.pop().close()
-    until(lambda: connections(server) < CONNECTIONS, "one has gone")
+    wait_for(lambda: connections(server) < CONNECTIONS, "one has gone")
     said = heard(dial(server, stack, 1)).decode()
     assert f"127.0.0.1 has {2 * POLLS} connections, the maximum for one address" in said
     fresh = dial(server, stack, 9)
@@ -411,7 +407,7 @@ def test_connections_without_an_accepted_request_give_way(
     for stream in many:
         stream.sendall(first)
         assert not first.startswith(WHOLE) or is_answered(stream)
-    until(lambda: connections(server) == CONNECTIONS, "all are there")
+    wait_for(lambda: connections(server) == CONNECTIONS, "all are there")
     for newcomer, goes in ((1, many[0]), (2, many[2 * POLLS]), (3, many[1]), (4, many[2])):
         stream = dial(server, stack, newcomer)
         stream.sendall(GROUPS)
@@ -446,7 +442,7 @@ def test_what_is_no_request_is_logged_now_and_then(server: Hetserver, stack: Exi
         assert is_answered(stream)
         assert b'"code":"invalid_request"' in heard_after(dial(server, stack), b"garbage\r\n\r\n")
     said = "refused a request from 127.0.0.1: this is not an HTTP/1.1 request"
-    until(lambda: said in server.log, "it is logged")
+    wait_for(lambda: said in server.log, "it is logged")
     lines = server.log.splitlines()[before:]
     assert len([line for line in lines if said in line]) == 1
     assert len(lines) < 10  # its own, and what the tests before it left; not one for each request
@@ -500,13 +496,13 @@ def test_a_server_stays_small_whatever_it_is_sent_and_nobody_reads() -> None:
                         refused.add(stream)
             return len(refused) > 50
 
-        until(are_refused, "what is too much is refused")
+        wait_for(are_refused, "what is too much is refused")
         print(f"and 150 bodies of 900 KB: {most - before_bodies:.0f} MiB more")
         assert most < 260 + 120
         assert ask(server, "PUT", "/v1/groups/small", {}, host=3)[0] == 200
-        until(lambda: connections(server) < 170, "those that do not read are cut")
+        wait_for(lambda: connections(server) < 170, "those that do not read are cut")
         stack.close()
-        until(lambda: connections(server) == 0, "all have gone")
+        wait_for(lambda: connections(server) == 0, "all have gone")
         assert ask(server, "GET", "/v1/groups", host=4)[0] == 200
         assert server.stop() == 0
         assert "Traceback" not in server.log
@@ -555,7 +551,7 @@ def test_what_is_sent_ahead_of_an_answer_stays_outside(stack: ExitStack) -> None
     """126 KiB for each of these connections were kept once."""
     with Hetserver("memory") as server:
         polls = [poll_of(server, f"n{n}", stack) for n in range(AHEAD)]
-        until(lambda: open_polls(server) == AHEAD, "all wait")
+        wait_for(lambda: open_polls(server) == AHEAD, "all wait")
         before = psutil.Process(server.pid).memory_info().rss
         send_ahead(polls, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 8_000)
         each = grown(server, before) * 1024 / AHEAD
@@ -569,7 +565,7 @@ def test_large_polls_that_wait_take_no_room(stack: ExitStack) -> None:
         before, polls = psutil.Process(server.pid).memory_info().rss, list[socket.socket]()
         for n in range(100):
             polls.append(poll_of(server, f"n{n}", stack, BIG))
-            until(lambda: open_polls(server) == len(polls), "it waits")
+            wait_for(lambda: open_polls(server) == len(polls), "it waits")
         assert grown(server, before) < 30
 
 

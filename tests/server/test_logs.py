@@ -19,7 +19,8 @@ from hetrdzv.cli import logs
 from hetrdzv.cli.logs import JsonFormatter, TextFormatter
 from hetrdzv.core.commands import Cancel, Leave
 from hetrdzv.protocol.errors import StaleRound, Unauthorized
-from tests.server.test_hetserver import ask, until
+from tests.server.test_hetserver import ask
+from tests.support.cluster import wait_for
 from tests.support.served import api, join, serving, two_nodes
 from tests.support.servers import ROOT, Hetserver, free_port
 
@@ -192,7 +193,7 @@ def test_lines_of_a_real_server(tmp_path: Path) -> None:
                 "spec": {"max_nodes": 1},
             }
             ask(server, "PUT", "/v1/groups/g/nodes/a", body)
-            until(lambda: "round 1 formed" in server.log, "the log said it")
+            wait_for(lambda: "round 1 formed" in server.log, "the log said it")
             lines = server.log.splitlines()
         if style == "text":
             assert all(LINE.fullmatch(line) for line in lines), lines
@@ -219,7 +220,7 @@ def test_a_reader_that_stalls_does_not_stop_the_server(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         try:
             server: Any = SimpleNamespace(port=port)
-            until(lambda: answers(server), "it answered")
+            wait_for(lambda: answers(server), "it answered")
             for number in range(600):
                 group = f"{'g' * 100}{number}"
                 ask(server, "PUT", f"/v1/groups/{group}", {"min_nodes": 2})

@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from hetrdzv.service.service import Service
 from hetrdzv.settings import Settings
 from tests.server.test_hetserver import start_and_stop
 from tests.support.certificates import Authority, Tls
+from tests.support.cluster import wait_for
 from tests.support.servers import ROOT, Hetserver
 
 WAIT_S = 20.0
@@ -200,13 +201,6 @@ def node_state(server: Hetserver, tls: Tls) -> str:
         return str(json.loads(connection.getresponse().read())["nodes"][0]["state"])
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-
-
 def test_a_poll_that_is_cut_is_seen_and_a_stop_waits_for_nobody(mine: Tls) -> None:
     with encrypted(mine) as server, ExitStack() as stack:
         context = ssl.create_default_context(cafile=mine.ca)
@@ -224,13 +218,13 @@ def test_a_poll_that_is_cut_is_seen_and_a_stop_waits_for_nobody(mine: Tls) -> No
         for incarnation, how in (("1", "close"), ("2", "reset")):
             stream = connect()
             join(stream, incarnation)
-            until(lambda: get(server, mine, "/v1/groups/g") == 200, "it joined")
-            until(lambda: node_state(server, mine) == "ready", "it joined")
+            wait_for(lambda: get(server, mine, "/v1/groups/g") == 200, "it joined")
+            wait_for(lambda: node_state(server, mine) == "ready", "it joined")
             if how == "reset":
                 linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             stream.close()
-            until(lambda: node_state(server, mine) in ("suspect", "lost"), "the cut was seen")
+            wait_for(lambda: node_state(server, mine) in ("suspect", "lost"), "the cut was seen")
         polls = [connect() for _ in range(3)]
         for number, poll in enumerate(polls):
             head = f"PUT /v1/groups/h/nodes/n{number}?wait=60 HTTP/1.1\r\nHost: localhost\r\n"
@@ -241,7 +235,7 @@ def test_a_poll_that_is_cut_is_seen_and_a_stop_waits_for_nobody(mine: Tls) -> No
         silent = socket.create_connection(("127.0.0.1", server.port), WAIT_S)  # in its handshake
         stack.enter_context(closing(silent)).sendall(b"\x16\x03\x01")
         connect()  # says nothing
-        until(lambda: get(server, mine, "/v1/groups/h") == 200, "they joined")
+        wait_for(lambda: get(server, mine, "/v1/groups/h") == 200, "they joined")
         time.sleep(0.2)
         began = time.monotonic()
         assert server.stop() == 0
@@ -302,7 +296,7 @@ def test_hetctl_and_a_guardian_speak_it(strict: Hetserver, ours: Authority, mine
 
         assert asyncio.run(group("join")) == "ready"
         agent.send_signal(signal.SIGKILL)
-    until(lambda: asyncio.run(group("look")) == "lost", "the guardian said goodbye")
+    wait_for(lambda: asyncio.run(group("look")) == "lost", "the guardian said goodbye")
 
 
 def test_hetagent_takes_its_flags(ours: Authority, mine: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,13 +337,13 @@ def test_a_new_certificate_is_shown_without_a_restart(ours: Authority, tmp_path:
         time.sleep(1.5)
         assert is_shown(first.cert), "a certificate without its key"
         put(None, second.key)
-        until(lambda: is_shown(second.cert), "the new one is shown")
+        wait_for(lambda: is_shown(second.cert), "the new one is shown")
         live.cert.write_text("nonsense")
         time.sleep(1.5)
         assert is_shown(second.cert)
         put(first.cert, first.key)
         server.process.send_signal(signal.SIGHUP)
-        until(lambda: is_shown(first.cert), "it is shown again")
+        wait_for(lambda: is_shown(first.cert), "it is shown again")
         assert server.stop() == 0
         assert "do not belong together" in server.log
         assert "the previous certificate stays in use" in server.log

@@ -36,7 +36,7 @@ NO_STANDBYS = {"HET_PRELOAD": "none"}
 """Unless a test or a benchmark asks for them (`--preload`): most of their workers have no torch to import."""
 
 
-def wait_for(found: Callable[[], T | None], what: str, timeout_s: float = WAIT_S) -> T:
+def wait_for(found: Callable[[], T | None], what: str = "it", timeout_s: float = WAIT_S) -> T:
     """Call `found` until it returns something true, and return that.
 
     Raises:

@@ -8,12 +8,12 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from tests.support.cluster import wait_for
 
 from hetagent.job.workers.processes import Cleared, Workers
 from hetagent.job.workers.starter import Exit, Started
@@ -82,15 +82,6 @@ def round_(tmp_path: Path) -> Iterator[Round]:
             made.workers.clear()
 
 
-def soon(what: Callable[[], Any]) -> Any:
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        if found := what():
-            return found
-        time.sleep(0.005)
-    raise AssertionError("not within 10 s")
-
-
 @pytest.mark.parametrize(
     ("command", "exit_code", "name"),
     [
@@ -136,10 +127,10 @@ def test_a_signal_reaches_the_whole_process_group(round_: Round, tmp_path: Path)
     script = tmp_path / "script"
     script.write_text("trap 'echo $1 >> got; exit 7' TERM; echo $1 >> up; while :; do sleep 0.01; done")
     made = round_.start(f"cd {tmp_path}; sh script child & set leader; . ./script")
-    soon(lambda: (tmp_path / "up").exists() and len((tmp_path / "up").read_text().split()) == 2)
+    wait_for(lambda: (tmp_path / "up").exists() and len((tmp_path / "up").read_text().split()) == 2)
     made.send(signal.SIGTERM)
     assert [end.exit_code for end in round_.ends(1)] == [7]
-    assert soon(lambda: sorted((tmp_path / "got").read_text().split()) == ["child", "leader"])
+    assert wait_for(lambda: sorted((tmp_path / "got").read_text().split()) == ["child", "leader"])
 
 
 def test_what_is_stopped_is_killed_instead_of_waited_for(round_: Round, tmp_path: Path) -> None:
@@ -150,8 +141,8 @@ def test_what_is_stopped_is_killed_instead_of_waited_for(round_: Round, tmp_path
         f"{waits}; sh -c 'kill -STOP $$' & touch same; wait",
         f"{waits}; setsid sh -c 'kill -STOP $$' & touch own; wait",
     )
-    soon(lambda: (tmp_path / "same").exists() and (tmp_path / "own").exists())
-    soon(lambda: len(stopped(made.pids.values())) == 3)
+    wait_for(lambda: (tmp_path / "same").exists() and (tmp_path / "own").exists())
+    wait_for(lambda: len(stopped(made.pids.values())) == 3)
     made.send(signal.SIGTERM)
     ended = {end.local_rank: (end.exit_code, end.signal) for end in round_.ends(3)}
     assert ended == {0: (None, "SIGKILL"), 1: (7, None), 2: (7, None)}
@@ -177,7 +168,7 @@ def test_all_that_a_worker_started_is_killed(round_: Round, tmp_path: Path) -> N
     script.write_text("trap '' TERM; echo $$ >> pids; while :; do sleep 0.05; done")
     made = round_.start(f"cd {tmp_path}; sh script & setsid sh script & exit 5")
     round_.ends(1)
-    soon(lambda: (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 2)
+    wait_for(lambda: (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 2)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert {psutil.pid_exists(pid) for pid in pids} == {True}
     assert made.clear() == Cleared([], shown=True)

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.cluster import wait_for
 
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes import guardian, guardian_process
@@ -65,13 +65,6 @@ sys.stdin.readline()
 if config["node_id"] == "dismisses":
     guardian.dismiss()
 """
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.005)
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -148,7 +141,7 @@ def test_nothing_outlives_a_killed_agent(server: Server, node_id: str) -> None:
         os.kill(agent.guardian, signal.SIGINT)
         os.kill(agent.guardian, signal.SIGHUP)
         agent.process.kill()
-        eventually(lambda: not agent.left)
+        wait_for(lambda: not agent.left)
     finally:
         said = agent.end()
     assert said == ""
@@ -224,7 +217,7 @@ def test_the_goodbye_is_prepared_a_while_after_there_are_workers(
     maps = Path(f"/proc/{one.pid}/maps")
     assert "pydantic_core" not in maps.read_text()
     one.watch([2**30])
-    eventually(lambda: "pydantic_core" in maps.read_text())
+    wait_for(lambda: "pydantic_core" in maps.read_text())
 
 
 REHEARSED = """

@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 import termios
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.cluster import wait_for
 
 UNSHARE = ("unshare", "--fork", "--pid", "--mount-proc", "--kill-child")
 
@@ -46,13 +45,6 @@ def until(condition):
     while not condition():
         time.sleep(0.01)
 """
-
-
-def soon(what: Callable[[], object]) -> None:
-    until = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < until, "not within 60 s"
-        time.sleep(0.01)
 
 
 def in_container(source: str, folder: Path, terminal: int | None = None) -> "subprocess.Popen[str]":
@@ -101,7 +93,7 @@ def test_signals_are_passed_on_once(tmp_path: Path) -> None:
         "print(got)\n",
         tmp_path,
     )
-    soon((tmp_path / "up").exists)
+    wait_for((tmp_path / "up").exists)
     [init] = psutil.Process(made.pid).children()
     assert init.memory_info().rss < 20_000_000
     init.send_signal(signal.SIGTERM)
@@ -122,7 +114,7 @@ def test_ctrl_c_at_a_terminal_comes_once(tmp_path: Path) -> None:
     )
     made = in_container(source, tmp_path, terminal=slave)
     os.close(slave)
-    soon((tmp_path / "up").exists)
+    wait_for((tmp_path / "up").exists)
     os.write(master, b"\x03")
     assert made.wait(30) == 0
     assert (tmp_path / "got").read_text() == "['int']"
@@ -137,7 +129,7 @@ def test_a_signal_that_the_agent_does_not_handle_ends_it(tmp_path: Path) -> None
         "time.sleep(100)\n",
         tmp_path,
     )
-    soon((tmp_path / "up").exists)
+    wait_for((tmp_path / "up").exists)
     [init] = psutil.Process(made.pid).children()
     init.send_signal(signal.SIGTERM)
     said, _ = made.communicate(timeout=30)

@@ -7,23 +7,17 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tests.support.cluster import wait_for
 
 from hetagent.node.processes import finding as processes
 
 SLEEP = "import time; time.sleep(300)"
 MARK = uuid.uuid4().hex
 """Of this run of the tests only: another one may be under way."""
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.005)
 
 
 class Family:
@@ -51,7 +45,7 @@ class Family:
         )
         self._children.append(child)
         self.pids.append(child.pid)
-        eventually(lambda: told.exists() and "0" in told.read_text().split("\n"))
+        wait_for(lambda: told.exists() and "0" in told.read_text().split("\n"))
         self.pids += [int(pid) for pid in told.read_text().split() if pid != "0"]
         return child
 
@@ -85,7 +79,7 @@ def test_members_of_a_session_outlive_its_leader(family: Family) -> None:
     member = family.pids[-1]
     assert processes.session_members([child.pid]) == sorted([child.pid, member])
     child.kill()
-    eventually(lambda: processes.session_members([child.pid]) == [member])  # the leader is a zombie now
+    wait_for(lambda: processes.session_members([child.pid]) == [member])  # the leader is a zombie now
     child.wait()
     assert processes.session_members([child.pid]) == [member]
     assert processes.session_members([]) == []
@@ -98,7 +92,7 @@ def test_a_process_whose_first_thread_has_ended_is_alive(family: Family) -> None
         "ctypes.CDLL(None).pthread_exit(None)"
     )
     stat = Path(f"/proc/{child.pid}/stat")
-    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+    wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
     assert processes.session_members([child.pid]) == [child.pid]
 
 
@@ -203,7 +197,7 @@ def test_parents_before_children_and_all_are_stopped_before_one_is_killed(
 ) -> None:
     """What `test_nothing_reacts...` rests on; without either it fails in some runs only."""
     shell = subprocess.Popen(["sh", "-c", "sh -c 'sleep 300; true'; true"], start_new_session=True)
-    eventually(lambda: len(processes.session_members({shell.pid})) == 3)
+    wait_for(lambda: len(processes.session_members({shell.pid})) == 3)
     family = processes.session_members({shell.pid})
     parents = [processes.living()[pid].parent for pid in family]
     assert parents[1:] == family[:-1]
@@ -227,7 +221,7 @@ def test_nothing_reacts_to_the_death_of_what_is_killed_with_it(tmp_path: Path) -
         for number, script in enumerate(scripts)
     ]
     sids = {shell.pid for shell in shells}
-    eventually(lambda: len(processes.session_members(sids)) == 10 * 2 + 10 * 4)
+    wait_for(lambda: len(processes.session_members(sids)) == 10 * 2 + 10 * 4)
     assert processes.kill_all(lambda: processes.session_members(sids)) == []
     for shell in shells:
         assert shell.wait() == -signal.SIGKILL

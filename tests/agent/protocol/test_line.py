@@ -5,7 +5,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import pytest
+from tests.support.cluster import wait_for
 
 from hetagent.launch.mpi.mpirun import DAEMON
 from hetagent.protocol import preflight, reports
@@ -135,15 +136,6 @@ def talk() -> Iterator[Talk]:
     assert not [thread for thread in threading.enumerate() if thread.name == "hetagent-line"]
 
 
-def soon(what: Callable[[], Any]) -> Any:
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        if found := what():
-            return found
-        time.sleep(0.005)
-    raise AssertionError("not within 10 s")
-
-
 def test_directives_come_in_order_and_wake_the_agent(talk: Talk) -> None:
     talk.begin()
     assert talk.next().kind == "wait"
@@ -162,7 +154,7 @@ def test_on_a_terminal_what_it_waits_for_is_shown_until_it_is_over(talk: Talk) -
     assert talk.next().kind == "wait"
     talk.client.says = start(1)
     assert talk.next().kind == "start"
-    assert soon(lambda: talk.live[-1] == "")
+    assert wait_for(lambda: talk.live[-1] == "")
     assert set(talk.live) == {"waiting: 1 of 2 nodes ready (a)", ""}
     assert talk.told == []
 
@@ -170,10 +162,10 @@ def test_on_a_terminal_what_it_waits_for_is_shown_until_it_is_over(talk: Talk) -
 def test_what_the_agent_says_arrives(talk: Talk) -> None:
     talk.begin()
     talk.client.says = start(1)
-    soon(lambda: [one for one in talk.news() if one.kind == "start"])
+    wait_for(lambda: [one for one in talk.news() if one.kind == "start"])
     talk.line.say(reports.started(1))
     talk.line.say(reports.failed(1, FailureFields(local_rank=0, rank=0, exit_code=3)), time.monotonic() - 2)
-    told = soon(lambda: len(talk.client.heard("report")) == 2 and talk.client.heard("report"))
+    told = wait_for(lambda: len(talk.client.heard("report")) == 2 and talk.client.heard("report"))
     assert [report.kind for report in told] == ["started", "failed"]
     assert 2 <= told[1].age_s < 5
     assert talk.line.leave("done", 5.0)
@@ -202,7 +194,7 @@ def test_a_master_out_of_reach_is_reported_and_nothing_starts(
     talk.begin()
     talk.next()
     talk.client.says = start(1, "b", "10.0.0.9", 29500)
-    (report,) = soon(lambda: talk.client.heard("report"))
+    (report,) = wait_for(lambda: talk.client.heard("report"))
     what = "connection refused (10.0.0.9:29500)"
     assert (report.kind, report.round, report.message) == ("master_unreachable", 1, what)
     assert f"cannot reach the master b: {what}; asking for another one" in talk.told
@@ -248,9 +240,9 @@ def test_a_stop_overtakes_a_start_that_has_overtaken_another(
     talk.begin()
     talk.next()
     talk.client.says = start(1, "b", port=7)
-    soon(lambda: tried == [7])
+    wait_for(lambda: tried == [7])
     talk.client.says = with_daemon(talk.client.says, ("orted",))
-    soon(lambda: tried == [7, 7])
+    wait_for(lambda: tried == [7, 7])
     talk.client.says = directive("stop", 1)
     assert talk.next().kind == "stop"
 
@@ -266,7 +258,7 @@ def test_a_bug_in_the_thread_is_told_and_makes_the_agent_exit(talk: Talk, where:
     else:
         talk.line._make_client = lambda: (_ for _ in ()).throw(TypeError("a bug"))
         talk.begin()
-    last = soon(lambda: [one for one in talk.news() if one.kind == "exit"])[0]
+    last = wait_for(lambda: [one for one in talk.news() if one.kind == "exit"])[0]
     assert (last.code, last.exit_code) == ("broken", 1)
     assert "the thread that talks to the server broke, which is a bug" in last.why
     assert ("TypeError: '>'" if where == "the session" else "TypeError: a bug") in last.why
@@ -280,7 +272,7 @@ def test_without_any_server_the_agent_exits_and_no_goodbye_is_tried(talk: Talk) 
     talk.next()
     talk.client.fails = Unreachable("no server answers (x: connection refused)")
     talk.line.give_up("the server is gone")
-    last = soon(lambda: [one for one in talk.news() if one.kind == "exit"])[0]
+    last = wait_for(lambda: [one for one in talk.news() if one.kind == "exit"])[0]
     assert (last.why, last.exit_code, last.stop_timeout_s) == ("the server is gone", 1, 7.0)
     before = time.monotonic()
     assert talk.line.leave("x", 5.0)
@@ -299,7 +291,7 @@ def test_when_it_breaks_the_workers_have_the_groups_time_to_stop(talk: Talk) -> 
 def test_a_server_that_never_answered_is_not_waited_for(talk: Talk) -> None:
     talk.client.fails = Unreachable("no server answers (x: connection refused)")
     talk.begin()
-    soon(lambda: talk.told)
+    wait_for(lambda: talk.told)
     before = time.monotonic()
     talk.line.leaving("SIGTERM")
     assert talk.line.leave("its agent got SIGTERM", 5.0)
@@ -309,7 +301,7 @@ def test_a_server_that_never_answered_is_not_waited_for(talk: Talk) -> None:
 def test_nor_one_that_is_silent_from_the_first(talk: Talk) -> None:
     talk.client.hangs = True
     talk.begin()
-    soon(lambda: talk.client.asked)
+    wait_for(lambda: talk.client.asked)
     before = time.monotonic()
     assert not talk.line.leave("its agent got SIGTERM", 5.0)
     assert UNHEARD_LEAVE_S <= time.monotonic() - before < 5.0
@@ -330,7 +322,7 @@ def test_one_that_is_away_is_given_time(talk: Talk) -> None:
     talk.begin()
     talk.next()
     talk.client.fails = Unreachable("no server answers (x: connection refused)")
-    soon(lambda: any("trying again" in text for text in talk.told))
+    wait_for(lambda: any("trying again" in text for text in talk.told))
     threading.Timer(0.3, lambda: setattr(talk.client, "fails", None)).start()
     assert talk.line.leave("done", 5.0)
     assert talk.client.heard("leave")[-1] == "done"
@@ -339,7 +331,7 @@ def test_one_that_is_away_is_given_time(talk: Talk) -> None:
 def test_an_error_of_the_server_is_the_sessions_business(talk: Talk) -> None:
     talk.client.fails = HetError("odd")
     talk.begin()
-    soon(lambda: any("odd; trying again" in text for text in talk.told))
+    wait_for(lambda: any("odd; trying again" in text for text in talk.told))
     talk.client.fails = None
     assert talk.next().kind == "wait"
 
@@ -351,7 +343,7 @@ def test_what_is_waited_for_is_told_once_however_the_seconds_change(talk: Talk) 
         )
         if seconds == 9:
             talk.begin()
-        soon(talk.news)
+        wait_for(talk.news)
     assert talk.told == ["waiting: 1 of 2 nodes ready; until 9 s from now"]
 
 
@@ -403,7 +395,7 @@ def test_a_daemon_that_comes_during_the_preflight_waits_for_one(
     monkeypatch.setattr(preflight, "reachable", reachable)
     talk.client.says = start(1, master="b", port=7)
     talk.begin()
-    soon(lambda: tried == [7])
+    wait_for(lambda: tried == [7])
     talk.client.says = with_daemon(talk.client.says, ("orted",))
     found = talk.next()
     go_on.set()

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from tests.agent.job.test_store import client, start
-from tests.agent.protocol.test_line import Talk, soon
+from tests.agent.protocol.test_line import Talk
 from tests.agent.torchrun.driver import ScriptedLine, connect, directive, params, port_holder
+from tests.support.cluster import wait_for
 from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -325,7 +326,7 @@ def test_a_dropped_handler_may_be_collected_in_its_lines_own_thread() -> None:
     environment.begin()
     environment.add({"HET_ROUND": "3"})
     talk.begin()
-    soon(talk.news)
+    wait_for(talk.news)
     ended = threading.Event()
     talk.line._loop.call_soon_threadsafe(lambda: (_abandon(talk.line, environment), ended.set()))
     talk.line._thread.join(10)

@@ -12,7 +12,7 @@ from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.service.progress.detectors import JUDGES
 from hetrdzv.service.progress.questions import Questions
-from hetrdzv.service.progress.table import LATE_S, Furthest, Seen, Table
+from hetrdzv.service.progress.table import LATE_S, Seen, Table
 from hetrdzv.service.progress.traces import Traces
 from hetrdzv.service.progress.trail import Point
 from hetrdzv.service.quotas import Quotas
@@ -102,10 +102,6 @@ class Progress:
         """How far the workers of a group's newest round have come, by global rank, as far as is known."""
         return self._table.workers(group.group_id, group.round.number) if group.round is not None else {}
 
-    def furthest(self, group_id: str, round_number: int) -> Furthest:
-        """How far a round has come."""
-        return self._table.furthest(group_id, round_number)
-
     def trail(self, group_id: str) -> Sequence[Point]:
         """Which steps its job has made over the last hour, as far as its script says."""
         return self._table.trail(group_id)
@@ -119,7 +115,7 @@ class Progress:
         failure = report.failure
         if failure is None or (failure.collectives is None and failure.step is None):
             return report
-        known = self.furthest(group_id, report.round)
+        known = self._table.furthest(group_id, report.round)
         collectives, step = failure.collectives, failure.step
         if collectives is not None:
             collectives = None if known.unseen else max(collectives, known.collectives or 0)

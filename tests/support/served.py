@@ -95,6 +95,13 @@ async def api(service: Service, **access: Any) -> AsyncIterator[httpx.AsyncClien
         yield client
 
 
+async def polled(client: httpx.AsyncClient, node_id: str, after: str | None = None) -> dict[str, Any]:
+    """What a node of group g is told, once it is not what `after` names."""
+    query = {"incarnation": "1"} | ({} if after is None else {"after": after, "wait": "60"})
+    body: dict[str, Any] = (await client.get(f"/v1/groups/g/nodes/{node_id}/directive", params=query)).json()
+    return body
+
+
 def join(node_id: str, incarnation: str = "1", after_round: int = 0, **spec: object) -> Join:
     return Join(
         node_id=node_id,

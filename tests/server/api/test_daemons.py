@@ -8,7 +8,7 @@ import pytest
 
 from hetrdzv.service.polls.directives import directive_of
 from hetrdzv.storage.base import Snapshot
-from tests.support.served import FaultyStore, api, serving, settled
+from tests.support.served import FaultyStore, api, polled, serving, settled
 
 NODES = "/v1/groups/g/nodes"
 ORTED = ["orted", "-mca", "orte_hnp_uri", "1.0;tcp://10.0.0.1:5000"]
@@ -21,12 +21,6 @@ async def begin(client: httpx.AsyncClient, **wants: bool) -> None:
     offer |= {"wants_members": True, "wants_daemon": True, "spec": {"min_nodes": 2, "max_nodes": 2}} | wants
     for node_id in "ab":
         assert (await client.put(f"{NODES}/{node_id}", json=offer)).status_code == 200
-
-
-async def polled(client: httpx.AsyncClient, node_id: str, after: str | None = None) -> dict[str, Any]:
-    query = {"incarnation": "1"} | ({} if after is None else {"after": after, "wait": "60"})
-    body: dict[str, Any] = (await client.get(f"{NODES}/{node_id}/directive", params=query)).json()
-    return body
 
 
 async def test_the_open_poll_of_the_member_is_answered_with_its_daemon() -> None:

@@ -9,7 +9,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.facts.reasons import Ended
 from hetrdzv.storage.base import Snapshot
 from hetrdzv.words import reasons as words
-from tests.support.served import FaultyStore, api, serving, settled
+from tests.support.served import FaultyStore, api, polled, serving, settled
 
 NODES = "/v1/groups/g/nodes"
 SPEC = {"min_nodes": 2, "max_nodes": 2, "notice_s": 600.0}
@@ -30,12 +30,6 @@ async def report(client: httpx.AsyncClient, node_id: str, kind: str) -> dict[str
     body = {"incarnation": "1", "round": 1, "kind": kind}
     reply: dict[str, Any] = (await client.post(f"{NODES}/{node_id}/report", json=body)).json()
     return reply
-
-
-async def polled(client: httpx.AsyncClient, node_id: str, after: str | None = None) -> dict[str, Any]:
-    query = {"incarnation": "1"} | ({} if after is None else {"after": after, "wait": "60"})
-    body: dict[str, Any] = (await client.get(f"{NODES}/{node_id}/directive", params=query)).json()
-    return body
 
 
 async def test_who_takes_notice_is_told_at_once_and_an_older_agent_only_of_the_stop() -> None:

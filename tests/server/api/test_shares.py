@@ -8,7 +8,7 @@ import pytest
 
 from hetrdzv.service.shares import worked_of
 from hetrdzv.storage.base import Snapshot
-from tests.support.served import FaultyStore, api, serving, settled
+from tests.support.served import FaultyStore, api, polled, serving, settled
 
 GROUP = "/v1/groups/g"
 NODES = f"{GROUP}/nodes"
@@ -25,8 +25,7 @@ async def join(client: httpx.AsyncClient, node_id: str, **more: Any) -> dict[str
 
 async def told(client: httpx.AsyncClient, node_id: str) -> dict[str, Any]:
     """A node's `start`."""
-    reply = await client.get(f"{NODES}/{node_id}/directive", params={"incarnation": "1"})
-    body: dict[str, Any] = reply.json()["start"]
+    body: dict[str, Any] = (await polled(client, node_id))["start"]
     return body
 
 

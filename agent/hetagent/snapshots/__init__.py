@@ -145,10 +145,14 @@ def _who() -> "Who":
     return Who(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), local)
 
 
-def save_now() -> None:
-    """Save what is open, before the worker ends by an exception; nothing else is raised."""
+def save_now(*, ends: bool = False) -> None:
+    """Save what is open; what fails is only printed.
+
+    Args:
+        ends: the script is over, by an exception perhaps: nobody has to ask this worker again, or to wait for its end.
+    """
     for snaps in _opened:
         try:
-            snaps.save_now()
+            snaps.save_now(ends=ends)
         except Exception as error:
             print(f"hetagent.snapshots: nothing was saved: {type(error).__name__}: {error}", file=sys.stderr)

@@ -33,8 +33,8 @@ def listen(folder: Path, rank: int, stop: Callable[[], None]) -> None:
     threading.Thread(target=run, name="hetagent-asked", daemon=True).start()
 
 
-def listens_no_more(folder: Path, rank: int) -> None:
-    """This worker ends: what it has told is its last word, and nobody has to wait for another one."""
+def hang_up(folder: Path, rank: int) -> None:
+    """Be asked no more: the answer that follows is the last one, also for whoever has asked before."""
     with contextlib.suppress(OSError):
         (folder / ASK / str(rank)).unlink()
 

@@ -46,7 +46,7 @@ def rescue(folder: Folder) -> int:
             parts.setdefault(Stamp(step, index.stamp.round), []).append((index, content))
     for stamp in sorted(parts, reverse=True):
         with contextlib.suppress(Overtaken):
-            slot = folder.begin(stamp)
+            slot = folder.begin(stamp, older=True)
             for index, content in parts[stamp]:
                 _add(slot, index, content)
     return reached

@@ -1,7 +1,7 @@
 """Copies a worker's state to memory that outlives it: what belongs to every step, and all of it for a snapshot."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -66,7 +66,11 @@ class Copy:
         self._files = files
         self._copies = copies
 
-    def arrived(self) -> None:
+    def begin(self) -> None:
+        """Wait until devices have come to it."""
+        self._copies.begin()
+
+    def arrive(self) -> None:
         """Wait until it is there."""
         self._copies.wait()
 
@@ -77,7 +81,7 @@ class Copy:
             Overtaken: the slot was given away meanwhile.
         """
         rank = self.index.rank
-        self.arrived()
+        self.arrive()
         small = as_bytes(self._small)
         alike, _ = unpack(small[self.index.values :])
         (self._slot.path / SMALL.format(rank)).write_bytes(small)
@@ -113,6 +117,7 @@ class Copier:
         self.devices = Devices(())
         self._alike: Mapping[str, int] = {}  # the tensors that all ranks have alike, with their sizes (bytes)
         self._sharded = False  # whether this rank has parts of others
+        self._count = 0  # for how many parameters optimizers had something
         self._files = Files(folder)
 
     # -- made beforehand -----------------------------------------------------------------------------------------
@@ -170,6 +175,8 @@ class Copier:
         Raises:
             SnapshotError, OSError: there is no room for that.
         """
+        if self.devices and self._state.count() != self._count:
+            self._parts()
         tensors = self._state.small()
         if self._bank is not None and self._bank.keep(step, tensors, values):
             return
@@ -194,11 +201,13 @@ class Copier:
         Raises:
             Overtaken: what is on the CPU is further, and was not kept.
         """
-        large = dict(sorted(self._state.large().items()))
+        parameters, others = self._state.parameters(), self._state.of_optimizers()
+        large = dict(sorted({**parameters, **others}.items()))
         if step is None:
-            self.devices.watch(large)
+            self._count = self._state.count()
+            self.devices.watch(parameters, others)
         else:
-            large |= self.devices.on_host(step, large)
+            large = self.devices.then(step, large)
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(large, is_coordinator=False)
         alike: list[tuple[Place, Tensor]] = []
@@ -212,7 +221,22 @@ class Copier:
             (own if _is_sharded(large[name]) else alike).append((place, tensor))
         return alike, own
 
-    def copied(self, stamp: Stamp, *, every: int, now: bool, insists: bool = False) -> Copy:
+    def is_whole(self, stamp: Stamp) -> bool:
+        """Whether the workers of this node have written that they have all that ranks have alike."""
+        return self._alike.keys() <= self._written(stamp, range(self._who.world_size))
+
+    def _written(self, stamp: Stamp, ranks: Iterable[int]) -> set[str]:
+        """Which tensors are in the indexes of some ranks of this node."""
+        slot, found = self._folder.slots().get(stamp), set()
+        for rank, path in slot.indexes().items() if slot is not None else ():
+            if rank in ranks:
+                with contextlib.suppress(OSError, ValueError):
+                    found |= {place.name for place in Index.read(path.read_bytes()).tensors}
+        return found
+
+    def copied(
+        self, stamp: Stamp, *, every: int, now: bool, insists: bool = False, again: bool = False
+    ) -> Copy:
         """Copy all that is to be copied by this worker, or have devices begin to.
 
         Args:
@@ -220,6 +244,7 @@ class Copier:
             now: the round ends, and devices have that state. So wait until the others of this node have copied theirs;
                 what they leave is this worker's. Nor is the snapshot spared that is being written to disk.
             insists: the newest one makes room.
+            again: this worker has copied it, but others may have died before they had written what they had.
 
         Raises:
             Overtaken: there is no slot for it.
@@ -232,7 +257,7 @@ class Copier:
             small = self._bank.kept(stamp.step, copies) if self._bank is not None else None
             if small is None:
                 raise SnapshotError(f"nothing was kept of step {stamp.step}")
-            places = self._copy(slot, alike, own, copies, now=now)
+            places = self._copy(slot, alike, own, copies, now=now, again=again)
         index = replace(self._index(stamp, every), small_bytes=small.numel())
         return Copy(self._folder, slot, index, places, small, self._files, copies)
 
@@ -244,6 +269,7 @@ class Copier:
         copies: Copies,
         *,
         now: bool,
+        again: bool,
     ) -> list[Place]:
         """Copy tensors into a slot; returns where they lie."""
         shared, mine = (
@@ -254,9 +280,19 @@ class Copier:
         tensors = {place.name: tensor for place, tensor in alike}
         if shared.blocks:
             memory = self._files.file(slot, SHARED, shared.size)
+            there = (
+                self._written(slot.stamp, {*range(self._who.world_size)} - {self._who.rank})
+                if again
+                else set()
+            )
+            lost = {
+                number
+                for number, block in enumerate(shared.blocks)
+                if again and not {place.name for place in block} <= there
+            }
             share = (self._who.rank, self._who.local_world_size) if self.devices and not now else (0, 1)
             with contextlib.closing(Claims(slot.path / CLAIMS, len(shared.blocks))) as claims:
-                for block in claims.mine(wait=now, share=share):
+                for block in claims.mine(wait=now, share=share, again=lost):
                     for place in shared.blocks[block]:
                         copies.copy(tensors[place.name], memory.tensor(place))
                         copied.append(place)

@@ -4,13 +4,15 @@ A device has the state after a step from the end of that step until the first ch
 event marks each. Copies have streams of their own, and of what the script goes on with only that change waits for them.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from hetagent.snapshots.errors import Overtaken
 
@@ -18,7 +20,56 @@ ON_HOST = ("cpu", "meta")
 """Types of devices that do at once what they are told."""
 
 FEW = 1 << 20
-"""Tensors on the CPU that a device's optimizer has, such as AdamW's counters, are kept if they are so small (bytes)."""
+"""Tensors on the CPU, such as AdamW's counters, are kept at every step if all together are so small (bytes)."""
+
+
+class Watched:
+    """Which tensors there are, to tell later whether they still are those.
+
+    Args:
+        parameters: by name.
+        others: what optimizers have, by name.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
+        self._addresses = {name: _address(tensor) for name, tensor in parameters.items()}
+        self._others = {name: weakref.ref(tensor) for name, tensor in others.items()}
+        groups: dict[tuple[torch.Size, torch.dtype], dict[str, Tensor]] = {}
+        for name, tensor in {**parameters, **others}.items():
+            if tensor.device.type in ON_HOST:
+                groups.setdefault((tensor.shape, tensor.dtype), {})[name] = tensor
+        size = sum(tensor.nbytes for group in groups.values() for tensor in group.values())
+        self._on_host = list(groups.values()) if size <= FEW else []
+
+    def kept(self) -> list[Tensor]:
+        """What is on the CPU, where optimizers change it at once while devices are behind."""
+        return [torch.stack(list(group.values())) for group in self._on_host]
+
+    def then(self, kept: Sequence[Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors as they were when that was kept.
+
+        Args:
+            tensors: what there is now, also what came later.
+
+        Raises:
+            Overtaken: one is another one now.
+        """
+        groups = zip(self._on_host, kept, strict=True)
+        found = {name: value for group, values in groups for name, value in zip(group, values, strict=True)}
+        for name in (*self._addresses, *self._others):
+            tensor = tensors.get(name)
+            if name in found:
+                continue
+            if tensor is None or tensor.device.type in ON_HOST or not self._is(name, tensor):
+                raise Overtaken(f"'{name}' was changed on the CPU, or made anew")
+            found[name] = tensor
+        return dict(sorted(found.items()))
+
+    def _is(self, name: str, tensor: Tensor) -> bool:
+        """Whether it is the one of that name."""
+        if name in self._others:
+            return self._others[name]() is tensor
+        return self._addresses[name] == _address(tensor)
 
 
 @dataclass
@@ -28,21 +79,14 @@ class Mark:
     Attributes:
         ended: on each device, the end of the step.
         changes: on each device, the first change of parameters after it; none: none was told.
-        host: what optimizers had on the CPU at that change.
+        watched, kept: the tensors that there were then, and what was kept of them.
     """
 
     step: int
     ended: Sequence[torch.Event]
     changes: Sequence[torch.Event] = ()
-    host: "Sequence[tuple[Watched, Tensor]]" = ()
-
-
-@dataclass
-class Watched:
-    """Tensors on the CPU of one shape and type that optimizers change at once, while devices are behind."""
-
-    names: list[str] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
+    watched: Watched | None = None
+    kept: Sequence[Tensor] = ()
 
 
 class Devices:
@@ -54,7 +98,7 @@ class Devices:
         self._streams = [[torch.Stream(device) for device in self._devices] for _ in range(2)]
         self._marks: deque[Mark] = deque(maxlen=2)  # a script is no further ahead
         self._copies: Copies | None = None
-        self._watched: list[Watched] = []
+        self._watched = Watched({}, {})
 
     def __bool__(self) -> bool:
         return bool(self._devices)
@@ -79,36 +123,39 @@ class Devices:
 
     def changing(self) -> None:
         """The script is about to tell the first change of parameters after a step."""
-        if not self._marks or self._marks[-1].changes:
-            return
-        if any(_is_capturing(device) for device in self._devices):
-            self.forget()  # an optimizer's step that becomes part of a CUDA graph tells nobody from then on
-            return
+        is_capturing = any(_is_capturing(device) for device in self._devices)
         if self._copies is not None:
-            self._copies.come_first()
+            if is_capturing:
+                self._copies.wait()
+            else:
+                self._copies.come_first()
             self._copies = None
-        self._marks[-1].host = [(each, torch.stack(each.tensors)) for each in self._watched]
-        self._marks[-1].changes = self._now()
+        if is_capturing:
+            self.forget()  # an optimizer's step that becomes part of a CUDA graph tells nobody from then on
+        elif self._marks and not self._marks[-1].changes:
+            mark = self._marks[-1]
+            mark.watched, mark.kept = self._watched, self._watched.kept()
+            mark.changes = self._now()
 
     def forget(self) -> None:
         """Nobody knows what was changed when."""
         self._marks.clear()
 
-    def watch(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keep what optimizers have on the CPU, from the next change on."""
-        if not self._devices:
-            return
-        groups: dict[tuple[torch.Size, torch.dtype], Watched] = {}
-        for name, tensor in tensors.items():
-            if tensor.device.type == "cpu":
-                group = groups.setdefault((tensor.shape, tensor.dtype), Watched())
-                group.names.append(name)
-                group.tensors.append(tensor)
-        size = sum(tensor.nbytes for group in groups.values() for tensor in group.tensors)
-        self._watched = list(groups.values()) if size <= FEW else []
+    def watch(self, parameters: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
+        """These are the tensors from now on; see `Watched`."""
+        if self._devices:
+            self._watched = Watched(parameters, others)
+
+    def enter(self) -> None:
+        """This thread works for them: else it would have the first of all devices, and take memory there."""
+        for device in self._devices[:1]:
+            torch.get_device_module(device).set_device(device.index)
 
     def _now(self) -> list[torch.Event]:
-        return [torch.accelerator.current_stream(device).record_event() for device in self._devices]
+        events = [torch.Event(device, blocking=True) for device in self._devices]
+        for device, event in zip(self._devices, events, strict=True):
+            event.record(torch.accelerator.current_stream(device))
+        return events
 
     # -- what is there -------------------------------------------------------------------------------------------
 
@@ -120,34 +167,29 @@ class Devices:
     def has(self) -> int | None:
         """Of which step devices have the state now; None: they are changing it, or it is not known."""
         for mark in reversed(self._marks):
-            if _all(mark.ended):
+            if all(event.query() for event in mark.ended):
                 return mark.step if self.still(mark.step) else None
         return None
 
     def still(self, step: int) -> bool:
         """Whether devices have that state: no change after it has begun."""
-        return any(mark.step == step and not _any(mark.changes) for mark in self._marks)
+        return any(
+            mark.step == step and not any(event.query() for event in mark.changes) for mark in self._marks
+        )
 
-    def on_host(self, step: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What optimizers had on the CPU after a step, if that has changed since.
+    def then(self, step: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a step that devices have, while the script may be ahead.
 
         Args:
-            tensors: what they have.
+            tensors: what there is now.
 
         Raises:
-            Overtaken: it was not kept.
+            Overtaken: of one that was on the CPU, or is another one now, nothing was kept.
         """
-        mark = next((mark for mark in self._marks if mark.step == step and mark.changes), None)
-        if mark is None:
-            return {}
-        kept: dict[str, Tensor] = {}
-        for group, values in mark.host:
-            named = zip(group.names, group.tensors, values.unbind(), strict=True)
-            kept |= {name: value for name, tensor, value in named if tensors.get(name) is tensor}
-        here = {name for name, tensor in tensors.items() if tensor.device.type == "cpu"}
-        if lost := sorted(here - kept.keys()):
-            raise Overtaken(f"'{lost[0]}' was not kept of step {step}")
-        return kept
+        mark = next((mark for mark in self._marks if mark.step == step), None)
+        if mark is None or mark.watched is None:
+            return dict(tensors)
+        return mark.watched.then(mark.kept, tensors)
 
     def copies(self, *, now: bool) -> "Copies":
         """Copies of what there is after a step.
@@ -168,6 +210,7 @@ class Copies:
     def __init__(self, streams: Sequence[torch.Stream]) -> None:
         self._streams = streams
         self._sources: list[Tensor] = []  # their memory is not given to others until they are copied
+        self._after: Sequence[torch.Event] = ()
 
     def copy(self, source: Tensor, into: Tensor) -> None:
         """Copy a tensor, or begin to; within `begun`."""
@@ -195,8 +238,14 @@ class Copies:
 
     def come_after(self, events: Sequence[torch.Event]) -> None:
         """They wait for what devices were told."""
+        self._after = events
         for stream, event in zip(self._streams, events, strict=True):
             stream.wait_event(event)
+
+    def begin(self) -> None:
+        """Wait until devices have come to them."""
+        for event in self._after:
+            event.synchronize()
 
     def come_first(self) -> None:
         """What the script tells devices next waits for them."""
@@ -214,9 +263,5 @@ def _is_capturing(device: torch.device) -> bool:
     return bool(getattr(torch.get_device_module(device), "is_current_stream_capturing", bool)())
 
 
-def _all(events: Sequence[torch.Event]) -> bool:
-    return all(event.query() for event in events)
-
-
-def _any(events: Sequence[torch.Event]) -> bool:
-    return any(event.query() for event in events)
+def _address(tensor: Tensor) -> int:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).data_ptr()

@@ -8,7 +8,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -253,13 +253,16 @@ class Folder:
             if stamp is not None
         }
 
-    def begin(self, stamp: Stamp, *, spares: bool = False, insists: bool = False) -> Slot:
+    def begin(
+        self, stamp: Stamp, *, spares: bool = False, insists: bool = False, older: bool = False
+    ) -> Slot:
         """The slot for a snapshot: that which one of this node's workers has begun, or the one that is needed least.
 
         Args:
             spares: what the agent says, the newest and the one that is being written to disk are kept. Else the first
                 of what the agent says is, and a step beside this one, which others may have ended with.
             insists: the newest makes room.
+            older: nothing newer of its round makes room.
 
         Raises:
             Overtaken: all are kept.
@@ -270,7 +273,7 @@ class Folder:
             if number is not None:
                 return Slot(self.path / str(number), number, stamp)
             kept, pinned = self.control().kept, self._pinned() if spares else None
-            number = room_for(stamp, stamps, kept, pinned, spares=spares, insists=insists)
+            number = room_for(stamp, stamps, kept, pinned, spares=spares, insists=insists, older=older)
             if number is None:
                 raise Overtaken(f"no memory for step {stamp.step} before another one is safe, or on disk")
             slot = Slot(self.path / str(number), number, stamp)
@@ -351,26 +354,31 @@ class Claims:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._count = count
 
-    def mine(self, *, wait: bool, share: tuple[int, int] = (0, 1)) -> Iterator[int]:
+    def mine(
+        self, *, wait: bool, share: tuple[int, int] = (0, 1), again: Collection[int] = ()
+    ) -> Iterator[int]:
         """The blocks that this worker has to copy, each until the next is asked for.
 
         Args:
             wait: until those are copied that others have begun; if these die, they are ours.
             share: `(n, of)`: no more than every `of`th one, since devices copy later, so that who comes first would
                 get all.
+            again: what is copied once more.
         """
         first, of = share
+        again = set(again)
         for mode in (fcntl.LOCK_NB, 0)[: 1 + wait]:
             for block in range(first % of, self._count, of):
-                if self._is_done(block):
+                if block not in again and self._is_done(block):
                     continue
                 try:
                     fcntl.lockf(self._fd, fcntl.LOCK_EX | mode, 1, block)
                 except (BlockingIOError, PermissionError):
                     continue
                 try:
-                    if not self._is_done(block):
+                    if block in again or not self._is_done(block):
                         yield block
+                        again.discard(block)
                         os.pwrite(self._fd, DONE, block)
                 finally:
                     fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, block)
@@ -398,14 +406,15 @@ def room_for(
     *,
     spares: bool,
     insists: bool = False,
+    older: bool = False,
 ) -> int | None:
-    """The slot that makes room for a snapshot; None: all are kept. What its round has that is newer always is. Pure.
+    """The slot that makes room for a snapshot; None: all are kept. Pure.
 
     Args:
         slots: what they hold.
         kept: what the agent says, see `Control`.
         pinned: the one that is being written to disk.
-        spares, insists: see `Folder.begin`.
+        spares, insists, older: see `Folder.begin`.
     """
     newest = max((known for known in slots.values() if known is not None), default=None)
     most = Need.BESIDE if not spares else Need.NEWEST if insists else Need.LITTLE
@@ -431,6 +440,6 @@ def room_for(
     may = [
         number
         for number, (how_much, _, known) in needs.items()
-        if how_much <= most and not (known.round == stamp.round and known > stamp)
+        if how_much <= most and not (older and known.round == stamp.round and known > stamp)
     ]
     return min(may, key=needs.__getitem__, default=None)

@@ -197,7 +197,7 @@ class Loader:
     def _read_from(self, source: Source, place: Place, item: ReadItem, target: Tensor) -> None:
         is_whole = tuple(item.lengths) == place.lengths and target.dtype == dtype_of(place)
         direct = is_whole and target.is_contiguous() and target.device.type == "cpu"
-        into = target if direct else torch.empty(place.lengths, dtype=dtype_of(place))
+        into = target if direct else torch.empty(place.lengths, dtype=dtype_of(place), device="cpu")
         memory = as_bytes(into)
         source.read_into(place.file, place.at, memory)
         if place.digest and xxh3_64_hexdigest(memory) != place.digest:
@@ -310,11 +310,10 @@ def _newest(folder: Folder) -> Mapping[str, Any]:
 
 
 def _is_complete(indexes: Mapping[int, Index]) -> bool:
-    """Whether these have all that ranks have alike, and the parts of all ranks where they have parts of others."""
+    """Whether these are the parts of all ranks, with all that they have alike."""
     found = {place.name for index in indexes.values() for place in index.tensors}
     return bool(indexes) and all(
-        index.alike.keys() <= found
-        and (set(indexes) == set(range(index.world_size)) or not (index.sharded or index.items))
+        set(indexes) == set(range(index.world_size)) and index.alike.keys() <= found
         for index in indexes.values()
     )
 

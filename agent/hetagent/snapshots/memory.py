@@ -73,7 +73,8 @@ class Mapped:
     def pin(self) -> None:
         """Have GPUs copy to it by themselves, beside what else they do; as torch pins memory that processes share.
 
-        Without that, copies are made all the same, and take longer.
+        Without that, copies are made all the same, and take longer. Not for a script's thread, where an error would
+        stay CUDA's last one.
         """
         cudart, address = torch.cuda.cudart(), self._tensor.data_ptr()
         if not int(cudart.cudaHostRegister(address, self.size, PORTABLE)):
@@ -116,7 +117,7 @@ class Files:
             self._mapped[key] = known = Mapped(slot.path / name, size)
             if begun:
                 known.trimmed()
-            if self.pins:
+            elif self.pins:
                 known.pin()
         return known
 
@@ -209,7 +210,7 @@ def dtype_of(place: Place) -> torch.dtype:
 def view(memory: Tensor, place: Place) -> Tensor:
     """A tensor in memory of bytes."""
     if not place.bytes:
-        return torch.empty(place.lengths, dtype=dtype_of(place))
+        return torch.empty(place.lengths, dtype=dtype_of(place), device="cpu")
     return memory[place.at : place.at + place.bytes].view(dtype_of(place)).view(place.lengths)
 
 

@@ -65,11 +65,15 @@ class Snapshots:
         if self._taker is not None:
             self._taker.step(step)
 
-    def save_now(self) -> None:
-        """Save the last step that was whole; the worker is about to end."""
+    def save_now(self, *, ends: bool = False) -> None:
+        """Save the last step that was whole.
+
+        Args:
+            ends: the worker trains no more, and answers no more either.
+        """
         if self._taker is None:
             return
         if self._asked:
-            self._taker.answer()
+            self._taker.answer(ends=ends)
         else:
             self._taker.save_now()

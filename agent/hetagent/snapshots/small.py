@@ -57,7 +57,10 @@ class Bank:
             if tensor.shape != kept.shape:
                 return False
             if tensor.device.type != "cpu":
-                kept = self._on_device[half].setdefault(number, torch.empty_like(tensor))
+                there = self._on_device[half]
+                kept = (
+                    there[number] if number in there else there.setdefault(number, torch.empty_like(tensor))
+                )
             kept.copy_(tensor)
         self._file.bytes[start + at : start + at + len(values)] = values
         HEADER.pack_into(self._file.bytes, start, step, self.layout.size, self.layout.size + len(values))
@@ -71,7 +74,7 @@ class Bank:
             known, _, size = HEADER.unpack_from(self._file.bytes, start)
             if known != step:
                 continue
-            content = torch.empty(size, dtype=torch.uint8, pin_memory=bool(on_device))
+            content = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=bool(on_device))
             as_bytes(content)[:] = self._file.bytes[start + FIRST : start + FIRST + size]
             for number, tensor in on_device.items():
                 copies.copy(tensor, view(content, self.layout.places[number]))

@@ -123,16 +123,24 @@ class State:
 
     # -- what there is ---------------------------------------------------------------------------------------
 
-    def large(self) -> dict[str, Tensor]:
-        """Parameters and the optimizers' tensors: what only optimizers change. Calls nothing of the script."""
-        found = {name: parameter.detach() for name, parameter in self._parameters.items()}
+    def parameters(self) -> dict[str, Tensor]:
+        """What only optimizers change."""
+        return {name: parameter.detach() for name, parameter in self._parameters.items()}
+
+    def of_optimizers(self) -> dict[str, Tensor]:
+        """The optimizers' tensors. Calls nothing of the script."""
+        found: dict[str, Tensor] = {}
         for prefix, optimizer in self.optimizers.items():
-            for parameter, state in optimizer.state.items():
+            for parameter, state in list(optimizer.state.items()):  # it may be growing just now
                 where = f"{prefix}.state.{self._names[parameter]}"
                 found |= {
-                    f"{where}.{key}": value for key, value in state.items() if isinstance(value, Tensor)
+                    f"{where}.{key}": value for key, value in list(state.items()) if isinstance(value, Tensor)
                 }
         return found
+
+    def count(self) -> int:
+        """For how many parameters optimizers have something."""
+        return sum(len(optimizer.state) for optimizer in self.optimizers.values())
 
     def devices(self) -> Devices:
         """What has it."""

@@ -70,7 +70,7 @@ class Taker:
         self._changed = False  # since the last step
         self._silent = 0  # how many steps in a row have changed nothing
         self._reached = 0
-        self._said_last = False  # since it is about to end
+        self._late = ""  # why nothing could be saved the last time
         self._more: int | None = None  # how many steps training may still end; None: any number
         self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
         self._saved: Stamp | None = None
@@ -93,19 +93,20 @@ class Taker:
         """The state is whole after a step; takes a snapshot if one is due."""
         if os.getpid() != self._pid:
             return
-        if self._said_last:
-            self.listen()
         self._copier.devices.keep_up()
         began = time.perf_counter()
         if self._ended_at:
             self._steps_s.append(began - self._ended_at)
+        self._state.learn()
+        values = (
+            self._copier.values() if not self._why else b""
+        )  # not within the lock: they may wait for a device
         with self._lock:
-            self._state.learn()
             self._reached = step
             sizes: Mapping[str, int] = {}
             if self._ahead is None:
                 sizes = self._copier.prepare()
-            self._clean = step if self._is_told(step) and self._is_kept(step) else None
+            self._clean = step if self._is_told(step) and self._is_kept(step, values) else None
             self._changed = False
             if self._clean is not None:
                 self._copier.devices.ended(step)
@@ -116,7 +117,7 @@ class Taker:
                     target=self._make_slots, args=(sizes,), name="hetagent-slots", daemon=True
                 )
                 self._ahead.start()
-            elif step % self._period() == 0 and not self._ahead.is_alive() and not self._why:
+            elif self._clean is not None and step % self._period() == 0 and not self._ahead.is_alive():
                 self._take_due(step)
             if self._more:
                 self._more -= 1
@@ -156,11 +157,10 @@ class Taker:
             )
         return self._changed
 
-    def _is_kept(self, step: int) -> bool:
+    def _is_kept(self, step: int, values: bytes) -> bool:
         """Keep what belongs to every step; False: there is no room for that."""
         if self._why:
             return False
-        values = self._copier.values()
         try:
             self._copier.keep(step, values)
         except (SnapshotError, OSError) as error:
@@ -170,8 +170,9 @@ class Taker:
 
     def _make_slots(self, sizes: Mapping[str, int]) -> None:
         try:
+            self._copier.devices.enter()
             self._copier.make_slots(sizes)
-        except (SnapshotError, OSError) as error:
+        except (SnapshotError, OSError, RuntimeError) as error:
             self._give_up(error)
 
     def _period(self) -> int:
@@ -193,7 +194,7 @@ class Taker:
                 # Nodes that leave out different ones would have none in common; all take the largest pause.
                 self._least = 2 * self._period()
             return
-        except (SnapshotError, OSError) as error:
+        except (SnapshotError, OSError, RuntimeError) as error:
             self._give_up(error)
             return
         self._overtaken = 0
@@ -202,8 +203,10 @@ class Taker:
         self._closing.start()
 
     def _close_due(self, close: Copy) -> None:
-        began = time.perf_counter()
         try:
+            self._copier.devices.enter()
+            close.begin()
+            began = time.perf_counter()
             close.finish()
         except Overtaken:
             return
@@ -217,11 +220,12 @@ class Taker:
             wanted = 1 << math.ceil(math.log2(max(worth, 1.0)))
             self._every = min(wanted, self._every * GROWS)  # the first ones take longer
 
-    def _copied(self, step: int, *, now: bool) -> Copy:
+    def _copied(self, step: int, *, now: bool, again: bool = False) -> Copy:
         control = self._folder.control()
         every = self._least if control.fixed else max(self._every, self._least)
         insists = self._overtaken >= PATIENT
-        return self._copier.copied(Stamp(step, control.round), every=every, now=now, insists=insists)
+        stamp = Stamp(step, control.round)
+        return self._copier.copied(stamp, every=every, now=now, insists=insists, again=again)
 
     def _give_up(self, error: Exception) -> None:
         if not self._why:
@@ -241,11 +245,12 @@ class Taker:
         with self._lock:
             if self._ahead is not None:
                 self._ahead.join()
+            self._late = ""
             try:
                 while not self._is_saved(self._whole_step(patience_s)):
                     pass
-            except Overtaken:
-                pass
+            except Overtaken as error:
+                self._late = str(error)
             except (SnapshotError, OSError, ValueError, RuntimeError) as error:
                 self._give_up(error)
 
@@ -271,39 +276,41 @@ class Taker:
 
     def _is_saved(self, step: int | None) -> bool:
         """Save a step; False: devices have gone on meanwhile."""
-        if step is None or self._why or (self._saved is not None and self._saved.step >= step):
+        if step is None or self._why or (self._saved is not None and self._saved.step > step):
+            return True
+        again = self._saved is not None and self._saved.step == step
+        if again and self._saved is not None and self._copier.is_whole(self._saved):
             return True
         if self._closing is not None and self._closing.is_alive() and self._due <= step:
             self._closing.join()
             return False
-        copy = self._copied(step, now=True)
-        copy.arrived()
+        copy = self._copied(step, now=True, again=again)
+        copy.arrive()
         if self._copier.devices and not self._copier.devices.still(step):
             return False
         copy.finish()
         self._saved = copy.index.stamp
         return True
 
-    def answer(self) -> None:
-        """Save, and tell the agent what came of that: its last word, unless it makes another step."""
+    def answer(self, *, ends: bool = False) -> None:
+        """Save, and tell the agent what came of that; `ends`: for the last time."""
         self.save_now()
+        if ends:
+            asked.hang_up(self._folder.path, self._who.rank)
         self._tell()
-        self._said_last = True
-        asked.listens_no_more(self._folder.path, self._who.rank)
 
     def listen(self) -> None:
         """Answer the agent, for as long as this process lives."""
-        self._said_last = False
         asked.listen(self._folder.path, self._who.rank, self._stop)
 
     def _stop(self) -> None:
         """The agent is about to stop this worker: save, and train no further than other ranks may have come."""
+        devices = self._copier.devices
+        devices.enter()
         with self._lock:
-            if self._said_last:
-                self._tell()
-                return
             self.save_now(patience_s=HALF_STEP_S)
-            if self._clean is not None and not self._why and self._more != 0:
+            hangs = devices.has() != devices.newest
+            if self._clean is not None and not self._why and self._more != 0 and not hangs:
                 self._more, self._free_at = 1, time.monotonic() + ONE_MORE_S + HOLD_S
                 self._whole.wait_for(lambda: not self._more, ONE_MORE_S)
                 self.save_now()
@@ -311,7 +318,9 @@ class Taker:
             self._free_at = time.monotonic() + HOLD_S
 
     def _tell(self) -> None:
-        why = self._why or ("" if self._clean is not None or self._saved else "no step has ended yet")
+        why = self._why or self._late
+        if not why and self._clean is None and self._saved is None:
+            why = "no step has ended yet"
         step = self._saved.step if self._saved else None
         asked.tell(self._folder.path, self._who.rank, step=step, reached=self._reached, why=why)
 

@@ -247,7 +247,9 @@ def _recorded(run: "Callable[[], None]", anew: "Callable[[str], NoReturn] | None
 
 def _save_state() -> None:
     """Have a script save its last step if it keeps snapshots."""
-    getattr(sys.modules.get(SNAPSHOTS), "save_now", int)()
+    save_now = getattr(sys.modules.get(SNAPSHOTS), "save_now", None)
+    if save_now is not None:
+        save_now(ends=True)
 
 
 def _is_orderly(error: BaseException) -> bool:

@@ -243,6 +243,53 @@ def test_nothing_is_changed_before_it_is_copied(
     assert_same(state, history[3])
 
 
+def test_a_step_that_changes_nothing_does_not_let_the_next_one_come_before_the_copies(
+    tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
+) -> None:
+    """Such as one that a GradScaler has left out."""
+    job = Job(tmp_path)
+    job.begin()
+    job.train(1)
+    with job.taker._copier.devices.copies(now=False).begun():
+        busy()
+    job.taker._every = 1
+    job.train(2)
+    job.taker._every = 1 << 40
+    job.taker.step(3)
+    job.train(3)
+    job.train(4)
+    closing = job.taker._closing
+    assert closing is not None
+    closing.join()
+    step, state = loaded(tmp_path)
+    assert step == 3
+    assert_same(state, history[3])
+
+
+def test_what_came_later_is_no_part_of_the_step_before(
+    tmp_path: Path, busy: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer that is trained from the step in flight on has no momentum yet in the one that the device has."""
+    monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
+    monkeypatch.setattr(taking, "ONE_MORE_S", 0.1)
+    job = Job(tmp_path)
+    for parameter in job.model.second.parameters():
+        parameter.requires_grad = False
+    job.begin()
+    job.train(1)
+    torch.accelerator.synchronize()
+    before = job.everything()
+    for parameter in job.model.second.parameters():
+        parameter.requires_grad = True
+    job.train(2, busy)
+    job.snaps.save_now()
+    assert job.taker._copier.devices.has() == 2
+    step, state = loaded(tmp_path)
+    assert step == 2
+    assert state.keys() == before.keys()
+    assert_same(state, before)
+
+
 def test_what_is_being_changed_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
     job = Job(tmp_path)

@@ -1,7 +1,6 @@
 """What a worker does that is asked for its last step: it saves, and trains no further for a while."""
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -160,33 +159,12 @@ def test_a_worker_that_is_about_to_end_has_said_its_last_word(
         trainer.gate.clear()
         assert trainer.at_gate.wait(30)
         told = Exchange(trainer.folder, print)
-        assert told.said_last() == set()
-        trainer.snaps.save_now()
+        snapshots.save_now()
+        assert told.said_last() == set(), "a script may call that, and go on"
+        snapshots.save_now(ends=True)
         assert told.said_last() == {0}
         assert not exchange.ask(trainer.folder / "ask" / "0")
         assert trainer.answer()["step"] == trainer.done
-        trainer.gate.set()
-        wait_for(lambda: told.said_last() == set())  # it trains after all
-        trainer.ask()
-        assert trainer.answer()["step"] >= trainer.done - 1
-
-
-def test_who_asks_as_a_worker_ends_is_answered_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(taking, "ONE_MORE_S", 30.0)
-    with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
-        trainer.gate.clear()
-        assert trainer.at_gate.wait(30)
-        pipe = os.open(trainer.folder / "ask" / "0", os.O_WRONLY | os.O_NONBLOCK)
-        trainer.snaps.save_now()
-        (trainer.folder / "ask" / "0.done").unlink()
-        began = time.monotonic()
-        os.write(pipe, b"!")
-        os.close(pipe)
-        assert trainer.answer()["step"] == trainer.done
-        assert time.monotonic() - began < 30
-        trainer.gate.set()
 
 
 def test_a_step_that_does_not_end_is_not_waited_for_long(

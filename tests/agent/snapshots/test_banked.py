@@ -76,8 +76,7 @@ def test_what_a_worker_had_that_was_behind_does_not_cost_what_the_others_saved(t
     (tmp_path / "control.json").write_text(json.dumps({"round": 0, "kept": [[0, 1], [0, 7]]}))
     assert rescue(Folder(tmp_path)) == 7
     assert set(folder.slots()) == {Stamp(1, 0), Stamp(6, 0), saved}
-    assert worker(tmp_path, 1, 0) == "7 0\n", "of that step nobody has its own values"
-    assert worker(tmp_path, 0, 0) == "7 7\n"
+    assert set(folder.slots()[saved].indexes()) == {0}
 
 
 @pytest.mark.parametrize("name", ["1.small", "1.json"])

@@ -31,6 +31,7 @@ class Device(Devices):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(())
         self._devices = [torch.device("cuda:0")]
+        self._streams = [[], []]
         self.told: list[Event] = []
         monkeypatch.setattr(devices, "_is_capturing", lambda device: False)
 
@@ -88,29 +89,64 @@ def test_what_is_not_told_leaves_nothing_known(device: Device, monkeypatch: pyte
 
 def test_what_optimizers_have_on_the_cpu_is_that_of_the_step(device: Device) -> None:
     tensors = {"a.step": torch.tensor(1.0), "b.step": torch.tensor(1.0), "b.both": torch.tensor([1, 2])}
-    device.watch(tensors)
+    device.watch({}, tensors)
     device.ended(1)
-    assert device.on_host(1, tensors) == {}, "it has not changed"
+    assert device.then(1, tensors) == tensors, "it has not changed"
     device.changing()
     for tensor in tensors.values():
         tensor.add_(1)
-    kept = device.on_host(1, tensors)
-    assert {name: value.tolist() for name, value in kept.items()} == {
+    later = {**tensors, "c.step": torch.tensor(1.0)}
+    then = device.then(1, later)
+    assert {name: value.tolist() for name, value in then.items()} == {
         "a.step": 1.0,
-        "b.step": 1.0,
         "b.both": [1, 2],
+        "b.step": 1.0,
     }
-    with pytest.raises(Overtaken, match=r"'c\.step' was not kept of step 1"):
-        device.on_host(1, {**tensors, "c.step": torch.tensor(2.0)})
+
+
+def on_device(values: int) -> Any:
+    """Something like a tensor on a GPU, for which the devices only look at its address."""
+    made = torch.zeros(values)
+    kind = type("OnDevice", (), {"device": torch.device("cuda:0"), "data_ptr": lambda self: made.data_ptr()})
+    return kind()
+
+
+def test_tensors_on_devices_are_those_of_the_step_unless_they_are_others_now(device: Device) -> None:
+    weights, momentum = on_device(3), on_device(3)
+    device.watch({"weights": weights}, {"momentum": momentum})
+    device.ended(1)
+    device.changing()
+    now = {"weights": weights, "momentum": momentum, "new": on_device(3)}
+    assert device.then(1, now) == {"weights": weights, "momentum": momentum}
+    for name in ("weights", "momentum"):
+        with pytest.raises(Overtaken, match=f"'{name}' was changed on the CPU, or made anew"):
+            device.then(1, {**now, name: on_device(3)})
+        with pytest.raises(Overtaken, match=f"'{name}'"):
+            device.then(1, {key: value for key, value in now.items() if key != name})
 
 
 def test_what_is_large_is_not_kept_at_every_step(device: Device) -> None:
     tensors = {"weights": torch.zeros(1 << 19)}
-    device.watch(tensors)
+    device.watch(tensors, {})
     device.ended(1)
     device.changing()
-    with pytest.raises(Overtaken, match="'weights' was not kept of step 1"):
-        device.on_host(1, tensors)
+    with pytest.raises(Overtaken, match="'weights' was changed on the CPU"):
+        device.then(1, tensors)
+
+
+def test_copies_come_before_the_next_change_whatever_came_between(
+    device: Device, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    """A step without one, say, of which nobody knows what it has changed."""
+    stream: Any = Stream("copies", said)
+    device._streams = [[stream], []]
+    device.ended(1)
+    device.copies(now=False)
+    device.forget()
+    device.changing()
+    assert said[-1] == "script waits for the end of copies"
+    device.changing()
+    assert len(said) == 2
 
 
 def test_a_cpu_is_never_behind() -> None:

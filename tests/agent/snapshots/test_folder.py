@@ -95,10 +95,10 @@ def test_nothing_newer_makes_room_for_what_a_round_had_before(tmp_path: Path) ->
         folder.begin(stamp)
     control(folder, round=2, kept=[safe.told(), saved.told()])
     with pytest.raises(Overtaken):
-        folder.begin(too_old)
+        folder.begin(too_old, older=True)
     assert set(folder.slots()) == {safe, beside, saved}
     control(folder, round=3, kept=[])
-    folder.begin(Stamp(5, 3))
+    folder.begin(Stamp(5, 3), older=True)
     assert set(folder.slots()) == {beside, saved, Stamp(5, 3)}, "those of another round may be of no use"
 
 

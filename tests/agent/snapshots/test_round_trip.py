@@ -5,6 +5,7 @@ import json
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,50 @@ def test_the_last_step_is_saved_though_none_was_due(tmp_path: Path) -> None:
     job.train(2, 7)
     job.snaps.save_now()
     assert Job(tmp_path, adamw).snaps.load() == 7
+
+
+def test_a_step_without_the_optimizers_is_not_due(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Such as one that a GradScaler leaves out."""
+    job = Job(tmp_path, adamw)
+    job.train(0, 2)
+    assert job.snaps._taker is not None
+    job.snaps._taker._every = 1
+    job.snaps.step(3)
+    settle(job.snaps)
+    assert capfd.readouterr().err == ""
+    job.snaps._last = 2
+    job.train(2, 4)
+    assert Job(tmp_path, adamw).snaps.load() == 4
+
+
+def test_a_default_device_makes_no_difference(tmp_path: Path) -> None:
+    job = Job(tmp_path, adamw)
+    job.train(0, 1)
+    assert job.snaps._taker is not None
+    job.snaps._taker._every = 1 << 20
+    job.train(1, 2)
+    with torch.device("meta"):
+        job.snaps.save_now()
+    again = Job(tmp_path, adamw)
+    with torch.device("meta"):
+        assert again.snaps.load() == 2
+    assert_same(again.everything(), job.everything())
+
+
+def test_what_a_worker_had_copied_that_died_before_it_had_written_it_is_copied_again(tmp_path: Path) -> None:
+    job = Job(tmp_path, adamw)
+    job.train(0, 3)
+    taker = job.snaps._taker
+    assert taker is not None
+    assert taker._saved is not None
+    slot = Folder(tmp_path).slots()[taker._saved]
+    whole = Index.read((slot.path / "0.json").read_bytes())
+    (slot.path / "0.json").write_bytes(replace(whole, tensors=whole.tensors[:1]).written())
+    job.snaps.save_now()
+    assert Job(tmp_path, adamw).snaps.load() == 3
+    written = (slot.path / "0.json").stat().st_mtime_ns
+    job.snaps.save_now()
+    assert (slot.path / "0.json").stat().st_mtime_ns == written
 
 
 # -- what is not good ----------------------------------------------------------------------------------------

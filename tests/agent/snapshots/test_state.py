@@ -34,7 +34,7 @@ def test_a_module_that_fabric_has_wrapped_keeps_its_names_and_buffers() -> None:
     for given in (module, Wrapped(module)):
         state = State({"model": given, "optimizer": optimizer}, {})
         state.learn()
-        names.append([*state.large(), *(name for name, _ in state.small())])
+        names.append([*state.parameters(), *state.of_optimizers(), *(name for name, _ in state.small())])
     assert names[0] == names[1]
     assert "model.1.running_mean" in names[0]
 

@@ -195,7 +195,7 @@ def test_the_record_is_as_old_as_the_exception(tmp_path: Path) -> None:
         tmp_path,
         "import sys, time, types\n"
         "snapshots = sys.modules['hetagent.snapshots'] = types.ModuleType('snapshots')\n"
-        "snapshots.save_now = lambda: (time.sleep(0.5), open('saved', 'x'))\n"
+        "snapshots.save_now = lambda ends: (time.sleep(0.5), open('saved', 'x'))\n"
         "1 / 0",
     )
     assert (tmp_path / "saved").stat().st_mtime - (tmp_path / "error.json").stat().st_mtime > 0.4

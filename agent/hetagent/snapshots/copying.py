@@ -28,7 +28,7 @@ from hetagent.snapshots.folder import (
     put,
 )
 from hetagent.snapshots.memory import Files, as_bytes, laid_out, needed, place_of
-from hetagent.snapshots.small import Bank, digests, pack, unpack
+from hetagent.snapshots.small import Bank, digests, pack
 from hetagent.snapshots.state import State
 
 
@@ -83,7 +83,6 @@ class Copy:
         rank = self.index.rank
         self.arrive()
         small = as_bytes(self._small)
-        alike, _ = unpack(small[self.index.values :])
         (self._slot.path / SMALL.format(rank)).write_bytes(small)
         index = replace(
             self.index,
@@ -91,7 +90,7 @@ class Copy:
                 replace(place, digest=self._files.digest(self._slot, place)) for place in self._places
             ),
             small_digest=xxh3_64_hexdigest(small),
-            digests=digests(alike),
+            digests=digests(small[self.index.values :]),
         )
         if self._slot.stamp not in self._folder.slots():
             raise Overtaken(f"the snapshot of step {index.stamp.step} was overtaken")

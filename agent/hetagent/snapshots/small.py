@@ -3,6 +3,7 @@
 The last two steps are there, since living workers may be a step apart when a round ends.
 """
 
+import io
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -94,15 +95,29 @@ def pack(alike: Mapping[str, Any], own: Mapping[str, Any]) -> bytes:
         raise SnapshotError(f"a value of the state cannot be saved: {error}") from None
 
 
-def unpack(values: bytes | memoryview) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What `pack` was given."""
-    alike, own = pickle.loads(values)
+def unpack(
+    values: bytes | memoryview, *, on_host: bool = False
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What `pack` was given.
+
+    Args:
+        on_host: tensors that were on devices are on the CPU.
+    """
+    alike, own = _OnHost(io.BytesIO(values)).load() if on_host else pickle.loads(values)
     return alike, own
 
 
-def digests(alike: Mapping[str, Any]) -> dict[str, str]:
-    """Digests of values, the same for equal ones on all ranks."""
+def digests(values: bytes | memoryview) -> dict[str, str]:
+    """Digests of what `pack` was given as alike, the same for equal values on all ranks."""
+    alike, _ = unpack(values, on_host=True)  # a device may hang
     return {name: _digest(value) for name, value in alike.items()}
+
+
+class _OnHost(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return lambda content: torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
+        return super().find_class(module, name)
 
 
 def _digest(value: Any) -> str:

@@ -205,7 +205,7 @@ def _state(slot: Path, first: Index, alike: Iterable[Place]) -> dict[str, Any]:
     files = _Files(slot)
     tensors = {place.name: files.tensor(place) for place in (*alike, *first.small)}
     content = (slot / SMALL.format(first.rank)).read_bytes() if first.small_bytes else b""
-    values = unpack(memoryview(content)[first.values :])[0] if content else {}
+    values = unpack(memoryview(content)[first.values :], on_host=True)[0] if content else {}
     optimizers = [name.removesuffix(".param_groups") for name in values if name.endswith(".param_groups")]
     state: dict[str, Any] = {}
     for name, value in (*tensors.items(), *values.items()):

@@ -3,6 +3,7 @@
 Nothing here is about CUDA alone: it runs on whatever `torch.accelerator` has, with streams and events of its own.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -301,6 +302,35 @@ def test_what_is_being_changed_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     assert job.taker._copier.devices.has() is None
     job.snaps.save_now()
     assert Folder(tmp_path).slots() == {}
+
+
+def test_a_value_that_waits_for_a_device_holds_up_nobody_who_asks(
+    tmp_path: Path,
+    history: list[dict[str, Any]],
+    busy: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as the state of a GradScaler. Nor is the device asked for those of the step before."""
+    monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
+    monkeypatch.setattr(taking, "ONE_MORE_S", 0.1)
+    (tmp_path / "ask").mkdir()
+    job = Job(tmp_path)
+    job.at["scale"] = torch.ones(2).to(job.device)  # type: ignore[assignment]
+    job.begin()
+    job.train(1)
+    torch.accelerator.synchronize()
+    script = threading.Thread(target=job.train, args=(2, lambda: [busy() for _ in range(4)]))
+    script.start()
+    while not job.taker._changed:
+        time.sleep(0.001)
+    job.taker._stop()
+    assert job.taker._copier.devices.has() == 2, "it hangs still"
+    script.join()
+    assert job.taker._saved is not None
+    assert job.taker._saved.step == 2
+    step, state = loaded(tmp_path)
+    assert step == 2
+    assert_same(state, history[2])
 
 
 def test_the_middle_of_a_step_is_that_of_the_device_as_well(

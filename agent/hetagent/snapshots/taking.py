@@ -98,9 +98,8 @@ class Taker:
         if self._ended_at:
             self._steps_s.append(began - self._ended_at)
         self._state.learn()
-        values = (
-            self._copier.values() if not self._why else b""
-        )  # not within the lock: they may wait for a device
+        # Not within the lock: they may wait for a device.
+        values = self._copier.values() if not self._why else b""
         with self._lock:
             self._reached = step
             sizes: Mapping[str, int] = {}
@@ -309,8 +308,8 @@ class Taker:
         devices.enter()
         with self._lock:
             self.save_now(patience_s=HALF_STEP_S)
-            hangs = devices.has() != devices.newest
-            if self._clean is not None and not self._why and self._more != 0 and not hangs:
+            goes_on = self._clean is not None and not self._why and self._more != 0
+            if goes_on and devices.has() == devices.newest:
                 self._more, self._free_at = 1, time.monotonic() + ONE_MORE_S + HOLD_S
                 self._whole.wait_for(lambda: not self._more, ONE_MORE_S)
                 self.save_now()

@@ -137,17 +137,26 @@ def busy() -> Callable[[], None]:
     return lambda: work(round(BUSY_S / each_s) + 1)
 
 
-def loaded(folder: Path) -> tuple[int | None, dict[str, Any]]:
-    """What another process would load: its step, and the state."""
+def assert_loads(folder: Path, step: int, state: dict[str, Any]) -> None:
+    """Another process would load that state."""
     job = Job(folder)
-    return job.snaps.load(), job.everything()
+    assert job.snaps.load() == step
+    assert_same(job.everything(), state)
 
 
 def assert_same(left: dict[str, Any], right: dict[str, Any]) -> None:
     assert left.keys() >= right.keys()
+    assert not {name for name in left.keys() - right.keys() if name[0].isdigit()}, "more than there was"
     for name, value in right.items():
         same = torch.equal(value, left[name]) if isinstance(value, Tensor) else value == left[name]
         assert same, name
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices are given no time to end what they were told."""
+    monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
+    monkeypatch.setattr(taking, "ONE_MORE_S", 0.1)
 
 
 def test_what_is_due_is_copied_beside_the_script_and_is_of_its_step(
@@ -172,9 +181,7 @@ def test_what_is_due_is_copied_beside_the_script_and_is_of_its_step(
     closing.join()
     assert job.taker._saved is not None
     assert job.taker._saved.step == 3
-    step, state = loaded(tmp_path)
-    assert step == 3
-    assert_same(state, history[3])
+    assert_loads(tmp_path, 3, history[3])
     torch.accelerator.synchronize()
     assert_same(job.everything(), history[5])
 
@@ -188,22 +195,18 @@ def test_the_last_step_is_saved_once_the_device_has_ended_it(
     for step in (1, 2, 3):
         job.train(step, busy)
     job.snaps.save_now()
-    step, state = loaded(tmp_path)
-    assert step == 4
-    assert_same(state, history[4])
+    assert_loads(tmp_path, 4, history[4])
 
 
 @pytest.mark.parametrize("due", [False, True], ids=["nothing is due", "one is due that waits as well"])
+@pytest.mark.usefixtures("hasty")
 def test_of_a_device_that_hangs_the_step_before_is_saved(
     due: bool,
     tmp_path: Path,
     history: list[dict[str, Any]],
     busy: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The script is ahead: it has changed what its optimizer has on the CPU, and values."""
-    monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
-    monkeypatch.setattr(taking, "ONE_MORE_S", 0.1)
     job = Job(tmp_path)
     job.begin()
     job.train(1)
@@ -218,9 +221,7 @@ def test_of_a_device_that_hangs_the_step_before_is_saved(
     if job.taker._closing is not None:
         job.taker._closing.join()
         Folder(tmp_path).forget([Stamp(3, 0)])
-    step, state = loaded(tmp_path)
-    assert step == 2
-    assert_same(state, history[2])
+    assert_loads(tmp_path, 2, history[2])
 
 
 def test_nothing_is_changed_before_it_is_copied(
@@ -239,9 +240,7 @@ def test_nothing_is_changed_before_it_is_copied(
     closing = job.taker._closing
     assert closing is not None
     closing.join()
-    step, state = loaded(tmp_path)
-    assert step == 3
-    assert_same(state, history[3])
+    assert_loads(tmp_path, 3, history[3])
 
 
 def test_a_step_that_changes_nothing_does_not_let_the_next_one_come_before_the_copies(
@@ -262,17 +261,12 @@ def test_a_step_that_changes_nothing_does_not_let_the_next_one_come_before_the_c
     closing = job.taker._closing
     assert closing is not None
     closing.join()
-    step, state = loaded(tmp_path)
-    assert step == 3
-    assert_same(state, history[3])
+    assert_loads(tmp_path, 3, history[3])
 
 
-def test_what_came_later_is_no_part_of_the_step_before(
-    tmp_path: Path, busy: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("hasty")
+def test_what_came_later_is_no_part_of_the_step_before(tmp_path: Path, busy: Callable[[], None]) -> None:
     """A layer that is trained from the step in flight on has no momentum yet in the one that the device has."""
-    monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
-    monkeypatch.setattr(taking, "ONE_MORE_S", 0.1)
     job = Job(tmp_path)
     for parameter in job.model.second.parameters():
         parameter.requires_grad = False
@@ -285,14 +279,11 @@ def test_what_came_later_is_no_part_of_the_step_before(
     job.train(2, busy)
     job.snaps.save_now()
     assert job.taker._copier.devices.has() == 2
-    step, state = loaded(tmp_path)
-    assert step == 2
-    assert state.keys() == before.keys()
-    assert_same(state, before)
+    assert_loads(tmp_path, 2, before)
 
 
+@pytest.mark.usefixtures("hasty")
 def test_what_is_being_changed_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
     job = Job(tmp_path)
     job.begin()
     job.train(1)
@@ -304,15 +295,13 @@ def test_what_is_being_changed_is_not_saved(tmp_path: Path, monkeypatch: pytest.
     assert Folder(tmp_path).slots() == {}
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_value_that_waits_for_a_device_holds_up_nobody_who_asks(
     tmp_path: Path,
     history: list[dict[str, Any]],
     busy: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Such as the state of a GradScaler. Nor is the device asked for those of the step before."""
-    monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
-    monkeypatch.setattr(taking, "ONE_MORE_S", 0.1)
     (tmp_path / "ask").mkdir()
     job = Job(tmp_path)
     job.at["scale"] = torch.ones(2).to(job.device)  # type: ignore[assignment]
@@ -328,11 +317,10 @@ def test_a_value_that_waits_for_a_device_holds_up_nobody_who_asks(
     script.join()
     assert job.taker._saved is not None
     assert job.taker._saved.step == 2
-    step, state = loaded(tmp_path)
-    assert step == 2
-    assert_same(state, history[2])
+    assert_loads(tmp_path, 2, history[2])
 
 
+@pytest.mark.usefixtures("hasty")
 def test_the_middle_of_a_step_is_that_of_the_device_as_well(
     tmp_path: Path,
     history: list[dict[str, Any]],
@@ -340,8 +328,6 @@ def test_the_middle_of_a_step_is_that_of_the_device_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The script has told the optimizer's step, and ends by an exception; the device has not come to that."""
-    monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
-    monkeypatch.setattr(taking, "ONE_MORE_S", 0.1)
     job = Job(tmp_path)
     job.begin()
     job.train(1)
@@ -350,9 +336,7 @@ def test_the_middle_of_a_step_is_that_of_the_device_as_well(
     monkeypatch.setattr(job.snaps, "step", lambda step: None)
     job.train(3, busy)
     job.snaps.save_now()
-    step, state = loaded(tmp_path)
-    assert step == 3
-    assert_same(state, history[3])
+    assert_loads(tmp_path, 3, history[3])
 
 
 def test_what_a_device_has_changed_meanwhile_is_no_snapshot(
@@ -380,9 +364,7 @@ def test_what_a_device_has_changed_meanwhile_is_no_snapshot(
 
     monkeypatch.setattr(taking.Taker, "_copied", late)
     job.snaps.save_now()
-    step, state = loaded(tmp_path)
-    assert step == 3
-    assert_same(state, history[3])
+    assert_loads(tmp_path, 3, history[3])
 
 
 def test_of_a_killed_worker_there_are_its_values_and_the_buffers_of_others(
@@ -403,6 +385,4 @@ def test_of_a_killed_worker_there_are_its_values_and_the_buffers_of_others(
     monkeypatch.setenv("RANK", "1")
     found = max(Folder(tmp_path).slots().items())[1]
     assert (found.path / INDEX.format(1)).exists()
-    step, state = loaded(tmp_path)
-    assert step == 3
-    assert_same(state, history[3])
+    assert_loads(tmp_path, 3, history[3])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hetagent import snapshots
 from hetagent.snapshots import taking
 from hetagent.snapshots.banked import rescue
+from hetagent.snapshots.devices import Copies
 from hetagent.snapshots.folder import INDEX, Folder, Stamp
 
 pytestmark = pytest.mark.skipif(
@@ -230,7 +231,7 @@ def test_nothing_is_changed_before_it_is_copied(
     job = Job(tmp_path)
     job.begin()
     job.train(1)
-    with job.taker._copier.devices.copies(now=False).begun():
+    with Copies(job.taker._copier.devices._streams[0]).begun():
         busy()
     job.taker._every = 1
     job.train(2)
@@ -250,7 +251,7 @@ def test_a_step_that_changes_nothing_does_not_let_the_next_one_come_before_the_c
     job = Job(tmp_path)
     job.begin()
     job.train(1)
-    with job.taker._copier.devices.copies(now=False).begun():
+    with Copies(job.taker._copier.devices._streams[0]).begun():
         busy()
     job.taker._every = 1
     job.train(2)

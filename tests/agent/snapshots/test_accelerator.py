@@ -188,13 +188,18 @@ def test_what_is_due_is_copied_beside_the_script_and_is_of_its_step(
 
 
 def test_the_last_step_is_saved_once_the_device_has_ended_it(
-    tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
+    tmp_path: Path,
+    history: list[dict[str, Any]],
+    busy: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(taking, "HALF_STEP_S", 60.0)
     job = Job(tmp_path)
     job.begin()
-    job.taker._steps_s.extend([BUSY_S] * 16)
+    job.taker._steps_s.extend([30.0] * 16)
     for step in (1, 2, 3):
         job.train(step, busy)
+    job.taker._steps_s.extend([30.0] * 16)
     job.snaps.save_now()
     assert_loads(tmp_path, 4, history[4])
 

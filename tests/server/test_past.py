@@ -55,6 +55,17 @@ def test_a_failure_counts_from_its_exception_and_is_judged_by_its_exit() -> None
     assert failed.at == story.now - 0.5
 
 
+def test_a_failure_is_no_older_than_its_round_whatever_a_node_says() -> None:
+    """Its clock was set a year ahead, say."""
+    story = running("a", "b")
+    story.wait(60.0)
+    failure = Failure(local_rank=0, rank=0, exit_code=1, message="boom", raised_s=3e7)
+    story.report("a", "failed", failure=failure)
+    (only,) = story.past.rounds
+    assert only.down is not None
+    assert 60.0 <= only.down.noticed_s < 120.0
+
+
 def test_what_only_a_newer_server_knows_of_an_end_changes_no_time() -> None:
     known = restarted()
     ends = ("round_ended", "round_judged", "restart_spent")

@@ -1,8 +1,9 @@
 """Copies a worker's state to memory that outlives it: what belongs to every step, and all of it for a snapshot."""
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner
@@ -66,11 +67,11 @@ class Copy:
         self._files = files
         self._copies = copies
 
-    def begin(self) -> None:
+    def await_turn(self) -> None:
         """Wait until devices have come to it."""
-        self._copies.begin()
+        self._copies.await_turn()
 
-    def arrive(self) -> None:
+    def wait(self) -> None:
         """Wait until it is there."""
         self._copies.wait()
 
@@ -81,7 +82,7 @@ class Copy:
             Overtaken: the slot was given away meanwhile.
         """
         rank = self.index.rank
-        self.arrive()
+        self.wait()
         small = as_bytes(self._small)
         (self._slot.path / SMALL.format(rank)).write_bytes(small)
         index = replace(
@@ -142,6 +143,7 @@ class Copier:
 
         Raises:
             SnapshotError, OSError: there is no room for it.
+            RuntimeError: a device has trouble.
         """
         try:
             here = self._who.local_world_size
@@ -154,7 +156,7 @@ class Copier:
                     "--snapshot-dir"
                 )
             self._files.make(sizes)
-        except (SnapshotError, OSError):
+        except (OSError, RuntimeError):
             self._files.give_back(sizes)
             raise
 
@@ -222,16 +224,8 @@ class Copier:
 
     def is_whole(self, stamp: Stamp) -> bool:
         """Whether the workers of this node have written that they have all that ranks have alike."""
-        return self._alike.keys() <= self._written(stamp, range(self._who.world_size))
-
-    def _written(self, stamp: Stamp, ranks: Iterable[int]) -> set[str]:
-        """Which tensors are in the indexes of some ranks of this node."""
-        slot, found = self._folder.slots().get(stamp), set()
-        for rank, path in slot.indexes().items() if slot is not None else ():
-            if rank in ranks:
-                with contextlib.suppress(OSError, ValueError):
-                    found |= {place.name for place in Index.read(path.read_bytes()).tensors}
-        return found
+        slot = self._folder.slots().get(stamp)
+        return slot is not None and self._alike.keys() <= _written(slot.indexes())
 
     def copied(
         self, stamp: Stamp, *, every: int, now: bool, insists: bool = False, again: bool = False
@@ -246,7 +240,7 @@ class Copier:
             again: this worker has copied it, but others may have died before they had written what they had.
 
         Raises:
-            Overtaken: there is no slot for it.
+            Overtaken: there is no slot for it, or not all of it is there any more.
         """
         alike, own = self._parts(stamp.step if now else None)
         self._alike = {place.name: place.bytes for place, _ in alike}
@@ -255,7 +249,7 @@ class Copier:
         with copies.begun():
             small = self._bank.kept(stamp.step, copies) if self._bank is not None else None
             if small is None:
-                raise SnapshotError(f"nothing was kept of step {stamp.step}")
+                raise Overtaken(f"the values of step {stamp.step} are no longer there")
             places = self._copy(slot, alike, own, copies, now=now, again=again)
         index = replace(self._index(stamp, every), small_bytes=small.numel())
         return Copy(self._folder, slot, index, places, small, self._files, copies)
@@ -279,11 +273,8 @@ class Copier:
         tensors = {place.name: tensor for place, tensor in alike}
         if shared.blocks:
             memory = self._files.file(slot, SHARED, shared.size)
-            there = (
-                self._written(slot.stamp, {*range(self._who.world_size)} - {self._who.rank})
-                if again
-                else set()
-            )
+            others = {rank: path for rank, path in slot.indexes().items() if rank != self._who.rank}
+            there = _written(others) if again else set()
             lost = {
                 number
                 for number, block in enumerate(shared.blocks)
@@ -318,6 +309,15 @@ class Copier:
             ),
             values=self._bank.layout.size,
         )
+
+
+def _written(indexes: Mapping[int, Path]) -> set[str]:
+    """The tensors that are in some indexes."""
+    found = set()
+    for path in indexes.values():
+        with contextlib.suppress(OSError, ValueError):
+            found |= {place.name for place in Index.read(path.read_bytes()).tensors}
+    return found
 
 
 def _is_sharded(tensor: Tensor) -> bool:

@@ -242,7 +242,7 @@ class Copies:
         for stream, event in zip(self._streams, events, strict=True):
             stream.wait_event(event)
 
-    def begin(self) -> None:
+    def await_turn(self) -> None:
         """Wait until devices have come to them."""
         for event in self._after:
             event.synchronize()

@@ -59,9 +59,9 @@ class Bank:
                 return False
             if tensor.device.type != "cpu":
                 there = self._on_device[half]
-                kept = (
-                    there[number] if number in there else there.setdefault(number, torch.empty_like(tensor))
-                )
+                if number not in there:
+                    there[number] = torch.empty_like(tensor)
+                kept = there[number]
             kept.copy_(tensor)
         self._file.bytes[start + at : start + at + len(values)] = values
         HEADER.pack_into(self._file.bytes, start, step, self.layout.size, self.layout.size + len(values))

@@ -11,11 +11,8 @@ from statistics import median, median_low
 
 from hetagent.snapshots import asked
 from hetagent.snapshots.copying import Copier, Copy, Who
-from hetagent.snapshots.errors import Overtaken, SnapshotError
-from hetagent.snapshots.folder import (
-    Folder,
-    Stamp,
-)
+from hetagent.snapshots.errors import Overtaken
+from hetagent.snapshots.folder import Folder, Stamp
 from hetagent.snapshots.state import State
 
 WORTH = 0.01
@@ -49,6 +46,10 @@ further after its answer (seconds): its agent is about to stop it."""
 
 SILENT_STEPS = 3
 """After so many steps in a row that no optimizer has told of, a person is told what that means."""
+
+
+TROUBLE = (OSError, RuntimeError, ValueError)
+"""What ends snapshots, but not training: no room, a device in error, files that make no sense."""
 
 
 class Taker:
@@ -162,7 +163,7 @@ class Taker:
             return False
         try:
             self._copier.keep(step, values)
-        except (SnapshotError, OSError) as error:
+        except TROUBLE as error:
             self._give_up(error)
             return False
         return True
@@ -171,7 +172,7 @@ class Taker:
         try:
             self._copier.devices.enter()
             self._copier.make_slots(sizes)
-        except (SnapshotError, OSError, RuntimeError) as error:
+        except TROUBLE as error:
             self._give_up(error)
 
     def _period(self) -> int:
@@ -193,7 +194,7 @@ class Taker:
                 # Nodes that leave out different ones would have none in common; all take the largest pause.
                 self._least = 2 * self._period()
             return
-        except (SnapshotError, OSError, RuntimeError) as error:
+        except TROUBLE as error:
             self._give_up(error)
             return
         self._overtaken = 0
@@ -204,12 +205,12 @@ class Taker:
     def _close_due(self, close: Copy) -> None:
         try:
             self._copier.devices.enter()
-            close.begin()
+            close.await_turn()
             began = time.perf_counter()
             close.finish()
         except Overtaken:
             return
-        except (SnapshotError, OSError, ValueError, RuntimeError) as error:
+        except TROUBLE as error:
             self._give_up(error)
             return
         self._saved = close.index.stamp
@@ -250,7 +251,7 @@ class Taker:
                     pass
             except Overtaken as error:
                 self._late = str(error)
-            except (SnapshotError, OSError, ValueError, RuntimeError) as error:
+            except TROUBLE as error:
                 self._give_up(error)
 
     def _whole_step(self, patience_s: float) -> int | None:
@@ -275,16 +276,17 @@ class Taker:
 
     def _is_saved(self, step: int | None) -> bool:
         """Save a step; False: devices have gone on meanwhile."""
-        if step is None or self._why or (self._saved is not None and self._saved.step > step):
+        saved = self._saved
+        if step is None or self._why or (saved is not None and saved.step > step):
             return True
-        again = self._saved is not None and self._saved.step == step
-        if again and self._saved is not None and self._copier.is_whole(self._saved):
+        again = saved is not None and saved.step == step
+        if saved is not None and again and self._copier.is_whole(saved):
             return True
         if self._closing is not None and self._closing.is_alive() and self._due <= step:
             self._closing.join()
             return False
         copy = self._copied(step, now=True, again=again)
-        copy.arrive()
+        copy.wait()
         if self._copier.devices and not self._copier.devices.still(step):
             return False
         copy.finish()

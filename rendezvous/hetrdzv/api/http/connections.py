@@ -318,6 +318,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._transport.close()
 
 
+_USE_TLS = b"this server speaks TLS: use https://\n"
+
 _NEEDS_TLS = b"\r\n".join(
     [
         b"HTTP/1.1 426 Upgrade Required",
@@ -325,9 +327,9 @@ _NEEDS_TLS = b"\r\n".join(
         b"Connection: Upgrade, close",
         *(f"{name}: {value}".encode() for name, value in versions.HEADERS.items()),
         b"Content-Type: text/plain",
-        b"Content-Length: 37",
+        b"Content-Length: %d" % len(_USE_TLS),
         b"",
-        b"this server speaks TLS: use https://\n",
+        _USE_TLS,
     ]
 )
 """What a client hears that speaks plain HTTP to a server that speaks TLS (RFC 2817)."""

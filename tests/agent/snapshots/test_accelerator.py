@@ -154,6 +154,16 @@ def assert_same(left: dict[str, Any], right: dict[str, Any]) -> None:
 
 
 @pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """A script that has made two steps, and so has its device."""
+    made = Job(tmp_path)
+    made.begin()
+    made.train(1)
+    torch.accelerator.synchronize()
+    return made
+
+
+@pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices are given no time to end what they were told."""
     monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
@@ -161,12 +171,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_due_is_copied_beside_the_script_and_is_of_its_step(
-    tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
+    job: Job, tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
 ) -> None:
-    job = Job(tmp_path)
-    job.begin()
-    job.train(1)
-    torch.accelerator.synchronize()
     job.taker._every = 1
     began = time.perf_counter()
     job.train(2, busy)
@@ -207,16 +213,13 @@ def test_the_last_step_is_saved_once_the_device_has_ended_it(
 @pytest.mark.parametrize("due", [False, True], ids=["nothing is due", "one is due that waits as well"])
 @pytest.mark.usefixtures("hasty")
 def test_of_a_device_that_hangs_the_step_before_is_saved(
+    job: Job,
     due: bool,
     tmp_path: Path,
     history: list[dict[str, Any]],
     busy: Callable[[], None],
 ) -> None:
     """The script is ahead: it has changed what its optimizer has on the CPU, and values."""
-    job = Job(tmp_path)
-    job.begin()
-    job.train(1)
-    torch.accelerator.synchronize()
     if due:
         job.taker._every = 1
     job.train(2, lambda: [busy() for _ in range(3)])  # type: ignore[func-returns-value]
@@ -346,16 +349,13 @@ def test_the_middle_of_a_step_is_that_of_the_device_as_well(
 
 
 def test_what_a_device_has_changed_meanwhile_is_no_snapshot(
+    job: Job,
     tmp_path: Path,
     history: list[dict[str, Any]],
     busy: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It went on while it was copied; then the step that it has come to is."""
-    job = Job(tmp_path)
-    job.begin()
-    job.train(1)
-    torch.accelerator.synchronize()
     job.train(2, busy)
     told = iter([2])
     has = job.taker._copier.devices.has

@@ -21,12 +21,11 @@ from uvicorn.server import ServerState
 from hetrdzv.api.http import connections, server
 from hetrdzv.api.http.calling import CALLER, CERTIFIED
 from hetrdzv.api.http.connections import (
-    TLS_BUFFER_BYTES,
     Connection,
-    TlsConnection,
     protocol_factory,
 )
 from hetrdzv.api.http.places import Connections
+from hetrdzv.api.http.tls import TLS_BUFFER_BYTES, TlsConnection
 from hetrdzv.settings import Limits
 
 OF_CONNECTION: dict[str, Callable[[Any], bool]] = {

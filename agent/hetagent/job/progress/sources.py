@@ -45,7 +45,7 @@ BACKENDS: Mapping[str, Backend] = {
     "nccl2": Backend("fr_trace_json?backend=nccl2", frozenset({"fr_trace_json", "fr_dump_file"}), "/nccl2"),
 }
 """By torch's name for the backend that a group really has. Of any other nothing is known: xccl, mpi, ucc, nccl-lazy,
-those of other packages, and nccl2 in 2.14, which records nothing. docs/hangs.md has the table."""
+those of other packages, and nccl2 in 2.14, which records nothing. docs/torch.md has the table."""
 
 
 @dataclass(slots=True)

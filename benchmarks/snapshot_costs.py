@@ -80,14 +80,17 @@ def while_running(megabytes: float, table: Table) -> None:
         step()
         snaps.step(1)
         taker._ahead.join()
-        due, others, digests = [], [], []
+        due, others, digests, plain = [], [], [], []
+        beside = [torch.zeros_like(tensor) for tensor in tensors(model, optimizer)]
         for number in range(2, 12):
             step()
             taker._every = 1
             due.append(taken(lambda number=number: snaps.step(number)))  # type: ignore[misc]
             digests.append(taken(taker._closing.join))
-        for number in range(12, 212):
-            taker._changes()
+            step()
+            plain.append(taken(lambda: copied(model, optimizer, beside)))
+        for number in range(12, 42):
+            step()  # which leaves nothing of ours in the caches
             taker._every = 1 << 40
             others.append(taken(lambda number=number: snaps.step(number)))  # type: ignore[misc]
         taker._saved = None
@@ -96,9 +99,23 @@ def while_running(megabytes: float, table: Table) -> None:
         other = torch.optim.AdamW(again.parameters())
         loading = snapshots.open({"model": again, "optimizer": other}, directory=folder)
         loaded = taken(loading.load)
+        touched = taken(lambda: [torch.zeros(parameter.numel() * 2) for parameter in model.parameters()])
     copy = copy_s(megabytes)
-    cells = (f"{value / copy:.2f}" for value in (median(due), median(digests), saved, loaded))
+    values = (median(due), median(plain), median(digests), saved, loaded, touched)
+    cells = (f"{value / copy:.2f}" for value in values)
     table.row(f"{megabytes:g} MB", f"{1000 * copy:.1f} ms", f"{1e6 * median(others):.0f} us", *cells)
+
+
+def tensors(model: Any, optimizer: Any) -> list[Any]:
+    """What a snapshot copies."""
+    states = (value for state in optimizer.state.values() for value in state.values())
+    return [*(parameter.detach() for parameter in model.parameters()), *states]
+
+
+def copied(model: Any, optimizer: Any, into: list[Any]) -> None:
+    """Copy it to ordinary memory that is there."""
+    for source, target in zip(tensors(model, optimizer), into, strict=True):
+        target.copy_(source)
 
 
 # -- throughput ----------------------------------------------------------------------------------------------
@@ -326,7 +343,13 @@ def main() -> None:
     args = parser.parse_args()
     if args.worker is not None:
         worker(args.worker, args.mb[0], keeps=args.keeps)
-    columns = ("a copy", "none due", "due", "its digest, beside the script", "saved at the end", "loaded")
+    columns = ("a copy", "none due", "due", "the same copied to ordinary memory then")
+    columns += (
+        "its digest, beside the script",
+        "saved at the end",
+        "loaded",
+        "the new memory of that, only touched",
+    )
     table = Table("snaps.step() of one process in /dev/shm, in copies of the state", "state", *columns)
     for megabytes in args.mb:
         while_running(megabytes, table)

@@ -1,12 +1,11 @@
 """Fetches to this node what all ranks have alike, once for all its workers; then it has a copy as well."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.snapshots.ahead import blocks
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import (
     ADOPTED,
@@ -47,7 +46,7 @@ def adopt(
     try:
         slot = folder.begin(stamp)
         memory = Mapped(slot.path / SHARED, size)
-        parts = blocks(places.values(), FETCHED)
+        parts = _blocks(places.values())
         with contextlib.closing(Claims(slot.path / ADOPTED, len(parts))) as claims:
             for number in claims.mine(wait=True):
                 _fetch(memory, whole, parts[number])
@@ -56,6 +55,16 @@ def adopt(
         return None  # each worker reads what it needs, from whoever has a good copy
     known_good = {name: replace(place, digest="") for name, place in places.items()}
     return Source({"node": "", "path": str(slot.path), "whole": True}, stamp), known_good
+
+
+def _blocks(places: Iterable[Place]) -> list[list[Place]]:
+    """Tensors of a file that lie side by side, of `FETCHED` bytes together at least."""
+    found: list[list[Place]] = []
+    for place in sorted(places, key=lambda place: place.at):
+        if not found or place.at - found[-1][0].at >= FETCHED:
+            found.append([])
+        found[-1].append(place)
+    return found
 
 
 def _fetch(memory: Mapped, source: Source, block: list[Place]) -> None:

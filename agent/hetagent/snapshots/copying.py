@@ -1,7 +1,7 @@
 """Copies a worker's state to memory that outlives it: what belongs to every step, and all of it for a snapshot."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from hetagent.snapshots.folder import (
     Stamp,
     put,
 )
-from hetagent.snapshots.memory import Files, as_bytes, laid_out, needed, place_of
+from hetagent.snapshots.memory import Files, Layout, as_bytes, laid_out, needed, place_of
 from hetagent.snapshots.small import Bank, digests, pack
 from hetagent.snapshots.state import State
 
@@ -119,6 +119,7 @@ class Copier:
         self._sharded = False  # whether this rank has parts of others
         self._count = 0  # for how many parameters optimizers had something
         self._files = Files(folder)
+        self._layouts: dict[str, tuple[Sequence[Place], Layout]] = {}  # of what, by file
 
     # -- made beforehand -----------------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class Copier:
         alike, own = self._parts()
         self._alike, self._sharded = {place.name: place.bytes for place, _ in alike}, bool(own)
         return {
-            name: laid_out([place for place, _ in parts], name).size
+            name: self._laid_out(parts, name).size
             for parts, name in ((alike, SHARED), (own, OWN.format(self._who.rank)))
             if parts
         }
@@ -209,18 +210,19 @@ class Copier:
             self.devices.watch(parameters, others)
         else:
             large = self.devices.then(step, large)
-        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(large, is_coordinator=False)
-        alike: list[tuple[Place, Tensor]] = []
+        distributed = {name: tensor for name, tensor in large.items() if isinstance(tensor, DTensor)}
+        alike = [(place_of(name, large[name]), large[name]) for name in large.keys() - distributed.keys()]
         own: list[tuple[Place, Tensor]] = []
-        for item in planner.create_local_plan().items:
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(distributed, is_coordinator=False)
+        for item in planner.create_local_plan().items if distributed else ():
             name, told = item.index.fqn, item.tensor_data
             tensor = planner.resolve_data(item)
             assert told is not None
             assert isinstance(tensor, Tensor)
             place = place_of(name, tensor, told.size, told.chunk.offsets)
-            (own if _is_sharded(large[name]) else alike).append((place, tensor))
-        return alike, own
+            (own if _is_sharded(distributed[name]) else alike).append((place, tensor))
+        return sorted(alike, key=lambda part: part[0].name), own
 
     def is_whole(self, stamp: Stamp) -> bool:
         """Whether the workers of this node have written that they have all that ranks have alike."""
@@ -265,10 +267,8 @@ class Copier:
         again: bool,
     ) -> list[Place]:
         """Copy tensors into a slot; returns where they lie."""
-        shared, mine = (
-            laid_out([place for place, _ in parts], name)
-            for parts, name in ((alike, SHARED), (own, OWN.format(self._who.rank)))
-        )
+        shared = self._laid_out(alike, SHARED)
+        mine = self._laid_out(own, OWN.format(self._who.rank))
         copied: list[Place] = []
         tensors = {place.name: tensor for place, tensor in alike}
         if shared.blocks:
@@ -293,6 +293,14 @@ class Copier:
             for place, (_, tensor) in zip(mine.places, own, strict=True):
                 copies.copy(tensor, memory.tensor(place))
         return [*copied, *mine.places]
+
+    def _laid_out(self, parts: Iterable[tuple[Place, Tensor]], file: str) -> Layout:
+        """Where they go in a file; as the last time, as long as they are the same."""
+        places = [place for place, _ in parts]
+        known = self._layouts.get(file)
+        if known is None or known[0] != places:
+            self._layouts[file] = known = places, laid_out(places, file)
+        return known[1]
 
     def _index(self, stamp: Stamp, every: int = 0) -> Index:
         """This worker's part of a snapshot, as far as it is the same in all."""

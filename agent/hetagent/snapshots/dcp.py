@@ -185,7 +185,7 @@ class Reader(StorageReader):
         Raises:
             SnapshotError: no copy of a part is good.
         """
-        for item in plan.items:
+        for item in self._loader.in_order(self._there, plan.items):
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, self._bytes(item))
             else:

@@ -3,8 +3,8 @@
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,9 @@ from torch.distributed.checkpoint.planner import ReadItem
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.adopting import adopt
-from hetagent.snapshots.ahead import Ahead
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import SMALL, Folder, Index, Place, Slot, Stamp, put
-from hetagent.snapshots.memory import as_bytes, dtype_of
+from hetagent.snapshots.memory import as_bytes, dtype_of, view
 from hetagent.snapshots.small import unpack
 from hetagent.snapshots.sources import Source, SourceError, read_index
 from hetagent.snapshots.state import State
@@ -77,6 +76,7 @@ class Loader:
         self._folder = folder
         self._rank = rank
         self._local_world_size = local_world_size
+        self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def find(self) -> Found | None:
         """The snapshot to load; None: there is none.
@@ -135,32 +135,44 @@ class Loader:
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(targets, self.metadata(found), is_coordinator=False)
         with torch.no_grad():
-            for item in sorted(planner.create_local_plan().items, key=lambda item: _at(found, item)):
+            for item in self.in_order(found, planner.create_local_plan().items):
                 self.read(found, item, planner.resolve_tensor(item).detach())
         alike, own = self._values(found)
         state.restore(targets, alike, own if found.indexes.get(self._rank) else {})
         found.close()
 
     def _come_by(self, found: Found) -> None:
-        """Where only other nodes have what all ranks have alike: fetch it to this node once, and in few requests."""
+        """Where only other nodes have what all ranks have alike: fetch it once for all workers of this node."""
         whole = next((source for source in found.sources if source.whole), None)
         is_sharded = any(index.sharded for _, index in found.indexes.values())
-        if whole is None or whole.local or is_sharded:
+        if whole is None or whole.local or is_sharded or self._local_world_size == 1:
             return
         places = {
             name: place for name, copies in found.alike.items() for source, place in copies if source is whole
         }
         if places.keys() != found.alike.keys():
             return
-        if self._local_world_size == 1:
-            nearer: tuple[Source, Mapping[str, Place]] | None = Ahead(whole, places.values()), places
-        else:
-            nearer = adopt(self._folder, found.stamp, whole, places)
-        if nearer is not None:
-            source, there = nearer
+        if (adopted := adopt(self._folder, found.stamp, whole, places)) is not None:
+            source, there = adopted
             found.sources = [*found.sources, source]
             for name, place in there.items():
                 found.alike[name].insert(0, (source, place))
+
+    def in_order(self, found: Found, items: Iterable[ReadItem]) -> list[ReadItem]:
+        """Items in the order in which they lie where they are read first, which is told to expect that."""
+        first = [(self._copies(found, item)[:1], item) for item in items]
+        expected: dict[Source, list[Place]] = {source: [] for source in found.sources}
+        for copies, _ in first:
+            for source, place in copies:
+                expected[source].append(place)
+        numbers = {source: number for number, source in enumerate(expected)}
+        for source, places in expected.items():
+            source.expect(places)
+
+        def lies(read: tuple[Sequence[tuple[Source, Place]], ReadItem]) -> list[tuple[int, str, int]]:
+            return [(numbers[source], place.file, place.at) for source, place in read[0]]
+
+        return [item for _, item in sorted(first, key=lies)]
 
     def metadata(self, found: Found) -> Metadata:
         """What torch's planner needs to know of the tensors."""
@@ -181,11 +193,8 @@ class Loader:
         Raises:
             SnapshotError: none is.
         """
-        name, offset = item.storage_index.fqn, tuple(item.storage_index.offset or ())
-        copies = found.items.get(name) or found.alike.get(name) or found.parts.get((name, offset))
-        copies = copies or self._small(found, name)
         trouble: list[tuple[Source | None, str]] = []
-        for source, place in copies:
+        for source, place in self._copies(found, item):
             try:
                 self._read_from(source, place, item, target)
             except SourceError as error:
@@ -194,16 +203,27 @@ class Loader:
                 return
         self._is_bad(found, trouble)
 
+    def _copies(self, found: Found, item: ReadItem) -> Sequence[tuple[Source, Place]]:
+        name, offset = item.storage_index.fqn, tuple(item.storage_index.offset or ())
+        copies = found.items.get(name) or found.alike.get(name) or found.parts.get((name, offset))
+        return copies or self._small(found, name)
+
     def _read_from(self, source: Source, place: Place, item: ReadItem, target: Tensor) -> None:
         is_whole = tuple(item.lengths) == place.lengths and target.dtype == dtype_of(place)
         direct = is_whole and target.is_contiguous() and target.device.type == "cpu"
-        into = target if direct else torch.empty(place.lengths, dtype=dtype_of(place), device="cpu")
+        into = target if direct else self._passing_through(place)
         memory = as_bytes(into)
         source.read_into(place.file, place.at, memory)
         if place.digest and xxh3_64_hexdigest(memory) != place.digest:
             raise SourceError(f"'{place.name}' on node '{source.node}' is corrupt: its digest is wrong")
         if not direct:
             target.copy_(part_of(into, item))
+
+    def _passing_through(self, place: Place) -> Tensor:
+        """Memory for a piece, the same for all: what is touched for the first time takes several times as long."""
+        if self._buffer.numel() < place.bytes:
+            self._buffer = torch.empty(place.bytes, dtype=torch.uint8, device="cpu")
+        return view(self._buffer, replace(place, at=0))
 
     def _small(self, found: Found, name: str) -> list[tuple[Source, Place]]:
         """Where a small tensor lies: this rank's own if there is one, else that of the lowest rank that has it."""
@@ -238,12 +258,6 @@ class Loader:
         raise SnapshotError(
             f"the snapshot of step {stamp.step} (round {stamp.round}) cannot be loaded: {why}"
         )
-
-
-def _at(found: Found, item: ReadItem) -> int:
-    """Where an item lies in the file that it is read from first."""
-    copies = found.alike.get(item.storage_index.fqn)
-    return copies[0][1].at if copies else -1
 
 
 def part_of(tensor: Tensor, item: ReadItem) -> Tensor:

@@ -1,16 +1,18 @@
 """Files in memory that a worker copies tensors into: mapped once, and touched before they are needed."""
 
 import ctypes
+import math
 import mmap
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64
 
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import ALIGNED, SHARED, SLOTS, Folder, Place, Slot, Stamp
@@ -20,6 +22,9 @@ BLOCK = 4 << 20
 
 PORTABLE = 1
 """`cudaHostRegister`: pinned for all devices of the process."""
+
+MOST_PLACES = 1 << 16
+"""Of how many tensors it is remembered what is known of them."""
 
 _POPULATE_WRITE = 23
 """`madvise`, since Linux 5.14: have all pages, as if each had been written to."""
@@ -50,6 +55,7 @@ class Mapped:
             os.close(fd)
         self.bytes = memoryview(self._map)
         self._tensor = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._views: dict[int, tuple[Place, Tensor]] = {}  # by where they begin
         libc = ctypes.CDLL(None)  # without the GIL; older kernels refuse, and the first copy takes longer
         libc.madvise(
             ctypes.c_void_p(self._tensor.data_ptr()),
@@ -82,11 +88,16 @@ class Mapped:
 
     def tensor(self, place: Place) -> Tensor:
         """The memory of a tensor in the file."""
-        return view(self._tensor, place)
+        known = self._views.get(place.at)
+        if known is None or known[0] is not place:
+            self._views[place.at] = known = place, view(self._tensor, place)
+        return known[1]
 
     def digest(self, place: Place) -> str:
-        """Of the bytes of a tensor in the file."""
-        return xxh3_64_hexdigest(self.bytes[place.at : place.at + place.bytes])
+        """Of the bytes of a tensor in the file; without the GIL, since the script goes on beside it."""
+        digest = xxh3_64()
+        digest.update(self.bytes[place.at : place.at + place.bytes])
+        return digest.hexdigest()
 
 
 class Files:
@@ -182,16 +193,30 @@ def place_of(
     Args:
         shape, offsets: of the whole, if this is a part.
     """
+    lengths = tensor.shape
+    return _place(name, tensor.dtype, tuple(shape or lengths), tuple(offsets), lengths, tensor.device.type)
+
+
+@lru_cache(maxsize=MOST_PLACES)
+def _place(
+    name: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    offsets: tuple[int, ...],
+    lengths: tuple[int, ...],
+    device: str,
+) -> Place:
+    """The same object for the same tensor, which is laid out again and again."""
     return Place(
         name=name,
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(tensor.shape if shape is None else shape),
-        offsets=tuple(offsets) or (0,) * tensor.dim(),
-        lengths=tuple(tensor.shape),
+        dtype=str(dtype).removeprefix("torch."),
+        shape=shape,
+        offsets=offsets or (0,) * len(lengths),
+        lengths=tuple(lengths),
         file="",
         at=0,
-        bytes=tensor.numel() * tensor.element_size(),
-        device=tensor.device.type,
+        bytes=math.prod(lengths) * dtype.itemsize,
+        device=device,
     )
 
 

@@ -2,16 +2,19 @@
 
 import contextlib
 import http.client
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hetagent.snapshots.folder import INDEX, Index, Stamp
+from hetagent.snapshots.folder import INDEX, Index, Place, Stamp
 from hetagent.snapshots.on_disk import is_url, path_of, read_part
 
 TIMEOUT_S = 30.0
 """How long a source may be silent (seconds)."""
+
+GAP = 1 << 16
+"""What lies between two pieces and is not wanted is read along with them if it is so little (bytes)."""
 
 
 class SourceError(Exception):
@@ -41,6 +44,8 @@ class Source:
         self._url = urlsplit(told.get("url") or "")
         self._key: str = told.get("key", "")
         self._connection: http.client.HTTPConnection | None = None
+        self._run: _Run | None = None
+        self._runs: Mapping[tuple[str, int], int] = {}  # where those end, by their file and where they begin
         self._path = path_of(told["path"]) if told.get("path") else None
 
     @property
@@ -58,8 +63,13 @@ class Source:
         if self._path is not None:
             with _told(self._path / name):
                 return (self._path / name).read_bytes()
-        with self._asked(name, {}) as response:
-            return response.read()
+        with self._heard():
+            return self._asked(name, {}).read()
+
+    def expect(self, places: Iterable[Place]) -> None:
+        """These are about to be read, of each file in the order in which they lie there: another node is then asked
+        once for what lies together."""
+        self._runs = {(file, begin): end for file, begin, end in _runs(places)}
 
     def read_into(self, file: str, at: int, into: memoryview) -> None:
         """Fill memory with a part of a file.
@@ -72,16 +82,18 @@ class Source:
         if self._path is not None:
             self._read_local(self._path / file, at, into)
             return
-        with self._asked(file, {"Range": f"bytes={at}-{at + into.nbytes - 1}"}) as response:
-            got = 0
-            while got < into.nbytes:
-                count = response.readinto(into[got:])
-                if not count:
-                    raise SourceError(f"node '{self.node}' stopped sending {file}")
-                got += count
+        with self._heard():
+            end = at + into.nbytes
+            if self._run is None or not self._run.has(file, at, end):
+                end = max(end, self._runs.get((file, at), 0))
+                response = self._asked(file, {"Range": f"bytes={at}-{end - 1}"})
+                self._run = _Run(response, file, at, end)
+            if not self._run.read_into(at, into):
+                raise SourceError(f"node '{self.node}' stopped sending {file}")
 
     def close(self) -> None:
         """Nothing more is to be read."""
+        self._run = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -91,28 +103,86 @@ class Source:
             if read_part(path, at, into) < into.nbytes:
                 raise SourceError(f"{path} is too short")
 
+    def _asked(self, name: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        """What it answers to a request for a file; within `_heard`."""
+        if self._run is not None and self._run.at < self._run.end:
+            self.close()  # it is still sending
+        self._run = None
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection(
+                self._url.hostname or "", self._url.port, timeout=TIMEOUT_S
+            )
+        path = f"/{self.stamp.round}-{self.stamp.step}/{name}"
+        self._connection.request("GET", path, headers={**headers, "Authorization": f"Bearer {self._key}"})
+        response = self._connection.getresponse()
+        if response.status not in (200, 206):
+            response.read()
+            raise SourceError(f"node '{self.node}' answers {response.status} to {name}")
+        return response
+
     @contextlib.contextmanager
-    def _asked(self, name: str, headers: Mapping[str, str]) -> Any:
+    def _heard(self) -> Iterator[None]:
+        """Say who has trouble; after that it is connected to anew."""
         try:
-            if self._connection is None:
-                self._connection = http.client.HTTPConnection(
-                    self._url.hostname or "", self._url.port, timeout=TIMEOUT_S
-                )
-            path = f"/{self.stamp.round}-{self.stamp.step}/{name}"
-            self._connection.request("GET", path, headers={**headers, "Authorization": f"Bearer {self._key}"})
-            response = self._connection.getresponse()
-            if response.status not in (200, 206):
-                response.read()
-                raise SourceError(f"node '{self.node}' answers {response.status} to {name}")
-            yield response
+            yield
         except SourceError:
-            Source.close(self)
+            self.close()
             raise
         except (OSError, http.client.HTTPException) as error:
-            Source.close(self)
+            self.close()
             raise SourceError(
                 f"node '{self.node}' cannot be asked: {type(error).__name__}: {error}"
             ) from None
+
+
+class _Run:
+    """A part of a file that another node is sending.
+
+    Attributes:
+        at: where what comes next lies in the file.
+        end: where it ends.
+    """
+
+    def __init__(self, response: http.client.HTTPResponse, file: str, at: int, end: int) -> None:
+        self._response = response
+        self._file = file
+        self.at = at
+        self.end = end
+
+    def has(self, file: str, at: int, end: int) -> bool:
+        """Whether a part of a file is yet to come."""
+        return file == self._file and self.at <= at and end <= self.end
+
+    def read_into(self, at: int, into: memoryview) -> bool:
+        """Fill memory with what lies there, which `has` to come; False: nothing more comes."""
+        while self.at < at:
+            if not self._read(memoryview(bytearray(min(GAP, at - self.at)))):
+                return False
+        got = 0
+        while got < into.nbytes:
+            if not (count := self._read(into[got:])):
+                return False
+            got += count
+        return True
+
+    def _read(self, into: memoryview) -> int:
+        count = self._response.readinto(into)
+        self.at += count
+        return count
+
+
+def _runs(places: Iterable[Place]) -> Iterator[tuple[str, int, int]]:
+    """What lies together: in which file, from where to where (bytes)."""
+    file, begin, end = "", 0, 0
+    for place in sorted((place for place in places if place.bytes), key=lambda place: (place.file, place.at)):
+        if end and (place.file != file or place.at - end > GAP):
+            yield file, begin, end
+            end = 0
+        if not end:
+            file, begin = place.file, place.at
+        end = max(end, place.at + place.bytes)
+    if end:
+        yield file, begin, end
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Takes snapshots: when one is due, when the round ends, and what belongs to every step."""
 
+import atexit
 import math
 import os
 import sys
@@ -15,7 +16,7 @@ from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Folder, Stamp
 from hetagent.snapshots.state import State
 
-WORTH = 0.01
+WORTH = 0.005
 """Which part of the time snapshots may take."""
 
 STEPS_MEASURED = 16
@@ -43,6 +44,9 @@ to look whether they have (seconds)."""
 ONE_MORE_S, HOLD_S = 0.25, 1.0
 """How long it waits for the step in flight, which others may end and which is then taken, and for how long it trains no
 further after its answer (seconds): its agent is about to stop it."""
+
+LAST_S = 10.0
+"""For how long the interpreter's end waits for threads that digest a snapshot, or make slots (seconds)."""
 
 SILENT_STEPS = 3
 """After so many steps in a row that no optimizer has told of, a person is told what that means."""
@@ -87,6 +91,7 @@ class Taker:
         self._steps_s: deque[float] = deque(maxlen=STEPS_MEASURED)
         self._ended_at = 0.0  # the last step (monotonic seconds)
         self._state.before_changes(self._changes)
+        atexit.register(self._let_threads_end)
 
     # -- the script's side -----------------------------------------------------------------------------------
 
@@ -231,6 +236,12 @@ class Taker:
         if not self._why:
             self._why = str(error).partition("\n")[0]
             _say(f"rank {self._who.rank} takes no more snapshots: {self._why}")
+
+    def _let_threads_end(self) -> None:
+        """The interpreter ends: what is under way would be lost, and a thread within torch take the process down."""
+        if os.getpid() == self._pid:
+            for thread in filter(None, (self._ahead, self._closing)):
+                thread.join(LAST_S)
 
     # -- when the round ends ---------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,14 @@ from xxhash import xxh3_64_hexdigest
 from hetagent.job.loop import Identity
 from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import hold_port
-from hetagent.snapshots import ahead
-from hetagent.snapshots.folder import FOLDER, Folder, Place
+from hetagent.snapshots.folder import FOLDER, Folder, Place, Stamp
 from hetagent.snapshots.script import Snapshots
-
-BLOCK = 512
-"""Of bytes, for tests: the job's tensors take several."""
+from hetagent.snapshots.sources import GAP, Source
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "BLOCK", BLOCK)
-    monkeypatch.setattr("hetagent.snapshots.adopting.FETCHED", BLOCK)
+    monkeypatch.setattr("hetagent.snapshots.adopting.FETCHED", 512)  # bytes: the job's tensors take several
 
 
 class Nodes:
@@ -85,7 +82,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 
 @pytest.mark.parametrize("local_world_size", [1, 2])
-@pytest.mark.parametrize("trouble", ["none", "corrupt", "gone"])
+@pytest.mark.parametrize("trouble", ["none", "corrupt", "gone", "short"])
 def test_it_comes_back_bit_for_bit(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, local_world_size: int, trouble: str
 ) -> None:
@@ -93,6 +90,9 @@ def test_it_comes_back_bit_for_bit(
         nodes.change(0, "shared.bin")
     if trouble == "gone":
         (nodes.slot(nodes.there[0]) / "shared.bin").unlink()
+    if trouble == "short":
+        shared = nodes.slot(nodes.there[0]) / "shared.bin"
+        os.truncate(shared, shared.stat().st_size // 2)
     step, job = nodes.load(monkeypatch, local_world_size)
     assert step == STEPS
     assert_same(job.everything(), nodes.saved.everything())
@@ -102,38 +102,57 @@ def test_it_comes_back_bit_for_bit(
     )
 
 
-def test_several_tensors_come_with_one_request(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int, int]] = []
-    read_into = ahead.Source.read_into
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What nodes are asked from now on: files, and which part of them."""
+    asked: list[tuple[str, str]] = []
+    ask = Source._asked
 
-    def counted(source: Any, file: str, at: int, into: memoryview) -> None:
-        asked.append((file, at, into.nbytes))
-        read_into(source, file, at, into)
+    def counted(source: Source, name: str, headers: Mapping[str, str]) -> Any:
+        asked.append((name, headers.get("Range", "")))
+        return ask(source, name, headers)
 
-    monkeypatch.setattr(ahead.Source, "read_into", counted)
+    monkeypatch.setattr(Source, "_asked", counted)
+    return asked
+
+
+def test_what_lies_together_comes_with_one_request(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = requests(monkeypatch)
     nodes.load(monkeypatch, 1)
-    index = json.loads((nodes.slot(nodes.there[0]) / "0.json").read_bytes())
-    requests = [each for each in asked if each[0] == "shared.bin" and each[2]]
-    assert 1 < len(requests) < len(index["tensors"]) / 2
+    assert sorted(name for name, _ in asked) == ["0.json", "0.json", "0.small", "0.small", "shared.bin"]
 
 
-def test_blocks_are_of_tensors_side_by_side() -> None:
-    places = [
-        Place(
-            name="w",
-            dtype="f",
-            shape=(size,),
-            offsets=(0,),
-            lengths=(size,),
-            file="shared.bin",
-            at=at,
-            bytes=size,
-        )
-        for at, size in ((0, 4), (4, 4), (8, 40), (48, 1))
-    ]
-    assert [[place.at for place in block] for block in ahead.blocks(reversed(places), 8)] == [
-        [0, 4],
-        [8],
-        [48],
-    ]
-    assert ahead.blocks([], 8) == []
+def place(at: int, size: int, file: str = "0.bin") -> Place:
+    return Place(
+        name="w", dtype="f", shape=(size,), offsets=(0,), lengths=(size,), file=file, at=at, bytes=size
+    )
+
+
+def test_what_is_not_wanted_is_left_out(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytes(range(256)) * (3 * GAP // 256)
+    (nodes.slot(nodes.there[0]) / "0.bin").write_bytes(content)
+    told = json.loads((nodes.here / "start.json").read_bytes())
+    source = Source(told["sources"][0], Stamp(told["step"], told["round"]))
+    far = 2 * GAP
+    source.expect([place(far, 10), place(8, 4), place(100, 50), place(0, 0)])
+    asked = requests(monkeypatch)
+    for at, size in ((8, 4), (100, 50), (far, 10), (20, 5)):  # the last one was not told
+        into = bytearray(size)
+        source.read_into("0.bin", at, memoryview(into))
+        assert into == content[at : at + size]
+    source.close()
+    assert [part for _, part in asked] == ["bytes=8-149", f"bytes={far}-{far + 9}", "bytes=20-24"]
+
+
+def test_a_run_that_is_left_in_the_middle_spoils_nothing(nodes: Nodes) -> None:
+    content = bytes(range(256)) * 1000
+    (nodes.slot(nodes.there[0]) / "0.bin").write_bytes(content)
+    told = json.loads((nodes.here / "start.json").read_bytes())
+    source = Source(told["sources"][0], Stamp(told["step"], told["round"]))
+    source.expect([place(0, 100), place(100, 200_000)])
+    for at, size in ((0, 100), (7, 9), (100, 200_000)):
+        into = bytearray(size)
+        source.read_into("0.bin", at, memoryview(into))
+        assert into == content[at : at + size]
+    source.close()

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -214,6 +216,32 @@ def test_the_last_step_is_saved_though_none_was_due(tmp_path: Path) -> None:
     job.train(2, 7)
     job.snaps.save_now()
     assert Job(tmp_path, adamw).snaps.load() == 7
+
+
+ENDS = """
+import sys, time
+import torch
+from hetagent import snapshots
+from hetagent.snapshots.copying import Copy
+
+finish = Copy.finish
+Copy.finish = lambda copy: (time.sleep(0.5), finish(copy))
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+snaps = snapshots.open({"model": model, "optimizer": optimizer}, directory=sys.argv[1])
+for step in (1, 2):
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    snaps.step(step)
+    snaps._taker._ahead.join()
+"""
+
+
+def test_a_snapshot_under_way_when_the_script_ends_is_completed(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", ENDS, str(tmp_path)], check=True, timeout=60)
+    [(stamp, slot)] = Folder(tmp_path).slots().items()
+    assert stamp.step == 2
+    assert list(slot.indexes()) == [0]
 
 
 def test_a_step_without_the_optimizers_is_not_due(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

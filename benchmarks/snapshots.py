@@ -47,6 +47,8 @@ CHECKPOINT_EVERY = 100
 KINDS = ("ddp", "fsdp2", "torchrun")
 SAME = ("worker", "agent", "server")
 CHANGING = (*SAME, "node", "drain", "leave")
+ALONE = "alone"
+"""A node is lost with its memory while no other is in the job: nothing in memory can outlive that."""
 
 
 @dataclass
@@ -209,8 +211,10 @@ class Campaign:
         number = self.trained(0)
         for _ in range(faults):
             fault = self.rng.choice(SAME if self.same or len(self.nodes) == 1 else CHANGING)
-            at = time.monotonic()
-            seen = self.do(fault, number)
+            name, at = self.rng.choice(sorted(self.nodes)), time.monotonic()
+            if fault == "node" and self.members() == [name]:
+                fault = ALONE
+            seen = self.do(fault, name, number)
             self.found.faults[fault] += 1
             if seen is not None:
                 after = self.trained(seen)
@@ -237,18 +241,21 @@ class Campaign:
 
         return self.job.wait_for(found, f"a round after {above}", WAIT_S)
 
-    def do(self, fault: str, number: int) -> int | None:
-        """Bring a fault about; returns after which round another one follows; None: none does."""
-        name = self.rng.choice(sorted(self.nodes))
+    def members(self) -> list[str]:
+        """The nodes of the newest round."""
+        return [member["node_id"] for member in self.job.group()["current_round"]["members"]]
+
+    def do(self, fault: str, name: str, number: int) -> int | None:
+        """Bring a fault about on a node; returns after which round another one follows; None: none does."""
         agent = self.job.agents[name]
         match fault:
             case "worker":
                 pids = sorted({line["pid"] for line in self.lines.read() if line["round"] == number})
                 os.kill(self.rng.choice(pids), signal.SIGKILL)
-            case "agent" | "node":
+            case "agent" | "node" | "alone":
                 agent.send(signal.SIGKILL)
                 agent.wait()
-                while fault == "node" and (self.snaps / name).exists():
+                while fault != "agent" and (self.snaps / name).exists():
                     shutil.rmtree(self.snaps / name, ignore_errors=True)  # its workers may still write
                 self.start(name)
             case "server":

@@ -139,8 +139,11 @@ class Copier:
             if parts
         }
 
-    def make_slots(self, sizes: Mapping[str, int]) -> None:
+    def make_slots(self, sizes: Mapping[str, int]) -> bool:
         """Have the memory of all slots, so that no snapshot has to wait for that.
+
+        Returns:
+            whether GPUs copy to it as fast as they can.
 
         Raises:
             SnapshotError, OSError: there is no room for it.
@@ -157,6 +160,7 @@ class Copier:
                     "--snapshot-dir"
                 )
             self._files.make(sizes)
+            return self._files.pinned
         except (OSError, RuntimeError):
             self._files.give_back(sizes)
             raise

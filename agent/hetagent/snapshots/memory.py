@@ -76,15 +76,19 @@ class Mapped:
             return False
         return found.st_ino == self._inode and found.st_size >= self.size
 
-    def pin(self) -> None:
+    def pin(self) -> bool:
         """Have GPUs copy to it by themselves, beside what else they do; as torch pins memory that processes share.
 
-        Without that, copies are made all the same, and take longer. Not for a script's thread, where an error would
-        stay CUDA's last one.
+        Not for a script's thread, where an error would stay CUDA's last one.
+
+        Returns:
+            whether that worked; if not, copies are made all the same, and take longer.
         """
         cudart, address = torch.cuda.cudart(), self._tensor.data_ptr()
-        if not int(cudart.cudaHostRegister(address, self.size, PORTABLE)):
-            weakref.finalize(self, cudart.cudaHostUnregister, address).atexit = False
+        if int(cudart.cudaHostRegister(address, self.size, PORTABLE)):
+            return False
+        weakref.finalize(self, cudart.cudaHostUnregister, address).atexit = False
+        return True
 
     def tensor(self, place: Place) -> Tensor:
         """The memory of a tensor in the file."""
@@ -108,12 +112,13 @@ class Files:
 
     Attributes:
         pins: whether GPUs copy to them.
+        pinned: whether all could be pinned for that.
     """
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._mapped: dict[tuple[int, str], Mapped] = {}
-        self.pins = False
+        self.pins, self.pinned = False, True
 
     def file(self, slot: Slot, name: str, size: int, *, begun: bool = True) -> Mapped:
         """A file of a slot.
@@ -129,7 +134,7 @@ class Files:
             if begun:
                 known.trimmed()
             elif self.pins:
-                known.pin()
+                self.pinned = known.pin() and self.pinned
         return known
 
     def digest(self, slot: Slot, place: Place) -> str:

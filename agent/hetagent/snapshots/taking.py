@@ -176,7 +176,10 @@ class Taker:
     def _make_slots(self, sizes: Mapping[str, int]) -> None:
         try:
             self._copier.devices.enter()
-            self._copier.make_slots(sizes)
+            if not self._copier.make_slots(sizes):
+                _say(
+                    f"rank {self._who.rank}: CUDA does not pin the memory of snapshots, so copying to it takes longer"
+                )
         except TROUBLE as error:
             self._give_up(error)
 

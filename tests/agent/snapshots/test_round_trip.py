@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import nn
 
 from hetagent import snapshots
 from hetagent.snapshots import SnapshotError, taking
+from hetagent.snapshots.devices import Devices
 from hetagent.snapshots.folder import Folder, Index, Stamp, put
 from hetagent.snapshots.script import Snapshots
 
@@ -396,6 +398,19 @@ def test_too_little_memory_is_said_once_and_training_goes_on(
 
 
 # -- what cannot be saved ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("error", "said"), [(0, 0), (2, 1)])
+def test_memory_that_cuda_does_not_pin_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: int, said: int
+) -> None:
+    cudart = SimpleNamespace(cudaHostRegister=lambda *_: error, cudaHostUnregister=lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(Devices, "pins", True)
+    job = Job(tmp_path, adamw)
+    job.train(0, STEPS)
+    assert capfd.readouterr().err.count("CUDA does not pin the memory of snapshots") == said
+    assert Job(tmp_path, adamw).snaps.load() is not None
 
 
 def test_what_cannot_be_loaded_into_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.support.needs import ALL, show
 from tests.support.uneven import ROOT, check_example, run
+from tests.support.worlds.jobs import NEEDS_FSDP
 from torch.utils.data import BatchSampler, DataLoader
 
 from hetagent.shares import Memory, Shares
@@ -412,6 +413,7 @@ def test_without_a_process_group_nothing_is_compared() -> None:
 # -- with processes ------------------------------------------------------------------------------------------
 
 
+@NEEDS_FSDP
 def test_gradients_are_those_of_one_process_with_the_whole_batch(tmp_path: Path) -> None:
     """DDP and FSDP2; four ranks, and three that go on from their checkpoint; and ranks that differ are refused."""
     output = run(tmp_path, "ddp", "fsdp", "differing")

@@ -11,6 +11,7 @@ from typing import Self
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.worlds.jobs import NEEDS_FSDP
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -101,7 +102,7 @@ def alone(folder: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=NEEDS_FSDP)])
 def test_the_step_in_flight_is_saved_and_training_goes_no_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
 ) -> None:

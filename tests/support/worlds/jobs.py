@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -15,6 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hetagent import snapshots
 from hetagent.snapshots.script import Snapshots
+
+NEEDS_FSDP = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"),
+    reason=f"torch {torch.__version__}'s FSDP2 does not run on CPUs: pip install torch==2.13.0",
+)
 
 BATCH = 12
 """Samples per step; 1, 2, 3 and 4 ranks share them evenly."""

@@ -77,7 +77,7 @@ def _fetch(memory: Mapped, source: Source, block: list[Place]) -> None:
     source.read_into(first.file, first.at, memory.bytes[first.at : end])
     for place in block:
         if memory.digest(place) != place.digest:
-            raise SourceError(f"'{place.name}' on node '{source.node}' is corrupt")
+            raise SourceError(f"'{place.name}' {source.where} is corrupt")
 
 
 def _index(slot: Slot, source: Source) -> None:

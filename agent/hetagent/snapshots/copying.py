@@ -155,8 +155,8 @@ class Copier:
             allowed = self._folder.control().memory
             if allowed is not None and needs > allowed:
                 raise SnapshotError(
-                    f"they need {needs / 1e6:.0f} MB of memory on this node, {SLOTS} times the state, and may have "
-                    f"{allowed / 1e6:.0f} MB: give hetagent a larger --snapshot-memory, or a larger tmpfs as "
+                    f"they need {needs / 1e6:.3g} MB of memory on this node, {SLOTS} times the state, and may have "
+                    f"{allowed / 1e6:.3g} MB: give hetagent a larger --snapshot-memory, or a larger tmpfs as "
                     "--snapshot-dir"
                 )
             self._files.make(sizes)

@@ -122,8 +122,8 @@ class Writer(StorageWriter):
         allowed = self._folder.control().memory
         if allowed is not None and needs > allowed:
             raise SnapshotError(
-                f"snapshots need {needs / 1e6:.0f} MB of memory on this node, {SLOTS} times its share of the state, "
-                f"and may have {allowed / 1e6:.0f} MB: give hetagent a larger --snapshot-memory, or a larger tmpfs as "
+                f"snapshots need {needs / 1e6:.3g} MB of memory on this node, {SLOTS} times its share of the state, "
+                f"and may have {allowed / 1e6:.3g} MB: give hetagent a larger --snapshot-memory, or a larger tmpfs as "
                 "--snapshot-dir"
             )
 

@@ -103,7 +103,7 @@ class Loader:
                     trouble.append((source, str(error)))
                     continue
                 if index.stamp != stamp or index.world_size != found.world_size:
-                    trouble.append((source, f"node '{source.node}' has another snapshot in its place"))
+                    trouble.append((source, f"another snapshot is in its place {source.where}"))
                     continue
                 _add(found, source, index)
         missing = {name for _, index in found.indexes.values() for name in index.alike} - found.alike.keys()
@@ -215,7 +215,7 @@ class Loader:
         memory = as_bytes(into)
         source.read_into(place.file, place.at, memory)
         if place.digest and xxh3_64_hexdigest(memory) != place.digest:
-            raise SourceError(f"'{place.name}' on node '{source.node}' is corrupt: its digest is wrong")
+            raise SourceError(f"'{place.name}' {source.where} is corrupt: its digest is wrong")
         if not direct:
             target.copy_(part_of(into, item))
 
@@ -236,7 +236,7 @@ class Loader:
         try:
             source.read_into(SMALL.format(index.rank), 0, memoryview(memory))
             if xxh3_64_hexdigest(memory) != index.small_digest:
-                raise SourceError(f"the values of rank {index.rank} on node '{source.node}' are corrupt")
+                raise SourceError(f"the values of rank {index.rank} {source.where} are corrupt")
         except SourceError as error:
             self._is_bad(found, [(source, str(error))])
         return unpack(memoryview(memory)[index.values :])

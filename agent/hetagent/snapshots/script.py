@@ -1,5 +1,7 @@
 """The snapshots of a worker, as its script sees them."""
 
+import atexit
+
 from hetagent import progress
 from hetagent.snapshots.copying import Who
 from hetagent.snapshots.folder import Folder
@@ -23,8 +25,10 @@ class Snapshots:
         self._who = who
         self._last: int | None = None
         self._asked = asked
-        if asked and self._taker is not None:
+        if self._taker is not None and asked:
             self._taker.listen()
+        elif self._taker is not None:
+            atexit.register(self._taker.save_now)  # nobody will ask
 
     def load(self) -> int | None:
         """Load the newest snapshot that is complete.

@@ -30,7 +30,8 @@ class Source:
 
     Attributes:
         told, stamp: as given.
-        node: its id.
+        node: its id; empty: it is this node, or a directory that all nodes share.
+        where: the same for people.
         whole: whether it has all tensors that ranks have alike.
         ranks: the digests of the indexes that it has, by rank; empty: nobody told.
     """
@@ -38,6 +39,7 @@ class Source:
     def __init__(self, told: Mapping[str, Any], stamp: Stamp) -> None:
         self.told = told
         self.node: str = told.get("node", "")
+        self.where = f"on node '{self.node}'" if self.node else f"in {told.get('path')}"
         self.whole = bool(told.get("whole"))
         self.ranks = {int(rank): str(digest) for rank, digest in told.get("ranks", {}).items()}
         self.stamp = stamp
@@ -211,12 +213,8 @@ def read_index(source: Source, rank: int, digest_of: Any) -> Index:
     """
     text = source.index(rank)
     if source.ranks.get(rank) and digest_of(text) != source.ranks[rank]:
-        raise SourceError(
-            f"the index of rank {rank} on node '{source.node}' is not the one that was announced"
-        )
+        raise SourceError(f"the index of rank {rank} {source.where} is not the one that was announced")
     try:
         return Index.read(text)
     except ValueError as error:
-        raise SourceError(
-            f"the index of rank {rank} on node '{source.node}' cannot be read: {error}"
-        ) from None
+        raise SourceError(f"the index of rank {rank} {source.where} cannot be read: {error}") from None

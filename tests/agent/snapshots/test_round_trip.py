@@ -246,6 +246,32 @@ def test_a_snapshot_under_way_when_the_script_ends_is_completed(tmp_path: Path) 
     assert list(slot.indexes()) == [0]
 
 
+UNASKED = """
+import sys
+import torch
+from hetagent import snapshots
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+snaps = snapshots.open({"model": model, "optimizer": optimizer}, directory=sys.argv[1])
+snaps._taker._every = 1 << 40
+for step in range(1, 20):
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    snaps.step(step)
+"""
+
+
+@pytest.mark.parametrize("ends", ["", "raise SystemExit", "1 / 0"])
+def test_without_an_agent_the_last_step_is_saved_when_the_script_ends(tmp_path: Path, ends: str) -> None:
+    words = [sys.executable, "-c", UNASKED + ends, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == (1 if ends == "1 / 0" else 0)
+    assert "hetagent" not in done.stderr
+    [(stamp, slot)] = Folder(tmp_path).slots().items()
+    assert (stamp.step, list(slot.indexes())) == (19, [0])
+
+
 def test_a_step_without_the_optimizers_is_not_due(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Such as one that a GradScaler leaves out."""
     job = Job(tmp_path, adamw)

@@ -116,7 +116,7 @@ async def test_a_slow_rank_is_said_with_what_it_costs(service: Service, clock: H
     assert "Slow" not in (await GroupScene(service, "g", acts=True).sections())["now"], "it is too early"
     clock.pass_by(service, 100)
     sections = await GroupScene(service, "g", acts=True).sections()
-    assert f"which costs the time of 59.5 of {NODES} workers" in sections["now"]
+    assert f"as if 59.5 of {NODES} workers did nothing" in sections["now"]
     assert sections["pace"].count(">slow<") == 1
 
 

@@ -52,7 +52,7 @@ class KeepSnapshots(Feature):
         },
         "--snapshot-every": {
             "metavar": "STEPS",
-            "help": "How often to take one (or HET_SNAPSHOT_EVERY; default 0: as often as costs half a percent of the time).",
+            "help": "How often to take one (or HET_SNAPSHOT_EVERY; default 0: as often as costs half a percent).",
         },
         "--snapshot-to": {
             "metavar": "DIR|URL",

@@ -182,7 +182,7 @@ def _require_room(path: Path, size: int, memory: int) -> None:
     used = sum(file.stat().st_blocks * 512 for file in files if file.is_file())
     if used + size > memory:
         raise OSError(
-            f"with it they would take {(used + size) / 1e6:.0f} MB, and may have {memory / 1e6:.0f} MB: give hetagent "
+            f"with it they would take {(used + size) / 1e6:.3g} MB, and may have {memory / 1e6:.3g} MB: give hetagent "
             "a larger --snapshot-memory"
         )
 

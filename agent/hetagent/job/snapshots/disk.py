@@ -242,7 +242,8 @@ class Disk:
         newest = max(self._folder.slots(), default=None)
         self._list_anew(until)
         if newest is None or self._there.get(newest) is None:
-            return ""
+            missing = "is on disk in part: it counts once all nodes have written theirs"
+            return f"step {newest.step} {missing}" if newest is not None and newest in self._written else ""
         return f"step {newest.step} is on disk: {self.path / name_of(newest)}"
 
     def _write_last(self, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> None:

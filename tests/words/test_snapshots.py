@@ -19,6 +19,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     NobodyHasAll,
     NotLoaded,
     NotOnDisk,
+    NotTaken,
     NotWanted,
     PartsMissing,
     PassedBy,
@@ -45,8 +46,12 @@ SHARD_GONE = Incomplete(stamp=Stamp(round=2, step=107), lack=PartsMissing(ranks=
 NOT_ON_DISK = NotOnDisk(stamp=STAMP, node_id="gpu1", why=Quoted("No space left on device"))
 UNWRITTEN = "the snapshot of step 100 of round 2 is not on disk: No space left on device (gpu1)"
 
+NOT_TAKEN = NotTaken(node_id="gpu1", why=Quoted("they need 5 MB"))
+UNTAKEN = "gpu1 takes no snapshots: they need 5 MB"
+
 SENTENCES: list[tuple[AnyWarning, str]] = [
     (NOT_ON_DISK, UNWRITTEN),
+    (NOT_TAKEN, UNTAKEN),
     (
         PassedBy(stamp=STAMP, why=FailedAgain(worker=NAN)),
         f"the snapshot of step 100 of round 2 is passed by: {AGAIN}",
@@ -62,6 +67,7 @@ SENTENCES: list[tuple[AnyWarning, str]] = [
 
 HAPPENED: list[tuple[Facts, str]] = [
     (NOT_ON_DISK, UNWRITTEN),
+    (NOT_TAKEN, UNTAKEN),
     (
         BeganFromSnapshot(stamp=STAMP, nodes=BOTH, lost=4),
         "round 3 begins from the snapshot of step 100 of round 2, which gpu1, gpu2 have: 4 steps lost",

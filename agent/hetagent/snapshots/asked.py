@@ -39,6 +39,12 @@ def hang_up(folder: Path, rank: int) -> None:
         (folder / ASK / str(rank)).unlink()
 
 
+def give_up(folder: Path, rank: int, why: str) -> None:
+    """Say that this worker takes no more snapshots in its round."""
+    with contextlib.suppress(OSError):
+        put(folder / ASK / f"{rank}.off", json.dumps({"why": why}).encode())
+
+
 def tell(folder: Path, rank: int, *, step: int | None, reached: int, why: str) -> None:
     """Answer.
 

@@ -238,6 +238,7 @@ class Taker:
     def _give_up(self, error: Exception) -> None:
         if not self._why:
             self._why = str(error).partition("\n")[0]
+            asked.give_up(self._folder.path, self._who.rank, self._why)
             _say(f"rank {self._who.rank} takes no more snapshots: {self._why}")
 
     def _let_threads_end(self) -> None:

@@ -21,6 +21,7 @@ WARNINGS = frozenset(
         "slow_network",
         "snapshot_passed_by",
         "not_on_disk",
+        "not_taken",
         "node_lost",
         "node_refused",
         "node_rejected",

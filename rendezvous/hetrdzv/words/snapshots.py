@@ -13,6 +13,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     NobodyHasAll,
     NotLoaded,
     NotOnDisk,
+    NotTaken,
     NotWanted,
     PartsMissing,
     PassedBy,
@@ -107,6 +108,10 @@ def _is_not_on_disk(value: NotOnDisk) -> str:
     return f"the snapshot of {_which(value.stamp)} is not on disk: {value.why} ({value.node_id})"
 
 
+def _is_not_taken(value: NotTaken) -> str:
+    return f"{value.node_id} takes no snapshots: {value.why}"
+
+
 def _began(facts: BeganFromSnapshot, event: Event) -> str:
     whose = "is on disk" if facts.on_disk else have(facts.nodes)
     where = f"the snapshot of {_which(facts.stamp)}, which {whose}"
@@ -124,6 +129,7 @@ def _wanted(facts: SnapshotWanted, event: Event) -> str:
 EVENTS: Mapping[type, Callable[[Any, Event], str]] = {
     BeganFromSnapshot: _began,
     NotOnDisk: lambda facts, _: _is_not_on_disk(facts),
+    NotTaken: lambda facts, _: _is_not_taken(facts),
     SnapshotPassedBy: _passed,
     SnapshotWanted: _wanted,
 }
@@ -132,6 +138,7 @@ WARNINGS: Mapping[type, Callable[[Any], str]] = {
     PassedBy: _is_passed_by,
     ValuesDiffer: _values_differ,
     NotOnDisk: _is_not_on_disk,
+    NotTaken: _is_not_taken,
 }
 
 COSTS: Mapping[str, Callable[[Any], str]] = {

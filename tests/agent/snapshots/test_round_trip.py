@@ -416,11 +416,13 @@ def test_too_little_memory_is_said_once_and_training_goes_on(
 ) -> None:
     folder = Folder(tmp_path)
     (folder.path / "control.json").write_text(json.dumps({"memory": 1000}))
+    (folder.path / "ask").mkdir()
     job = Job(tmp_path, adamw)
     job.train(0, 5)
     job.snaps.save_now()
     assert capfd.readouterr().err.count("--snapshot-memory") == 1
     assert Folder(tmp_path).slots() == {}
+    assert "--snapshot-memory" in json.loads((folder.path / "ask" / "0.off").read_bytes())["why"]
 
 
 # -- what cannot be saved ------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     NoSuchSnapshot,
     NotLoaded,
     NotOnDisk,
+    NotTaken,
     NotWanted,
     NotWritten,
     OnDisk,
@@ -683,6 +684,19 @@ def test_what_is_on_disk_is_not_told_as_complete_in_memory() -> None:
     job.declare("a", holdings)
     assert tally.said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
     assert Tally(job.group).said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
+
+
+def test_a_worker_that_takes_none_is_said_once_and_shown_until_it_does() -> None:
+    job = Job().begin()
+    current = job.group.round
+    assert current is not None
+    said = NotTaken(node_id="a", why=Quoted("they need 5 MB"))
+    for step in (90, 95):
+        job.declare("a", replace(job.holds(held(step)), not_taken="they need 5 MB"))
+        assert SnapshotsRoom().found(job.group, current) == (said,)
+    assert job.facts("not_taken") == [said]
+    job.declare("a", job.holds(held(100)))
+    assert SnapshotsRoom().found(job.group, current) == ()
 
 
 def test_what_could_not_be_written_is_said_until_one_is() -> None:

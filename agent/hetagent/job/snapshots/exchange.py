@@ -21,6 +21,8 @@ SLOTS = ("0", "1", "2")
 STAMPS = folder.SLOTS
 """The file that says what they hold."""
 BAD = "bad"
+MOST_WHY = 256
+"""How long a reason may be that the server hears (characters)."""
 ORIGIN = "origin"
 
 
@@ -193,6 +195,11 @@ class Exchange:
         """The newest step that a worker of this node has told."""
         files = [*(self.path / NOW).glob("*.json"), *(self.path / ASK).glob("*.done")]
         return max((done.reached for path in files if (done := _done(path)) is not None), default=0)
+
+    def given_up(self) -> str:
+        """Why a worker takes no more snapshots; empty: all do."""
+        whys = (str(_read(path).get("why") or "") for path in sorted((self.path / ASK).glob("*.off")))
+        return next(filter(None, whys), "")[:MOST_WHY]
 
     def bad(self) -> list[Bad]:
         """The copies that workers could not load."""

@@ -375,6 +375,7 @@ class Snapshots(Room):
             on_disk=self._disk.complete() if self._disk is not None else (),
             not_written=self._disk.not_written() if self._disk is not None else None,
             to_disk_from=self._disk.wants if self._disk is not None else 0,
+            not_taken=self._exchange.given_up() if self._workers is not None and ended is None else "",
         )
         if self._holdings != self._offered:
             self._offered = self._holdings

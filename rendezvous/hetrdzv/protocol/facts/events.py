@@ -12,7 +12,13 @@ from hetrdzv.protocol.facts.parts import BY_KIND, NOTHING, SHOWN_BY_KIND, Apart,
 from hetrdzv.protocol.facts.who import Nodes, Place
 from hetrdzv.protocol.rooms.network import SlowNetwork
 from hetrdzv.protocol.rooms.shares import SharesChanged
-from hetrdzv.protocol.rooms.snapshots import BeganFromSnapshot, NotOnDisk, SnapshotPassedBy, SnapshotWanted
+from hetrdzv.protocol.rooms.snapshots import (
+    BeganFromSnapshot,
+    NotOnDisk,
+    NotTaken,
+    SnapshotPassedBy,
+    SnapshotWanted,
+)
 from hetrdzv.protocol.rooms.stalls import StallFacts
 
 # -- a job from its beginning to its end ---------------------------------------------------------------------
@@ -386,6 +392,7 @@ _Known = (
     | SharesChanged
     | BeganFromSnapshot
     | NotOnDisk
+    | NotTaken
     | SnapshotPassedBy
     | SnapshotWanted
     | DaemonStarted

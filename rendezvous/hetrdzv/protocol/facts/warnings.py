@@ -9,7 +9,7 @@ from hetrdzv.protocol.facts.parts import BY_KIND, SHOWN_BY_KIND, Other, Quoted
 from hetrdzv.protocol.facts.who import Nodes, Ranks
 from hetrdzv.protocol.rooms.network import OfNetwork
 from hetrdzv.protocol.rooms.shares import OfSpeeds
-from hetrdzv.protocol.rooms.snapshots import NotOnDisk, PassedBy, ValuesDiffer
+from hetrdzv.protocol.rooms.snapshots import NotOnDisk, NotTaken, PassedBy, ValuesDiffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,16 @@ RoundWarnings = Differs | NoLabel | NoWeights | OfSpeeds
 RoundWarning: TypeAlias = Annotated[RoundWarnings, BY_KIND]
 """What is known of the nodes of a round as it forms."""
 
-_Known = RoundWarnings | OfNetwork | PassedBy | ValuesDiffer | NotOnDisk | Straggler | Unwatched | Refusal
+_Known = (
+    RoundWarnings
+    | OfNetwork
+    | PassedBy
+    | ValuesDiffer
+    | NotOnDisk
+    | NotTaken
+    | Straggler
+    | Unwatched
+    | Refusal
+)
 
 AnyWarning: TypeAlias = Annotated[_Known | Other, SHOWN_BY_KIND]

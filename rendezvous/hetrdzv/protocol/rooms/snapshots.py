@@ -115,6 +115,7 @@ class Holdings(Body):
         on_disk: those that it sees on disk, the newest first; they may be of an earlier job.
         not_written: what it has last tried to write there, in vain; None: it has written that.
         to_disk_from: all members are to write the first snapshot of the round from this step on; 0: it names none.
+        not_taken: why a worker of the node takes none any more in this round; empty: all do.
     """
 
     origin: Annotated[str, MaxLen(32)] = ""
@@ -127,6 +128,7 @@ class Holdings(Body):
     on_disk: Annotated[tuple[OnDisk, ...], AtMost(MOST_ON_DISK)] = ()
     not_written: NotWritten | None = None
     to_disk_from: Count = 0
+    not_taken: ShortText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,6 +362,15 @@ class NotOnDisk:
 
     kind: Literal["not_on_disk"] = "not_on_disk"
     stamp: Stamp
+    node_id: str
+    why: Quoted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotTaken:
+    """A worker of a node takes no more snapshots in this round."""
+
+    kind: Literal["not_taken"] = "not_taken"
     node_id: str
     why: Quoted
 

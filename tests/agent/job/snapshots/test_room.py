@@ -30,6 +30,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
 from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message
+from hetagent.snapshots import asked
 from hetagent.snapshots.folder import PINNED
 from hetagent.snapshots.folder import Folder as Slots
 from hetagent.snapshots.folder import Stamp as Written
@@ -201,6 +202,21 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
         16,
     )
     assert [held.step for held in node.line.asked[1][0].holdings.held] == [140, 130, 120]
+
+
+def test_the_server_hears_of_a_worker_that_takes_none_while_its_round_runs(node: Node) -> None:
+    node.enters()
+    os.close(node.opens())
+    asked.give_up(node.path, 2, "they need 5 MB")
+    soon(lambda: poll(node), "news")
+    node.room.look()
+    [(request, _)] = node.line.asked
+    assert request.holdings.not_taken == "they need 5 MB"
+    node.room.end()
+    assert node.offer.not_taken == ""
+    node.enters(5)
+    node.room.look()
+    assert node.offer.not_taken == ""
 
 
 def poll(node: Node) -> bool:

@@ -34,6 +34,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     Kept,
     NoSuchSnapshot,
     NotOnDisk,
+    NotTaken,
     SnapshotPassedBy,
     SnapshotWanted,
     Stamp,
@@ -111,8 +112,8 @@ class SnapshotsRoom(Room):
         if group.snapshots is None:
             return ()
         differ = (one.lack for one in gathered(group) if isinstance(one.lack, ValuesDiffer))
-        members = (group.speaker(member) for member in current.members)
-        lacks = (_not_on_disk(node) for node in members if node is not None)
+        members = [node for node in map(group.speaker, current.members) if node is not None]
+        lacks = (lack(node) for lack in (_not_on_disk, _not_taken) for node in members)
         return (*group.snapshots.passed, *differ, *(lack for lack in lacks if lack is not None))
 
     def violations(self, current: Round) -> Iterator[str]:
@@ -136,6 +137,11 @@ def _not_on_disk(node: Node) -> NotOnDisk | None:
     if lack is None:
         return None
     return NotOnDisk(stamp=lack.stamp, node_id=node.node_id, why=quoted(lack.why))
+
+
+def _not_taken(node: Node) -> NotTaken | None:
+    why = node.snapshots.not_taken if node.snapshots is not None else ""
+    return NotTaken(node_id=node.node_id, why=quoted(why)) if why else None
 
 
 def _origin(before: Group, members: Sequence[Node]) -> str | None:
@@ -219,6 +225,8 @@ class Declare(OfRoom):
             if lack is not None and (node.snapshots is None or node.snapshots.not_written is None):
                 why = quoted(lack.why)
                 work.say(NotOnDisk(stamp=lack.stamp, node_id=node.node_id, why=why), node.node_id)
+            if self.holdings.not_taken and (node.snapshots is None or not node.snapshots.not_taken):
+                work.say(NotTaken(node_id=node.node_id, why=quoted(self.holdings.not_taken)), node.node_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,13 @@ def _spec(args: Namespace) -> dict[str, object]:
             raise UsageError(
                 "--standalone is for one node: leave --nnodes out, or start a hetserver for several nodes"
             )
+        least, most = args.world_size or (None, None)
+        slots = str(args.gpus or args.nproc_per_node or "")
+        if slots.isdecimal() and not (least or 0) <= int(slots) <= (most or int(slots)):
+            raise UsageError(
+                f"--standalone is for one node, which has {slots} workers here, and --world-size rules that out: "
+                "leave it out, or start a hetserver for several nodes"
+            )
         spec["min_nodes"] = spec["max_nodes"] = 1
     return spec
 

@@ -381,6 +381,21 @@ def test_standalone_needs_no_server_and_fixes_one_node() -> None:
     assert (found.standalone, found.servers, found.spec) == (True, (), {"min_nodes": 1, "max_nodes": 1})
 
 
+@pytest.mark.parametrize(
+    ("words", "fits"), [("2 2", True), ("2 1:3", True), ("auto 3", True), ("1 3", False), ("4 1:3", False)]
+)
+def test_one_node_alone_has_the_world_size_that_was_asked_for(words: str, fits: bool) -> None:
+    slots, sizes = words.split()
+    argv = ["--standalone", "--device", "cpu", "--gpus", slots, "--world-size", sizes, "train.py"]
+    if fits:
+        parse(argv, {})
+        return
+    with pytest.raises(
+        UsageError, match=rf"one node, which has {slots} workers here, and --world-size rules"
+    ):
+        parse(argv, {})
+
+
 def test_a_standalone_job_has_a_group_of_its_own_unless_one_is_named() -> None:
     groups = {parse(["--standalone", "train.py"], {}).group for _ in range(3)}
     assert len(groups) == 3

@@ -426,7 +426,7 @@ def test_gradients_are_those_of_one_process_with_the_whole_batch(tmp_path: Path)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", ["with_ddp.py", "with_fsdp2.py"])
+@pytest.mark.parametrize("script", ["with_ddp.py", pytest.param("with_fsdp2.py", marks=NEEDS_FSDP)])
 def test_the_examples_train_as_one_process_does(script: str, tmp_path: Path) -> None:
     check_example(run(tmp_path, script))
 

@@ -46,8 +46,8 @@ SHARD_GONE = Incomplete(stamp=Stamp(round=2, step=107), lack=PartsMissing(ranks=
 NOT_ON_DISK = NotOnDisk(stamp=STAMP, node_id="gpu1", why=Quoted("No space left on device"))
 UNWRITTEN = "the snapshot of step 100 of round 2 is not on disk: No space left on device (gpu1)"
 
-NOT_TAKEN = NotTaken(node_id="gpu1", why=Quoted("they need 5 MB"))
-UNTAKEN = "gpu1 takes no snapshots: they need 5 MB"
+NOT_TAKEN = NotTaken(nodes=Nodes.of(["gpu1", "gpu2"]), why=Quoted("they need 5 MB"))
+UNTAKEN = "no snapshots are taken on gpu1, gpu2: they need 5 MB"
 
 SENTENCES: list[tuple[AnyWarning, str]] = [
     (NOT_ON_DISK, UNWRITTEN),

@@ -18,6 +18,7 @@ from hetagent.options.values import GRACE_S, grace, is_on, streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.texts.ids import checked_id
 from hetrdzv.protocol.texts.typed import seconds
+from hetrdzv.words.phrasing import count
 
 T = TypeVar("T")
 
@@ -202,8 +203,8 @@ def _spec(args: Namespace) -> dict[str, object]:
         slots = str(args.gpus or args.nproc_per_node or "")
         if slots.isdecimal() and not (least or 0) <= int(slots) <= (most or int(slots)):
             raise UsageError(
-                f"--standalone is for one node, which has {slots} workers here, and --world-size rules that out: "
-                "leave it out, or start a hetserver for several nodes"
+                f"--standalone is for one node, which has {count(int(slots), 'worker')} here, and --world-size "
+                "rules that out: leave --world-size out, or start a hetserver for several nodes"
             )
         spec["min_nodes"] = spec["max_nodes"] = 1
     return spec

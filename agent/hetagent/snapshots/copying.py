@@ -219,7 +219,7 @@ class Copier:
         own: list[tuple[Place, Tensor]] = []
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(distributed, is_coordinator=False)
-        for item in planner.create_local_plan().items if distributed else ():
+        for item in planner.create_local_plan().items:
             name, told = item.index.fqn, item.tensor_data
             tensor = planner.resolve_data(item)
             assert told is not None

@@ -29,7 +29,7 @@ class Source:
         stamp: of the snapshot.
 
     Attributes:
-        told, stamp: as given.
+        stamp: as given.
         node: its id; empty: it is this node, or a directory that all nodes share.
         where: the same for people.
         whole: whether it has all tensors that ranks have alike.
@@ -37,7 +37,6 @@ class Source:
     """
 
     def __init__(self, told: Mapping[str, Any], stamp: Stamp) -> None:
-        self.told = told
         self.node: str = told.get("node", "")
         self.where = f"on node '{self.node}'" if self.node else f"in {told.get('path')}"
         self.whole = bool(told.get("whole"))
@@ -47,7 +46,9 @@ class Source:
         self._key: str = told.get("key", "")
         self._connection: http.client.HTTPConnection | None = None
         self._run: _Run | None = None
-        self._runs: Mapping[tuple[str, int], int] = {}  # where those end, by their file and where they begin
+        self._ends: Mapping[
+            tuple[str, int], int
+        ] = {}  # of what lies together, by its file and where it begins
         self._path = path_of(told["path"]) if told.get("path") else None
 
     @property
@@ -69,9 +70,8 @@ class Source:
             return self._asked(name, {}).read()
 
     def expect(self, places: Iterable[Place]) -> None:
-        """These are about to be read, of each file in the order in which they lie there: another node is then asked
-        once for what lies together."""
-        self._runs = {(file, begin): end for file, begin, end in _runs(places)}
+        """These are about to be read, each file in its order: another node is asked once for what lies together."""
+        self._ends = {(file, begin): end for file, begin, end in _runs(places)}
 
     def read_into(self, file: str, at: int, into: memoryview) -> None:
         """Fill memory with a part of a file.
@@ -87,7 +87,7 @@ class Source:
         with self._heard():
             end = at + into.nbytes
             if self._run is None or not self._run.has(file, at, end):
-                end = max(end, self._runs.get((file, at), 0))
+                end = max(end, self._ends.get((file, at), 0))
                 response = self._asked(file, {"Range": f"bytes={at}-{end - 1}"})
                 self._run = _Run(response, file, at, end)
             if not self._run.read_into(at, into):

@@ -422,10 +422,9 @@ def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> N
     node = work.change_node(node, phase=phase, failure=failure)
     worker = FailedWorker.of(node.node_id, failure)
     work.say(events.WorkerFailed(worker=worker), node.node_id)
-    raised_at = max(
-        failure.at - failure.raised_s, current.formed_at
-    )  # a node's clock may have been set meanwhile
-    end_round(work, worker, since=min(raised_at, failure.at))
+    raised_at = failure.at - failure.raised_s
+    # A node's clock may have been set meanwhile.
+    end_round(work, worker, since=min(max(raised_at, current.formed_at), failure.at))
 
 
 def _start_daemon(work: Work, command: StartDaemon) -> None:

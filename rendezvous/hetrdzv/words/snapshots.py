@@ -109,7 +109,7 @@ def _is_not_on_disk(value: NotOnDisk) -> str:
 
 
 def _is_not_taken(value: NotTaken) -> str:
-    return f"{value.node_id} takes no snapshots: {value.why}"
+    return f"no snapshots are taken on {names(value.nodes)}: {value.why}"
 
 
 def _began(facts: BeganFromSnapshot, event: Event) -> str:

@@ -686,16 +686,19 @@ def test_what_is_on_disk_is_not_told_as_complete_in_memory() -> None:
     assert Tally(job.group).said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
 
 
-def test_a_worker_that_takes_none_is_said_once_and_shown_until_it_does() -> None:
+def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() -> None:
     job = Job().begin()
     current = job.group.round
     assert current is not None
-    said = NotTaken(node_id="a", why=Quoted("they need 5 MB"))
-    for step in (90, 95):
-        job.declare("a", replace(job.holds(held(step)), not_taken="they need 5 MB"))
-        assert SnapshotsRoom().found(job.group, current) == (said,)
-    assert job.facts("not_taken") == [said]
-    job.declare("a", job.holds(held(100)))
+    for node_id in ("a", "b"):
+        job.declare(node_id, replace(job.holds(held(90)), not_taken=f"{node_id} needs 5 MB"))
+    why = Quoted("a needs 5 MB")
+    assert SnapshotsRoom().found(job.group, current) == (NotTaken(nodes=Nodes.of(["a", "b"]), why=why),)
+    job.declare("a", job.holds(held(95)))
+    job.declare("a", replace(job.holds(held(100)), not_taken="a needs 5 MB"))
+    assert job.facts("not_taken") == [NotTaken(nodes=Nodes.of(["a"]), why=why)]
+    for node_id in ("a", "b"):
+        job.declare(node_id, job.holds(held(105)))
     assert SnapshotsRoom().found(job.group, current) == ()
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from hetagent.job.loop import Identity
+from hetagent.job.snapshots.exchange import MOST_WHY
 from hetagent.node.processes import finding as processes
 from hetagent.options.model import UsageError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
@@ -39,9 +40,6 @@ LAST_PARTS_S = 15.0
 
 VALUES_S = 5.0
 """The same of the last one if only their own values are missing."""
-
-MOST_WHY = 256
-"""The longest reason why one is not on disk that the server is told (characters)."""
 
 MIN_PACE_S = 1e-3
 """Two snapshots are at least so far apart (seconds): the clock of a file system is coarse."""
@@ -241,10 +239,11 @@ class Disk:
             return _failed(self._failed)
         newest = max(self._folder.slots(), default=None)
         self._list_anew(until)
-        if newest is None or self._there.get(newest) is None:
-            missing = "is on disk in part: it counts once all nodes have written theirs"
-            return f"step {newest.step} {missing}" if newest is not None and newest in self._written else ""
-        return f"step {newest.step} is on disk: {self.path / name_of(newest)}"
+        if newest is not None and self._there.get(newest) is not None:
+            return f"step {newest.step} is on disk: {self.path / name_of(newest)}"
+        if newest is not None and newest in self._written:
+            return f"step {newest.step}: this node's part is on disk, and counts once all nodes have written theirs"
+        return ""
 
     def _write_last(self, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> None:
         newest = max(self._folder.slots(), default=None)

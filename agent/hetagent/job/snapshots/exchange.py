@@ -21,9 +21,10 @@ SLOTS = ("0", "1", "2")
 STAMPS = folder.SLOTS
 """The file that says what they hold."""
 BAD = "bad"
+ORIGIN = "origin"
+
 MOST_WHY = 256
 """How long a reason may be that the server hears (characters)."""
-ORIGIN = "origin"
 
 
 @dataclass(frozen=True, slots=True)

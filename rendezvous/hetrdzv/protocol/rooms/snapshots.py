@@ -307,6 +307,7 @@ class Kept:
         not_loaded: how many of them could not load it.
         passed: those that are passed by, and that some node still has.
         wanted: the one that a person has chosen for the next round.
+        given_up: the newest round in which workers take no more, which is said once a round.
         parting: agents that have left, or are about to, and yet serve what they hold, by incarnation: until when
             (seconds on the server's clock).
     """
@@ -317,6 +318,7 @@ class Kept:
     not_loaded: int = 0
     passed: tuple[PassedBy, ...] = ()
     wanted: Stamp | None = None
+    given_up: Count = 0
     parting: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -368,10 +370,15 @@ class NotOnDisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotTaken:
-    """A worker of a node takes no more snapshots in this round."""
+    """Workers take no more snapshots in this round.
+
+    Attributes:
+        nodes: whose.
+        why: of the first of them.
+    """
 
     kind: Literal["not_taken"] = "not_taken"
-    node_id: str
+    nodes: Nodes
     why: Quoted
 
 

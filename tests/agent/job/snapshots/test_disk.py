@@ -169,6 +169,13 @@ def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
     assert node.said == []
 
 
+def test_a_part_that_others_have_not_completed_is_said_as_such(node: Node) -> None:
+    node.disk._written.add(node.holds(10, 0))
+    said = node.disk.write_last([0], time.monotonic() + 60, lambda: False)
+    assert said == "step 10: this node's part is on disk, and counts once all nodes have written theirs"
+    assert node.said == []
+
+
 def test_whoever_is_in_a_hurry_leaves_it(node: Node) -> None:
     node.holds(10, 0)
     said = node.disk.write_last([0], time.monotonic() + 60, lambda: True)

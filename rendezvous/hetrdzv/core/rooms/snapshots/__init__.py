@@ -113,8 +113,8 @@ class SnapshotsRoom(Room):
             return ()
         differ = (one.lack for one in gathered(group) if isinstance(one.lack, ValuesDiffer))
         members = [node for node in map(group.speaker, current.members) if node is not None]
-        lacks = (lack(node) for lack in (_not_on_disk, _not_taken) for node in members)
-        return (*group.snapshots.passed, *differ, *(lack for lack in lacks if lack is not None))
+        lacks = (lack for lack in map(_not_on_disk, members) if lack is not None)
+        return (*group.snapshots.passed, *differ, *lacks, *_not_taken(members))
 
     def violations(self, current: Round) -> Iterator[str]:
         snapshot = current.snapshot
@@ -139,9 +139,11 @@ def _not_on_disk(node: Node) -> NotOnDisk | None:
     return NotOnDisk(stamp=lack.stamp, node_id=node.node_id, why=quoted(lack.why))
 
 
-def _not_taken(node: Node) -> NotTaken | None:
-    why = node.snapshots.not_taken if node.snapshots is not None else ""
-    return NotTaken(node_id=node.node_id, why=quoted(why)) if why else None
+def _not_taken(members: Sequence[Node]) -> Iterator[NotTaken]:
+    """One for all: mostly no node has enough memory."""
+    whys = {node.node_id: node.snapshots.not_taken for node in members if node.snapshots is not None}
+    if without := [node_id for node_id, why in whys.items() if why]:
+        yield NotTaken(nodes=Nodes.of(without), why=quoted(whys[without[0]]))
 
 
 def _origin(before: Group, members: Sequence[Node]) -> str | None:
@@ -225,8 +227,11 @@ class Declare(OfRoom):
             if lack is not None and (node.snapshots is None or node.snapshots.not_written is None):
                 why = quoted(lack.why)
                 work.say(NotOnDisk(stamp=lack.stamp, node_id=node.node_id, why=why), node.node_id)
-            if self.holdings.not_taken and (node.snapshots is None or not node.snapshots.not_taken):
-                work.say(NotTaken(node_id=node.node_id, why=quoted(self.holdings.not_taken)), node.node_id)
+            known = group.snapshots
+            if self.holdings.not_taken and known is not None and known.given_up != current.number:
+                work.change(snapshots=replace(known, given_up=current.number))
+                why = quoted(self.holdings.not_taken)
+                work.say(NotTaken(nodes=Nodes.of([node.node_id]), why=why), node.node_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hetrdzv.cli import hetctl
 from tests.support.cluster import PAIR, Cluster, cluster
 
 pytestmark = pytest.mark.slow
@@ -124,3 +125,28 @@ def test_a_hang_that_fails_the_job_names_its_rank_and_shows_its_stack_on_every_n
         for agent in job.agents.values():
             assert HERE in agent.stderr, job.report()
             assert "rank 1 (local rank 1), hangs" in agent.stderr, job.report()
+
+
+@pytest.mark.long
+def test_a_hang_that_somebody_ends_is_named_where_its_time_is_accounted_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SLEEPER)
+    with cluster(tmp_path, "--nnodes", "2", "--stop-timeout-s", "2") as job:
+        for name, slots in PAIR.items():
+            job.agent(name, slots, script=str(script))
+        job.wait_for(lambda: (job.group().get("current_round") or {}).get("stall"), "a hang")
+        assert hetctl.run(["get", "job", "--ranks", "--server", job.server.url]) == 0
+        shown = capsys.readouterr().out
+        assert re.findall(r"^ +\d +\w +(waits|waited for|runs) ", shown, re.MULTILINE) == [
+            "waits",
+            "waited for",
+            "waits",
+        ], shown
+        job.post("cancel")
+        for agent in job.agents.values():
+            agent.wait()
+            assert re.search(r"lost .* s: hanging: ranks 0 and 2 wait for rank 1 \(a\)", agent.stderr), (
+                job.report()
+            )

@@ -62,13 +62,28 @@ class Account:
         self._since = now
         self._runs = self._others = False
         self._cause = FIRST
+        self._hang = ""  # who is waited for
         self._trained_s = self._others_s = self._unseen_s = 0.0
         self._lost: dict[str, float] = {}
 
     def runs(self, now: float) -> None:
         """The workers of a round have been started."""
         self._close(now)
-        self._runs, self._others, self._cause = True, False, ""
+        self._runs, self._others, self._cause, self._hang = True, False, "", ""
+
+    def hangs(self, cause: str, now: float, motion: Motion | None) -> None:
+        """Workers of the round wait for others: since they last moved, whenever that was noticed.
+
+        Args:
+            cause: who is waited for; empty: nobody any more.
+        """
+        if not self._runs or motion is None or motion.last_at is None or cause == self._hang:
+            return
+        if not self._hang:
+            self._moved(motion)
+        elif not cause:
+            self._lose(self._hang, now)
+        self._hang = cause
 
     def waits_for_others(self, now: float, motion: Motion | None) -> None:
         """The workers here have succeeded.
@@ -87,7 +102,7 @@ class Account:
             planned: the cause is of this moment, and not why they had stopped to move.
         """
         if not self._cause:
-            self._end(now, motion, FINISHING if planned else cause)
+            self._end(now, motion, (self._hang or FINISHING) if planned else cause)
             self._runs = self._others = False
             self._cause = cause
 
@@ -109,13 +124,21 @@ class Account:
             cause: of the time after that.
         """
         if self._runs and motion is not None:
-            first, last = motion.first_at, motion.last_at
-            self._lose(STARTING_UP, now if first is None else first)
-            if last is not None:
-                self._trained_s += last - self._since
-                self._since = last
+            if motion.last_at is None:
+                self._lose(STARTING_UP, now)
+            elif not self._hang:
+                self._moved(motion)
             self._lose(cause, now)
         self._close(now)
+
+    def _moved(self, motion: Motion) -> None:
+        """Workers trained from their first move to their last."""
+        assert motion.first_at is not None
+        assert motion.last_at is not None
+        self._lose(STARTING_UP, motion.first_at)
+        last = max(self._since, motion.last_at)
+        self._trained_s += last - self._since
+        self._since = last
 
     def _lose(self, cause: str, until: float) -> None:
         if until > self._since:

@@ -31,9 +31,10 @@ from hetagent.protocol.line import LEAVE_S, UNHEARD_LEAVE_S, Line
 from hetrdzv.protocol.directive import DirectiveReply, StartReply
 from hetrdzv.protocol.facts.causes import Planned
 from hetrdzv.protocol.facts.failure import FailureFields
-from hetrdzv.protocol.facts.reasons import Ended
+from hetrdzv.protocol.facts.reasons import Ended, Stalls
 from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
+from hetrdzv.words.stalls import stall
 
 if TYPE_CHECKING:
     from hetagent.job.workers.torch_starter import TorchStarter
@@ -409,6 +410,8 @@ class Agent:
                     )
                 self._warn(directive.warnings or ())
                 self._on_start(directive.round, directive.start)
+                if directive.round == self._round:
+                    self._account.hangs(_hang(directive), time.monotonic(), self._motion())
                 self._tell_rooms(directive)
             case DirectiveKind.STOP:
                 self._tell(f"round {directive.round} is over{self._because(directive.why)}")
@@ -572,3 +575,9 @@ class Agent:
             permanent=isinstance(error, Hopeless),
         )
         self._line.say(reports.failed(self._round, failure))
+
+
+def _hang(directive: DirectiveReply) -> str:
+    """Who is waited for in the round that runs; empty: nobody."""
+    reason = directive.reason
+    return f"hanging: {stall(reason.facts)}" if isinstance(reason, Stalls) else ""

@@ -51,6 +51,25 @@ def test_a_hang_is_not_the_fault_of_who_ends_it() -> None:
     assert account.spent(103.0).lost == ((FINISHING, 60.0), ("a restart was requested", 3.0))
 
 
+def test_time_hung_is_said_to_be_that_once_it_was_noticed() -> None:
+    account = Account(0.0)
+    account.runs(0.0)
+    account.hangs("", 5.0, Motion())
+    account.hangs("hanging: rank 0 waits for rank 1", 40.0, Motion(1.0, 20.0))
+    account.hangs("", 60.0, Motion(1.0, 55.0))  # it goes on
+    account.hangs("hanging: rank 0 waits for rank 1", 90.0, Motion(1.0, 70.0))
+    account.hangs("hanging: rank 0 waits for rank 2", 95.0, Motion(1.0, 70.0))
+    account.loses("a restart was requested", 100.0, Motion(1.0, 70.0), planned=True)
+    spent = account.spent(103.0)
+    assert spent.trained_s == 19.0 + 10.0
+    assert dict(spent.lost) == {
+        STARTING_UP: 1.0,
+        "hanging: rank 0 waits for rank 1": 40.0,
+        "hanging: rank 0 waits for rank 2": 30.0,
+        "a restart was requested": 3.0,
+    }
+
+
 def test_what_took_no_time_is_not_listed() -> None:
     spent = Spent(10.0, 0.04, (("gpu2 lost", 0.06), (STOPPING, 0.04)))
     assert account_lines(spent)[1:] == ["lost     0.1 s: gpu2 lost"]

@@ -141,9 +141,8 @@ class Directives:
                 pass
             case DirectiveKind.START if running and directive.round == self.newest_round:
                 count()
-                start, notice = directive.start, directive.notice
-                if (notice is not None or (start is not None and start.daemon)) and not self.stop_told:
-                    self._hand(directive)  # it came after the round's first start
+                if not self.stop_told:
+                    self._hand(directive)  # what has come since the round's first start
             case _ if running:
                 count(doubtful=True)
                 self._doubt(directive, now)

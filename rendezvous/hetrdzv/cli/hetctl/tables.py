@@ -15,7 +15,8 @@ from rich.text import Text
 
 from hetrdzv.cli.hetctl.rooms import OF_ROUND, OF_WORKERS
 from hetrdzv.protocol.directive import RootCauseReply
-from hetrdzv.protocol.pages import EventReply, GroupReply, GroupSummary, NodeReply, RoundReply
+from hetrdzv.protocol.facts.who import Ranks
+from hetrdzv.protocol.pages import EventReply, GroupReply, GroupSummary, NodeReply, RoundReply, WorkerReply
 from hetrdzv.protocol.texts.inert import inert
 from hetrdzv.words import causes
 from hetrdzv.words.causes import failure_details
@@ -332,7 +333,7 @@ def _workers_table(current: RoundReply) -> Table:
         table.add_row(
             str(worker.rank),
             worker.node_id,
-            worker.state,
+            worker_state(worker, current),
             ago(worker.idle_s) if worker.idle_s else "-",
             _number(worker.collectives),
             _number(worker.per_s),
@@ -342,6 +343,16 @@ def _workers_table(current: RoundReply) -> Table:
             *(_number(number(worker)) for _, number in more),
         )
     return table
+
+
+def worker_state(worker: WorkerReply, current: RoundReply) -> str:
+    """What a worker does, where others wait for it as well."""
+    if current.stall is None or worker.state != "runs":
+        return worker.state
+    if worker.rank in current.stall.ranks:
+        return "waited for"
+    waiting: Ranks | None = getattr(current.stall.facts, "waiting", None)
+    return "waits" if waiting is not None and worker.rank in waiting else worker.state
 
 
 def _number(value: float | None) -> str:

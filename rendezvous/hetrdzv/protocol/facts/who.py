@@ -62,6 +62,10 @@ class Ranks:
     def __len__(self) -> int:
         return sum(last - first + 1 for first, last in self.ranges) + self.more
 
+    def __contains__(self, rank: int) -> bool:
+        """Whether it is one of those that are named."""
+        return any(first <= rank <= last for first, last in self.ranges)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

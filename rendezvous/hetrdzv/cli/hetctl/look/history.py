@@ -12,6 +12,7 @@ from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import GROUP, command, shared
 from hetrdzv.client import Client
 from hetrdzv.words.past import PastReply, PastRoundReply, past
+from hetrdzv.words.phases import Phase
 from hetrdzv.words.phrasing import count, percent
 from hetrdzv.words.times import LEAST_S
 
@@ -25,7 +26,8 @@ def history(group: str, watch: bool) -> None:
     TRAINED is from a round's first collective or step to its last, without the time in which it hung; unknown where
     nobody can see these. With -o wide that is shown as HUNG, and DOWN also as the sum of four: NOTICED, from the fault
     until the round ended; STOPPED, until its last workers were gone; FORMED, until the next round formed; STARTED,
-    until that one trained (or ran, where nobody can see more).
+    until that one trained (or ran, where nobody can see more). Of a round that was ended since it hung, that hang is
+    NOTICED as well.
     """
 
     async def ask(client: Client) -> PastReply:
@@ -74,6 +76,11 @@ def past_view(reply: PastReply, most: int | None = None, *, wide: bool = False) 
     share = f", {percent(reply.share)} of the time" if reply.share is not None else ""
     if hung:
         share += f"; hung {tables.span(reply.hung_s)}"
+    starting_s = sum(
+        one.seconds for each in reply.rounds for one in each.phases if one.phase is Phase.STARTING
+    )
+    if starting_s >= LEAST_S:
+        share += f"; starting up {tables.span(starting_s)}"
     if reply.unknown_s >= LEAST_S:
         share += f"; whether it trained in another {tables.span(reply.unknown_s)} is unknown"
     restarts = f", {count(spent, 'restart')} spent" if spent else ""

@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -11,7 +12,7 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.look.watch import look
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command
-from hetrdzv.protocol.pages import GroupReply, GroupsReply, WorkerReply
+from hetrdzv.protocol.pages import GroupReply, GroupsReply, RoundReply, WorkerReply
 from hetrdzv.protocol.states import HANGS
 from hetrdzv.words.phrasing import count
 from hetrdzv.words.urgency import urgency
@@ -49,12 +50,12 @@ def _groups(reply: GroupsReply) -> Iterator[RenderableType]:
 def _group(reply: GroupReply) -> Iterator[RenderableType]:
     current = reply.current_round
     if current is not None:
-        current = replace(current, workers=tuple(sorted(current.workers, key=_holds_up)))
+        current = replace(current, workers=tuple(sorted(current.workers, key=partial(_holds_up, current))))
         reply = replace(reply, current_round=current)
     yield from tables.group_view(reply, ranks=current is not None and bool(current.workers))
 
 
-def _holds_up(worker: WorkerReply) -> tuple[bool, float, float, int]:
+def _holds_up(current: RoundReply, worker: WorkerReply) -> tuple[bool, float, float, int]:
     """Sorts first whoever does not run, then whoever waits least for others, then whoever has been still longest."""
     waiting = worker.waiting if worker.waiting is not None else 2.0
-    return worker.state == "runs", waiting, -worker.idle_s, worker.rank
+    return tables.worker_state(worker, current) in ("runs", "waits"), waiting, -worker.idle_s, worker.rank

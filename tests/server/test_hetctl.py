@@ -473,7 +473,7 @@ def test_why_a_job_failed(ctl: Callable[..., str], job: Job) -> None:
     text = ctl("why", job.group)
     assert text.splitlines()[:3] == [
         "failed: RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)",
-        f"next: to begin again, once that is mended: hetctl restart {job.group}, then hetagent on each node",
+        f"next: to begin again, once that is mended: hetctl restart {job.group}, then start hetagent on each node",
         "root cause: node gpu1, rank 3 (local rank 3), exit code 1, round 1",
     ]
     assert text.endswith("  RuntimeError: [bold]out[/bold] of memory\n")

@@ -92,6 +92,15 @@ async def test_a_server_is_believed_by_its_authority_only(server: Hetserver, min
         assert f"its certificate is not signed by {by}: give --ca-cert" in said
 
 
+def test_hetctl_does_not_take_a_server_that_it_does_not_trust_for_none(
+    server: Hetserver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hetctl.run(["get", "--server", server.url]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"hetctl: no connection to the server ({server.url}: TLS error: ")
+    assert said.endswith("give --ca-cert with the CA that signed it)\n")
+
+
 @pytest.mark.parametrize(
     ("names", "days", "says"),
     [

@@ -62,37 +62,37 @@ def exited(exit_code: int | None, message: str, rank: int = 0) -> reasons.Failed
             ),
             (
                 "it exited without a traceback: what it wrote last may say more "
-                "(all of it with hetagent -t 3 --log-dir DIR); to begin again: hetagent on each node"
+                "(all of it with hetagent -t 3 --log-dir DIR); to begin again: start hetagent on each node"
             ),
         ),
         (
             exited(1, 'Traceback\n  File "/work/train.py", line 7, in f\nValueError: no'),
-            "to begin again, once that is mended: hetagent on each node",
+            "to begin again, once that is mended: start hetagent on each node",
         ),
         (
             exited(2, "usage: ap.py [-h]\nap.py: error: the following arguments are required: --data"),
-            "to begin again, once that is mended: hetagent on each node",
+            "to begin again, once that is mended: start hetagent on each node",
         ),
         (
             exited(2, "ap.py: error: unrecognized arguments: --lrr 3 --nnodes 2"),
-            "if hetagent should get --nnodes, put it before the script; to begin again: hetagent on each node",
+            "if hetagent should get --nnodes, put it before the script; to begin again: start hetagent on each node",
         ),
         (
             exited(2, "ap.py: error: unrecognized arguments: --nnodes=2 --nproc_per_node 2"),
             (
                 "if hetagent should get --nnodes and --nproc_per_node, put them before the script; "
-                "to begin again: hetagent on each node"
+                "to begin again: start hetagent on each node"
             ),
         ),
         (
             exited(None, "script 'nowhere.py' does not exist", rank=-1),
-            "to begin again, once that is mended: hetagent on each node",
+            "to begin again, once that is mended: start hetagent on each node",
         ),
         (
             exited(137, "Killed"),
             (
                 "SIGKILL is most often the kernel, out of memory: see dmesg on a; "
-                "to begin again: hetagent on each node"
+                "to begin again: start hetagent on each node"
             ),
         ),
         (
@@ -101,14 +101,14 @@ def exited(exit_code: int | None, message: str, rank: int = 0) -> reasons.Failed
             ),
             (
                 "to see where the ranks were: hetctl stacks job; "
-                "to begin again, once that is mended: hetagent on each node"
+                "to begin again, once that is mended: start hetagent on each node"
             ),
         ),
         (
             reasons.Failed(cause=JoinTimeout(within_s=12.0, ready=NOBODY), stays=True),
             (
                 "start the agents within --join-timeout-s of each other, or ask for fewer --nnodes; "
-                "to begin again: hetctl restart job, then hetagent on each node"
+                "to begin again: hetctl restart job, then start hetagent on each node"
             ),
         ),
     ],

@@ -17,6 +17,7 @@ from hetrdzv.protocol.errors import (
     HetError,
     LeaderLost,
     NotHetserver,
+    NoTls,
     Problem,
     Unavailable,
     Unreachable,
@@ -96,7 +97,7 @@ def transport_error(
             ):
                 return NotHetserver(f"{server} answered, but does not speak TLS: use http://{no_port}")
             case ssl.SSLError() if cause.reason != "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":
-                return Unreachable(explain_tls(cause, urlsplit(server).hostname or "", tls))
+                return NoTls(explain_tls(cause, urlsplit(server).hostname or "", tls))
             case ConnectionRefusedError():
                 return Unreachable(f"connection refused{no_port}")
             case OSError(errno=errno.EHOSTUNREACH):
@@ -123,6 +124,8 @@ def verdict(failures: Mapping[str, HetError]) -> HetError:
     reasons = [
         str(error) if error in strangers else f"{server}: {error}" for server, error in failures.items()
     ]
+    if all(isinstance(error, NoTls) for error in failures.values()):
+        return NoTls(f"no connection to the server ({'; '.join(reasons)})")
     if not any(isinstance(error, Unavailable) for error in failures.values()):
         return Unreachable(f"no server answers ({'; '.join(reasons)})")
     if len(reasons) == 1:

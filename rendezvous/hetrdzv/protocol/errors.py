@@ -229,6 +229,10 @@ class Unavailable(Unreachable):
     """A server answered, but none can serve the request now: ask again later."""
 
 
+class NoTls(Unreachable):
+    """Something answered, but one side does not trust the other's certificate, or cannot agree on TLS."""
+
+
 class NotHetserver(HetError, code="not_hetserver"):
     """What answered is not a hetserver, or does not speak TLS as its URL says."""
 

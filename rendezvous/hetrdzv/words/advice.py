@@ -67,8 +67,8 @@ def _again(group_id: str, *, stays: bool, mends: bool, first: str) -> list[str]:
     """How to begin again, in parts."""
     again = f"{first}to begin again{', once that is mended' if mends else ''}: "
     if not stays:
-        return [f"{again}hetagent on each node"]
-    return [again, f"hetctl restart {group_id}", ", then hetagent on each node"]
+        return [f"{again}start hetagent on each node"]
+    return [again, f"hetctl restart {group_id}", ", then start hetagent on each node"]
 
 
 def _for_nodes(group_id: str, what: WaitsFor) -> str:

@@ -59,7 +59,7 @@ def test_a_failure_names_the_worker_and_shows_its_words() -> None:
         "",
         "root cause: rank 5 failed",
         "  node gpu3, rank 5 (local rank 1), exit code 1, round 2",
-        "  next: to begin again: hetagent on each node",
+        "  next: to begin again: start hetagent on each node",
         "  | Traceback",
         "  |   line",
         "  | ValueError: x",
@@ -107,10 +107,13 @@ def test_a_cause_without_a_worker() -> None:
 @pytest.mark.parametrize(
     ("reason", "begin"),
     [
-        (Failed(cause=WORKER, stays=True), "hetctl restart bert, then hetagent on each node"),
-        (Failed(cause=WORKER), "hetagent on each node"),
-        (CameLate(group_id="bert", outcome="failed"), "hetctl restart bert, then hetagent on each node"),
-        (Other(kind="?"), "hetagent on each node"),
+        (Failed(cause=WORKER, stays=True), "hetctl restart bert, then start hetagent on each node"),
+        (Failed(cause=WORKER), "start hetagent on each node"),
+        (
+            CameLate(group_id="bert", outcome="failed"),
+            "hetctl restart bert, then start hetagent on each node",
+        ),
+        (Other(kind="?"), "start hetagent on each node"),
     ],
 )
 def test_what_to_do_is_what_hetctl_says(reason: Any, begin: str) -> None:

@@ -12,7 +12,7 @@ from hetrdzv.cli.hetctl.options import shared
 from hetrdzv.cli.hetctl.shell.connect import connect
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.errors import HetError, Problem, Unavailable, UnknownGroup, Unreachable
+from hetrdzv.protocol.errors import HetError, NoTls, Problem, Unavailable, UnknownGroup, Unreachable
 from hetrdzv.protocol.facts.who import MOST_NAMES, Nodes
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
 from hetrdzv.protocol.requests.plans import Changes, Plan
@@ -35,7 +35,7 @@ def call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
         async with connect(options, complain) as client:
             try:
                 return await ask(client)
-            except Unavailable:
+            except (Unavailable, NoTls):
                 raise
             except Unreachable as error:
                 raise click.ClickException(f"{error}; {HELP}") from None

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,6 +27,7 @@ from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.dashboard import link_to
 from hetrdzv.cli.hetctl.groups import flag_type
+from hetrdzv.cli.hetctl.look import one_group
 from hetrdzv.cli.hetctl.look.history import past_view
 from hetrdzv.cli.hetctl.look.watch import EVERY_S, without_moments
 from hetrdzv.cli.hetctl.main import DESTRUCTIVE, SUBCOMMANDS, cli, meant
@@ -34,9 +35,11 @@ from hetrdzv.cli.hetctl.shell import completion
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.facts.failure import FailureFields
-from hetrdzv.protocol.pages import GroupReply
+from hetrdzv.protocol.facts.who import Ranks
+from hetrdzv.protocol.pages import GroupReply, StallReply, WorkerReply
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.rooms.stalls import Place, Stuck
 from hetrdzv.protocol.settings import Setting
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.ids import natural_key
@@ -268,6 +271,39 @@ def test_nodes_that_are_gone_come_last_with_the_reason(ctl: Callable[..., str], 
     assert [row[0] for row in rows(text, "NODE")] == ["gpu1", LONG]
 
 
+def test_of_many_nodes_and_workers_those_are_shown_that_need_attention(job: Job) -> None:
+    job.run()
+    reply = job.until("running")
+    assert reply.current_round is not None
+    nodes = [
+        replace(reply.nodes[0], node_id=f"n{number}", state="suspect" if number == 90 else "running")
+        for number in range(100)
+    ]
+    workers = [
+        WorkerReply(
+            rank=rank, node_id=f"n{rank}", state="runs", idle_s=9.0, waiting=0.5 if rank != 80 else 0.0
+        )
+        for rank in range(100)
+    ]
+    facts = Stuck(waiting=Ranks.of(range(10)), place=Place(number=3))
+    stall = StallReply(kind="nothing_completes", facts=facts, text="", ranks=(70,))
+    current = replace(reply.current_round, workers=tuple(workers), stall=stall)
+    text = "\n".join(
+        tables.lines(
+            *one_group.group_view(replace(reply, nodes=nodes, current_round=current), ranks=True, most=12)
+        )
+    )
+    assert "n90" in [row[0] for row in rows(text, "NODE")]
+    assert f"and 88 more nodes: hetctl get {job.group}\n" in text
+    ranks = rows(text, "RANK")
+    assert [row[1:4] for row in ranks[:3]] == [
+        ["70", "n70", "waited for"],
+        ["80", "n80", "runs"],
+        ["0", "n0", "waits"],
+    ]
+    assert f"and 88 more workers: hetctl get {job.group} --ranks" in text
+
+
 def test_a_failed_group_shows_the_root_cause(ctl: Callable[..., str], job: Job) -> None:
     job.run()
     job.fail()
@@ -276,7 +312,7 @@ def test_a_failed_group_shows_the_root_cause(ctl: Callable[..., str], job: Job) 
     assert cause[0] == "root cause: node gpu1, rank 3 (local rank 3), exit code 1, round 1"
     assert cause[1] == "  … 12 lines before (all: --json)"
     assert cause[-1] == "  RuntimeError: [bold]out[/bold] of memory"
-    assert len(cause) == 2 + tables.TRACEBACK_LINES
+    assert len(cause) == 2 + one_group.TRACEBACK_LINES
     assert "\x1b" not in text
     assert "rank 3: exit code 1" in text.split("root cause")[0]
 

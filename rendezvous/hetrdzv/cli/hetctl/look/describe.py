@@ -11,6 +11,7 @@ from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, print_json, standing
+from hetrdzv.cli.hetctl.look import one_group
 from hetrdzv.cli.hetctl.look.history import past_view
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import GROUP, MAYBE_GROUP, NODE_ID, command, shared
@@ -23,9 +24,6 @@ from hetrdzv.words.phrasing import names, predicate
 
 LAST_ROUNDS, LAST_EVENTS = 5, 10
 """How many of each are shown."""
-
-FINE = frozenset({"running", "starting", "ready", "spare", "succeeded"})
-"""States of nodes that need no explanation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +61,7 @@ def describe(group: str, node: str | None) -> None:
 
 def _group_view(reply: _Described) -> Iterator[RenderableType]:
     workers = reply.group.current_round is not None and bool(reply.group.current_round.workers)
-    yield from tables.group_view(reply.group, ranks=workers)
+    yield from one_group.group_view(reply.group, ranks=workers, most=one_group.MOST_ROWS)
     changed = {
         name: value
         for name, value in reply.group.spec.items()
@@ -146,7 +144,7 @@ def _reasons(reply: _Described) -> Iterator[RenderableType]:
         yield Text.assemble(("next", "bold"), f": {tables.one_line(group.next_step)}")
     for node in group.nodes:
         shown = node.shown_state
-        if shown not in FINE and (not node.gone or _is_missed(group, node)):
+        if shown not in one_group.FINE and (not node.gone or _is_missed(group, node)):
             text = tables.node_why(node)
             yield Text(f"  {node.node_id} {predicate(shown)}{f': {text}' if text else ''}")
     for slow in current.stragglers if current is not None else ():
@@ -160,7 +158,7 @@ def _reasons(reply: _Described) -> Iterator[RenderableType]:
         at, spent = tables.local(last.ended_at or ""), ", a restart was spent" if last.cost_restart else ""
         yield Text(f"  before: round {last.number} ended at {at}: {tables.one_line(last.why)}{spent}")
     if group.root_cause is not None:
-        yield from tables.root_cause(group.root_cause)
+        yield from one_group.root_cause(group.root_cause)
 
 
 def _is_missed(group: GroupReply, node: NodeReply) -> bool:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.look import one_group
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import GROUP_ID, command, shared
 from hetrdzv.cli.hetctl.tables import folded, numbers
@@ -84,7 +85,7 @@ async def _served(client: Client) -> list[str]:
 
 
 def _group_view(reply: GroupReply, *, ranks: bool) -> Iterable[RenderableType]:
-    return [Text(reply.group_id)] if shared().output == "name" else tables.group_view(reply, ranks=ranks)
+    return [Text(reply.group_id)] if shared().output == "name" else one_group.group_view(reply, ranks=ranks)
 
 
 def _groups_view(reply: GroupsReply) -> Iterator[RenderableType]:

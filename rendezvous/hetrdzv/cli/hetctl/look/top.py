@@ -3,16 +3,15 @@
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.look import one_group
 from hetrdzv.cli.hetctl.look.watch import look
 from hetrdzv.cli.hetctl.options import MAYBE_GROUP, command
-from hetrdzv.protocol.pages import GroupReply, GroupsReply, RoundReply, WorkerReply
+from hetrdzv.protocol.pages import GroupReply, GroupsReply
 from hetrdzv.protocol.states import HANGS
 from hetrdzv.words.phrasing import count
 from hetrdzv.words.urgency import urgency
@@ -49,13 +48,5 @@ def _groups(reply: GroupsReply) -> Iterator[RenderableType]:
 
 def _group(reply: GroupReply) -> Iterator[RenderableType]:
     current = reply.current_round
-    if current is not None:
-        current = replace(current, workers=tuple(sorted(current.workers, key=partial(_holds_up, current))))
-        reply = replace(reply, current_round=current)
-    yield from tables.group_view(reply, ranks=current is not None and bool(current.workers))
-
-
-def _holds_up(current: RoundReply, worker: WorkerReply) -> tuple[bool, float, float, int]:
-    """Sorts first whoever does not run, then whoever waits least for others, then whoever has been still longest."""
-    waiting = worker.waiting if worker.waiting is not None else 2.0
-    return tables.worker_state(worker, current) in ("runs", "waits"), waiting, -worker.idle_s, worker.rank
+    watched = current is not None and bool(current.workers)
+    yield from one_group.group_view(reply, ranks=watched, most=one_group.MOST_ROWS)

@@ -1,0 +1,265 @@
+"""One group for people: a heading, its nodes, how far its workers have come, what it failed of."""
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from heapq import nsmallest
+from typing import Any
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.rooms import OF_ROUND, OF_WORKERS
+from hetrdzv.protocol.directive import RootCauseReply
+from hetrdzv.protocol.facts.who import Ranks
+from hetrdzv.protocol.pages import GroupReply, NodeReply, RoundReply, WorkerReply
+from hetrdzv.words.causes import failure_details
+from hetrdzv.words.events import spent_of
+from hetrdzv.words.phrasing import count
+from hetrdzv.words.rooms import SUMMARY
+
+TRACEBACK_LINES = 20
+"""How many lines of a root cause's traceback are shown: the last ones."""
+
+FINE = frozenset({"running", "starting", "ready", "spare", "succeeded"})
+"""States of nodes that need no explanation."""
+
+MOST_ROWS = 64
+"""How many nodes and workers are shown where not all were asked for."""
+
+
+def group_view(
+    group: GroupReply, *, ranks: bool = False, most: int | None = None
+) -> Iterator[RenderableType]:
+    """One group: a heading, its nodes in rank order, nodes that are gone, the root cause of a failure.
+
+    Args:
+        ranks: show how far each worker has come as well.
+        most: how many nodes and workers are shown, those first that need attention; None: all.
+    """
+    yield _heading(group)
+    here = [node for node in group.nodes if not node.gone]
+    live = here if most is None else nsmallest(most, here, key=lambda node: node.shown_state in FINE)
+    live.sort(key=lambda node: (node.group_rank is None, node.group_rank or 0))
+    if live:
+        yield ""
+        yield _live_table(live)
+        if more := len(here) - len(live):
+            yield Text(f"and {count(more, 'more node')}: hetctl get {group.group_id}")
+    if ranks:
+        yield ""
+        current = group.current_round
+        if current is not None and current.workers:
+            workers: Sequence[WorkerReply] = current.workers
+            if most is not None:
+                workers = nsmallest(most, workers, key=partial(_holds_up, current))
+            yield _workers_table(current, workers)
+            if more := len(current.workers) - len(workers):
+                yield Text(f"and {count(more, 'more worker')}: hetctl get {group.group_id} --ranks")
+        else:
+            yield Text("nobody knows how far the workers have come")
+    gone = [node for node in group.nodes if node.gone]
+    if gone:
+        yield ""
+        yield _gone_table(gone)
+    if group.root_cause is not None:
+        yield ""
+        yield from root_cause(group.root_cause)
+
+
+def _heading(group: GroupReply) -> Table:
+    current = group.current_round
+    facts: list[tuple[str, RenderableType]] = [
+        ("group", group.group_id),
+        ("state", tables.state_text(group.shown_state)),
+        ("why", tables.one_line(tables.why(group))),
+        *([("next", tables.one_line(group.next_step))] if group.next_step else ()),
+        ("job", str(group.job)),
+        ("round", _round(current)),
+    ]
+    if current is not None:
+        facts.append(("progress", _progress(current)))
+        facts += [(name, shown(current)) for name, shown in OF_ROUND]
+        facts += [("slow", tables.one_line(straggler)) for straggler in current.stragglers]
+    facts += [(name, tables.one_line(shown(group))) for name, shown, _ in SUMMARY]
+    facts.append(("restarts", spent_of(group.restarts, group.max_restarts)))
+    if current is not None and current.ended is None:
+        master = current.master
+        facts.append(("master", f"{master.node_id} at {master.address} port {master.port}"))
+    facts += [
+        ("nodes", f"{_counted(group)}; wanted: {_wanted(group)}"),
+        ("command", tables.plain(shlex.join(group.spec.get("command") or ()))),
+        ("drained", ", ".join(group.drained)),
+        ("unreachable", _unreachable(group)),
+        *(("warning", tables.one_line(warning)) for warning in group.warnings),
+    ]
+    return tables.new_grid(fact for fact in facts if fact[1] or fact[0] == "why")
+
+
+def _unreachable(group: GroupReply) -> str:
+    by_master: dict[str, list[str]] = {}
+    for pair in group.unreachable:
+        by_master.setdefault(pair.master, []).append(pair.node_id)
+    return "; ".join(f"{master} from {', '.join(who)}" for master, who in by_master.items())
+
+
+def _round(current: RoundReply | None) -> str:
+    if current is None:
+        return "none yet"
+    nodes = count(len(current.members), "node")
+    ended = ", ended" if current.ended is not None else ""
+    return f"{current.number} (world size {current.world_size}, {nodes}{ended})"
+
+
+def _counted(group: GroupReply) -> str:
+    counts = group.counts
+    more = ((counts.members, "in the round"), (counts.spares, "spare"), (counts.gone, "gone"))
+    return ", ".join([f"{counts.nodes} here", *(f"{number} {word}" for number, word in more if number)])
+
+
+def _wanted(group: GroupReply) -> str:
+    low, high = group.spec.get("min_nodes", 1), group.spec.get("max_nodes")
+    nodes = str(low) if low == high else f"{low} or more" if high is None else f"{low} to {high}"
+    world = _wanted_world(group.spec)
+    if not world:
+        return nodes
+    return world if low == 1 and high is None else f"{nodes}, {world}"
+
+
+def _wanted_world(spec: Mapping[str, Any]) -> str:
+    low, high, multiple = (
+        spec.get(name) for name in ("min_world_size", "max_world_size", "world_size_multiple")
+    )
+    words = []
+    if high is not None:
+        words.append(f"at most {high}" if low is None else str(low) if low == high else f"{low} to {high}")
+    elif low is not None:
+        words.append(f"{low} or more")
+    if multiple is not None and multiple > 1:
+        words.append(f"a multiple of {multiple}")
+    return f"world size {', '.join(words)}" if words else ""
+
+
+def _live_table(nodes: list[NodeReply]) -> Table:
+    whys = [tables.node_why(node) for node in nodes]
+    table = tables.new_table(
+        tables.folded("NODE", 10),
+        tables.word("STATE"),
+        *tables.numbers("RANKS", "OFFSET", "SLOTS"),
+        tables.folded("ADDRESS", _address_width(nodes)),
+        *tables.numbers("HEARD"),
+        *([tables.folded("WHY", 10)] if any(whys) else ()),
+    )
+    for node, why in zip(nodes, whys, strict=True):
+        offset = "-" if node.rank_offset is None else str(node.rank_offset)
+        cells: list[RenderableType] = [
+            node.node_id,
+            tables.state_text(node.shown_state),
+            tables.ranks_of(node),
+            offset,
+            str(node.slots),
+            node.address,
+            tables.ago(node.heard_s_ago or 0.0),
+        ]
+        table.add_row(*cells, *([why] if any(whys) else []))
+    return table
+
+
+def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table:
+    more = [(name, column(current)) for name, column in OF_WORKERS]
+    table = tables.new_table(
+        *tables.numbers("RANK"),
+        tables.folded("NODE", 10),
+        tables.word("STATE"),
+        *tables.numbers(
+            "IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", *(name for name, _ in more)
+        ),
+    )
+    for worker in workers:
+        table.add_row(
+            str(worker.rank),
+            worker.node_id,
+            _worker_state(worker, current),
+            tables.ago(worker.idle_s) if worker.idle_s else "-",
+            _number(worker.collectives),
+            _number(worker.per_s),
+            _number(worker.step),
+            _number(worker.steps_per_s),
+            "-" if worker.waiting is None else f"{worker.waiting:.0%}",
+            *(_number(number(worker)) for _, number in more),
+        )
+    return table
+
+
+def _worker_state(worker: WorkerReply, current: RoundReply) -> str:
+    """What a worker does, where others wait for it as well."""
+    if current.stall is None or worker.state != "runs":
+        return worker.state
+    if worker.rank in current.stall.ranks:
+        return "waited for"
+    waiting: Ranks | None = getattr(current.stall.facts, "waiting", None)
+    return "waits" if waiting is not None and worker.rank in waiting else worker.state
+
+
+def _holds_up(current: RoundReply, worker: WorkerReply) -> tuple[bool, float, float, int]:
+    """Sorts first whoever does not run, then whoever waits least for others, then whoever has been still longest."""
+    waiting = worker.waiting if worker.waiting is not None else 2.0
+    return _worker_state(worker, current) in ("runs", "waits"), waiting, -worker.idle_s, worker.rank
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def _progress(current: RoundReply) -> str:
+    """How fast a round goes: the slowest worker counts, since the others wait for it."""
+    workers = current.workers
+    steps = [worker for worker in workers if worker.step is not None]
+    parts = []
+    if steps:
+        per_s = [worker.steps_per_s for worker in steps if worker.steps_per_s is not None]
+        speed = f" ({_number(min(per_s))} a second)" if per_s else ""
+        parts.append(f"step {_number(min(worker.step or 0 for worker in steps))}{speed}")
+    known = [worker.collectives for worker in workers if worker.collectives is not None]
+    if known:
+        per_s = [worker.per_s for worker in workers if worker.per_s is not None]
+        speed = f" ({_number(min(per_s))} a second)" if per_s else ""
+        parts.append(f"{_number(min(known))} collectives{speed}")
+    return ", ".join(parts)
+
+
+def _gone_table(nodes: list[NodeReply]) -> Table:
+    width = _address_width(nodes)
+    table = tables.new_table(
+        tables.folded("GONE", 8),
+        tables.word("STATE"),
+        *tables.numbers("SLOTS"),
+        tables.folded("ADDRESS", width),
+        tables.folded("WHY", 20),
+    )
+    for node in nodes:
+        table.add_row(
+            node.node_id, tables.state_text(node.state), str(node.slots), node.address, tables.node_why(node)
+        )
+    return table
+
+
+def _address_width(nodes: Iterable[NodeReply]) -> int:
+    """Wide enough that no IPv4 address is folded (columns)."""
+    return min(15, max(len(node.address) for node in nodes))
+
+
+def root_cause(cause: RootCauseReply) -> Iterator[RenderableType]:
+    """Where and how it came to a failure of which the headline has been said, and the traceback."""
+    details = tables.one_line(failure_details(cause))
+    yield Text.assemble(("root cause", "bold"), f": {details or tables.one_line(cause.message)}")
+    lines = tables.plain(cause.failure.message).rstrip().splitlines() if cause.failure is not None else []
+    if len(lines) > TRACEBACK_LINES:
+        yield Text(f"  … {len(lines) - TRACEBACK_LINES} lines before (all: --json)", style="dim")
+    for line in lines[-TRACEBACK_LINES:]:
+        yield Padding(Text(line, overflow="fold"), (0, 0, 0, 2), expand=False)

@@ -256,7 +256,14 @@ async def test_logs_of_a_round_that_is_over_come_from_all_who_have_kept_them() -
             await client.post(f"{GROUP}/nodes/{name}/stacks", json=answer)
         refused = await asked
         assert refused.status_code == 409
-        assert refused.json()["detail"] == "nobody has kept what workers wrote in round 6 of group 'g'"
+        assert refused.json()["detail"] == "group 'g' has no round 6: its newest is round 1"
+        await client.post(f"{GROUP}/cancel")
+        refused = await client.post(f"{GROUP}/stacks", params={"round": 1})
+        assert refused.json()["detail"] == (
+            "no stacks of round 1 of group 'g' are kept: they are taken when a round hangs"
+        )
+        refused = await client.post(f"{GROUP}/logs", params={"round": 1})
+        assert refused.json()["detail"] == "nobody has kept what workers wrote in round 1 of group 'g'"
 
 
 async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they_left() -> None:
@@ -383,9 +390,7 @@ async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_sh
         await two_nodes(service)
         await hang(client, service)
         refused = await client.post(f"{GROUP}/stacks", params={"round": 2})
-        assert refused.json()["detail"] == (
-            "no stacks of round 2 of group 'g' are kept: they are taken when a round hangs"
-        )
+        assert refused.json()["detail"] == ("group 'g' has no round 2: its newest is round 1")
         clock.pass_by(service, 20)
         while service.traces.of("g", About.STACKS) is None:
             for name, rank in (("a", 0), ("b", 1)):

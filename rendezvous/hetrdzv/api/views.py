@@ -20,7 +20,7 @@ from hetrdzv.core.health.drift import drift
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Member, Node, Round, Stall
 from hetrdzv.core.rooms.table import ROOMS
-from hetrdzv.core.why import why, why_ended, why_misfit
+from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import (
     CancelledReply,
@@ -345,7 +345,7 @@ def group_reply(
         **summary,
         spec=spec,
         current_round=newest,
-        nodes=tuple(node_reply(group, node, now - heard_at(node)) for node in nodes),
+        nodes=tuple(node_reply(group, node, heard_at(node), now) for node in nodes),
         drained=tuple(sorted(group.drained)),
         unreachable=tuple(
             UnreachableReply(node_id=node_id, master=master)
@@ -423,22 +423,22 @@ def _stall(current: Round, stall: Stall, now: float) -> StallReply:
     )
 
 
-def node_reply(group: Group, node: Node, silent_s: float) -> NodeReply:
+def node_reply(group: Group, node: Node, heard_at: float, now: float) -> NodeReply:
     """A node of a group.
 
     Args:
-        silent_s: how long it has not been heard of (seconds).
+        heard_at: when it was last heard of, on the server's clock (seconds), as `now`.
     """
     active = group.active_round
     member = active.member(node.node_id) if active is not None and group.in_round(node) else None
     reason = _why_out(group, node)
-    text = words.left_out(reason, Clock(0.0), gone=node.gone_why is not None) if reason is not None else ""
+    text = words.left_out(reason, Clock(now), gone=node.gone_why is not None) if reason is not None else ""
     return NodeReply(
         node_id=node.node_id,
         state=node_state(group, node),
         group_rank=member.group_rank if member is not None else None,
         rank_offset=member.rank_offset if member is not None else None,
-        heard_s_ago=None if node.gone else max(0.0, silent_s),
+        heard_s_ago=None if node.gone else max(0.0, now - heard_at),
         waited_for=member is not None and waited_for(group, member),
         incarnation=node.incarnation,
         reason=reason,
@@ -469,7 +469,15 @@ def _why_out(group: Group, node: Node) -> LeftOutReason | None:
         return going
     if node.not_ready:
         return NotReady(nodes=Nodes.of([node.node_id]), why=Quoted(node.not_ready))
-    return why_misfit(group, node)
+    active = group.active_round
+    if (
+        active is None
+        or active.notice is not None
+        or node.phase is not NodePhase.READY
+        or group.in_round(node)
+    ):
+        return None
+    return why_left_out(group, node)
 
 
 def node_state(group: Group, node: Node) -> NodeState:

@@ -289,16 +289,6 @@ def why_left_out(group: Group, node: Node) -> WhyLeftOut:
     return _why_spare(group, node, active)
 
 
-def why_misfit(group: Group, node: Node) -> reasons.Misfit | None:
-    """Why a spare does not fit into the world that runs; None for other nodes, and where every size is allowed."""
-    active = group.active_round
-    if active is None or not group.spec.sized or node.phase is not NodePhase.READY or node.not_ready:
-        return None
-    if node.node_id in growth(group).node_ids or spare_reason(group, node, active) is not Spare.WORLD_SIZE:
-        return None
-    return _misfit(group, node, active)
-
-
 def _why_spare(group: Group, node: Node, active: Round) -> SpareReason:
     conduct = group.conduct.get(node.node_id, Conduct())
     group_id, node_id = group.group_id, node.node_id

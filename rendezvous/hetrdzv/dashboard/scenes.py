@@ -256,7 +256,7 @@ class GroupScene:
             unusual = [dot for dot in every if dot.behind or dot.state not in ORDINARY]
             unusual.sort(key=lambda dot: dot.state == "spare")
             shown = [group.nodes[dot.node_id] for dot in unusual[:ROWS]]
-            nodes = tuple(views.node_reply(group, node, now - heard_at(node)) for node in shown)
+            nodes = tuple(views.node_reply(group, node, heard_at(node), now) for node in shown)
             reply = replace(brief, nodes=nodes)
             more = len(unusual) - len(nodes)
         head = section(

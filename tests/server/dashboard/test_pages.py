@@ -151,7 +151,7 @@ async def test_what_a_round_left_behind_is_a_click_away_for_admins(service: Serv
     async with browser(service, Tokens(TOKENS)) as client:
         await sign_in(client, "an-admin-token")
         assert "has sent nothing" in (await client.get("/groups/g/stacks")).text
-        assert "No stacks of round 7" in (await client.get("/groups/g/stacks?round=7")).text
+        assert "has no round 7" in (await client.get("/groups/g/stacks?round=7")).text
         stacks = [
             Stack(rank=rank, node_id="ab"[rank], text=text) for rank, text in enumerate(["in load", EVIL])
         ]

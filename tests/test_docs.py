@@ -141,7 +141,12 @@ def check_flags(text: str, program: str, there: AbstractSet[str]) -> list[str]:
 
 @pytest.mark.parametrize("program", ["hetagent", "hetserver", "hetctl"])
 def test_every_flag_is_told(program: str) -> None:
-    assert check_flags(page("docs/flags.md"), program, flags()[program]) == []
+    there = {
+        flag
+        for flag in flags()[program]
+        if f"--{flag[2:].replace('_', '-')}" not in flags()[program] - {flag}
+    }
+    assert check_flags(page("docs/flags.md"), program, there) == []
 
 
 def check_mentions(text: str, there: AbstractSet[str]) -> list[str]:

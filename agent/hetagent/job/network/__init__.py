@@ -18,7 +18,7 @@ class CheckNetwork(Feature):
     flags: ClassVar[Flags] = {
         "--check-network": {
             "action": "store_true",
-            "help": "Before the first workers start, measure the bandwidth between nodes and name slow ones; give it "
+            "help": "Before a round with new nodes, measure the bandwidth between nodes and name slow ones; give it "
             "on every node.",
         },
     }

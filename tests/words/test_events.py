@@ -239,6 +239,12 @@ ENDS: list[tuple[Any, str]] = [
     (MemberLeft(node_id="gpu3", why=Announced(text=Quoted("SIGTERM"))), "gpu3 left: SIGTERM"),
     (MemberLeft(node_id="gpu3", why=Announced(), announced=True), "gpu3 is leaving: its agent is leaving"),
     (MemberLeft(node_id="gpu3", why=Stopped()), "gpu3 stopped its workers on its own"),
+    (
+        MemberLeft(
+            node_id="gpu3", why=Stopped(why=Quoted("goes on, although its workers have stopped already"))
+        ),
+        "gpu3 stopped its workers, since the round goes on, although its workers have stopped already",
+    ),
     (MemberDrained(node_id="gpu3"), "gpu3 is leaving: drained"),
     (Joined(node_id="gpu3", nodes=Nodes.of(["gpu3", "gpu4"])), "gpu3, gpu4 joined"),
     (RestartAsked(), "a restart was requested"),

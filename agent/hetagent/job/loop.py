@@ -359,7 +359,8 @@ class Agent:
                 self._leave(step)
         self._start_workers()
         if self._local is not None and (why := self._local.gives_up()):
-            self._tell(f"round {self._round} {why}")
+            self._tell(f"round {self._round} {why}; joining again")
+            self._line.offers(stopped=why)
             self._ready_after_stop = True
             self._clear_workers()
 
@@ -502,6 +503,7 @@ class Agent:
                 self._start_workers()
             return
         self._round, self._done = number, False
+        self._line.offers(stopped="")
         self._between.readiness.rest()
         assignment = Assignment(
             group=self._identity.group,

@@ -111,7 +111,7 @@ class Room:
         return False
 
     def gives_up(self) -> str:
-        """Why this node should end its part of the round and join again; empty: it should not."""
+        """Why this node should end its part of the round and join again, as what comes after "the round"; empty: no."""
         return ""
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:

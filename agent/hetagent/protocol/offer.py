@@ -32,4 +32,5 @@ class Offer(JoinRequest):
             script_port=ports[1],
             after_round=after_round,
             not_ready=not_ready[:MAX_NOT_READY],
+            stopped=self.stopped[:MAX_NOT_READY],
         )

@@ -32,6 +32,7 @@ def join_command(node_id: str, body: JoinRequest) -> Join:
         node_id=node_id,
         incarnation=body.incarnation,
         after_round=body.after_round,
+        stopped=body.stopped,
         spec=body.spec.given(),
         weight=1.0 if body.weight is UNSET else body.weight,
         weighed=body.weight is not UNSET,

@@ -22,12 +22,14 @@ class Join(Offer):
 
     Attributes:
         after_round: newest round whose workers this agent has stopped, with no process left (0 at first).
+        stopped: why it stopped them, if their round would go on; empty: it does not say.
         spec: the fields of the group's spec that the agent was given.
     """
 
     node_id: str
     incarnation: str
     after_round: int = 0
+    stopped: str = ""
     spec: Mapping[str, object] = field(default_factory=dict)
 
 

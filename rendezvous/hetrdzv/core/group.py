@@ -261,7 +261,8 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         _note_readiness(work, node, command.not_ready)
         return
     if group.active_round is not None and not returns:
-        withdraw(work, node, MemberLeft(node_id=node.node_id, why=Stopped()), done=group.part_done(node))
+        cause = MemberLeft(node_id=node.node_id, why=Stopped(why=quoted(command.stopped)))
+        withdraw(work, node, cause, done=group.part_done(node))
     _take_over_rounds(work, command)
     node = work.change_node(
         node,

@@ -185,14 +185,14 @@ def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_rou
         other.reports("started")
 
     def goes_on() -> None:
-        soon(lambda: "stopped its workers on its own" in made.group()["why"], "the end of the round")
+        soon(lambda: "a stopped its workers, since the round goes on" in made.group()["why"], "the end of the round")
         other.ready(1)
         other.reports("started", 2)
         other.reports("succeeded", 2)
 
     made.run(made.exists, joins, made.appears("up"), running(made), made.asks("restart"), goes_on)
     assert made.group()["round"] == 2
-    assert any("the workers here have stopped already: joining again" in line for line in made.said)
+    assert any("its workers have stopped already; joining again" in line for line in made.said)
 
 
 def test_workers_that_save_while_they_are_stopped_are_not_said_to_wait_for_that(rig: Make) -> None:

@@ -185,16 +185,8 @@ class Snapshots(Room):
         if not (bad := self._bad()):
             return ""
         first = bad[0]
-        whose = (
-            "the copy on this node"
-            if first.node_id == self._node_id
-            else f"the copy on node '{first.node_id}'"
-        )
-        cause = f"{whose} is of no use" if first.node_id else "no copy is of use"
-        return (
-            f"cannot begin from the snapshot of step {first.stamp.step}, since {cause} ({first.why}): "
-            "joining again to begin from another one"
-        )
+        cause = f"the copy on node '{first.node_id}' is of no use" if first.node_id else "no copy is of use"
+        return f"cannot begin from the snapshot of step {first.stamp.step}: {cause} ({first.why})"
 
     def end(self) -> None:
         """Let the server know with the next join what this node has now."""

@@ -66,9 +66,10 @@ class Drained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """Its agent stopped the workers of a round that goes on."""
+    """Its agent stopped the workers of a round that would go on, since that round ...; without `why`: nobody said."""
 
     kind: Literal["stopped"] = "stopped"
+    why: Quoted = NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,7 @@ class JoinRequest(Body):
         ready_within_s: how long the node may take from the end of its workers until it is ready, since its agent checks
             it first (seconds); the others wait that much longer for it.
         not_ready: why the node takes part in no round yet, though its workers are gone; empty: it is ready.
+        stopped: why its agent stopped the workers of a round that would go on; empty: it does not say.
     """
 
     incarnation: Id
@@ -107,4 +108,5 @@ class JoinRequest(Body):
     script: ShortText = ""
     ready_within_s: Annotated[Duration, Le(DAY_S)] = 0.0
     not_ready: Annotated[str, MaxLen(MAX_NOT_READY)] = ""
+    stopped: Annotated[str, MaxLen(MAX_NOT_READY)] = ""
     spec: SpecFields = SpecFields()  # noqa: RUF009 - it is frozen

@@ -379,9 +379,7 @@ def test_a_copy_that_cannot_be_loaded_ends_the_round_and_is_refused(node: Node) 
     node.enters(chosen=chosen())
     assert node.room.gives_up() == ""
     put(node.path / "bad" / "3-120", '{"node": "a", "why": "model.w has another digest"}')
-    assert (
-        "snapshot of step 120, since the copy on this node is of no use (model.w has" in node.room.gives_up()
-    )
+    assert "of step 120: the copy on node 'a' is of no use (model.w has another" in node.room.gives_up()
     node.room.end()
     assert node.offer.refused == (Stamp(round=3, step=120),)
     assert [held.step for held in node.offer.held] == [60]

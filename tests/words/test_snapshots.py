@@ -19,6 +19,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     NobodyHasAll,
     NotLoaded,
     NotOnDisk,
+    NotReadable,
     NotTaken,
     NotWanted,
     PartsMissing,
@@ -106,6 +107,7 @@ HAPPENED: list[tuple[Facts, str]] = [
             ValuesDiffer(stamp=STAMP, name="seed", nodes=BOTH),
             "the value 'seed' is not the same on all ranks: another one on gpu1, gpu2",
         ),
+        (NotReadable(nodes=BOTH), "workers on gpu1, gpu2 could not load it from disk"),
     ],
     ids=lambda value: getattr(value, "kind", ""),
 )
@@ -127,7 +129,7 @@ def test_why_one_is_passed_by(why: WhyPassedBy, clause: str) -> None:
 
 
 def test_every_reason_has_words() -> None:
-    assert len(get_args(Lack)) == len(get_args(WhyPassedBy)) == 3
+    assert (len(get_args(Lack)), len(get_args(WhyPassedBy))) == (4, 3)
 
 
 @pytest.mark.parametrize(

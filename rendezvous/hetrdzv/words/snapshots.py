@@ -13,6 +13,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     NobodyHasAll,
     NotLoaded,
     NotOnDisk,
+    NotReadable,
     NotTaken,
     NotWanted,
     PartsMissing,
@@ -73,6 +74,8 @@ def lacks(lack: Lack) -> str:
         case ValuesDiffer():
             more = f" (and {count(lack.more, 'more value')})" if lack.more else ""
             return f"the value '{lack.name}'{more} is not the same on all ranks: another one on {names(lack.nodes)}"
+        case NotReadable():
+            return f"workers on {names(lack.nodes)} could not load it from disk"
         case _:
             assert_never(lack)
 

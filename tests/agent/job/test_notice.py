@@ -185,7 +185,10 @@ def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_rou
         other.reports("started")
 
     def goes_on() -> None:
-        soon(lambda: "a stopped its workers, since the round goes on" in made.group()["why"], "the end of the round")
+        soon(
+            lambda: "a stopped its workers, since the round goes on" in made.group()["why"],
+            "the end of the round",
+        )
         other.ready(1)
         other.reports("started", 2)
         other.reports("succeeded", 2)

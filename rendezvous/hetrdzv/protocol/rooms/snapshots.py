@@ -221,7 +221,15 @@ class ValuesDiffer:
     nodes: Nodes
 
 
-Lack = NobodyHasAll | PartsMissing | ValuesDiffer
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotReadable:
+    """It is on disk, but workers of some nodes could not load it from there."""
+
+    kind: Literal["not_readable"] = "not_readable"
+    nodes: Nodes
+
+
+Lack = NobodyHasAll | PartsMissing | ValuesDiffer | NotReadable
 """Why a snapshot is not complete."""
 
 

@@ -181,8 +181,8 @@ def next_snapshot(group: Group) -> Gathered | None:
 
 
 def on_disk(group: Group) -> Gathered | None:
-    """The newest snapshot on disk; None: there is none."""
-    return next((one for one in gathered(group) if one.on_disk), None)
+    """The newest snapshot on disk that can be read; None: there is none."""
+    return next((one for one in gathered(group) if one.on_disk and one.lack is None), None)
 
 
 def safe_snapshot(group: Group) -> Gathered | None:

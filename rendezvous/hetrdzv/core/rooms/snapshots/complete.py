@@ -16,6 +16,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     Incomplete,
     Lack,
     NobodyHasAll,
+    NotReadable,
     OnDisk,
     PartsMissing,
     Stamp,
@@ -54,7 +55,7 @@ def gathered(group: Group) -> Sequence[Gathered]:
 def gathered_for(group: Group, origin: str, members: Sequence[str], last_round: int) -> Sequence[Gathered]:
     """All snapshots of a job that the nodes of a group have or see on disk, the newest first.
 
-    What a node sees on disk counts unless a member could not load it: not all nodes have looked lately.
+    What one node sees on disk counts: not all have looked lately.
 
     Args:
         origin: the name of the job.
@@ -87,10 +88,11 @@ def _on_disk(group: Group, members: Sequence[str]) -> Iterator[Gathered]:
     found = {Stamp(round=one.round, step=one.step): one for holdings in known for one in holdings.on_disk}
     if not found:
         return
-    nodes = (group.nodes.get(member) for member in members)
-    refused = {stamp for node in nodes if node and node.snapshots for stamp in node.snapshots.refused}
-    for stamp in found.keys() - refused:
-        yield Gathered(stamp, found[stamp].world_size, found[stamp].sharded, on_disk=found[stamp])
+    nodes = [node for member in members if (node := group.nodes.get(member)) is not None and node.snapshots]
+    for stamp, one in found.items():
+        refusing = [node.node_id for node in nodes if node.snapshots and stamp in node.snapshots.refused]
+        lack = NotReadable(nodes=Nodes.of(refusing)) if refusing else None
+        yield Gathered(stamp, one.world_size, one.sharded, lack=lack, on_disk=one)
 
 
 def usable(group: Group, node: Node, origin: str, alone: str | None) -> Iterable[Held]:

@@ -675,7 +675,7 @@ def test_what_a_member_cannot_load_from_the_disk_is_left_out() -> None:
     assert job.began.step == 80
     (refused,) = (one for one in gathered(job.group) if one.stamp.step == 100)
     assert refused.lack == NotReadable(nodes=Nodes.of(["b"]))
-    with pytest.raises(NoSuchSnapshot, match="no complete snapshot of step 100; there are 80"):
+    with pytest.raises(NoSuchSnapshot, match="no complete snapshot of step 100; there are those of step 80"):
         job.do(Use(100))
     job.do(Use(80))
     assert job.group.snapshots is not None

@@ -44,7 +44,7 @@ AGAIN = (
 
 SHARD_GONE = Incomplete(stamp=Stamp(round=2, step=107), lack=PartsMissing(ranks=Ranks.of([1])))
 
-NOT_ON_DISK = NotOnDisk(stamp=STAMP, node_id="gpu1", why=Quoted("No space left on device"))
+NOT_ON_DISK = NotOnDisk(stamp=STAMP, nodes=Nodes.of(["gpu1"]), why=Quoted("No space left on device"))
 UNWRITTEN = "the snapshot of step 100 of round 2 is not on disk: No space left on device (gpu1)"
 
 NOT_TAKEN = NotTaken(nodes=Nodes.of(["gpu1", "gpu2"]), why=Quoted("they need 5 MB"))

@@ -108,7 +108,7 @@ def _is_passed_by(value: PassedBy) -> str:
 
 
 def _is_not_on_disk(value: NotOnDisk) -> str:
-    return f"the snapshot of {_which(value.stamp)} is not on disk: {value.why} ({value.node_id})"
+    return f"the snapshot of {_which(value.stamp)} is not on disk: {value.why} ({names(value.nodes)})"
 
 
 def _is_not_taken(value: NotTaken) -> str:

@@ -712,12 +712,16 @@ def test_what_could_not_be_written_is_said_until_one_is() -> None:
     current = job.group.round
     assert current is not None
     lack = NotWritten(stamp=Stamp(round=1, step=90), why="No space left on device")
-    said = NotOnDisk(stamp=lack.stamp, node_id="a", why=Quoted("No space left on device"))
+    said = NotOnDisk(stamp=lack.stamp, nodes=Nodes.of(["a"]), why=Quoted("No space left on device"))
     job.declare("a", replace(job.holds(held(90)), not_written=lack))
     assert SnapshotsRoom().found(job.group, current) == (said,)
     later = replace(lack, stamp=Stamp(round=1, step=95))
     job.declare("a", replace(job.holds(held(95)), not_written=later))
     assert SnapshotsRoom().found(job.group, current) == (replace(said, stamp=later.stamp),)
+    job.declare("b", replace(job.holds(held(95)), not_written=lack))
+    both = replace(said, stamp=later.stamp, nodes=Nodes.of(["a", "b"]))
+    assert SnapshotsRoom().found(job.group, current) == (both,)
     assert job.facts("not_on_disk") == [said], "the warning tells of each, the history of the first"
-    job.declare("a", job.holds(held(100)))
+    for node_id in ("a", "b"):
+        job.declare(node_id, job.holds(held(100)))
     assert SnapshotsRoom().found(job.group, current) == ()

@@ -368,11 +368,15 @@ class SnapshotWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotOnDisk:
-    """A node could not write a snapshot to disk."""
+    """Nodes could not write a snapshot to disk.
+
+    Attributes:
+        stamp, why: of the newest of those that one of them could not write.
+    """
 
     kind: Literal["not_on_disk"] = "not_on_disk"
     stamp: Stamp
-    node_id: str
+    nodes: Nodes
     why: Quoted
 
 

@@ -113,8 +113,7 @@ class SnapshotsRoom(Room):
             return ()
         differ = (one.lack for one in gathered(group) if isinstance(one.lack, ValuesDiffer))
         members = [node for node in map(group.speaker, current.members) if node is not None]
-        lacks = (lack for lack in map(_not_on_disk, members) if lack is not None)
-        return (*group.snapshots.passed, *differ, *lacks, *_not_taken(members))
+        return (*group.snapshots.passed, *differ, *_not_on_disk(members), *_not_taken(members))
 
     def violations(self, current: Round) -> Iterator[str]:
         snapshot = current.snapshot
@@ -132,11 +131,13 @@ def _goes_on(group: Group) -> bool:
     return any(not node.gone for node in group.nodes.values())
 
 
-def _not_on_disk(node: Node) -> NotOnDisk | None:
-    lack = node.snapshots.not_written if node.snapshots is not None else None
-    if lack is None:
-        return None
-    return NotOnDisk(stamp=lack.stamp, node_id=node.node_id, why=quoted(lack.why))
+def _not_on_disk(members: Sequence[Node]) -> Iterator[NotOnDisk]:
+    """One for all: mostly the directory that they share is full. Of the newest that any of them could not write."""
+    lacks = {node.node_id: node.snapshots.not_written for node in members if node.snapshots is not None}
+    known = {node_id: lack for node_id, lack in lacks.items() if lack is not None}
+    if known:
+        newest = max(known.values(), key=lambda lack: lack.stamp.newness)
+        yield NotOnDisk(stamp=newest.stamp, nodes=Nodes.of(known), why=quoted(newest.why))
 
 
 def _not_taken(members: Sequence[Node]) -> Iterator[NotTaken]:
@@ -224,9 +225,9 @@ class Declare(OfRoom):
         if node.snapshots != self.holdings:
             work.change_node(node, snapshots=self.holdings)
             lack = self.holdings.not_written
-            if lack is not None and (node.snapshots is None or node.snapshots.not_written is None):
+            if lack is not None and not any(_not_on_disk(list(group.nodes.values()))):
                 why = quoted(lack.why)
-                work.say(NotOnDisk(stamp=lack.stamp, node_id=node.node_id, why=why), node.node_id)
+                work.say(NotOnDisk(stamp=lack.stamp, nodes=Nodes.of([node.node_id]), why=why), node.node_id)
             known = group.snapshots
             if self.holdings.not_taken and known is not None and known.given_up != current.number:
                 work.change(snapshots=replace(known, given_up=current.number))

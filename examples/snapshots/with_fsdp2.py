@@ -50,4 +50,5 @@ for step in range(first, STEPS):
 
 total = sum(float(parameter.full_tensor().detach().abs().sum()) for parameter in model.parameters())
 print(f"rank {rank}: steps {first} to {STEPS}, parameters {total:.4f}", flush=True)
+dist.barrier()  # torch 2.13 may abort if a rank leaves while another one gathers, with gloo
 dist.destroy_process_group()

@@ -136,6 +136,7 @@ SHOWN: list[tuple[Facts, str]] = [
         "the job failed: rank 2 on gpu2 exited with code 1; gpu2 gave up, and 1 of 2 nodes is left",
     ),
     (events.GroupCancelled(), "the job was cancelled"),
+    (events.GroupCancelled(hang=HANG), f"the job was cancelled; it hung: {WAITED}"),
     (events.GroupCancelled(by="an admin at 10.0.0.9"), "the job was cancelled by an admin at 10.0.0.9"),
     (events.NodeJoined(slots=1, address="10.0.0.2"), "gpu2 joined with 1 slot at 10.0.0.2"),
     (
@@ -164,7 +165,7 @@ SHOWN: list[tuple[Facts, str]] = [
     (events.NodeLeaving(why=Announced()), "gpu2 is leaving: its agent is leaving"),
     (
         events.NodeLost(why=AgentDied()),
-        "gpu2 lost: its agent died; its guardian stopped the workers",
+        "gpu2 lost: its agent died, and its workers were stopped",
     ),
     (events.NodeLeft(why=Announced()), "gpu2 left: its agent left"),
     (events.NodeLeft(why=Drained()), "gpu2 left: drained"),
@@ -248,6 +249,8 @@ ENDS: list[tuple[Any, str]] = [
     (MemberDrained(node_id="gpu3"), "gpu3 is leaving: drained"),
     (Joined(node_id="gpu3", nodes=Nodes.of(["gpu3", "gpu4"])), "gpu3, gpu4 joined"),
     (RestartAsked(), "a restart was requested"),
+    (RestartAsked(hang=HANG), f"a restart was requested; it hung: {WAITED}"),
+    (Cancelled(hang=HANG), f"the job was cancelled; it hung: {WAITED}"),
     (
         MasterUnreachable(node_id="gpu3", master="gpu1", error=Quoted("timed out")),
         "gpu3 cannot reach the master gpu1: timed out",

@@ -49,7 +49,7 @@ CLAUSES: list[tuple[StallFacts, str]] = [
     ),
     (
         Behind(waiting=WAITING, blamed=ONE, how="stopped", place=AT),
-        "ranks 0 to 2 wait for rank 3 (gpu2), which is stopped by a signal, at collective 17,203 of 17,204",
+        "ranks 0 to 2 wait for rank 3 (gpu2), which is stopped by a signal, last seen at collective 17,203 of 17,204",
     ),
     (
         Behind(waiting=WAITING, blamed=TWO, how="blocked"),

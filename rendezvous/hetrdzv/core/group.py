@@ -27,7 +27,7 @@ from hetrdzv.core.commands import (
 )
 from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.health.conduct import set_aside, taken_last
-from hetrdzv.core.health.hangs import note_stall
+from hetrdzv.core.health.hangs import hang_of, note_stall
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Node, Round
 from hetrdzv.core.rooms.table import ROOMS
 from hetrdzv.core.rounds.notice import may_save
@@ -507,7 +507,7 @@ def _restart(work: Work) -> None:
             raise Refused(f"group '{group.group_id}' is about to be cancelled: restart it once that is done")
         stop(work, group.active_round.notice)  # it will not wait any longer
     else:
-        stop_kindly(work, RestartAsked())
+        stop_kindly(work, RestartAsked(hang=hang_of(group.active_round, work.now)))
 
 
 def _cancel(work: Work, command: Cancel) -> None:
@@ -518,9 +518,9 @@ def _cancel(work: Work, command: Cancel) -> None:
         raise GroupFinished(f"group '{group.group_id}' has already {group.state}: there is nothing to cancel")
     active = group.active_round
     again = active is not None and active.notice is not None and active.notice.kind is EndKind.CANCELLED
-    if not again:
-        work.change(cancellation=Cancellation(command.by, command.at))
     if again:
         finish_cancelled(work)
     else:
-        stop_kindly(work, Cancelled(by=command.by))
+        hang = hang_of(active, work.now)
+        work.change(cancellation=Cancellation(command.by, command.at, hang))
+        stop_kindly(work, Cancelled(by=command.by, hang=hang))

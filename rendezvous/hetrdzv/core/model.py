@@ -16,7 +16,7 @@ from hetrdzv.protocol.facts.warnings import RoundWarning
 from hetrdzv.protocol.rooms.network import NetworkFound
 from hetrdzv.protocol.rooms.shares import Measured, Shares, Speeds
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, Kept
-from hetrdzv.protocol.rooms.stalls import StallFacts, kind_of
+from hetrdzv.protocol.rooms.stalls import Hang, StallFacts, kind_of
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
 
@@ -40,10 +40,15 @@ class Conduct:
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """Who cancelled a job and when (ISO 8601, UTC), for people; empty where nobody knows."""
+    """Who cancelled a job and when (ISO 8601, UTC), for people; empty where nobody knows.
+
+    Attributes:
+        hang: if it hung then.
+    """
 
     by: str = ""
     at: str = ""
+    hang: Hang | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

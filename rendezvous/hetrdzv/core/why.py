@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Conduct, End, Group, Node, Round, Stall
+from hetrdzv.core.model import Cancellation, Conduct, End, Group, Node, Round, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
 from hetrdzv.core.selection.joining import Spare, growth, lost_members, spare_reason, spare_slots, spare_unit
@@ -48,7 +48,8 @@ def _why(group: Group, now: float) -> GroupReason:
         case GroupState.SUCCEEDED:
             return reasons.Succeeded(apart=apart(group.round) if group.round is not None else None)
         case GroupState.CANCELLED:
-            return reasons.Cancelled(by=group.cancellation.by if group.cancellation is not None else "")
+            known = group.cancellation or Cancellation()
+            return reasons.Cancelled(by=known.by, hang=known.hang)
         case GroupState.FAILED:
             cause = group.root_cause.reason if group.root_cause is not None else None
             return reasons.Failed(cause=cause, stays=group.by_put)

@@ -229,7 +229,7 @@ class Unavailable(Unreachable):
     """A server answered, but none can serve the request now: ask again later."""
 
 
-class NoTls(Unreachable):
+class NoTls(Unreachable, code="no_tls"):
     """Something answered, but one side does not trust the other's certificate, or cannot agree on TLS."""
 
 

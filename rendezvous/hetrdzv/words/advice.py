@@ -45,6 +45,8 @@ def step_in_parts(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] 
             look = ["to see where the ranks are: ", f"hetctl stacks {group_id}"]
             restart = ["; to begin the round again: ", f"hetctl restart {group_id}"]
             return [*look, *restart] if ends_at is None else look
+        case reasons.Cancelled():
+            return _again(group_id, stays=True, mends=False, first="")
         case reasons.Failed(cause=cause, stays=stays):
             if isinstance(cause, WorkerFault) and cause.kind == "hang":
                 look = ["to see where the ranks were: ", f"hetctl stacks {group_id}"]

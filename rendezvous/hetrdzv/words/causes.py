@@ -30,6 +30,7 @@ from hetrdzv.protocol.facts.causes import (
 )
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.pages import NodeReply
+from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.words.clauses import (
     also_not_ready,
     broken,
@@ -57,7 +58,7 @@ def going(why: Going, *, left: bool = True) -> str:
         case Announced():
             return why.text or ("its agent left" if left else "its agent is leaving")
         case AgentDied():
-            return "its agent died; its guardian stopped the workers"
+            return "its agent died, and its workers were stopped"
         case Drained():
             return "drained"
         case Stopped():
@@ -138,22 +139,28 @@ def _ending(cause: ShownCause) -> str:
         case Joined():
             return f"{names(cause.nodes)} joined"
         case RestartAsked():
-            return "a restart was requested"
+            return f"a restart was requested{_hung(cause.hang)}"
         case MasterUnreachable():
             return f"{cause.node_id} cannot reach the master {cause.master}: {cause.error}"
         case Cancelled():
-            return cancelled(cause.by)
+            return cancelled(cause.by, cause.hang)
         case Other():
             return unknown(cause)
 
 
-def cancelled(by: str) -> str:
+def cancelled(by: str, hang: Hang | None) -> str:
     """That the job was cancelled.
 
     Args:
         by: which role, from where; empty: nobody knows.
+        hang: if it hung.
     """
-    return f"the job was cancelled by {by}" if by else "the job was cancelled"
+    return f"the job was cancelled{f' by {by}' if by else ''}{_hung(hang)}"
+
+
+def _hung(hang: Hang | None) -> str:
+    """That what a person ended had hung, to be put behind that."""
+    return f"; it hung: {lasting(hang.facts, hang.for_s)}" if hang is not None else ""
 
 
 def exit_of(failure: FailureReply) -> str:

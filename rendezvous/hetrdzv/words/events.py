@@ -100,7 +100,7 @@ def _group_failed(facts: events.GroupFailed, event: Event) -> str:
 
 
 def _group_cancelled(facts: events.GroupCancelled, event: Event) -> str:
-    return causes.cancelled(facts.by)
+    return causes.cancelled(facts.by, facts.hang)
 
 
 # -- nodes ---------------------------------------------------------------------------------------------------

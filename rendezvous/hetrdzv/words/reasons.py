@@ -106,8 +106,8 @@ def _of_group(reason: GroupReason, clock: Clock) -> str:
     match reason:
         case reasons.Succeeded(apart=apart):
             return "the job succeeded" + (f", but {never_met(apart)}" if apart is not None else "")
-        case reasons.Cancelled(by=by):
-            return causes.cancelled(by)
+        case reasons.Cancelled(by=by, hang=hang):
+            return causes.cancelled(by, hang)
         case reasons.Failed(cause=cause):
             return causes.failed_because(cause) if cause is not None else "the job failed: unknown cause"
         case reasons.Starting(round=number, nodes=nodes):

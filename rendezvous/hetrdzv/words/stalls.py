@@ -86,7 +86,7 @@ def _where_behind(facts: Behind) -> str:
     where = place(facts.place) if facts.place is not None else ""
     match facts.how:
         case "stopped" | "blocked":
-            return f"{are} {NO_ANSWER[facts.how]}{f', at {where}' if where else ''}"
+            return f"{are} {NO_ANSWER[facts.how]}{f', last seen at {where}' if where else ''}"
         case "ended":
             return f"{has} ended{f' after {where}' if where else ''}"
         case "none_yet":

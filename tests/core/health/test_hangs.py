@@ -7,9 +7,9 @@ import pytest
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.protocol.facts.causes import FailedWorker, WorkerFault
-from hetrdzv.protocol.facts.events import GoesOn, RestartSpent, RoundEnded, Stalled
-from hetrdzv.protocol.facts.reasons import Runs, Stalls
+from hetrdzv.protocol.facts.causes import FailedWorker, RestartAsked, WorkerFault
+from hetrdzv.protocol.facts.events import GoesOn, GroupCancelled, RestartSpent, RoundEnded, Stalled
+from hetrdzv.protocol.facts.reasons import Cancelled, Runs, Stalls
 from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.rooms.stalls import BlamedAll, Deadlock, Hang, Knot, Mismatch, Place, StallFacts, Stuck
 from hetrdzv.protocol.states import StallKind
@@ -55,6 +55,29 @@ def test_a_stall_is_told_once_it_has_lasted() -> None:
     story.do(NoteStall(1, None))
     assert story.facts("goes_on") == [GoesOn(stall=behind(2, "b"), for_s=40.0)]
     assert isinstance(story.reason, Runs)
+
+
+def test_what_a_person_ends_is_said_to_have_hung() -> None:
+    story = job(notice_s=0.0)
+    stalled(story)
+    story.wait(5)
+    story.restart()
+    (ended,) = story.facts("round_ended")
+    assert ended.cause == RestartAsked(), "nobody was told of a hang"
+    story.join("a", 2)
+    story.join("b", 2)
+    story.started("a", "b")
+    story.do(NoteStall(2, Stall(ranks=(2,), facts=behind(2, "b"), since=story.now)))
+    story.wait(20)
+    hang = Hang(facts=behind(2, "b"), ranks=(2,), for_s=20.0)
+    story.restart()
+    assert story.facts("round_ended")[-1].cause == RestartAsked(hang=hang)
+    story = job()
+    stalled(story)
+    story.wait(20)
+    story.cancel()
+    assert story.reason == Cancelled(hang=hang)
+    assert story.facts("group_cancelled") == [GroupCancelled(hang=hang)]
 
 
 def test_a_short_stall_is_not_told() -> None:

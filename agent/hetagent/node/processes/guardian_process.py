@@ -40,7 +40,7 @@ workers that start need more."""
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that Slurm, or whoever signals all processes of a job, means for the agent, which then leaves properly."""
 
-REASON = "its agent died; its guardian stopped the workers"
+REASON = "its agent died, and its workers were stopped"
 
 
 class AgentPipe:

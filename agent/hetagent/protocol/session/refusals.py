@@ -15,9 +15,17 @@ from hetrdzv.words.phrasing import names
 _R = TypeVar("_R")
 
 STRANGERS = frozenset(
-    {"not_hetserver", "version_mismatch", "unauthorized", "forbidden", "certificate_required", "foreign_host"}
+    {
+        "not_hetserver",
+        "no_tls",
+        "version_mismatch",
+        "unauthorized",
+        "forbidden",
+        "certificate_required",
+        "foreign_host",
+    }
 )
-"""Errors that tell a newcomer that its --server or token is wrong, but a member only that some proxy has a hiccup."""
+"""What tells a newcomer that its --server, --ca-cert or token is wrong, but a member only that a proxy has a hiccup."""
 
 MISSING = frozenset({"unknown_group", "unknown_node"})
 """Errors of a server that does not know who is talking: it may have lost its state, or never had it."""

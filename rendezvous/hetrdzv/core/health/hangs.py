@@ -53,6 +53,14 @@ def settle_stall(work: Work) -> None:
         end_round(work, FailedWorker.of(node_id, failure), hang=failure, since=stall.since)
 
 
+def hang_of(active: Round | None, now: float) -> Hang | None:
+    """The hang of a round of which people have been told, so far; None: there is none."""
+    stall = active.stall if active is not None else None
+    if stall is None or not stall.told:
+        return None
+    return Hang(facts=stall.facts, ranks=stall.ranks, for_s=now - stall.since)
+
+
 def _failure(active: Round, stall: Stall, for_s: float) -> Failure:
     """The hang as a failure of the first worker that is waited for, or of nobody."""
     member = active.holder(stall.ranks)

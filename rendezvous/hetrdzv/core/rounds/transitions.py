@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from hetrdzv.core.health.conduct import with_departure
-from hetrdzv.core.model import End, Group, Node, Notice, Round
+from hetrdzv.core.model import Cancellation, End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.notice import notice_until
 from hetrdzv.core.rounds.timers import Leases, expired
 from hetrdzv.core.selection.units import place_taken
@@ -369,8 +369,8 @@ def fail(
 
 def finish_cancelled(work: Work) -> None:
     """Finish the job since a person has cancelled it."""
-    by = work.group.cancellation.by if work.group.cancellation is not None else ""
-    _finish(work, GroupState.CANCELLED, events.GroupCancelled(by=by))
+    known = work.group.cancellation or Cancellation()
+    _finish(work, GroupState.CANCELLED, events.GroupCancelled(by=known.by, hang=known.hang))
 
 
 def _finish(work: Work, state: GroupState, facts: Facts, root_cause: RootCause | None = None) -> None:

@@ -190,10 +190,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartAsked:
-    """A person asked for a restart."""
+    """A person asked for a restart; `hang`: of a round that hung."""
 
     kind: Literal["restarted"] = "restarted"
     node_id: None = None
+    hang: Hang | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,11 +209,12 @@ class MasterUnreachable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """A person cancels the job; `by`: which role, from where, if that is known."""
+    """A person cancels the job; `by`: which role, from where, if that is known; `hang`: it hung."""
 
     kind: Literal["cancelled"] = "cancelled"
     node_id: None = None
     by: str = ""
+    hang: Hang | None = None
 
 
 Ending: TypeAlias = (

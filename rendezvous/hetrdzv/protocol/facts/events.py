@@ -19,7 +19,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     SnapshotPassedBy,
     SnapshotWanted,
 )
-from hetrdzv.protocol.rooms.stalls import StallFacts
+from hetrdzv.protocol.rooms.stalls import Hang, StallFacts
 
 # -- a job from its beginning to its end ---------------------------------------------------------------------
 
@@ -157,10 +157,11 @@ class GroupFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCancelled:
-    """Somebody cancelled the job: which role, from where, if that is known."""
+    """Somebody cancelled the job: which role, from where, if that is known; `hang`: it hung then."""
 
     kind: Literal["group_cancelled"] = "group_cancelled"
     by: str = ""
+    hang: Hang | None = None
 
 
 # -- nodes ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from hetrdzv.protocol.facts.parts import (
     WorldBounds,
 )
 from hetrdzv.protocol.facts.who import Nodes
-from hetrdzv.protocol.rooms.stalls import StallFacts
+from hetrdzv.protocol.rooms.stalls import Hang, StallFacts
 
 MOMENTS = frozenset({"until", "since", "ends_at"})
 """The fields that are moments on the server's clock (seconds)."""
@@ -54,10 +54,11 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """A person cancelled the job; `by` whom is empty where nobody knows."""
+    """A person cancelled the job; `by` whom is empty where nobody knows; `hang`: it hung then."""
 
     kind: Literal["cancelled"] = "cancelled"
     by: str = ""
+    hang: Hang | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

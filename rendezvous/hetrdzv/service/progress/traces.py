@@ -55,9 +55,9 @@ class Traces:
         kept = {}
         for rank, one in stacks.items():
             text = one.text[:most]
-            if text:
+            if text or one.why:
                 kept[rank] = replace(one, text=texts.setdefault(text, text))
-        if kept:
+        if any(texts):
             size = sum(map(len, texts)) + ENTRY * len(kept)
             self._keep(group_id, About.STACKS, Trace(number, self._wall(), kept, size))
 

@@ -7,7 +7,7 @@ from tests.agent.protocol.session.driver import SPEC, Bench, problem
 
 from hetrdzv.core import commands
 from hetrdzv.protocol import states
-from hetrdzv.protocol.errors import HetError, NotHetserver, VersionMismatch
+from hetrdzv.protocol.errors import HetError, NotHetserver, NoTls, VersionMismatch
 from hetrdzv.protocol.requests.joining import SpecFields
 
 FATAL_AT_FIRST = [
@@ -20,6 +20,7 @@ FATAL_AT_FIRST = [
     problem(404, "no_such_route"),
     VersionMismatch("the server's text"),
     NotHetserver("the server's text"),
+    NoTls("the server's text"),
 ]
 
 
@@ -53,6 +54,7 @@ STRANGE_LATER = [
     problem(403, "foreign_host"),
     VersionMismatch("the server's text"),
     NotHetserver("the server's text"),
+    NoTls("the server's text"),
     problem(500, "internal"),
 ]
 

@@ -69,6 +69,15 @@ def test_stacks_of_a_later_hang_replace_earlier_ones_unless_there_are_none(trace
     assert trace.by_rank[0].text is trace.by_rank[2].text
 
 
+def test_of_a_worker_without_a_stack_it_is_kept_why_there_is_none(traces: Traces) -> None:
+    traces.hung("g", 2, [Stack(rank=1, why="stopped")])
+    assert traces.of("g", About.STACKS, 2) is None, "there is nothing to be seen"
+    traces.hung("g", 2, [Stack(rank=0, text="waits"), Stack(rank=1, why="stopped")])
+    told = traces.of("g", About.STACKS, 2)
+    assert told is not None
+    assert [told.by_rank[rank].why for rank in (0, 1)] == ["", "stopped"]
+
+
 @pytest.mark.parametrize(("world", "most"), [(2, MOST_OF_WORKER), (1 << 20, LEAST_OF_WORKER)])
 def test_of_large_worlds_less_is_kept_of_each_worker(traces: Traces, world: int, most: int) -> None:
     wrote(traces, 1, "begins" + "." * 20_000 + "ends", world=world)

@@ -15,6 +15,7 @@ from hetrdzv.protocol.facts.causes import (
 from hetrdzv.protocol.facts.reasons import Reason, WaitsFor
 from hetrdzv.protocol.facts.warnings import AnyWarning, Straggler
 from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.rooms.stalls import Behind, BlamedAll, StallFacts
 from hetrdzv.words.phrasing import are, count, listed, names, one_or_more
 
 _OUT_OF_MEMORY = 137
@@ -41,8 +42,8 @@ def step_in_parts(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] 
             return [f"{_for_nodes(group_id, what)}; to give the job up: ", f"hetctl cancel {group_id}"]
         case reasons.Waits(what=what):
             return [_for_nodes(group_id, what)]
-        case reasons.Stalls(ends_at=ends_at):
-            look = ["to see where the ranks are: ", f"hetctl stacks {group_id}"]
+        case reasons.Stalls(facts=facts, ends_at=ends_at):
+            look = [f"{_wake(facts)}to see where the ranks are: ", f"hetctl stacks {group_id}"]
             restart = ["; to begin the round again: ", f"hetctl restart {group_id}"]
             return [*look, *restart] if ends_at is None else look
         case reasons.Cancelled():
@@ -71,6 +72,15 @@ def _again(group_id: str, *, stays: bool, mends: bool, first: str) -> list[str]:
     if not stays:
         return [f"{again}start hetagent on each node"]
     return [again, f"hetctl restart {group_id}", ", then start hetagent on each node"]
+
+
+def _wake(facts: StallFacts) -> str:
+    """How to let a process go on that a signal has stopped; empty: none is."""
+    match facts:
+        case Behind(how="stopped", blamed=BlamedAll(nodes=(first, *_))):
+            return f"to let it go on: kill -CONT PID on {first.node_id}; "
+        case _:
+            return ""
 
 
 def _for_nodes(group_id: str, what: WaitsFor) -> str:

@@ -279,7 +279,7 @@ class Campaign:
         began = {
             event["round"]: event["facts"]["stamp"]["round"]
             for event in self.job.events()
-            if event["kind"] == "began_from_snapshot"
+            if event["kind"] == "began_from_snapshot" and event["facts"].get("stamp")
         }
         saved = {
             (line["round"], line["step"], line["rank"]): (line["world"], line["digest"])

@@ -81,6 +81,10 @@ HAPPENED: list[tuple[Facts, str]] = [
         ),
     ),
     (
+        BeganFromSnapshot(stamp=None, lost=107, newer=SHARD_GONE),
+        "round 3 begins anew: 107 steps lost (of step 107 nobody has the part of rank 1)",
+    ),
+    (
         BeganFromSnapshot(stamp=STAMP, nodes=Nodes.of(["gpu1"])),
         "round 3 begins from the snapshot of step 100 of round 2, which gpu1 has: no step lost",
     ),

@@ -71,7 +71,7 @@ COUNTED: Sequence[tuple[str, str, str, Callable[[object], int]]] = (
         "hetrdzv_rounds_from_snapshot",
         "Rounds that began from a snapshot.",
         "began_from_snapshot",
-        lambda facts: 1,
+        lambda facts: int(isinstance(facts, BeganFromSnapshot) and facts.stamp is not None),
     ),
     ("hetrdzv_steps_lost", "Steps that were lost when rounds ended.", "began_from_snapshot", _lost),
     (

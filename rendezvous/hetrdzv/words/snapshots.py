@@ -116,6 +116,8 @@ def _is_not_taken(value: NotTaken) -> str:
 
 
 def _began(facts: BeganFromSnapshot, event: Event) -> str:
+    if facts.stamp is None:
+        return f"round {event.round} begins anew: {lost(facts.lost, facts.newer)}"
     whose = "is on disk" if facts.on_disk else have(facts.nodes)
     where = f"the snapshot of {_which(facts.stamp)}, which {whose}"
     return f"round {event.round} begins from {where}: {lost(facts.lost, facts.newer)}"

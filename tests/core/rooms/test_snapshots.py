@@ -493,6 +493,24 @@ def test_a_snapshot_that_cannot_be_loaded_from_others_either_is_passed_by_for_go
     assert job.group.restarts == 2
 
 
+def test_where_nobody_can_load_any_snapshot_all_is_lost_and_it_is_said_why() -> None:
+    job = Job().begin()
+    disk = (on_disk(100, of=1), on_disk(80, of=1))
+    seen = replace(NOTHING, on_disk=disk)
+    job.again(seen)
+    assert job.step == 100
+    refuses = replace(seen, refused=(Stamp(round=1, step=100),))
+    gives_up(job, "b", refuses, seen)
+    said = job.facts("began_from_snapshot")[-1]
+    assert (said.stamp.step, said.lost) == (80, 20), "nobody has trained since"
+    assert said.newer == Incomplete(stamp=Stamp(round=1, step=100), lack=NotReadable(nodes=Nodes.of(["b"])))
+    refuses = replace(refuses, refused=(Stamp(round=1, step=100), Stamp(round=1, step=80)))
+    gives_up(job, "b", refuses, seen)
+    assert job.began is None
+    said = job.facts("began_from_snapshot")[-1]
+    assert (said.stamp, said.lost) == (None, 80)
+
+
 def test_what_nobody_has_any_more_is_forgotten() -> None:
     kept = pass_by(Kept(origin="o"), [Stamp(round=1, step=step) for step in range(20)], NotWanted())
     assert [one.stamp.step for one in kept.passed] == list(range(20 - MOST_PASSED, 20))

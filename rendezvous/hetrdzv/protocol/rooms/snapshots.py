@@ -338,12 +338,13 @@ class BeganFromSnapshot:
     """A round begins from a snapshot, which some nodes have, or which is on disk.
 
     Attributes:
+        stamp: None: from none, so that all is lost.
         lost: so many steps of the round before are lost.
         newer: what that round has left of these steps; None: nothing.
     """
 
     kind: Literal["began_from_snapshot"] = "began_from_snapshot"
-    stamp: Stamp
+    stamp: Stamp | None = None
     nodes: Nodes = NOBODY
     on_disk: bool = False
     lost: int = 0

@@ -71,14 +71,17 @@ class SnapshotsRoom(Room):
         for passed in chose.passed:
             if passed not in known.passed:
                 work.say(SnapshotPassedBy(what=passed))
+        step = taken.stamp.step if taken is not None else 0
+        lost = max(0, _reached(before, known.origin) - step)
+        newer = newer_than(step, found) if lost else None
         if taken is not None:
-            lost = max(0, _reached(before, known.origin) - taken.stamp.step)
-            newer = newer_than(taken, found) if lost else None
             snapshot = chosen(taken, (node.node_id for node in members), lost, newer)
             work.change(round=replace(current, snapshot=snapshot))
             who = Nodes.of([node.node_id for node, _ in taken.holders])
             on_disk = taken.on_disk is not None
             work.say(BeganFromSnapshot(stamp=taken.stamp, nodes=who, on_disk=on_disk, lost=lost, newer=newer))
+        elif lost:
+            work.say(BeganFromSnapshot(stamp=None, lost=lost, newer=newer))
 
     def starting(self, group: Group, current: Round, member: Member) -> Mapping[str, Any]:
         if group.snapshots is None:
@@ -163,17 +166,16 @@ def _origin(before: Group, members: Sequence[Node]) -> str | None:
 
 
 def _reached(before: Group, origin: str) -> int:
-    """The newest step that a worker had reached in the round that has ended, as far as nodes that are here know."""
+    """The newest step that a worker had reached in the round that has ended, as far as nodes that are here know.
+
+    That was at least the step from which it was to begin, also where nobody could load it.
+    """
     ended = before.round
-    nodes = (before.speaker(member) for member in ended.members) if ended is not None else ()
-    return max(
-        (
-            node.snapshots.reached
-            for node in nodes
-            if node is not None and node.snapshots is not None and node.snapshots.origin == origin
-        ),
-        default=0,
-    )
+    if ended is None:
+        return 0
+    nodes = [node for node in map(before.speaker, ended.members) if node is not None]
+    told = [node.snapshots.reached for node in nodes if node.snapshots and node.snapshots.origin == origin]
+    return max(told + ([ended.snapshot.step] if ended.snapshot is not None else []), default=0)
 
 
 def next_snapshot(group: Group) -> Gathered | None:

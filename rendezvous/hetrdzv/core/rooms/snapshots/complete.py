@@ -132,12 +132,12 @@ def is_copied(one: Gathered) -> bool:
     )
 
 
-def newer_than(taken: Gathered, found: Iterable[Gathered]) -> Incomplete | None:
-    """What there is of the steps after a snapshot, of that step of which least is missing.
+def newer_than(step: int, found: Iterable[Gathered]) -> Incomplete | None:
+    """What there is of the steps after one, of that step of which least is missing.
 
     None: nothing, or all of one that is passed by.
     """
-    newer = [one for one in found if one.stamp.step > taken.stamp.step]
+    newer = [one for one in found if one.stamp.step > step]
     lacks = [Incomplete(stamp=one.stamp, lack=one.lack) for one in newer if one.lack is not None]
     if len(lacks) < len(newer):
         return None

@@ -20,6 +20,9 @@ MARK = "snapshot.json"
 PART = "{}.part"
 """What one node has written, by its first rank, until the checkpoint is complete."""
 
+OVERTAKEN = 3
+"""Exit status of what writes one if its memory is that of a newer one by now."""
+
 CHUNK = 64 << 20
 """How much is asked of a URL at a time (bytes)."""
 

@@ -27,10 +27,10 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.storage import WriteResult
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
-from hetagent.snapshots.errors import SnapshotError
+from hetagent.snapshots.errors import Overtaken, SnapshotError
 from hetagent.snapshots.folder import INDEX, SMALL, Index, Place, Stamp
 from hetagent.snapshots.memory import dtype_of, view
-from hetagent.snapshots.on_disk import MARK, PART, Mark, directories, is_url, path_of, remove
+from hetagent.snapshots.on_disk import MARK, OVERTAKEN, PART, Mark, directories, is_url, path_of, remove
 from hetagent.snapshots.small import unpack
 
 PAUSE_S = 0.2
@@ -194,9 +194,7 @@ def _writer(into: Path) -> FileSystemWriter:
 def _index(slot: Path, stamp: Stamp, rank: int) -> Index:
     index = Index.read((slot / INDEX.format(rank)).read_bytes())
     if index.stamp != stamp:
-        raise SnapshotError(
-            f"the memory of step {stamp.step} was needed for step {index.stamp.step} meanwhile"
-        )
+        raise Overtaken(f"the memory of step {stamp.step} was needed for step {index.stamp.step} meanwhile")
     return index
 
 
@@ -389,7 +387,7 @@ def main() -> None:
                 prune(args.directory.parent, args.keep)
     except (SnapshotError, OSError, RuntimeError, ValueError) as error:
         print(_no_space(args.slot, args.directory) or f"{error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(OVERTAKEN if isinstance(error, Overtaken) else 1)
 
 
 def _no_space(slot: Path, into: Path) -> str:

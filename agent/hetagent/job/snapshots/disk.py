@@ -22,7 +22,7 @@ from hetagent.job.snapshots.exchange import MOST_WHY
 from hetagent.node.processes import finding as processes
 from hetagent.options.model import UsageError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
-from hetagent.snapshots.on_disk import Mark, directories, name_of
+from hetagent.snapshots.on_disk import OVERTAKEN, Mark, directories, name_of
 from hetrdzv.protocol.rooms.snapshots import MOST_ON_DISK, NotWritten, OnDisk
 from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
 
@@ -94,6 +94,7 @@ class Disk:
         self._wants = 0
         self._begun: Stamp | None = None  # the last step that was named and of which the writing has begun
         self._pinned: Stamp | None = None
+        self._overtaken = False  # the last one was
         self._due_at = time.monotonic() + asked.every_s
         self._looks_at = 0.0
         self._failed: NotWritten | None = None
@@ -350,6 +351,12 @@ class Disk:
             return
         status, stamp, said = self._process.returncode, self._writing, self._last_words()
         self.close()
+        if status == OVERTAKEN and stamp is not None and not self._overtaken:
+            self._overtaken = True  # a worker took its memory before it saw that this was asked for
+            self._written.discard(stamp)
+            self._begun, self._due_at = None, 0.0
+            return
+        self._overtaken = False
         if status and stamp is not None:
             self._fail(stamp, said or f"its writer ended with {status}")
             return

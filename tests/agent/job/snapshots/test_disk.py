@@ -161,6 +161,23 @@ def test_what_its_writer_says_is_said_once_and_the_memory_is_free_again(node: No
     assert stamp in node.memory.slots()
 
 
+def test_one_whose_memory_was_taken_meanwhile_is_no_news_the_first_time(node: Node) -> None:
+    stamp = node.holds(10, 0)
+    slot = node.memory.slots()[stamp]
+    newer = Index(stamp=Stamp(20, 1), rank=0, world_size=2, sharded=False, alike={"weight": 8})
+    for said in (
+        [],
+        ["the snapshot of step 10 is not on disk: the memory of step 10 was needed for step 20 meanwhile"],
+    ):
+        node.disk._begin(stamp, [0])
+        put(slot.path / INDEX.format(0), newer.written())
+        while node.disk._process is not None:
+            time.sleep(0.01)
+            node.disk._ended()
+        assert node.said == said
+        assert (stamp in node.disk._written) is bool(said), "a later one is written at once"
+
+
 def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
     stamp = node.holds(10, 0)
     node.has(10)

@@ -35,11 +35,9 @@ from hetrdzv.cli.hetctl.shell import completion
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.facts.failure import FailureFields
-from hetrdzv.protocol.facts.who import Ranks
-from hetrdzv.protocol.pages import GroupReply, StallReply, WorkerReply
+from hetrdzv.protocol.pages import GroupReply, WorkerReply
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.reports import ReportRequest
-from hetrdzv.protocol.rooms.stalls import Place, Stuck
 from hetrdzv.protocol.settings import Setting
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.ids import natural_key
@@ -281,13 +279,16 @@ def test_of_many_nodes_and_workers_those_are_shown_that_need_attention(job: Job)
     ]
     workers = [
         WorkerReply(
-            rank=rank, node_id=f"n{rank}", state="runs", idle_s=9.0, waiting=0.5 if rank != 80 else 0.0
+            rank=rank,
+            node_id=f"n{rank}",
+            state="runs",
+            idle_s=9.0,
+            waiting=0.5 if rank != 80 else 0.0,
+            shown_state={70: "waited for", 80: "runs"}.get(rank, "waits"),
         )
         for rank in range(100)
     ]
-    facts = Stuck(waiting=Ranks.of(range(10)), place=Place(number=3))
-    stall = StallReply(kind="nothing_completes", facts=facts, text="", ranks=(70,))
-    current = replace(reply.current_round, workers=tuple(workers), stall=stall)
+    current = replace(reply.current_round, workers=tuple(workers))
     text = "\n".join(
         tables.lines(
             *one_group.group_view(replace(reply, nodes=nodes, current_round=current), ranks=True, most=12)

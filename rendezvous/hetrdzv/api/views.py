@@ -13,7 +13,7 @@ from typing import Any
 from starlette.responses import Response
 
 from hetrdzv.api.rooms import OF_GROUP, OF_ROUND, SECRETS
-from hetrdzv.api.workers import worker_replies
+from hetrdzv.api.workers import told_stall, worker_replies
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import Directive, Start, Warned, warned
 from hetrdzv.core.health.drift import drift
@@ -404,7 +404,7 @@ def _round(
         if current.stall is not None and current.stall.told
         else None,
         notice=_notice(warned(group, now)),
-        workers=tuple(worker_replies(seen, on_page, now)) if on_page else (),
+        workers=tuple(worker_replies(seen, on_page, told_stall(group), now)) if on_page else (),
         stragglers=_sentences(fact for fact in worker_warnings if isinstance(fact, Straggler)),
         unwatched=_sentences(fact for fact in worker_warnings if isinstance(fact, Unwatched)),
         **{name: value for of_round in OF_ROUND for name, value in of_round(current, seen, on_page).items()},
@@ -454,8 +454,8 @@ _OFFER_SHOWN = [field.name for field in fields(NodeReply) if field.name in OFFER
 
 def ranks_behind(group: Group) -> Sequence[int]:
     """The first few ranks that others are said to wait for."""
-    stall = group.active_round.stall if group.active_round is not None else None
-    return stall.ranks if stall is not None and stall.told else ()
+    stall = told_stall(group)
+    return stall.ranks if stall is not None else ()
 
 
 def waited_for(group: Group, member: Member) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from hetrdzv.core.model import Group, Round
+from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.core.why import why
 from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.facts.events import RoundFormed
@@ -23,12 +23,20 @@ MOST_RANKS = 1 << 17
 """How many workers are asked at once for stacks or logs."""
 
 
-def worker_replies(seen: Mapping[int, Seen], on_page: AbstractSet[str], now: float) -> list[WorkerReply]:
-    """How far the workers of some nodes have come."""
-    return [worker_reply(seen[rank], now) for rank in sorted(seen) if seen[rank].node_id in on_page]
+def told_stall(group: Group) -> Stall | None:
+    """Who is said to be waited for in the round that runs; None: nobody."""
+    stall = group.active_round.stall if group.active_round is not None else None
+    return stall if stall is not None and stall.told else None
 
 
-def worker_reply(seen: Seen, now: float) -> WorkerReply:
+def worker_replies(
+    seen: Mapping[int, Seen], on_page: AbstractSet[str], stall: Stall | None, now: float
+) -> list[WorkerReply]:
+    """How far the workers of some nodes have come; `stall`: of which people have been told."""
+    return [worker_reply(seen[rank], stall, now) for rank in sorted(seen) if seen[rank].node_id in on_page]
+
+
+def worker_reply(seen: Seen, stall: Stall | None, now: float) -> WorkerReply:
     """How far a worker has come."""
     sample, worker = seen.sample, seen.worker(now)
     return WorkerReply(
@@ -43,7 +51,17 @@ def worker_reply(seen: Seen, now: float) -> WorkerReply:
         step=sample.step,
         steps_per_s=seen.steps.per_s,
         waiting=sample.waiting,
+        shown_state=_shown_state(worker.state, sample.rank, stall),
     )
+
+
+def _shown_state(state: str, rank: int, stall: Stall | None) -> str:
+    """What a worker does, where others wait for it as well."""
+    if stall is None or state != "runs":
+        return state
+    if rank in stall.ranks:
+        return "waited for"
+    return "waits" if stall.facts.waiting is not None and rank in stall.facts.waiting else state
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hetrdzv.api.views import node_state, waited_for
 from hetrdzv.api.workers import worker_reply
-from hetrdzv.core.model import Group
+from hetrdzv.core.model import Group, Stall
 from hetrdzv.protocol.facts.differences import SCRIPT
 from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
 from hetrdzv.protocol.states import HANGS
@@ -216,11 +216,11 @@ def tally(shown: Sequence[Dot]) -> list[tuple[str, int]]:
     return Counter(dot.state for dot in shown).most_common()
 
 
-def paces(seen: Collection[Seen], now: float, *, behind: Collection[int] = (), whole: bool = False) -> Paces:
+def paces(seen: Collection[Seen], now: float, *, stall: Stall | None = None, whole: bool = False) -> Paces:
     """The workers with their pace; of many those that stand out, and `LEAST_SHOWN` in any case.
 
     Args:
-        behind: the ranks that others wait for, and that have not moved for long.
+        stall: who is said to be waited for; None: nobody.
         whole: all of them, up to `ALL_WORKERS`.
     """
     best = max((speed for worker in seen if (speed := _speed(worker)) is not None), default=0.0)
@@ -229,6 +229,7 @@ def paces(seen: Collection[Seen], now: float, *, behind: Collection[int] = (), w
         _median([worker.collectives.per_s for worker in seen]),
         _median([worker.sample.waiting for worker in seen]),
     )
+    behind = stall.ranks if stall is not None else ()
     apart = usual.waiting / 2 if usual.waiting is not None else 0.0
 
     def attention(worker: Seen) -> tuple[bool, float, int]:
@@ -243,7 +244,7 @@ def paces(seen: Collection[Seen], now: float, *, behind: Collection[int] = (), w
         chosen = chosen[:LEAST_SHOWN] + others
     chosen.sort(key=lambda worker: worker.sample.rank)
     shown = [
-        Pace(worker_reply(worker, now), None if best <= 0 else (_speed(worker) or 0.0) / best)
+        Pace(worker_reply(worker, stall, now), None if best <= 0 else (_speed(worker) or 0.0) / best)
         for worker in chosen
     ]
     return Paces(shown, len(seen), usual if len(shown) < len(seen) else None, _columns(shown))
@@ -252,7 +253,7 @@ def paces(seen: Collection[Seen], now: float, *, behind: Collection[int] = (), w
 def _columns(shown: Sequence[Pace]) -> AbstractSet[str]:
     workers = [pace.worker for pace in shown]
     said = {
-        "state": any(worker.state != "runs" or worker.idle_s >= IDLE_S for worker in workers),
+        "state": any(worker.shown_state != "runs" or worker.idle_s >= IDLE_S for worker in workers),
         "step": any(worker.step is not None for worker in workers),
         "steps": any(worker.steps_per_s is not None for worker in workers),
         "collectives": any(worker.per_s is not None for worker in workers),

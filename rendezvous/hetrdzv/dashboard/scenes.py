@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from hetrdzv.api import views
+from hetrdzv.api.workers import told_stall
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, paces, rows, shape, tally
@@ -173,7 +174,7 @@ class GroupScene:
             return section("cause.html", cause=brief.root_cause, details=details, **left)
 
         def pace() -> str:
-            shown = paces(seen.values(), now, behind=views.ranks_behind(group), whole=self._whole)
+            shown = paces(seen.values(), now, stall=told_stall(group), whole=self._whole)
             slow = {
                 fact.ranks.ranges[0][0] for fact in of_workers if isinstance(fact, Straggler) and fact.node_id
             }

@@ -54,7 +54,7 @@ class WorkerReply:
 
     Attributes:
         rank, node_id: of the worker.
-        state: as in `Worker` (protocol/rooms/progress.py).
+        state, shown_state: as in `Worker` (protocol/rooms/progress.py), and for people, who also see who waits.
         idle_s: how long nothing has changed (seconds).
         unseen: why its collectives cannot be known now; empty: they are.
         sources: which of torch's backends have told of them.
@@ -74,6 +74,7 @@ class WorkerReply:
     step: int | None = None
     steps_per_s: float | None = None
     waiting: float | None = None
+    shown_state: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The nodes of a group as dots on a map, in parts that change seldom."""
 
-from hetrdzv.core.model import Group
+from hetrdzv.core.model import Group, Stall
 from hetrdzv.dashboard import nodes
 from hetrdzv.dashboard.nodes import (
     BLOCK_NODES,
@@ -18,6 +18,7 @@ from hetrdzv.dashboard.nodes import (
 from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
 from hetrdzv.service.progress.table import Table
 from tests.server.told import Told, running
+from tests.support.stalls import behind
 
 NAMES = [f"n{number:03}" for number in range(120)]
 
@@ -101,7 +102,9 @@ def test_of_many_workers_those_that_need_a_look_are_shown_beside_the_median() ->
     assert (shown.usual.waiting, shown.usual.per_s) == (0.4, None)
     everybody = paces(seen(*workers).workers("g", 1).values(), 1.0, whole=True)
     assert (len(everybody.rows), everybody.usual) == (40, None)
-    shown = paces(seen(*workers).workers("g", 1).values(), 1.0, behind=(7,))
+    shown = paces(
+        seen(*workers).workers("g", 1).values(), 1.0, stall=Stall(ranks=(7,), facts=behind(7, "a"), since=0.0)
+    )
     assert [pace.worker.rank for pace in shown.rows] == [7, 30, 35]
     slow = [Worker(rank=rank, waiting=0.1 if rank < 10 else 0.4) for rank in range(40)]
     shown = paces(seen(*slow).workers("g", 1).values(), 1.0)

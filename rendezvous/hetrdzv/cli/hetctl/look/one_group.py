@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from heapq import nsmallest
 from typing import Any
 
@@ -14,7 +13,6 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.rooms import OF_ROUND, OF_WORKERS
 from hetrdzv.protocol.directive import RootCauseReply
-from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.pages import GroupReply, NodeReply, RoundReply, WorkerReply
 from hetrdzv.words.causes import failure_details
 from hetrdzv.words.events import spent_of
@@ -55,7 +53,7 @@ def group_view(
         if current is not None and current.workers:
             workers: Sequence[WorkerReply] = current.workers
             if most is not None:
-                workers = nsmallest(most, workers, key=partial(_holds_up, current))
+                workers = nsmallest(most, workers, key=_holds_up)
             yield _workers_table(current, workers)
             if more := len(current.workers) - len(workers):
                 yield Text(f"and {count(more, 'more worker')}: hetctl get {group.group_id} --ranks")
@@ -80,8 +78,9 @@ def _heading(group: GroupReply) -> Table:
         ("job", str(group.job)),
         ("round", _round(current)),
     ]
-    if current is not None:
+    if current is not None and current.ended is None:
         facts.append(("progress", _progress(current)))
+    if current is not None:
         facts += [(name, shown(current)) for name, shown in OF_ROUND]
         facts += [("slow", tables.one_line(straggler)) for straggler in current.stragglers]
     facts += [(name, tables.one_line(shown(group))) for name, shown, _ in SUMMARY]
@@ -182,7 +181,7 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
         table.add_row(
             str(worker.rank),
             worker.node_id,
-            _worker_state(worker, current),
+            worker.shown_state or worker.state,
             tables.ago(worker.idle_s) if worker.idle_s else "-",
             _number(worker.collectives),
             _number(worker.per_s),
@@ -194,20 +193,10 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
     return table
 
 
-def _worker_state(worker: WorkerReply, current: RoundReply) -> str:
-    """What a worker does, where others wait for it as well."""
-    if current.stall is None or worker.state != "runs":
-        return worker.state
-    if worker.rank in current.stall.ranks:
-        return "waited for"
-    waiting: Ranks | None = getattr(current.stall.facts, "waiting", None)
-    return "waits" if waiting is not None and worker.rank in waiting else worker.state
-
-
-def _holds_up(current: RoundReply, worker: WorkerReply) -> tuple[bool, float, float, int]:
+def _holds_up(worker: WorkerReply) -> tuple[bool, float, float, int]:
     """Sorts first whoever does not run, then whoever waits least for others, then whoever has been still longest."""
     waiting = worker.waiting if worker.waiting is not None else 2.0
-    return _worker_state(worker, current) in ("runs", "waits"), waiting, -worker.idle_s, worker.rank
+    return (worker.shown_state or worker.state) in ("runs", "waits"), waiting, -worker.idle_s, worker.rank
 
 
 def _number(value: float | None) -> str:

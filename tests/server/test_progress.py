@@ -105,6 +105,7 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
                 "step": 9,
                 "steps_per_s": 0.5,
                 "waiting": 0.25,
+                "shown_state": "runs",
             }
         ]
         nobody = (await client.get(GROUP, params={"nodes": "none"})).json()

@@ -207,7 +207,10 @@ SENTENCES: list[tuple[Reason, str]] = [
     ),
     (
         reasons.NoCommand(group_id="g", nodes=B),
-        "b was started without a script, and group 'g' has no command yet: hetctl create g -- train.py",
+        (
+            "b was started without a script, and group 'g' has no command yet: give hetagent one, or: "
+            "hetctl create g -- train.py"
+        ),
     ),
     (
         without_b(parts.NotReady(nodes=B, why=Quoted("no GPU"))),

@@ -516,7 +516,8 @@ class Agent:
         )
         if start.restarted_by:
             of = "" if start.max_restarts >= UNLIMITED_RESTARTS else f" of {start.max_restarts}"
-            self._tell(f"restarting ({start.restart_count}{of}){self._because(start.restarted_by)}")
+            advice = f"; {start.advice}" if start.advice else ""
+            self._tell(f"restarting ({start.restart_count}{of}){self._because(start.restarted_by)}{advice}")
             self._account.blames(start.restarted_by)
         self._said_cause = ""
         incarnation = self._identity.incarnation

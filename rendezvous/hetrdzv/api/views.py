@@ -64,7 +64,7 @@ from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 from hetrdzv.words import reasons as words
-from hetrdzv.words.advice import next_step
+from hetrdzv.words.advice import after_exit, next_step
 from hetrdzv.words.causes import ending, failed_because, failed_worker
 from hetrdzv.words.events import event_text
 from hetrdzv.words.stalls import stall as stall_text
@@ -235,6 +235,7 @@ def _start(start: Start) -> StartReply:
         members=_members(start.members) if start.members is not None else None,
         daemon=start.daemon,
         restarted_by=None if restarted_by is None else failed_worker(restarted_by),
+        advice=after_exit(restarted_by) if restarted_by is not None else "",
         **start.more,
     )
 

@@ -26,7 +26,7 @@ from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.trail import Point
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
-from hetrdzv.words.advice import step_in_parts
+from hetrdzv.words.advice import after_exit, step_in_parts
 from hetrdzv.words.causes import failed_worker, failure_details
 from hetrdzv.words.past import KINDS, PastReply, past
 from hetrdzv.words.phases import Phase
@@ -208,7 +208,9 @@ class GroupScene:
                 next_step=step_in_parts(brief.group_id, brief.reason, brief.facts) if brief.reason else [],
                 state=brief.shown_state,
                 summary=[(name, text) for name, shown, _ in SUMMARY if (text := shown(brief))],
-                restarted_by=failed_worker(running.restarted_by)
+                restarted_by="; ".join(
+                    filter(None, (failed_worker(running.restarted_by), after_exit(running.restarted_by)))
+                )
                 if running is not None and running.restarted_by is not None
                 else "",
                 slow=[

@@ -69,6 +69,7 @@ class StartReply:
         snapshot: the one that the round begins from; None: none.
         origin: the name of this job in `Holdings`; None: nobody holds snapshots.
         restarted_by: the failure that a restart was spent on to form this round, in a line.
+        advice: what can be done about that, where it is known.
     """
 
     group_rank: int
@@ -88,6 +89,7 @@ class StartReply:
     snapshot: Chosen | None = None
     origin: str | None = None
     restarted_by: str | None = None
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,8 @@ def why(reason: Reason, clock: Clock) -> str:
             return _left_out(reason, clock)
         case reasons.NoCommand(group_id=group, nodes=nodes):
             who = names(nodes)
-            return f"{who} was started without a script, and group '{group}' has no command yet: {_create(group)}"
+            create = f"give hetagent one, or: {_create(group)}"
+            return f"{who} was started without a script, and group '{group}' has no command yet: {create}"
         case reasons.Rejected(why=going):
             return causes.going(going)
         case reasons.Ended():

@@ -41,6 +41,7 @@ def test_a_killed_worker_costs_one_restart_and_all_come_back(pair: Cluster) -> N
     second = pair.world(3, round_above=first)
     assert {line["restart"] for line in pair.lines(round=second)} == {1}
     assert "killed by SIGKILL" in pair.agents["a"].stderr
+    assert "; SIGKILL is most often the kernel, out of memory: see dmesg on " in pair.agents["a"].stderr
     pair.end_well("a", "b")
 
 

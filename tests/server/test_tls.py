@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -23,7 +24,7 @@ from hetrdzv.auth.tls import ClientTls, ServerTls, TlsError
 from hetrdzv.cli import etcd, hetctl, hetserver
 from hetrdzv.cli.shared import Shared
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.errors import HetError, Problem
+from hetrdzv.protocol.errors import HetError, Problem, Unreachable
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.service.service import Service
 from hetrdzv.settings import Settings
@@ -92,12 +93,27 @@ async def test_a_server_is_believed_by_its_authority_only(server: Hetserver, min
         assert f"its certificate is not signed by {by}: give --ca-cert" in said
 
 
+async def test_who_closes_before_it_speaks_tls_may_only_be_busy() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+
+        def close() -> None:
+            for _ in range(2):
+                listening.accept()[0].close()
+
+        thread = threading.Thread(target=close, daemon=True)
+        thread.start()
+        async with Client([f"https://127.0.0.1:{listening.getsockname()[1]}"]) as client:
+            with pytest.raises(Unreachable) as caught:
+                await client.groups()
+    assert caught.value.code == "unreachable"
+
+
 def test_hetctl_does_not_take_a_server_that_it_does_not_trust_for_none(
     server: Hetserver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert hetctl.run(["get", "--server", server.url]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"hetctl: no connection to the server ({server.url}: TLS error: ")
+    assert said.startswith(f"hetctl: no TLS connection ({server.url}: TLS error: ")
     assert said.endswith("give --ca-cert with the CA that signed it)\n")
 
 

@@ -54,7 +54,7 @@ def exited(exit_code: int | None, message: str, rank: int = 0) -> reasons.Failed
         ),
         (
             reasons.Stalls(round=4, facts=behind(2, "b", how="stopped"), since=460.0, ends_at=600.0),
-            "to let it go on: kill -CONT PID on b; to see where the ranks are: hetctl stacks job",
+            "to let it go on: kill -CONT PID on its node; to see where the ranks are: hetctl stacks job",
         ),
         (reasons.Cancelled(), "to begin again: hetctl restart job, then start hetagent on each node"),
         (

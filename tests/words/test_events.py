@@ -242,9 +242,9 @@ ENDS: list[tuple[Any, str]] = [
     (MemberLeft(node_id="gpu3", why=Stopped()), "gpu3 stopped its workers on its own"),
     (
         MemberLeft(
-            node_id="gpu3", why=Stopped(why=Quoted("goes on, although its workers have stopped already"))
+            node_id="gpu3", why=Stopped(why=Quoted("goes on, although its workers here have stopped"))
         ),
-        "gpu3 stopped its workers, since the round goes on, although its workers have stopped already",
+        "gpu3 left the round, which goes on, although its workers here have stopped",
     ),
     (MemberDrained(node_id="gpu3"), "gpu3 is leaving: drained"),
     (Joined(node_id="gpu3", nodes=Nodes.of(["gpu3", "gpu4"])), "gpu3, gpu4 joined"),

@@ -111,7 +111,7 @@ HAPPENED: list[tuple[Facts, str]] = [
             ValuesDiffer(stamp=STAMP, name="seed", nodes=BOTH),
             "the value 'seed' is not the same on all ranks: another one on gpu1, gpu2",
         ),
-        (NotReadable(nodes=BOTH), "workers on gpu1, gpu2 could not load it from disk"),
+        (NotReadable(nodes=BOTH), "workers on gpu1, gpu2 could not load what there is"),
     ],
     ids=lambda value: getattr(value, "kind", ""),
 )

@@ -91,7 +91,7 @@ class Account:
         Args:
             motion: when they moved; None: nobody can tell.
         """
-        self._end(now, motion, FINISHING)
+        self._end(now, motion, self._hang or FINISHING)
         self._runs, self._others, self._cause = False, True, ""
 
     def loses(self, cause: str, now: float, motion: Motion | None, *, planned: bool = False) -> None:

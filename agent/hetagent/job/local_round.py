@@ -185,8 +185,9 @@ class LocalRound:
 
     def start_again(self, start: StartReply) -> None:
         """Another `start` of this round: it brings what the launch could not do without."""
+        is_news = start != self.assignment.start
         self.assignment.start = start
-        if self.phase is Phase.WAITING:
+        if self.phase is Phase.WAITING and is_news:
             self._move(Phase.HELD)
 
     def start(self, environ: Mapping[str, str]) -> None:

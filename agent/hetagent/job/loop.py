@@ -31,7 +31,7 @@ from hetagent.protocol.line import LEAVE_S, UNHEARD_LEAVE_S, Line
 from hetrdzv.protocol.directive import DirectiveReply, StartReply
 from hetrdzv.protocol.facts.causes import Planned
 from hetrdzv.protocol.facts.failure import FailureFields
-from hetrdzv.protocol.facts.reasons import Ended, Stalls
+from hetrdzv.protocol.facts.reasons import Ended, Formed, Stalls
 from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 from hetrdzv.words.stalls import stall
@@ -411,7 +411,7 @@ class Agent:
                     )
                 self._warn(directive.warnings or ())
                 self._on_start(directive.round, directive.start)
-                if directive.round == self._round:
+                if directive.round == self._round and isinstance(directive.reason, Stalls | Formed):
                     self._account.hangs(_hang(directive), time.monotonic(), self._motion())
                 self._tell_rooms(directive)
             case DirectiveKind.STOP:

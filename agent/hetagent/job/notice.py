@@ -154,7 +154,7 @@ class Notices(Room):
             return ""
         if time.monotonic() < self._notice.until + PATIENCE_S:
             return ""
-        return "goes on, although its workers have stopped already"
+        return "goes on, although its workers here have stopped"
 
     def end(self) -> None:
         self._workers = self._notice = None

@@ -17,7 +17,8 @@ from hetagent.snapshots.folder import Folder, Stamp
 from hetagent.snapshots.state import State
 
 WORTH = 0.005
-"""Which part of the time snapshots may take."""
+"""Which part of the time snapshots may take, with what belongs to every step; of the latter at most half of it is
+counted, or too few would be taken."""
 
 STEPS_MEASURED = 16
 """Of how many of the last steps the usual length is known."""
@@ -89,6 +90,7 @@ class Taker:
         self._costs_s: deque[float] = deque(maxlen=COSTS_MEASURED)
         self._copy_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=STEPS_MEASURED)
+        self._own_s: deque[float] = deque(maxlen=STEPS_MEASURED)  # what steps without a snapshot took here
         self._ended_at = 0.0  # the last step (monotonic seconds)
         self._state.before_changes(self._changes)
         atexit.register(self._let_threads_end)
@@ -106,6 +108,7 @@ class Taker:
         self._state.learn()
         # Not within the lock: they may wait for a device.
         values = self._copier.values() if not self._why else b""
+        is_due = False
         with self._lock:
             self._reached = step
             sizes: Mapping[str, int] = {}
@@ -123,12 +126,15 @@ class Taker:
                 )
                 self._ahead.start()
             elif self._clean is not None and step % self._period() == 0 and not self._ahead.is_alive():
+                is_due = True
                 self._take_due(step)
             if self._more:
                 self._more -= 1
             self._whole.notify_all()
             self._stand_still()
         self._ended_at = time.perf_counter()
+        if not is_due:
+            self._own_s.append(self._ended_at - began)
 
     def begins_at(self, step: int) -> None:
         """The state of a step was loaded."""
@@ -224,7 +230,9 @@ class Taker:
         self._saved = close.index.stamp
         self._costs_s.append(self._copy_s + time.perf_counter() - began)
         if len(self._steps_s) > 1:
-            worth = median_low(self._costs_s) / (WORTH * max(median(list(self._steps_s)), 1e-6))
+            worth_s = WORTH * max(median(list(self._steps_s)), 1e-6)
+            own_s = min(median(list(self._own_s) or [0.0]), worth_s / 2)
+            worth = median_low(self._costs_s) / (worth_s - own_s)
             wanted = 1 << math.ceil(math.log2(max(worth, 1.0)))
             self._every = min(wanted, self._every * GROWS)  # the first ones take longer
 

@@ -195,9 +195,9 @@ def _nothing(group: Group, about: About, number: int | None, now: float) -> str:
     """Why there is nothing to be seen of a group's workers."""
     if number is None:
         return f"group '{group.group_id}' has no workers now: {reasons.why(why(group, now), Clock(now))}"
-    newest = group.round.number if group.round is not None else 0
-    if number > newest:
-        return f"group '{group.group_id}' has no round {number}: its newest is round {newest}"
+    if number > group.last_round:
+        newest = f"its newest is round {group.last_round}" if group.last_round else "it has had none yet"
+        return f"group '{group.group_id}' has no round {number}: {newest}"
     if about is About.STACKS:
         return f"no stacks of round {number} of group '{group.group_id}' are kept: they are taken when a round hangs"
     return f"nobody has kept what workers wrote in round {number} of group '{group.group_id}'"

@@ -97,7 +97,7 @@ def transport_error(
             ):
                 return NotHetserver(f"{server} answered, but does not speak TLS: use http://{no_port}")
             case ssl.SSLError() if cause.reason != "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":
-                return NoTls(explain_tls(cause, urlsplit(server).hostname or "", tls))
+                return _no_tls(cause)(explain_tls(cause, urlsplit(server).hostname or "", tls))
             case ConnectionRefusedError():
                 return Unreachable(f"connection refused{no_port}")
             case OSError(errno=errno.EHOSTUNREACH):
@@ -116,6 +116,12 @@ def transport_error(
     return Unreachable(f"connection cut before the answer came{hint}")
 
 
+def _no_tls(error: ssl.SSLError) -> type[Unreachable]:
+    """What an error of TLS is: a side that does not trust the other's certificate never will; others may pass."""
+    refuses = isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (error.reason or "")
+    return NoTls if refuses else Unreachable
+
+
 def verdict(failures: Mapping[str, HetError]) -> HetError:
     """The error to raise when no server gave a usable answer; `failures` says why, by URL."""
     strangers = [error for error in failures.values() if not isinstance(error, Unreachable)]
@@ -125,7 +131,7 @@ def verdict(failures: Mapping[str, HetError]) -> HetError:
         str(error) if error in strangers else f"{server}: {error}" for server, error in failures.items()
     ]
     if all(isinstance(error, NoTls) for error in failures.values()):
-        return NoTls(f"no connection to the server ({'; '.join(reasons)})")
+        return NoTls(f"no TLS connection ({'; '.join(reasons)})")
     if not any(isinstance(error, Unavailable) for error in failures.values()):
         return Unreachable(f"no server answers ({'; '.join(reasons)})")
     if len(reasons) == 1:

@@ -230,7 +230,7 @@ class Unavailable(Unreachable):
 
 
 class NoTls(Unreachable, code="no_tls"):
-    """Something answered, but one side does not trust the other's certificate, or cannot agree on TLS."""
+    """A server answered, but one side does not trust the other's certificate."""
 
 
 class NotHetserver(HetError, code="not_hetserver"):

@@ -15,7 +15,7 @@ from hetrdzv.protocol.facts.causes import (
 from hetrdzv.protocol.facts.reasons import Reason, WaitsFor
 from hetrdzv.protocol.facts.warnings import AnyWarning, Straggler
 from hetrdzv.protocol.facts.who import Nodes
-from hetrdzv.protocol.rooms.stalls import Behind, BlamedAll, StallFacts
+from hetrdzv.protocol.rooms.stalls import Behind, StallFacts
 from hetrdzv.words.phrasing import are, count, listed, names, one_or_more
 
 _OUT_OF_MEMORY = 137
@@ -77,8 +77,8 @@ def _again(group_id: str, *, stays: bool, mends: bool, first: str) -> list[str]:
 def _wake(facts: StallFacts) -> str:
     """How to let a process go on that a signal has stopped; empty: none is."""
     match facts:
-        case Behind(how="stopped", blamed=BlamedAll(nodes=(first, *_))):
-            return f"to let it go on: kill -CONT PID on {first.node_id}; "
+        case Behind(how="stopped"):
+            return "to let it go on: kill -CONT PID on its node; "
         case _:
             return ""
 

@@ -62,11 +62,7 @@ def going(why: Going, *, left: bool = True) -> str:
         case Drained():
             return "drained"
         case Stopped():
-            return (
-                f"stopped its workers, since the round {why.why}"
-                if why.why
-                else "stopped its workers on its own"
-            )
+            return f"left the round, which {why.why}" if why.why else "stopped its workers on its own"
         case BadAddress():
             return (
                 f"node '{why.node_id}' offers address {why.address}, but group '{why.group_id}' has nodes on other "

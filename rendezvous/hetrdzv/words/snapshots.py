@@ -75,7 +75,7 @@ def lacks(lack: Lack) -> str:
             more = f" (and {count(lack.more, 'more value')})" if lack.more else ""
             return f"the value '{lack.name}'{more} is not the same on all ranks: another one on {names(lack.nodes)}"
         case NotReadable():
-            return f"workers on {names(lack.nodes)} could not load it from disk"
+            return f"workers on {names(lack.nodes)} could not load what there is"
         case _:
             assert_never(lack)
 

@@ -70,6 +70,14 @@ def test_time_hung_is_said_to_be_that_once_it_was_noticed() -> None:
     }
 
 
+def test_a_hang_that_ends_well_before_anybody_looks_is_no_idling() -> None:
+    account = Account(0.0)
+    account.runs(0.0)
+    account.hangs("hanging: rank 0 waits for rank 1", 40.0, Motion(1.0, 20.0))
+    account.waits_for_others(41.0, Motion(1.0, 41.0))
+    assert dict(account.spent(41.0).lost) == {STARTING_UP: 1.0, "hanging: rank 0 waits for rank 1": 21.0}
+
+
 def test_what_took_no_time_is_not_listed() -> None:
     spent = Spent(10.0, 0.04, (("gpu2 lost", 0.06), (STOPPING, 0.04)))
     assert account_lines(spent)[1:] == ["lost     0.1 s: gpu2 lost"]

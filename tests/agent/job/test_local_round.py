@@ -188,6 +188,8 @@ def test_a_launch_that_waits_begins_with_another_start(part: Callable[[str], Par
     assert (made.round.phase, made.round.startable, made.round.present) == (Phase.WAITING, False, False)
     made.launch.waits = False
     made.round.start_again(made.round.assignment.start)
+    assert not made.round.startable, "it brings nothing new"
+    made.round.start_again(replace(made.round.assignment.start, daemon=("orted",)))
     assert made.round.startable
 
 

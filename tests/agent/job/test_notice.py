@@ -186,7 +186,7 @@ def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_rou
 
     def goes_on() -> None:
         soon(
-            lambda: "a stopped its workers, since the round goes on" in made.group()["why"],
+            lambda: "a left the round, which goes on" in made.group()["why"],
             "the end of the round",
         )
         other.ready(1)
@@ -195,7 +195,7 @@ def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_rou
 
     made.run(made.exists, joins, made.appears("up"), running(made), made.asks("restart"), goes_on)
     assert made.group()["round"] == 2
-    assert any("its workers have stopped already; joining again" in line for line in made.said)
+    assert any("its workers here have stopped; joining again" in line for line in made.said)
 
 
 def test_workers_that_save_while_they_are_stopped_are_not_said_to_wait_for_that(rig: Make) -> None:

@@ -94,6 +94,7 @@ class Disk:
         self._wants = 0
         self._begun: Stamp | None = None  # the last step that was named and of which the writing has begun
         self._pinned: Stamp | None = None
+        self._leads = False  # others write the step that this one writes
         self._overtaken = False  # the last one was
         self._due_at = time.monotonic() + asked.every_s
         self._looks_at = 0.0
@@ -322,6 +323,7 @@ class Disk:
             return
         self._written.add(stamp)
         self._pin(stamp)
+        self._leads = 0 in ranks
         words = [str(slot.path), str(stamp.round), str(stamp.step), str(self.path / name_of(stamp))]
         words += [",".join(map(str, mine))]
         if 0 in ranks:
@@ -351,7 +353,7 @@ class Disk:
             return
         status, stamp, said = self._process.returncode, self._writing, self._last_words()
         self.close()
-        if status == OVERTAKEN and stamp is not None and not self._overtaken:
+        if status == OVERTAKEN and stamp is not None and self._leads and not self._overtaken:
             self._overtaken = True  # a worker took its memory before it saw that this was asked for
             self._written.discard(stamp)
             self._begun, self._due_at = None, 0.0

@@ -218,10 +218,6 @@ class Snapshots(Room):
         try:
             if self._disk is None or not self._opened:
                 return ""
-            if (
-                self._drained and self._nnodes > 1
-            ):  # the others write a later one, and this one has no use for it
-                return ""
             last = until - LEFT_S if until is not None else time.monotonic() + LAST_S
             said = self._disk.write_last(self._ranks, last, hurried)
             return f"snapshot {said}" if said else ""

@@ -66,7 +66,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """Its agent stopped the workers of a round that would go on, since that round ...; without `why`: nobody said."""
+    """Its agent stopped the workers of a round that would go on, and which ...; without `why`: nobody said."""
 
     kind: Literal["stopped"] = "stopped"
     why: Quoted = NOTHING

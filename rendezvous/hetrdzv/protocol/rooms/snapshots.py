@@ -223,7 +223,7 @@ class ValuesDiffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotReadable:
-    """It is on disk, but workers of some nodes could not load it from there."""
+    """It is on disk, but workers of some nodes could not load it, from there or from memory."""
 
     kind: Literal["not_readable"] = "not_readable"
     nodes: Nodes

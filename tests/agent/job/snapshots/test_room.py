@@ -5,8 +5,7 @@ import os
 import select
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from tests.agent.job.test_store import start
 
 from hetagent.job.loop import Identity
 from hetagent.job.snapshots import declaring
-from hetagent.job.snapshots.disk import Disk
 from hetagent.job.snapshots.folder import Folder
 from hetagent.job.snapshots.room import Snapshots
 from hetagent.job.snapshots.serving import Serving
@@ -40,7 +38,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import InvalidRequest
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, SnapshotsReply, SnapshotsRequest, Source, Stamp
-from hetrdzv.protocol.states import DirectiveKind, GroupState
+from hetrdzv.protocol.states import DirectiveKind
 
 # torch forgets the files of workers that end by themselves.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -635,46 +633,3 @@ def test_a_pin_of_an_agent_that_is_gone_is_none(tmp_path: Path) -> None:
 
 def test_many_nodes_together_ask_no_more_than_so_often() -> None:
     assert [declaring.asks_every_s(nnodes) for nnodes in (2, 500, 1_000, 10_000)] == [5.0, 5.0, 10.0, 100.0]
-
-
-class Writing:
-    """A disk to which snapshots are written."""
-
-    wants = 0
-
-    def write_last(self, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> str:
-        return f"of ranks {list(ranks)} written"
-
-    def complete(self) -> tuple[()]:
-        return ()
-
-    def not_written(self) -> None:
-        """Nothing is missing."""
-
-    def look(self, *_: object) -> None:
-        """Nothing is due."""
-
-    list = end_round = close = look
-
-
-@pytest.mark.parametrize(
-    ("how", "nnodes", "writes"),
-    [
-        ({"outcome": GroupState.SUCCEEDED}, 2, True),
-        ({"code": "drained"}, 2, False),
-        ({"code": "drained"}, 1, True),
-        ({}, 2, True),
-    ],
-    ids=["the job is over", "drained", "drained, the only node", "all have to go, perhaps"],
-)
-def test_who_writes_the_last_snapshot_to_disk(
-    node: Node, how: dict[str, Any], nnodes: int, writes: bool
-) -> None:
-    node.room._disk = cast(Disk, Writing())
-    node.enters(nnodes=nnodes)
-    node.opens()
-    node.room.look()
-    node.room.end()
-    if how:
-        node.hears(DirectiveKind.EXIT, **how)
-    assert node.leaves(time.monotonic() + 9) == ("snapshot of ranks [2, 3] written" if writes else "")

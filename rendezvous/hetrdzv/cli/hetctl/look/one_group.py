@@ -52,8 +52,8 @@ def group_view(
         current = group.current_round
         if current is not None and current.workers:
             workers: Sequence[WorkerReply] = current.workers
-            if most is not None:
-                workers = nsmallest(most, workers, key=_holds_up)
+            if most is not None and len(workers) > most:
+                workers = nsmallest(most, workers, key=holds_up)
             yield _workers_table(current, workers)
             if more := len(current.workers) - len(workers):
                 yield Text(f"and {count(more, 'more worker')}: hetctl get {group.group_id} --ranks")
@@ -62,7 +62,9 @@ def group_view(
     gone = [node for node in group.nodes if node.gone]
     if gone:
         yield ""
-        yield _gone_table(gone)
+        yield _gone_table(gone[:most])
+        if most is not None and len(gone) > most:
+            yield Text(f"and {len(gone) - most} more: hetctl get {group.group_id}")
     if group.root_cause is not None:
         yield ""
         yield from root_cause(group.root_cause)
@@ -193,7 +195,7 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
     return table
 
 
-def _holds_up(worker: WorkerReply) -> tuple[bool, float, float, int]:
+def holds_up(worker: WorkerReply) -> tuple[bool, float, float, int]:
     """Sorts first whoever does not run, then whoever waits least for others, then whoever has been still longest."""
     waiting = worker.waiting if worker.waiting is not None else 2.0
     return (worker.shown_state or worker.state) in ("runs", "waits"), waiting, -worker.idle_s, worker.rank

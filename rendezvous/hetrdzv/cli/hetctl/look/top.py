@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -48,5 +49,8 @@ def _groups(reply: GroupsReply) -> Iterator[RenderableType]:
 
 def _group(reply: GroupReply) -> Iterator[RenderableType]:
     current = reply.current_round
+    if current is not None:
+        current = replace(current, workers=tuple(sorted(current.workers, key=one_group.holds_up)))
+        reply = replace(reply, current_round=current)
     watched = current is not None and bool(current.workers)
     yield from one_group.group_view(reply, ranks=watched, most=one_group.MOST_ROWS)

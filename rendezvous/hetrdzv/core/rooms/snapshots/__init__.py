@@ -143,6 +143,11 @@ def _not_on_disk(members: Sequence[Node]) -> Iterator[NotOnDisk]:
         yield NotOnDisk(stamp=newest.stamp, nodes=Nodes.of(known), why=quoted(newest.why))
 
 
+def _lacks(node: Node | None) -> bool:
+    """Whether a node could not write what it has to disk."""
+    return node is not None and node.snapshots is not None and node.snapshots.not_written is not None
+
+
 def _not_taken(members: Sequence[Node]) -> Iterator[NotTaken]:
     """One for all: mostly no node has enough memory."""
     whys = {node.node_id: node.snapshots.not_taken for node in members if node.snapshots is not None}
@@ -227,7 +232,7 @@ class Declare(OfRoom):
         if node.snapshots != self.holdings:
             work.change_node(node, snapshots=self.holdings)
             lack = self.holdings.not_written
-            if lack is not None and not any(_not_on_disk(list(group.nodes.values()))):
+            if lack is not None and not any(map(_lacks, map(group.speaker, current.members))):
                 why = quoted(lack.why)
                 work.say(NotOnDisk(stamp=lack.stamp, nodes=Nodes.of([node.node_id]), why=why), node.node_id)
             known = group.snapshots

@@ -230,10 +230,8 @@ class Taker:
         self._saved = close.index.stamp
         self._costs_s.append(self._copy_s + time.perf_counter() - began)
         if len(self._steps_s) > 1:
-            worth_s = WORTH * max(median(list(self._steps_s)), 1e-6)
-            own_s = min(median(list(self._own_s) or [0.0]), worth_s / 2)
-            worth = median_low(self._costs_s) / (worth_s - own_s)
-            wanted = 1 << math.ceil(math.log2(max(worth, 1.0)))
+            own_s = median(list(self._own_s) or [0.0])
+            wanted = steps_apart(median_low(self._costs_s), median(list(self._steps_s)), own_s)
             self._every = min(wanted, self._every * GROWS)  # the first ones take longer
 
     def _copied(self, step: int, *, now: bool, again: bool = False) -> Copy:
@@ -347,6 +345,19 @@ class Taker:
             why = "no step has ended yet"
         step = self._saved.step if self._saved else None
         asked.tell(self._folder.path, self._who.rank, step=step, reached=self._reached, why=why)
+
+
+def steps_apart(cost_s: float, step_s: float, own_s: float) -> int:
+    """How many steps apart snapshots are to be, so that they take `WORTH` of the time: a power of two. Pure.
+
+    Args:
+        cost_s: what one costs (seconds).
+        step_s: how long a step is (seconds).
+        own_s: what a step without a snapshot costs (seconds).
+    """
+    worth_s = WORTH * max(step_s, 1e-6)
+    apart = cost_s / (worth_s - min(own_s, worth_s / 2))
+    return 1 << math.ceil(math.log2(max(apart, 1.0)))
 
 
 def _say(text: str) -> None:

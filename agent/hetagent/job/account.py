@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hetrdzv.words.phrasing import count
+from hetrdzv.words.phrasing import count, percent
 from hetrdzv.words.times import LEAST_S, lasted
 
 FIRST = "waiting for the first round"
@@ -159,9 +159,7 @@ def account_lines(spent: Spent) -> list[str]:
     """The lines of the closing block about it; none for a node whose workers never ran."""
     if spent.trained_s or STARTING_UP in dict(spent.lost):
         known_s = spent.total_s - spent.unseen_s
-        said = (
-            f"trained {lasted(spent.trained_s)} of {lasted(known_s)} here ({spent.trained_s / known_s:.0%})"
-        )
+        said = f"trained {lasted(spent.trained_s)} of {lasted(known_s)} here ({percent(spent.trained_s / known_s)})"
         unseen = f"; whether it trained in another {lasted(spent.unseen_s)} is unknown"
         said += unseen if spent.unseen_s >= LEAST_S else ""
     elif spent.unseen_s or spent.others_s:

@@ -34,7 +34,7 @@ def test_each_second_goes_to_one_thing() -> None:
     assert (spent.trained_s, spent.others_s, dict(spent.lost), spent.unseen_s) == (261.0, 2.0, losses, 0.0)
     assert spent.total_s == 319.0
     assert account_lines(spent) == [
-        "time     trained 4 min 21 s of 5 min 19 s here (82%)",
+        "time     trained 4 min 21 s of 5 min 19 s here (81.8 %)",
         "lost     21 s: rank 3 hangs",
         "         16 s: starting up, before the first collective or step",
         "         10 s: gpu2 lost",
@@ -97,12 +97,12 @@ def test_workers_that_did_nothing_were_only_starting_up() -> None:
     account.loses("rank 0 exited", 4.0, Motion())
     spent = account.spent(4.0)
     assert spent == Spent(0.0, 0.0, ((STARTING_UP, 4.0),))
-    assert account_lines(spent)[0] == "time     trained 0 s of 4.0 s here (0%)"
+    assert account_lines(spent)[0] == "time     trained 0 s of 4.0 s here (0 %)"
 
 
 def test_what_took_next_to_no_time_is_not_said_to_have_taken_none() -> None:
     lines = account_lines(Spent(0.03, 0.0, ((STARTING_UP, 2.0), ("rank 0 exited", 0.04)), 0.02))
-    assert lines == ["time     trained < 0.1 s of 2.1 s here (1%)", f"lost     2.0 s: {STARTING_UP}"]
+    assert lines == ["time     trained < 0.1 s of 2.1 s here (1.4 %)", f"lost     2.0 s: {STARTING_UP}"]
 
 
 def test_what_nobody_can_see_is_said_to_be_unknown() -> None:
@@ -116,7 +116,7 @@ def test_what_nobody_can_see_is_said_to_be_unknown() -> None:
     account.runs(50.0)
     account.loses("rank 0 exited", 100.0, Motion(60.0, 100.0))
     assert account_lines(account.spent(100.0))[0] == (
-        "time     trained 40 s of 1 min 0 s here (67%); whether it trained in another 40 s is unknown"
+        "time     trained 40 s of 1 min 0 s here (66.6 %); whether it trained in another 40 s is unknown"
     )
 
 

@@ -33,6 +33,7 @@ from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
 from hetrdzv.protocol.errors import HetError, InvalidRequest, Unavailable
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.words.times import lasted
 
 PACE_S = 0.1
 """Polls that bring nothing new are at least this far apart, whatever the server does (seconds)."""
@@ -504,9 +505,11 @@ class Session:
         hoped_s = self._contact.hoped_for_s(now)
         news = self._contact.lost(error, now)
         if news is not None:
-            running = self.workers_may_run and not self._told.stop_told
+            going, ends_at = "", self._contact.ends_at(self._told.max_disconnect_s)
+            if self.workers_may_run and not self._told.stop_told and ends_at is not None:
+                going = f"workers continue for {lasted(max(0.0, ends_at - now))}, "
             more = "" if hoped_s is None else f" for {ceil(hoped_s)} s more{_at_first(error)}"
-            self._notices.append(f"{news}; {'workers continue, ' if running else ''}trying again{more}")
+            self._notices.append(f"{news}; {going}trying again{more}")
 
     def _forgotten(self, error: HetError, now: float) -> None:
         """The server no longer has this node, nor the round that it may be in."""

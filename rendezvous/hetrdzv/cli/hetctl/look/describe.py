@@ -1,7 +1,7 @@
 """The subcommands describe and why: all about a group or a node, and only what explains where it stands."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import click
@@ -17,6 +17,7 @@ from hetrdzv.cli.hetctl.look.watch import WATCH, look
 from hetrdzv.cli.hetctl.options import GROUP, MAYBE_GROUP, NODE_ID, command, shared
 from hetrdzv.cli.hetctl.rooms import OF_NODE
 from hetrdzv.client import Client
+from hetrdzv.protocol.facts.reasons import Waits
 from hetrdzv.protocol.pages import EventReply, EventsReply, GroupReply, NodeReply
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.words.past import past
@@ -139,6 +140,11 @@ def why(group: str | None, watch: bool) -> None:
 def _reasons(reply: _Described) -> Iterator[RenderableType]:
     group, current = reply.group, reply.group.current_round
     state = group.shown_state
+    rounds = past(reply.events, datetime.now(UTC)).rounds
+    ended = [past_round for past_round in rounds if past_round.down is not None and past_round.ended_at]
+    last = ended[-1] if ended and group.state != "failed" else None
+    if last is not None and isinstance(group.reason, Waits):  # what ended it has a line of its own
+        group = replace(group, reason=replace(group.reason, ended=None))
     yield Text.assemble(tables.state_text(state), f": {tables.one_line(tables.why(group))}")
     if group.next_step:
         yield Text.assemble(("next", "bold"), f": {tables.one_line(group.next_step)}")
@@ -151,10 +157,7 @@ def _reasons(reply: _Described) -> Iterator[RenderableType]:
         yield Text(f"  slow: {tables.one_line(slow)}")
     for warning in group.warnings:
         yield Text(f"  warning: {tables.one_line(warning)}")
-    rounds = past(reply.events, datetime.now(UTC)).rounds
-    ended = [past_round for past_round in rounds if past_round.down is not None]
-    if ended and ended[-1].ended_at is not None and group.state != "failed":
-        last = ended[-1]
+    if last is not None:
         at, spent = tables.local(last.ended_at or ""), ", a restart was spent" if last.cost_restart else ""
         yield Text(f"  before: round {last.number} ended at {at}: {tables.one_line(last.why)}{spent}")
     if group.root_cause is not None:

@@ -151,6 +151,9 @@ async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -
     now = (await GroupScene(service, "g", acts=True).sections())["now"]
     assert "Where rank 3 is" in now
     assert "train.py" in now
+    await service.execute("g", Cancel())
+    now = (await GroupScene(service, "g", acts=True).sections())["now"]
+    assert "Where rank 3 was" in now
 
 
 @pytest.mark.parametrize(

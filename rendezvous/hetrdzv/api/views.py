@@ -401,9 +401,7 @@ def _round(
         reason=ended,
         ended=words.ended_by(ended) if ended is not None else None,
         met=current.met,
-        stall=_stall(current, current.stall, now)
-        if current.stall is not None and current.stall.told
-        else None,
+        stall=_stall(current, stall, now) if (stall := current.told_stall) is not None else None,
         notice=_notice(warned(group, now)),
         workers=tuple(worker_replies(seen, on_page, told_stall(group), now)) if on_page else (),
         stragglers=_sentences(fact for fact in worker_warnings if isinstance(fact, Straggler)),

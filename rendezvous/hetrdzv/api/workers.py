@@ -25,8 +25,7 @@ MOST_RANKS = 1 << 17
 
 def told_stall(group: Group) -> Stall | None:
     """Who is said to be waited for in the round that runs; None: nobody."""
-    stall = group.active_round.stall if group.active_round is not None else None
-    return stall if stall is not None and stall.told else None
+    return group.active_round.told_stall if group.active_round is not None else None
 
 
 def worker_replies(

@@ -326,6 +326,11 @@ class Round:
         return self.members[0]
 
     @property
+    def told_stall(self) -> Stall | None:
+        """Its stall, if that has lasted long enough for people to be told."""
+        return self.stall if self.stall is not None and self.stall.told else None
+
+    @property
     def apart(self) -> bool:
         """Whether workers are known not to have met."""
         return self.met is not None and self.met < self.world_size

@@ -77,8 +77,8 @@ def _why_running(group: Group, current: Round, now: float) -> GroupReason:
             nodes=Nodes.of(waited_for(group)),
             until=current.notice.until,
         )
-    if current.stall is not None and current.stall.told:
-        return stalls(group, current, current.stall, now)
+    if (stall := current.told_stall) is not None:
+        return stalls(group, current, stall, now)
     lost = lost_members(group)
     return reasons.Runs(
         round=current.number,

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from hetrdzv.api import views
-from hetrdzv.api.workers import told_stall
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, paces, rows, shape, tally
@@ -157,7 +156,7 @@ class GroupScene:
         step = int(now / PACE_S) if seen else 0
         left = self._left(group, past_reply)
         running = group.active_round
-        stall = running.stall if running is not None else None
+        stall = running.told_stall if running is not None else None
 
         def timeline() -> str:
             drawn = bars(past_reply, wall)
@@ -174,7 +173,7 @@ class GroupScene:
             return section("cause.html", cause=brief.root_cause, details=details, **left)
 
         def pace() -> str:
-            shown = paces(seen.values(), now, stall=told_stall(group), whole=self._whole)
+            shown = paces(seen.values(), now, stall=stall, whole=self._whole)
             slow = {
                 fact.ranks.ranges[0][0] for fact in of_workers if isinstance(fact, Straggler) and fact.node_id
             }
@@ -223,7 +222,7 @@ class GroupScene:
                     for fact in (*of_workers, *self._service.refusals.lately(group))
                     if not isinstance(fact, Straggler)
                 ],
-                stack=stall.stack if stall is not None and stall.told else "",
+                stack=stall.stack if stall is not None else "",
                 stack_of=stall.ranks[0] if stall is not None and stall.ranks else None,
             ),
             "facts": section("facts.html", group=brief, past=past_reply),

@@ -239,8 +239,8 @@ class Metrics:
         for group in groups:
             states[group.state.value] += 1
             phases.update(node.phase.value for node in group.nodes.values())
-            if (active := group.active_round) is not None and active.stall is not None and active.stall.told:
-                stalls[active.stall.kind] += 1
+            if (active := group.active_round) is not None and (stall := active.told_stall) is not None:
+                stalls[stall.kind] += 1
             self._count_slots(group, now)
             self._known[group.group_id].counted_at = now
         for gauge, tally in ((self._groups, states), (self._nodes, phases), (self._stalled, stalls)):
@@ -256,7 +256,7 @@ class Metrics:
 def _doing(group: Group) -> str:
     """What the workers of a running round do, in a word."""
     active = group.round
-    if active is not None and active.stall is not None and active.stall.told:
+    if active is not None and active.told_stall is not None:
         return "hanging"
     if active is not None and active.trains_at is not None:
         return "training"

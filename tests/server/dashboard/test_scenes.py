@@ -9,7 +9,7 @@ import pytest
 
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import EVERYTHING
-from hetrdzv.core.commands import Cancel, Leave, NoteStall, Report
+from hetrdzv.core.commands import Cancel, Leave, NoteStall, Report, Tick
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interval_s
 from hetrdzv.dashboard.overview import GroupsScene
@@ -128,6 +128,26 @@ async def test_a_node_says_how_its_worker_failed() -> None:
             "g", Report(node_id="b", incarnation="1", round=1, kind=ReportKind.FAILED, failure=failure)
         )
         assert "rank 1: exit code 1" in (await GroupScene(service, "g", acts=True).sections())["nodes"]
+
+
+async def test_the_card_of_the_cause_is_there_where_there_is_more_than_the_headline() -> None:
+    for worker_fails in (False, True):
+        clock = HandClock()
+        async with serving(clock=clock) as (service, _):
+            if worker_fails:
+                await two_nodes(service)
+                failure = Failure(local_rank=0, rank=1, exit_code=1, permanent=True)
+                await service.execute(
+                    "g",
+                    Report(node_id="b", incarnation="1", round=1, kind=ReportKind.FAILED, failure=failure),
+                )
+            else:
+                await service.execute("g", join("a", min_nodes=2, join_timeout_s=1.0))
+            clock.pass_by(service, 120.0 if worker_fails else 2.0)
+            await service.execute("g", Tick())
+            assert service.group("g").state.terminal
+            sections = await GroupScene(service, "g", acts=True).sections()
+            assert ("Root cause" in sections["cause"]) is worker_fails
 
 
 async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:

@@ -55,8 +55,8 @@ def settle_stall(work: Work) -> None:
 
 def hang_of(active: Round | None, now: float) -> Hang | None:
     """The hang of a round of which people have been told, so far; None: there is none."""
-    stall = active.stall if active is not None else None
-    if stall is None or not stall.told:
+    stall = active.told_stall if active is not None else None
+    if stall is None:
         return None
     return Hang(facts=stall.facts, ranks=stall.ranks, for_s=now - stall.since)
 

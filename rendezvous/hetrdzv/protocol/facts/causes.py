@@ -66,7 +66,11 @@ class Drained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """Its agent stopped the workers of a round that would go on, and which ...; without `why`: nobody said."""
+    """Its agent stopped the workers of a round that would go on.
+
+    Attributes:
+        why: as it goes on after "the round, which"; empty: nobody said.
+    """
 
     kind: Literal["stopped"] = "stopped"
     why: Quoted = NOTHING

@@ -85,7 +85,8 @@ class JoinRequest(Body):
         ready_within_s: how long the node may take from the end of its workers until it is ready, since its agent checks
             it first (seconds); the others wait that much longer for it.
         not_ready: why the node takes part in no round yet, though its workers are gone; empty: it is ready.
-        stopped: why its agent stopped the workers of a round that would go on; empty: it does not say.
+        stopped: why its agent stopped the workers of a round that would go on, as what comes after "the round, which";
+            empty: it does not say.
     """
 
     incarnation: Id

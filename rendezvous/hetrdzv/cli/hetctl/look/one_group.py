@@ -16,7 +16,7 @@ from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.pages import GroupReply, NodeReply, RoundReply, WorkerReply
 from hetrdzv.words.causes import failure_details
 from hetrdzv.words.events import spent_of
-from hetrdzv.words.phrasing import count
+from hetrdzv.words.phrasing import count, percent
 from hetrdzv.words.rooms import SUMMARY
 
 TRACEBACK_LINES = 20
@@ -36,7 +36,8 @@ def group_view(
 
     Args:
         ranks: show how far each worker has come as well.
-        most: how many nodes and workers are shown, those first that need attention; None: all.
+        most: how many nodes, workers and nodes that are gone are shown at most: of more those that need attention;
+            None: all.
     """
     yield _heading(group)
     here = [node for node in group.nodes if not node.gone]
@@ -189,7 +190,7 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
             _number(worker.per_s),
             _number(worker.step),
             _number(worker.steps_per_s),
-            "-" if worker.waiting is None else f"{worker.waiting:.0%}",
+            "-" if worker.waiting is None else percent(worker.waiting),
             *(_number(number(worker)) for _, number in more),
         )
     return table

@@ -280,9 +280,10 @@ class Agent:
         self.after(launch_s, self._launched, workers)
 
     def _heed(self, directive: DirectiveReply) -> None:
-        """The round is about to end: workers may save, say so, and go on or exit."""
+        """News of the round; if it is about to end, workers may save, say so, and go on or exit."""
         workers, told = self.workers, directive.notice
-        self.world.checks.heeds(self.node_id, directive, takes_notice=self.session.offer.takes_notice)
+        takes_notice = self.session.offer.takes_notice
+        self.world.checks.heeds(self.node_id, self.incarnation, directive, takes_notice=takes_notice)
         if (
             workers is None
             or self.stopping

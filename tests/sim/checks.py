@@ -36,6 +36,9 @@ from tests.sim.workers import Workers
 from tests.support.every_set import not_best
 from tests.support.units import left_behind
 
+NEWS = ("round_formed", "stalled", "notice")
+"""What a member is told in a round that runs: that it hangs, that it goes on, that it is about to end."""
+
 
 class Violation(AssertionError):
     """Something must not have happened."""
@@ -304,9 +307,11 @@ class Checks:
             case commands.Cancel() if group["state"] != "cancelled" and not _will_cancel(disk):
                 self.violate("replies survive", "the group was cancelled, not on the disk")
 
-    def heeds(self, node_id: str, told: DirectiveReply, *, takes_notice: bool) -> None:
-        """An agent is told something about the round that it is in."""
-        if told.notice is None or not takes_notice:
+    def heeds(self, node_id: str, incarnation: str, told: DirectiveReply, *, takes_notice: bool) -> None:
+        """An agent is told news of the round that it is in, which starts nothing."""
+        self._agrees(node_id, incarnation, told)
+        warned = told.code == "notice"
+        if told.code not in NEWS or (told.notice is not None) != warned or (warned and not takes_notice):
             self.violate("a round starts once", f"{node_id} was told {told.version} although it runs")
 
     def _announced(self, old: Group, command: commands.Command, new: Group, now: float) -> None:
@@ -350,10 +355,14 @@ class Checks:
 
     def acts_on_start(self, node_id: str, incarnation: str, told: DirectiveReply, newest_told: int) -> None:
         """An agent is about to start workers."""
-        start, current = told.start, self._rounds.get(told.round)
-        assert start is not None
         if told.round != newest_told:
             self.violate("only the newest start", f"{node_id} acts on {told.round}, was told {newest_told}")
+        self._agrees(node_id, incarnation, told)
+
+    def _agrees(self, node_id: str, incarnation: str, told: DirectiveReply) -> None:
+        """What a member is told of its round is what was stored."""
+        start, current = told.start, self._rounds.get(told.round)
+        assert start is not None
         if current is None:
             self.violate(
                 "a round is decided once", f"{node_id} starts round {told.round}, which nobody stored"

@@ -8,15 +8,18 @@ import pytest
 
 from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands
-from hetrdzv.protocol import states
+from hetrdzv.core.model import Stall
+from hetrdzv.core.rounds.timers import STALL_TOLD_S
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.states import ReportKind, StallKind
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.storage import records
 from tests.core.driver import Story
 from tests.sim.checks import Checks, Violation
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Fate, Workers
+from tests.support.stalls import of_kind
 
 
 @pytest.fixture
@@ -83,6 +86,32 @@ def test_a_member_that_is_told_something_else(story: Story, checks: Checks, lie:
     complains(checks, "members agree")
 
 
+def test_news_of_a_round_that_runs_start_nothing(story: Story, checks: Checks) -> None:
+    """It hangs, and goes on: who takes no notice is told that, too."""
+    story.started("a", "b")
+    stall = Stall(facts=of_kind(StallKind.BEHIND, 2, "b"), ranks=(2,), since=story.now)
+    story.do(commands.NoteStall(1, stall))
+    story.wait(STALL_TOLD_S + 1)
+    hangs = told(story, "b")
+    assert hangs.code == "stalled"
+    story.do(commands.NoteStall(1, None))
+    for news in (hangs, told(story, "b")):
+        checks.heeds("b", "b-1", news, takes_notice=False)
+    checks.require_ok()
+
+
+def test_news_that_are_none_for_this_member(story: Story, checks: Checks) -> None:
+    checks.heeds("b", "b-1", replace(told(story, "b"), code="notice"), takes_notice=True)
+    complains(checks, "a round starts once")
+
+
+def test_another_start_in_a_round_that_runs(story: Story, checks: Checks) -> None:
+    right = told(story, "b")
+    assert right.start is not None
+    checks.heeds("b", "b-1", replace(right, start=replace(right.start, rank_offset=1)), takes_notice=True)
+    complains(checks, "members agree")
+
+
 def test_a_round_that_is_stored_twice_with_other_members(story: Story, checks: Checks) -> None:
     record = stored_round(story)
     checks.round_is_durable({**record, "members": record["members"][:1]})
@@ -104,9 +133,7 @@ def test_old_workers_on_the_same_node(checks: Checks) -> None:
 def test_a_failure_that_never_was(story: Story, checks: Checks) -> None:
     before = story.group
     failure = Failure(local_rank=0, rank=2, exit_code=1)
-    report = commands.Report(
-        node_id="b", incarnation="b-1", round=1, kind=states.ReportKind.FAILED, failure=failure
-    )
+    report = commands.Report(node_id="b", incarnation="b-1", round=1, kind=ReportKind.FAILED, failure=failure)
     story.do(report)
     story.join("a")
     old = story.group

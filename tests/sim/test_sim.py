@@ -37,6 +37,8 @@ FAILED_ONCE = {
     1_950: "nodes that hear nothing overwrite the snapshot that the server has just told others is safe",
     1_027: "the same as a round ends, by what its node had kept of a step that nobody else has",
     2_100: "the same as a round ends, though it had a snapshot that is newer and less likely to be safe",
+    9_001_088: "nodes whose answers are lost overwrite what others have copies of, as they begin from something newer",
+    9_000_285: "a round hangs for so long that its members are told",
 }
 """Seeds that have found a fault of the rules, or of the simulation, and what happens in them."""
 

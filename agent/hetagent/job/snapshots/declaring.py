@@ -56,6 +56,7 @@ class Declaring:
             self._safe = None  # it is not held any more, or not to be used
         if self._began is not None and chosen is not None and chosen.sharded:
             self._asks_until = now + ASKS_S  # others may have what lives once
+        self._may_be = _stamps(holdings)  # the server knows of it, and others may have copies
         self.keep(holdings, now)
 
     @property
@@ -93,8 +94,7 @@ class Declaring:
 
         The server may then tell others that some of it is safe.
         """
-        held = [Stamp(round=each.round, step=each.step) for each in holdings.held]
-        self._since = {stamp: self._since.get(stamp, now) for stamp in held}
+        self._since = {stamp: self._since.get(stamp, now) for stamp in _stamps(holdings)}
         new = [stamp for stamp, at in self._since.items() if at == now or stamp in self._may_be]
         self._may_be = self._in_order(new)
 
@@ -131,6 +131,10 @@ class Declaring:
         self._may_be = self._in_order([one for one in self._may_be if now < self._since[one] + kept_s])
         self.reply = replace(reply, copy=None)
         return before != (self.reply, self.kept)
+
+
+def _stamps(holdings: Holdings) -> tuple[Stamp, ...]:
+    return tuple(Stamp(round=held.round, step=held.step) for held in holdings.held)
 
 
 def tells_every_s(nnodes: int) -> float:

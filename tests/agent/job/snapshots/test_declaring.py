@@ -157,3 +157,14 @@ def test_what_a_node_held_as_it_joined_may_be_safe_before_it_has_told_anything(d
     """Its agent may be a new one, which has never heard what is."""
     declaring.begin(4, 3, chosen(15), holdings(10, 20), 100.0)
     assert steps(declaring) == [15, 10]
+
+
+def test_what_a_node_held_as_it_joined_may_be_safe_though_it_was_told_long_before() -> None:
+    """It has not heard that others have copies of it, and the round begins from something that nobody has twice."""
+    declaring = Declaring()
+    declaring.begin(3, 2, chosen(8), holdings(), 0.0)
+    held = Holdings(held=(Held(round=2, step=8, world_size=3, sharded=True), *holdings(10).held))
+    tell(declaring, held, 1.0)
+    began = Chosen(round=3, step=10, world_size=3, sharded=True)
+    declaring.begin(4, 2, began, held, 10.0)
+    assert steps(declaring) == [10, 8]

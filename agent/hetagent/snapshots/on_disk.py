@@ -9,10 +9,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from hetagent.snapshots.folder import VERSION, Stamp
 
@@ -26,7 +26,33 @@ OVERTAKEN = 3
 CHUNK = 64 << 20
 """How much is asked of a URL at a time (bytes)."""
 
-_NAME = re.compile(r"step-(\d{1,15})-round-(\d{1,15})", re.ASCII)
+MOST_JOBS = 16
+"""Of how many jobs before its own a snapshot tells that it descends from them."""
+
+_NAME = re.compile(r"step-(\d{1,15})-round-(\d{1,15})(?:-job-([0-9A-Za-z]{1,32}))?", re.ASCII)
+
+
+class SnapshotId(NamedTuple):
+    """Which snapshot on disk. Those of one job are in the order in which they were taken.
+
+    Attributes:
+        origin: the job, as the server names it; empty: none.
+    """
+
+    origin: str
+    round: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        """Of its directory: `step-1200-round-3-job-0f3a5b7c9d1e2f30`."""
+        return f"step-{self.step}-round-{self.round}" + (f"-job-{self.origin}" if self.origin else "")
+
+    @classmethod
+    def of(cls, name: str) -> "SnapshotId | None":
+        """That of a directory; None: it is none of a snapshot."""
+        match = _NAME.fullmatch(name)
+        return cls(match[3] or "", int(match[2]), int(match[1])) if match is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +62,8 @@ class Mark:
     Attributes:
         size: of all files (bytes).
         ranks: the digests of the indexes, by rank.
+        after: the jobs that this one has gone on with, the oldest first; nothing else of another job is ever pruned.
+        written_at: when it was complete (seconds since the epoch).
     """
 
     stamp: Stamp
@@ -43,10 +71,13 @@ class Mark:
     sharded: bool
     size: int
     ranks: Mapping[int, str] = field(default_factory=dict)
+    after: Sequence[str] = ()
+    written_at: int = 0
 
     def written(self) -> bytes:
         """As it is in its file."""
-        told = {name: getattr(self, name) for name in ("world_size", "sharded", "size", "ranks")}
+        names = "world_size", "sharded", "size", "ranks", "after", "written_at"
+        told = {name: getattr(self, name) for name in names}
         return json.dumps({"v": VERSION, "round": self.stamp.round, "step": self.stamp.step, **told}).encode()
 
     @classmethod
@@ -61,6 +92,8 @@ class Mark:
                     sharded=bool(told["sharded"]),
                     size=int(told["size"]),
                     ranks={int(rank): str(digest) for rank, digest in told["ranks"].items()},
+                    after=tuple(map(str, told["after"])),
+                    written_at=int(told["written_at"]),
                 )
         return None
 
@@ -118,12 +151,7 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def name_of(stamp: Stamp) -> str:
-    """The name of a snapshot's directory: `step-1200-round-3`."""
-    return f"step-{stamp.step}-round-{stamp.round}"
-
-
-def directories(path: Path) -> dict[Stamp, Path]:
+def directories(path: Path) -> dict[SnapshotId, Path]:
     """The directories of snapshots below another one, complete or not.
 
     Raises:
@@ -132,6 +160,18 @@ def directories(path: Path) -> dict[Stamp, Path]:
     found = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for each in path.iterdir():
-            if (match := _NAME.fullmatch(each.name)) is not None:
-                found[Stamp(step=int(match[1]), round=int(match[2]))] = path / each.name
+            if (which := SnapshotId.of(each.name)) is not None:
+                found[which] = path / each.name
     return found
+
+
+def newest_first(marks: Mapping[SnapshotId, Mark], own: str) -> list[SnapshotId]:
+    """Snapshots in the order in which a job would go on from them: its own, then those of whoever wrote last.
+
+    Args:
+        own: the job; empty: it has no name yet.
+    """
+    last: dict[str, int] = {}
+    for which, mark in marks.items():
+        last[which.origin] = max(mark.written_at, last.get(which.origin, 0))
+    return sorted(marks, key=lambda which: (which.origin == own, last[which.origin], *which), reverse=True)

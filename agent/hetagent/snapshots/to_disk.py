@@ -1,6 +1,7 @@
 """Writes a node's parts of a snapshot to disk; the node that leads makes a checkpoint of all nodes' parts.
 
-    python -m hetagent.snapshots.to_disk SLOT ROUND STEP DIRECTORY RANKS [--leads SECONDS --keep N] [--beside-training]
+    python -m hetagent.snapshots.to_disk SLOT ROUND STEP DIRECTORY RANKS [--leads SECONDS --keep N] [--after JOB ...]
+        [--beside-training]
 
 A process of its own, started by the agent: training goes on meanwhile. What it writes is what DCP would.
 """
@@ -30,7 +31,17 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 from hetagent.snapshots.errors import Overtaken, SnapshotError
 from hetagent.snapshots.folder import INDEX, SMALL, Index, Place, Stamp
 from hetagent.snapshots.memory import dtype_of, view
-from hetagent.snapshots.on_disk import MARK, OVERTAKEN, PART, Mark, directories, is_url, path_of, remove
+from hetagent.snapshots.on_disk import (
+    MARK,
+    OVERTAKEN,
+    PART,
+    Mark,
+    SnapshotId,
+    directories,
+    is_url,
+    path_of,
+    remove,
+)
 from hetagent.snapshots.small import unpack
 
 PAUSE_S = 0.2
@@ -287,10 +298,13 @@ def put(path: Path, content: bytes) -> None:
     os.replace(new, path)
 
 
-def finish(into: Path, stamp: Stamp, world_size: int, *, sharded: bool, wait_s: float) -> None:
+def finish(
+    into: Path, stamp: Stamp, world_size: int, *, sharded: bool, wait_s: float, after: Sequence[str] = ()
+) -> None:
     """Make a checkpoint of all nodes' parts, once they are there.
 
     Args:
+        after: the jobs that this one has gone on with.
         wait_s: how long to wait for them; what is not there then is left out unless the state is sharded (seconds).
 
     Raises:
@@ -321,17 +335,27 @@ def finish(into: Path, stamp: Stamp, world_size: int, *, sharded: bool, wait_s: 
         sharded=sharded,
         size=sum(part.size for part in parts.values()),
         ranks=digests,
+        after=after,
+        written_at=int(time.time()),
     )
     put(into / MARK, mark.written())
     for path in into.glob(PART.format("*")):
         path.unlink(missing_ok=True)
 
 
-def run(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], wait_s: float | None) -> None:
+def run(
+    slot: Path,
+    stamp: Stamp,
+    into: Path,
+    ranks: Sequence[int],
+    wait_s: float | None,
+    after: Sequence[str] = (),
+) -> None:
     """Write the parts of a node; the node that leads makes a checkpoint of all parts then.
 
     Args:
         wait_s: how long that waits for the parts of others; None: another node leads (seconds).
+        after: see `finish`.
 
     Raises:
         SnapshotError, OSError, RuntimeError, ValueError: that cannot be. The node that leads leaves nothing of it.
@@ -344,7 +368,7 @@ def run(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], wait_s: floa
         put(into / PART.format(ranks[0]), pickle.dumps(part))
         if wait_s is not None:
             wait_s = max(wait_s, time.monotonic() - began_at)  # that of others may take as long
-            finish(into, stamp, first.world_size, sharded=first.sharded, wait_s=wait_s)
+            finish(into, stamp, first.world_size, sharded=first.sharded, wait_s=wait_s, after=after)
     except Exception:
         with contextlib.suppress(Exception):  # what went wrong first is what is said
             if wait_s is not None and not (into / MARK).exists():
@@ -352,15 +376,20 @@ def run(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], wait_s: floa
         raise
 
 
-def prune(path: Path, keep: int) -> None:
-    """Remove what is older than those that are kept, complete or not."""
-    there = directories(path)
-    complete = sorted((stamp for stamp, each in there.items() if (each / MARK).exists()), reverse=True)
-    kept = complete[:keep]
-    for stamp, each in there.items():
-        if stamp not in kept and kept and stamp < kept[0]:
-            (each / MARK).unlink(missing_ok=True)
-            remove(each)
+def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:
+    """Remove what is older than those that are kept, complete or not.
+
+    Args:
+        jobs: whose these are: this one, and before it those that it has gone on with, the oldest first.
+    """
+    places = {origin: place for place, origin in enumerate(jobs)}
+    there = {which: each for which, each in directories(path).items() if which.origin in places}
+    ordered = sorted(there, key=lambda which: (places[which.origin], *which), reverse=True)
+    complete = [which for which in ordered if (there[which] / MARK).exists()]
+    for which in ordered[ordered.index(complete[0]) :] if complete else ():
+        if which not in complete[:keep]:
+            (there[which] / MARK).unlink(missing_ok=True)
+            remove(there[which])
 
 
 def main() -> None:
@@ -373,6 +402,7 @@ def main() -> None:
     parser.add_argument("ranks", type=lambda text: [int(rank) for rank in text.split(",")])
     parser.add_argument("--leads", type=float, metavar="SECONDS")
     parser.add_argument("--keep", type=int, metavar="N")
+    parser.add_argument("--after", nargs="+", default=[], metavar="JOB")
     parser.add_argument("--beside-training", action="store_true")
     args = parser.parse_args()
     if args.beside_training:
@@ -381,10 +411,11 @@ def main() -> None:
     torch.set_num_threads(1)
     stamp = Stamp(step=args.step, round=args.round)
     try:
-        run(args.slot, stamp, args.directory, args.ranks, args.leads)
+        run(args.slot, stamp, args.directory, args.ranks, args.leads, args.after)
         with contextlib.suppress(Exception):  # this one is written, whatever becomes of older ones
             if args.keep is not None:
-                prune(args.directory.parent, args.keep)
+                own = SnapshotId.of(args.directory.name)
+                prune(args.directory.parent, args.keep, [*args.after, own.origin if own else ""])
     except (SnapshotError, OSError, RuntimeError, ValueError) as error:
         print(_no_space(args.slot, args.directory) or f"{error}", file=sys.stderr)
         sys.exit(OVERTAKEN if isinstance(error, Overtaken) else 1)

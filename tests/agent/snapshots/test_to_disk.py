@@ -23,7 +23,7 @@ from hetagent.snapshots.copying import Who
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
 from hetagent.snapshots.loading import Loader
-from hetagent.snapshots.on_disk import MARK, PART, Mark, directories, name_of, path_of, remove
+from hetagent.snapshots.on_disk import MARK, PART, Mark, SnapshotId, directories, path_of, remove
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.state import State
 from hetagent.snapshots.to_disk import finish, prune, run, write
@@ -31,6 +31,7 @@ from hetagent.snapshots.to_disk import finish, prune, run, write
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is ")
 
 STEP = 3
+OLDER, OWN = (SnapshotId("j", 0, step) for step in (1, STEP))
 
 
 class Script:
@@ -89,7 +90,7 @@ def written(slot: Slot, into: Path) -> Path:
 
 
 def test_plain_dcp_reads_it(trained: Script, slot: Slot, tmp_path: Path) -> None:
-    path = tmp_path / name_of(slot.stamp)
+    path = tmp_path / OWN.name
     words = [str(slot.path), "0", str(STEP), str(path), "0", "--leads", "5"]
     command = [sys.executable, "-P", "-m", "hetagent.snapshots.to_disk", *words]  # as the agent starts it
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
@@ -114,7 +115,7 @@ def test_plain_dcp_reads_it(trained: Script, slot: Slot, tmp_path: Path) -> None
     nested: Mapping[str, Any] = torch.load(tmp_path / "all.pt", weights_only=False)
     assert nested.keys() == {"model", "optimizer", "sampler", "tensor"}
     assert nested["optimizer"]["param_groups"][0]["lr"] == 1.0
-    assert directories(tmp_path) == {Stamp(STEP, 0): path}
+    assert directories(tmp_path) == {OWN: path}
     mark = Mark.read(path)
     assert mark is not None
     assert (mark.stamp, mark.world_size, mark.sharded) == (Stamp(STEP, 0), 1, False)
@@ -165,17 +166,17 @@ def test_below_a_url_it_is_found_read_by_plain_dcp_and_removed(
     """`file://` goes the way of object stores: UPath, fsspec, torch's FsspecWriter; a real S3: tests/ecosystem."""
     top = path_of(f"file://{tmp_path}/disk")
     assert directories(top) == {}
-    (tmp_path / "disk" / name_of(Stamp(1, 0))).mkdir(parents=True)
-    path = written(slot, top / name_of(slot.stamp))
-    assert directories(top) == {slot.stamp: path, Stamp(1, 0): top / name_of(Stamp(1, 0))}
+    (tmp_path / "disk" / OLDER.name).mkdir(parents=True)
+    path = written(slot, top / OWN.name)
+    assert directories(top) == {OWN: path, OLDER: top / OLDER.name}
     mark = Mark.read(path)
     assert mark is not None
     assert mark.stamp == slot.stamp
     state: dict[str, Any] = {"tensor": torch.ones(2)}
     dcp.load(state, storage_reader=FsspecReader(str(path)))
     assert torch.equal(state["tensor"], trained.tensor)
-    prune(top, 1)
-    assert directories(top) == {slot.stamp: path}
+    prune(top, 1, ["j"])
+    assert directories(top) == {OWN: path}
     remove(path)
     assert directories(top) == {}
 

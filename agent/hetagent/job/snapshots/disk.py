@@ -22,8 +22,8 @@ from hetagent.job.snapshots.exchange import MOST_WHY
 from hetagent.node.processes import finding as processes
 from hetagent.options.model import UsageError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
-from hetagent.snapshots.on_disk import OVERTAKEN, Mark, directories, name_of
-from hetrdzv.protocol.rooms.snapshots import MOST_ON_DISK, NotWritten, OnDisk
+from hetagent.snapshots.on_disk import MOST_JOBS, OVERTAKEN, Mark, SnapshotId, directories, newest_first
+from hetrdzv.protocol.rooms.snapshots import MOST_ON_DISK, Chosen, NotWritten, OnDisk
 from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
 
 LOOK_S = 5.0
@@ -90,7 +90,7 @@ class Disk:
         self._process: subprocess.Popen[bytes] | None = None
         self._said = folder / "to_disk.stderr"
         self._writing: Stamp | None = None
-        self._written: set[Stamp] = set()  # by this node
+        self._written: set[SnapshotId] = set()  # by this node
         self._wants = 0
         self._begun: Stamp | None = None  # the last step that was named and of which the writing has begun
         self._pinned: Stamp | None = None
@@ -99,9 +99,11 @@ class Disk:
         self._due_at = time.monotonic() + asked.every_s
         self._looks_at = 0.0
         self._failed: NotWritten | None = None
-        self._there: Mapping[Stamp, Mark | None] = {}  # None: it is not complete
+        self._origin = ""  # the job
+        self._after: Sequence[str] = ()  # the jobs that it has gone on with
+        self._there: Mapping[SnapshotId, Mark | None] = {}  # None: it is not complete
         self._complete: tuple[OnDisk, ...] = ()
-        self._reading: Future[Mapping[Stamp, Mark | None]] | None = None
+        self._reading: Future[Mapping[SnapshotId, Mark | None]] | None = None
         self._unseen: Exception | None = None  # why nobody could tell what is there
         self._said_unseen = ""
         if not self.list(FIRST_S):
@@ -138,18 +140,18 @@ class Disk:
         if self._unseen is not None:
             return True
         self._there = reading.result()
-        complete = [mark for mark in self._there.values() if mark is not None]
-        newest = sorted(complete, key=lambda mark: mark.stamp, reverse=True)[:MOST_ON_DISK]
+        complete = {which: mark for which, mark in self._there.items() if mark is not None and which.round}
         self._complete = tuple(
             OnDisk(
-                round=mark.stamp.round,
-                step=mark.stamp.step,
-                world_size=mark.world_size,
-                sharded=mark.sharded,
-                size=mark.size,
+                round=which.round,
+                step=which.step,
+                origin=which.origin,
+                written_at=complete[which].written_at,
+                world_size=complete[which].world_size,
+                sharded=complete[which].sharded,
+                size=complete[which].size,
             )
-            for mark in newest
-            if mark.stamp.round
+            for which in newest_first(complete, self._origin)[:MOST_ON_DISK]
         )
         return True
 
@@ -170,11 +172,33 @@ class Disk:
         self._reading = None
         self.list(max(0.0, min(FIRST_S, until - time.monotonic())))
 
-    def source(self, stamp: Stamp) -> dict[str, object]:
+    def source(self, chosen: Chosen) -> dict[str, object]:
         """Where workers read a snapshot: an entry of `sources` in `start.json`."""
-        path, mark = self.path / name_of(stamp), self._there.get(stamp)
+        which = SnapshotId(chosen.origin, chosen.round, chosen.step)
+        mark = self._there.get(which)
         ranks = {str(rank): digest for rank, digest in mark.ranks.items()} if mark is not None else {}
-        return {"node": "", "path": str(path), "whole": True, "ranks": ranks}
+        return {"node": "", "path": str(self.path / which.name), "whole": True, "ranks": ranks}
+
+    def is_of(self, origin: str, chosen: Chosen | None = None) -> None:
+        """What is written from now on is of a job.
+
+        Args:
+            chosen: what its round begins from.
+        """
+        origin = origin if origin.isalnum() else ""  # it names directories
+        if origin != self._origin:
+            self._origin, self._after = origin, ()
+        marks = {which: mark for which, mark in self._there.items() if mark is not None}
+        own = next((which for which in newest_first(marks, origin) if which.origin == origin), None)
+        began = SnapshotId(chosen.origin, chosen.round, chosen.step) if chosen and chosen.on_disk else None
+        for which in (began, own):
+            if which is not None and (mark := marks.get(which)) is not None:
+                jobs = dict.fromkeys((*self._after, *mark.after, which.origin))
+                self._after = [job for job in jobs if job != origin][-MOST_JOBS:]
+
+    def _id(self, stamp: Stamp) -> SnapshotId:
+        """That of a snapshot in memory."""
+        return SnapshotId(self._origin, stamp.round, stamp.step)
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -241,9 +265,9 @@ class Disk:
             return _failed(self._failed)
         newest = max(self._folder.slots(), default=None)
         self._list_anew(until)
-        if newest is not None and self._there.get(newest) is not None:
-            return f"step {newest.step} is on disk: {self.path / name_of(newest)}"
-        if newest is not None and newest in self._written:
+        if newest is not None and self._there.get(self._id(newest)) is not None:
+            return f"step {newest.step} is on disk: {self.path / self._id(newest).name}"
+        if newest is not None and self._id(newest) in self._written:
             return f"step {newest.step}: this node's part is on disk, and counts once all nodes have written theirs"
         return ""
 
@@ -252,8 +276,9 @@ class Disk:
         if self._writing is not None and self._writing != newest:
             self.close()
         self._list_anew(until)
-        there = {Stamp(step=one.step, round=one.round) for one in self._complete}
-        if newest is None or newest in there or (self._process is None and newest in self._written):
+        if newest is None or self._there.get(self._id(newest)) is not None:
+            return
+        if self._process is None and self._id(newest) in self._written:
             return
         if self._process is None:
             self._tell(f"writing the snapshot of step {newest.step} to {self.path}; Ctrl-C leaves it")
@@ -293,7 +318,7 @@ class Disk:
                 with contextlib.suppress(FileNotFoundError):
                     taken.append((stamp, index.stat().st_mtime))
         taken.sort()
-        if not taken or taken[-1][0] in self._written or self._there.get(taken[-1][0]):
+        if not taken or self._id(taken[-1][0]) in self._written or self._there.get(self._id(taken[-1][0])):
             return 0
         newest, at = taken[-1]
         if not ahead_s or time.time() - at > ahead_s:
@@ -312,7 +337,7 @@ class Disk:
         slot = self._folder.first_since(since)
         if slot is None or not slot.indexes().keys() >= {*ranks}:
             return False
-        if slot.stamp not in self._written:
+        if self._id(slot.stamp) not in self._written:
             self._begin(slot.stamp, ranks)
         return True
 
@@ -321,14 +346,15 @@ class Disk:
         mine = sorted(slot.indexes().keys() & {*ranks}) if slot is not None else []
         if slot is None or not mine:
             return
-        self._written.add(stamp)
+        self._written.add(self._id(stamp))
         self._pin(stamp)
         self._leads = 0 in ranks
-        words = [str(slot.path), str(stamp.round), str(stamp.step), str(self.path / name_of(stamp))]
+        words = [str(slot.path), str(stamp.round), str(stamp.step), str(self.path / self._id(stamp).name)]
         words += [",".join(map(str, mine))]
         if 0 in ranks:
             words += ["--leads", f"{_patience_s(slot, mine[0]) if is_last else PARTS_S:g}"]
             words += ["--keep", f"{self._asked.keep}"]
+            words += ["--after", *self._after] if self._after else []
         if not is_last:
             words += ["--beside-training"]
         try:
@@ -355,7 +381,7 @@ class Disk:
         self.close()
         if status == OVERTAKEN and stamp is not None and self._leads and not self._overtaken:
             self._overtaken = True  # a worker took its memory before it saw that this was asked for
-            self._written.discard(stamp)
+            self._written.discard(self._id(stamp))
             self._begun, self._due_at = None, 0.0
             return
         self._overtaken = False
@@ -377,18 +403,18 @@ class Disk:
         self._tell(f"the snapshot of {_failed(self._failed)}")
 
 
-def _reading(path: Path, known: Mapping[Stamp, Mark | None]) -> Future[Mapping[Stamp, Mark | None]]:
+def _reading(path: Path, known: Mapping[SnapshotId, Mark | None]) -> Future[Mapping[SnapshotId, Mark | None]]:
     """Have a thread see which snapshots there are: a file server may not answer, which must not keep an agent here.
 
     Args:
         known: those that are known to be complete stay so while they are there.
     """
-    found: Future[Mapping[Stamp, Mark | None]] = Future()
+    found: Future[Mapping[SnapshotId, Mark | None]] = Future()
 
     def read() -> None:
         try:
             there = directories(path)
-            found.set_result({stamp: known.get(stamp) or Mark.read(each) for stamp, each in there.items()})
+            found.set_result({which: known.get(which) or Mark.read(each) for which, each in there.items()})
         except Exception as error:
             found.set_exception(error)
 

@@ -26,7 +26,6 @@ from hetagent.protocol.line import Line
 from hetagent.protocol.topics import Message, Topic
 from hetagent.snapshots.asked import ASK
 from hetagent.snapshots.folder import FOLDER, PINNED
-from hetagent.snapshots.folder import Stamp as Written
 from hetagent.worker.runner import TO_DISK
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.rooms.snapshots import (
@@ -112,6 +111,8 @@ class Snapshots(Room):
         self._answer: Future[SnapshotsReply] | None = None
         self._refuses = False  # it takes none of this
         (folder.path / PINNED).unlink(missing_ok=True)  # by an agent that is gone
+        if disk is not None:
+            disk.is_of(self._exchange.origin)
         self._reached = self._rescued()
         self._refused: list[Stamp] = []
         self._dropped: set[Stamp] = set()  # copies of this node's that cannot be loaded
@@ -150,6 +151,8 @@ class Snapshots(Room):
             self._open()
         try:
             self._exchange.begin(assignment.start.origin or "")
+            if self._disk is not None:
+                self._disk.is_of(self._exchange.origin, chosen)
             self._exchange.start(chosen, self._node_id, self._source(chosen))
             self._control()
         except OSError as error:
@@ -169,7 +172,7 @@ class Snapshots(Room):
         if self._disk is None:
             self._tell("the snapshot is on disk, and this node has no --snapshot-to: give all nodes the same")
             return None
-        return self._disk.source(Written(step=chosen.step, round=chosen.round))
+        return self._disk.source(chosen)
 
     def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
         self._workers, self._reached = workers, 0

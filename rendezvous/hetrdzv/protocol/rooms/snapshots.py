@@ -84,10 +84,18 @@ class Held(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDisk(Body):
-    """A snapshot that is complete in the directory of `--snapshot-to`, which all nodes share; see `Held`."""
+    """A snapshot that is complete in the directory of `--snapshot-to`, which all nodes share; see `Held`.
+
+    Attributes:
+        origin: the job that wrote it, see `Holdings`; rounds and steps of different jobs say nothing about which one is
+            newer.
+        written_at: when it was complete, by the clock of whoever wrote it (seconds since the epoch).
+    """
 
     round: Positive
     step: Count
+    origin: Annotated[str, MaxLen(32)] = ""
+    written_at: Count = 0
     world_size: Annotated[int, Ge(1), Le(MAX_WORLD_SIZE)]
     sharded: bool = False
     size: Count = 0
@@ -254,6 +262,7 @@ class Chosen:
         sources: who has it. A member is told those that it needs, itself first: of what all ranks have alike a few, and
             of ranks' own parts all if the snapshot is sharded, else those of its own ranks.
         on_disk: each member reads it in the directory of `--snapshot-to`, so there are no sources.
+        origin: of one on disk: the job that wrote it, see `OnDisk`.
     """
 
     round: int
@@ -264,6 +273,7 @@ class Chosen:
     newer: Incomplete | None = None
     sources: tuple[Source, ...] = ()
     on_disk: bool = False
+    origin: str = ""
 
 
 # -- which are passed by -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from hetagent.job.snapshots import disk as disks
 from hetagent.job.snapshots.disk import FIRST_S, Asked, Disk
 from hetagent.options.model import UsageError
 from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
-from hetagent.snapshots.on_disk import MARK, Mark, name_of
+from hetagent.snapshots.on_disk import MARK, Mark, SnapshotId
 from hetagent.snapshots.to_disk import prune
-from hetrdzv.protocol.rooms.snapshots import NotWritten, OnDisk
+from hetrdzv.protocol.rooms.snapshots import Chosen, NotWritten, OnDisk
 from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
 
+JOB = "0f3a"
 AHEAD_S = 8.0
 """How soon other nodes know of a step that was named (seconds)."""
 
@@ -29,6 +31,7 @@ class Node:
         self.memory = Folder(path / "memory")
         asked = Asked(path / "disk", 600, keep)
         self.disk = Disk(asked, self.memory.path, Identity("g", "a", "1"), self.said.append)
+        self.disk.is_of(JOB)
 
     def holds(self, step: int, *ranks: int) -> Stamp:
         stamp = Stamp(step, 1)
@@ -38,14 +41,34 @@ class Node:
             put(slot.path / INDEX.format(rank), index.written())
         return stamp
 
-    def has(self, step: int, *, complete: bool = True, number: int = 1) -> Path:
-        stamp = Stamp(step, number)
-        path = self.disk.path / name_of(stamp)
+    def has(
+        self,
+        step: int,
+        *,
+        complete: bool = True,
+        number: int = 1,
+        job: str = JOB,
+        at: int = 0,
+        after: Sequence[str] = (),
+    ) -> Path:
+        path = self.disk.path / SnapshotId(job, number, step).name
         path.mkdir(parents=True)
         if complete:
-            mark = Mark(stamp=stamp, world_size=2, sharded=False, size=7, ranks={0: "d"})
+            mark = Mark(
+                stamp=Stamp(step, number),
+                world_size=2,
+                sharded=False,
+                size=7,
+                ranks={0: "d"},
+                after=after,
+                written_at=at,
+            )
             (path / MARK).write_bytes(mark.written())
         return path
+
+    def declares(self) -> list[tuple[str, int]]:
+        assert self.disk.list(FIRST_S)
+        return [(one.origin, one.step) for one in self.disk.complete()]
 
 
 @pytest.fixture
@@ -61,11 +84,11 @@ def test_the_newest_that_are_complete_are_told(node: Node) -> None:
     assert node.disk.complete() == ()
     assert node.disk.list(FIRST_S)
     assert node.disk.complete() == tuple(
-        OnDisk(round=1, step=step, world_size=2, size=7) for step in (50, 40, 30, 20)
+        OnDisk(round=1, step=step, origin=JOB, world_size=2, size=7) for step in (50, 40, 30, 20)
     )
-    source = node.disk.source(Stamp(40, 1))
-    assert (source["path"], source["ranks"]) == (str(node.disk.path / "step-40-round-1"), {"0": "d"})
-    assert node.disk.source(Stamp(60, 1))["ranks"] == {}
+    source = node.disk.source(chosen(40))
+    assert (source["path"], source["ranks"]) == (str(node.disk.path / "step-40-round-1-job-0f3a"), {"0": "d"})
+    assert node.disk.source(chosen(60))["ranks"] == {}
 
 
 def test_the_oldest_are_removed_and_what_is_not_ours_stays(node: Node) -> None:
@@ -73,10 +96,52 @@ def test_the_oldest_are_removed_and_what_is_not_ours_stays(node: Node) -> None:
     newer = node.has(40, complete=False)
     other = node.disk.path / "step-one"
     other.mkdir()
-    prune(node.disk.path, 2)
+    prune(node.disk.path, 2, [JOB])
     assert [step for step, path in paths.items() if path.exists()] == [20, 30]
     assert newer.exists()
     assert other.exists()
+
+
+def chosen(step: int, number: int = 1, job: str = JOB) -> Chosen:
+    return Chosen(round=number, step=step, world_size=2, on_disk=True, origin=job)
+
+
+def test_a_job_that_went_back_keeps_what_it_writes_then(node: Node) -> None:
+    """Since `hetctl snapshots --use`, for instance: step 30 of the first round is older than 20 of the second."""
+    for step in (10, 20, 30):
+        node.has(step)
+    newer = node.has(20, number=2)
+    prune(node.disk.path, 2, [JOB])
+    assert newer.exists()
+    assert node.declares() == [(JOB, 20), (JOB, 30)]
+
+
+def test_a_job_that_began_anew_neither_loses_its_own_nor_takes_those_of_another(node: Node) -> None:
+    former = [node.has(step, job="aaaa", at=1) for step in (100, 200, 300)]
+    own = [node.has(step, at=2) for step in (10, 20, 30)]
+    assert node.declares()[:3] == [(JOB, 30), (JOB, 20), (JOB, 10)]
+    node.disk.is_of(JOB)
+    prune(node.disk.path, 2, [*node.disk._after, JOB])
+    assert all(path.exists() for path in former)
+    assert [path.exists() for path in own] == [False, True, True]
+
+
+def test_a_job_that_goes_on_with_others_prunes_theirs(node: Node) -> None:
+    other = node.has(500, job="bbbb", at=1)
+    former = [node.has(step, number=7, job="aaaa", at=2, after=["older"]) for step in (100, 200)]
+    assert node.declares() == [("aaaa", 200), ("aaaa", 100), ("bbbb", 500)], "whoever wrote last"
+    node.disk.is_of(JOB, chosen(200, 7, "aaaa"))
+    assert node.disk._after == ["older", "aaaa"]
+    own = node.has(210, at=3)
+    prune(node.disk.path, 2, [*node.disk._after, JOB])
+    assert [path.exists() for path in (*former, own, other)] == [False, True, True, True]
+
+
+def test_the_same_step_of_another_job_is_another_snapshot(node: Node) -> None:
+    node.has(10, job="aaaa")
+    node.holds(10, 0)
+    said = node.disk.write_last([0], time.monotonic() + 60, lambda: False)
+    assert said == "step 10 is not on disk: this node does not have all of step 10", "it was tried"
 
 
 @pytest.fixture
@@ -150,7 +215,9 @@ def test_what_its_writer_says_is_said_once_and_the_memory_is_free_again(node: No
     assert node.disk.not_written() == NotWritten(
         stamp=Declared(round=1, step=10), why="this node does not have all of step 10"
     )
-    assert not (node.disk.path / name_of(stamp)).exists(), "what is torn takes no space"
+    assert not (node.disk.path / SnapshotId(JOB, *reversed(stamp)).name).exists(), (
+        "what is torn takes no space"
+    )
     assert len(node.said) == 2, node.said
     assert node.said[0].startswith("writing the snapshot of step 10 to ")
     assert node.said[1] == "the snapshot of step 10 is not on disk: this node does not have all of step 10"
@@ -175,19 +242,19 @@ def test_one_whose_memory_was_taken_meanwhile_is_no_news_the_first_time(node: No
             time.sleep(0.01)
             node.disk._ended()
         assert node.said == said
-        assert (stamp in node.disk._written) is bool(said), "a later one is written at once"
+        assert (node.disk._id(stamp) in node.disk._written) is bool(said), "a later one is written at once"
 
 
 def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
     stamp = node.holds(10, 0)
     node.has(10)
     said = node.disk.write_last([0], time.monotonic() + 60, lambda: False)
-    assert said == f"step 10 is on disk: {node.disk.path / name_of(stamp)}"
+    assert said == f"step 10 is on disk: {node.disk.path / SnapshotId(JOB, *reversed(stamp)).name}"
     assert node.said == []
 
 
 def test_a_part_that_others_have_not_completed_is_said_as_such(node: Node) -> None:
-    node.disk._written.add(node.holds(10, 0))
+    node.disk._written.add(node.disk._id(node.holds(10, 0)))
     said = node.disk.write_last([0], time.monotonic() + 60, lambda: False)
     assert said == "step 10: this node's part is on disk, and counts once all nodes have written theirs"
     assert node.said == []
@@ -214,7 +281,7 @@ def test_a_snapshot_that_is_being_written_is_spared_unless_the_round_ends(node: 
 def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
 
-    def hang(path: Path) -> dict[Stamp, Path]:
+    def hang(path: Path) -> dict[SnapshotId, Path]:
         answers.wait()
         raise PermissionError(13, "Permission denied")
 
@@ -236,7 +303,7 @@ def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch
 def test_no_job_begins_anew_since_nobody_can_tell_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path) -> dict[Stamp, Path]:
+    def refuse(path: Path) -> dict[SnapshotId, Path]:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(disks, "directories", refuse)
@@ -249,7 +316,7 @@ def test_the_first_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(disks, "FIRST_S", 0.05)
     slow = disks.directories
 
-    def answers_late(path: Path) -> dict[Stamp, Path]:
+    def answers_late(path: Path) -> dict[SnapshotId, Path]:
         time.sleep(0.3)
         return slow(path)
 

@@ -34,6 +34,7 @@ def chosen(found: Gathered, members: Iterable[str], lost: int, newer: Incomplete
         newer=newer,
         sources=tuple(_source(node, held) for node, held in holders[:most]),
         on_disk=found.on_disk is not None,
+        origin=found.on_disk.origin if found.on_disk is not None else "",
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hetagent.launch.kinds import kinds_with
 from hetagent.node.gpu import devices
 from hetagent.options.model import Options, UsageError
+from hetagent.options.torchrun import typed
 from hetagent.torch_compat.flags import local_world_size
 from hetrdzv.protocol.settings import MAX_SLOTS
 
@@ -23,6 +24,7 @@ def slots_of(options: Options) -> tuple[devices.Devices | None, int]:
     if nproc is None:
         chosen = devices.choose(options.gpus, options.device, os.environ)
         return chosen, chosen.slots
+    said = typed("--nproc-per-node", nproc)
     if nproc in ("gpu", "auto") and options.device != "cpu":
         try:
             chosen = devices.choose("auto", "cuda", os.environ)
@@ -30,13 +32,13 @@ def slots_of(options: Options) -> tuple[devices.Devices | None, int]:
         except devices.NoGpuHere as error:
             if nproc == "gpu" or options.device == "cuda":
                 workers = "pass --nproc-per-node N --device cpu to start N CPU workers"
-                raise UsageError(f"--nproc-per-node {nproc}: {error.none_here}", workers) from None
+                raise UsageError(f"{said}: {error.none_here}", workers) from None
     try:
         slots = local_world_size(nproc)
     except ValueError as error:
-        raise UsageError(f"--nproc-per-node {nproc}: {error}; pass a number, gpu, cpu or auto") from None
+        raise UsageError(f"{said}: {error}; pass a number, gpu, cpu or auto") from None
     if not 1 <= slots <= MAX_SLOTS:
-        raise UsageError(f"--nproc-per-node {nproc}: a node has 1 to {MAX_SLOTS} workers")
+        raise UsageError(f"{said}: a node has 1 to {MAX_SLOTS} workers")
     if options.device == "auto":
         return None, slots
     return devices.choose(str(slots), options.device, os.environ), slots

@@ -92,6 +92,15 @@ def test_a_number_of_workers_that_no_node_has(count: str) -> None:
         slots_of(options(f"--nproc-per-node={count}"))
 
 
+@pytest.mark.parametrize("given", ["2.0", "2000"])
+def test_the_variable_is_named_that_gives_a_wrong_number_of_workers(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("PET_NPROC_PER_NODE", given)
+    with pytest.raises(UsageError, match=f"^PET_NPROC_PER_NODE={given}: "):
+        slots_of(options())
+
+
 SLICES = "MIG-a,MIG-b"
 
 

@@ -13,7 +13,7 @@ from hetagent.node.standalone import fresh_group
 from hetagent.options import behind, given
 from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
-from hetagent.options.torchrun import REFUSED, dest, typed, variable
+from hetagent.options.torchrun import REFUSED, dest, source, typed, variable
 from hetagent.options.values import GRACE_S, grace, is_on, streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.texts.ids import checked_id
@@ -70,7 +70,7 @@ def _torchrun(args: Namespace) -> TorchrunOptions:
     return _options(
         TorchrunOptions,
         args,
-        role=_id("--role", args.role),
+        role=_id(source("--role", args.role), args.role),
         module=bool(args.module),
         no_python=bool(args.no_python),
         run_path=bool(args.run_path),
@@ -176,7 +176,7 @@ def _group(args: Namespace, environ: Mapping[str, str]) -> str:
         return _id("--group", group)
     if args.rdzv_id is None:
         return _id("HET_GROUP", group)
-    return _id("PET_RDZV_ID" if os.environ.get("PET_RDZV_ID") == group else "--rdzv-id", group)
+    return _id(source("--rdzv-id", group), group)
 
 
 # -- values --------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def _spec(args: Namespace) -> dict[str, object]:
     if args.standalone:
         if spec.get("min_nodes", 1) != 1 or spec.get("max_nodes", 1) != 1:
             raise UsageError(
-                "--standalone is for one node: leave --nnodes out, or start a hetserver for several nodes"
+                f"--standalone is for one node: leave {source('--nnodes', args.nnodes)} out, or start a hetserver for several nodes"
             )
         least, most = args.world_size or (None, None)
         slots = str(args.gpus or args.nproc_per_node or "")

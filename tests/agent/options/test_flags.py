@@ -278,6 +278,7 @@ def test_a_wrong_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatc
         ("PET_SIGNALS_TO_HANDLE", "SIGNOPE", "PET_SIGNALS_TO_HANDLE=SIGNOPE: there is no signal 'SIGNOPE'"),
         ("PET_LOCAL_RANKS_FILTER", "x", "PET_LOCAL_RANKS_FILTER=x must be local ranks"),
         ("PET_RDZV_ID", "a b", "PET_RDZV_ID 'a b' must be 1 to 128"),
+        ("PET_ROLE", "a b", "PET_ROLE 'a b' must be 1 to 128"),
     ):
         monkeypatch.setenv(name, value)
         with pytest.raises(UsageError) as caught:

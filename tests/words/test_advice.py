@@ -75,6 +75,18 @@ def exited(exit_code: int | None, message: str, rank: int = 0) -> reasons.Failed
             "to begin again, once that is mended: start hetagent on each node",
         ),
         (
+            exited(
+                1,
+                'Traceback\n  File "/w/train.py", line 7, in f\n  File "/lib/python3.11/s.py", line 1, in load\n'
+                "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so",
+            ),
+            (
+                "if the checkpoint is trusted, start hetagent with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in its "
+                "environment (it is for calls of torch.load without weights_only); "
+                "to begin again: start hetagent on each node"
+            ),
+        ),
+        (
             exited(2, "usage: ap.py [-h]\nap.py: error: the following arguments are required: --data"),
             "to begin again, once that is mended: start hetagent on each node",
         ),

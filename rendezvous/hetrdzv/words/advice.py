@@ -21,6 +21,8 @@ from hetrdzv.words.phrasing import are, count, listed, names, one_or_more
 _OUT_OF_MEMORY = 137
 """The status of a shell whose program was killed by SIGKILL."""
 
+_WEIGHTS_ONLY, _LOADS_ANYTHING = "Weights only load failed", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"
+"""What torch 2.6 and newer say of a checkpoint with more than tensors in it, and the variable with which they load it."""
 
 _LOGS = "all of it with hetagent -t 3 --log-dir DIR"
 
@@ -129,6 +131,9 @@ def after_failure(reason: FailedBecause) -> str:
 
 def after_exit(failed: FailedWorker) -> str:
     """What can be done about a worker that failed."""
+    if _WEIGHTS_ONLY in failed.said:
+        how = "in its environment (it is for calls of torch.load without weights_only)"
+        return f"if the checkpoint is trusted, start hetagent with {_LOADS_ANYTHING} {how}"
     if failed.hang or failed.where:
         return ""
     if failed.misplaced:

@@ -51,6 +51,17 @@ def test_an_abort_tells_what_the_library_said(pair: Cluster) -> None:
         )
 
 
+@pytest.mark.parametrize("size", [4_000, 9_000_000])
+def test_a_long_line_is_told_with_its_beginning(pair: Cluster, size: int) -> None:
+    script = f"raise RuntimeError('Missing keys: ' + 'layer, ' * ({size} // 7) + 'last')"
+    for cause in causes(run(pair, "import time; time.sleep(60)", "--max-restarts", "0", b=script)):
+        assert cause.startswith("RuntimeError: Missing keys: layer, layer, ")
+        assert "(script.py:1, rank 2 on b)\n" in cause
+        assert 'script.py", line 1, in <module>\n' in cause
+        assert "\n  | RuntimeError: Missing keys: layer, " in cause
+        assert "layer, last\n=" in cause
+
+
 def test_it_can_be_kept_on_the_node(pair: Cluster) -> None:
     script = "import sys; sys.stderr.write('private\\n'); sys.exit(3)"
     flags = ("--report-output", "off", "--max-restarts", "0")

@@ -1,11 +1,13 @@
 """Describes failures: reads what a worker left behind, writes the root cause for whoever started this agent."""
 
+import contextlib
 import json
+import math
 import os
 import re
 import stat
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +18,8 @@ from hetrdzv.protocol.texts.raised import raised
 MAX_CHARACTERS = 4000
 """How much of a traceback is sent; the server keeps it and every agent prints it."""
 
-MAX_RECORD_BYTES = 8 << 20
-"""A larger error file is not read."""
+MAX_RECORD_BYTES = 64 << 20
+"""A larger error file is not read; torch's `@record` writes an exception's message twice, however long it is."""
 
 _TAIL_BYTES = 64 << 10
 
@@ -67,6 +69,30 @@ def is_permanent(left: Left) -> bool:
     return record is not None and record.get("permanent") is True
 
 
+def raised_at(error_file: str) -> float | None:
+    """When a worker recorded its exception, by its own clock (seconds); None: it has not.
+
+    The time of the file may be a file server's: of that only the fraction counts which torch's `@record` leaves out.
+    """
+    try:
+        changed_at = os.stat(error_file).st_mtime
+    except OSError:
+        return None
+    record = read_record(error_file) or {}
+    exact = _number(record.get("raised_at"))
+    second = _number(_extra(record).get("timestamp"))
+    if exact is not None or second is None:
+        return exact or changed_at
+    return min(max(changed_at, second), second + 1.0)
+
+
+def _number(text: object) -> float | None:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if math.isfinite(number := float(text)):  # type: ignore[arg-type]
+            return number
+    return None
+
+
 def concealed(text: str, secrets: Collection[str]) -> str:
     """The text without some words."""
     for secret in secrets:
@@ -102,10 +128,15 @@ def _recorded(error_file: str | None) -> str:
         return ""
     message = record["message"]
     if isinstance(message, dict):
-        extra = message.get("extraInfo")
-        stack = extra.get("py_callstack") if isinstance(extra, dict) else None
-        message = stack or message.get("message") or ""
+        message = _extra(record).get("py_callstack") or message.get("message") or ""
     return message if isinstance(message, str) else ""
+
+
+def _extra(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The `extraInfo` of a record as torch writes it."""
+    message = record.get("message")
+    extra = message.get("extraInfo") if isinstance(message, dict) else None
+    return extra if isinstance(extra, dict) else {}
 
 
 def tail(path: str) -> bytes:
@@ -176,33 +207,40 @@ def _lost_words(*paths: str | None) -> str:
     return ""
 
 
-_HEADLINE_CHARACTERS = 1500
-"""How much of an exception's headline is kept where all of it is too long to be sent."""
+_BEGINNING, _ENDING = 500, 300
+"""How much of a longer line is kept where all of it is too long to be sent (characters)."""
 
 
 def _end(text: str, most: int = MAX_CHARACTERS) -> str:
-    """The last whole lines that fit; of a last line that does not fit, its end.
+    """The last lines that fit, each whole or without its middle.
 
     Of an exception they begin with its headline and the script's line that raised it, if these would not be there.
     """
     text = sendable(text).rstrip()
     if len(text) <= most:
         return text if text.strip() else ""
+    text = "\n".join(map(_shortened, text.split("\n")))
+    if len(text) <= most:
+        return text
     end, exception = _last_lines(text, most), raised(text)
     if exception is None or ((kept := raised(end)) and kept.summary == exception.summary):
         return end
-    begin = exception.frame[:_HEADLINE_CHARACTERS]
+    begin = exception.frame
     if exception.end <= len(text) - len(end):
-        begin += f"\n{exception.headline[:_HEADLINE_CHARACTERS]}"
+        begin += f"\n{exception.headline}"
     begin += "\n  …\n"
     return begin + _last_lines(text, most - len(begin))
 
 
+def _shortened(line: str) -> str:
+    fits = len(line) <= _BEGINNING + _ENDING
+    return line if fits else f"{line[:_BEGINNING]} … {line[-_ENDING:]}"
+
+
 def _last_lines(text: str, most: int) -> str:
-    """The last whole lines that fit of a text that is longer."""
+    """The last whole lines that fit of a text that is longer, none of which is as long."""
     end = text[-most:]
-    cut_in_line = text[-most - 1] != "\n"
-    return end.partition("\n")[2] or end if cut_in_line else end
+    return end.partition("\n")[2] if text[-most - 1] != "\n" else end
 
 
 # -- the agent's own error file --------------------------------------------------------------------------------

@@ -39,6 +39,9 @@ TO_DISK = "HET_SNAPSHOT_TO"
 NOTICE = "HET_NOTICE_FILE"
 """The variable that names the file which is there once the round is about to end."""
 
+MOST_RECORDED = 1 << 18
+"""The longest text in an error file (characters)."""
+
 CANNOT_OPEN = 2
 """The exit status of `python` when it cannot open the script."""
 
@@ -392,8 +395,10 @@ def _write_record(message: str, stack: str, *, permanent: bool = False) -> None:
     import json
     import time
 
-    extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
-    record: dict[str, object] = {"message": {"message": message, "extraInfo": extra}}
+    now = time.time()
+    extra = {"py_callstack": _bounded(stack), "timestamp": str(int(now))}
+    record: dict[str, object] = {"message": {"message": _bounded(message), "extraInfo": extra}}
+    record["raised_at"] = now  # torch leaves out the fraction
     if permanent:
         record["permanent"] = True
     try:
@@ -401,6 +406,12 @@ def _write_record(message: str, stack: str, *, permanent: bool = False) -> None:
             json.dump(record, file)
     except OSError:
         pass
+
+
+def _bounded(text: str) -> str:
+    """A text without its middle, if it is too long for an error file."""
+    half = MOST_RECORDED // 2
+    return text if len(text) <= MOST_RECORDED else f"{text[:half]} … {text[-half:]}"
 
 
 def _absolute(path: str) -> str:

@@ -67,8 +67,8 @@ def test_a_file_name_that_is_not_utf_8_can_be_told(tmp_path: Path) -> None:
     message = failure_message(Left(error_file(tmp_path, recorded(f"ValueError: cannot read {name}\n"))), 1)
     assert message == r"ValueError: cannot read caf\udce9.txt"
     assert FailureFields(local_rank=0, rank=0, message=message).message == message
-    long = failure_message(Left(error_file(tmp_path, recorded("\udce9" * MAX_CHARACTERS))), 1)
-    assert len(long) == MAX_CHARACTERS
+    long = failure_message(Left(error_file(tmp_path, recorded("\udce9\n" * MAX_CHARACTERS))), 1)
+    assert MAX_CHARACTERS - 10 < len(long) <= MAX_CHARACTERS
 
 
 def test_hostile_error_files_are_no_more_than_unreadable(tmp_path: Path) -> None:
@@ -108,14 +108,21 @@ def test_the_end_is_kept_in_whole_lines(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     log.write_text("\n".join(lines))
     assert failure_message(Left("", str(log)), 1) == message
-    log.write_text("first\n" + "x" * 50_000)
-    assert failure_message(Left("", str(log)), 1) == "x" * MAX_CHARACTERS
-    log.write_bytes(b"first\n" + b"\xff" * 10 + b"\n" + b"y" * (MAX_CHARACTERS - 1))
-    assert failure_message(Left("", str(log)), 1) == "y" * (MAX_CHARACTERS - 1)
-    log.write_text("first\n" + "a" * 1999 + "\n" + "b" * (MAX_CHARACTERS - 2000))
+    log.write_text("first\n" + "a" * 800 + "\n" + 3 * f"{'b' * 800}\n" + "b" * (MAX_CHARACTERS - 3204))
     assert failure_message(Left("", str(log)), 1).startswith("aaa")
-    log.write_text("first\n" + "z" * MAX_CHARACTERS)
-    assert failure_message(Left("", str(log)), 1) == "z" * MAX_CHARACTERS
+    log.write_text("first\n" + "x" * 25_000 + "y" * 25_000)
+    assert failure_message(Left("", str(log)), 1) == f"first\n{'x' * 500} … {'y' * 300}"
+
+
+@pytest.mark.parametrize("size", [3_000, 3_940, 3_960, 4_500, 100_000, 10_000_000])
+def test_a_long_line_keeps_its_beginning_and_its_end(tmp_path: Path, size: int) -> None:
+    """`raise RuntimeError("Missing keys: " + ", ".join(keys))` was told without type, beginning and line."""
+    line = f"RuntimeError: Missing keys: {'layer, ' * (size // 7)}last"
+    stack = f"Traceback (most recent call last):\n{OWN}\n{DEEP[:300]}{line}"
+    message = failure_message(Left(error_file(tmp_path, recorded(f"{stack}\n"))), 1)
+    assert len(message) <= MAX_CHARACTERS
+    assert message.startswith(f"Traceback (most recent call last):\n{OWN}\n{DEEP[:300]}RuntimeError: Missing k")
+    assert message.endswith(", layer, last")
 
 
 DEEP = "".join(f'  File "/venv/lib/python3.11/site-packages/m{i}.py", line {i}, in f\n' for i in range(200))

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetagent.job.failures import Left
+from hetagent.job.failures import Left, raised_at
 from hetagent.job.workers.starter import Exit, Started
 from hetagent.node.processes import finding as processes
+from hetrdzv.protocol.bounds import MAX_SECONDS
 
 PATIENCE_S = 1.0
 """How long to wait for the console before the end of workers is reported (seconds)."""
@@ -122,15 +123,13 @@ class Workers:
 
     def raised_s(self, failure: Exit) -> float:
         """How long before its end was seen a worker raised the exception that ended it (seconds); 0: it raised none."""
-        raised_at, seen_s = self._raised_at(failure.local_rank), time.monotonic() - failure.seen_at
-        return 0.0 if raised_at is None else round(max(0.0, time.time() - raised_at - seen_s), 3)
+        recorded_at, seen_s = self._raised_at(failure.local_rank), time.monotonic() - failure.seen_at
+        if recorded_at is None:
+            return 0.0
+        return round(min(max(0.0, time.time() - recorded_at - seen_s), MAX_SECONDS), 3)
 
     def _raised_at(self, local_rank: int) -> float | None:
-        """When a worker recorded its exception, by the clock on the wall (seconds); None: it has not."""
-        try:
-            return os.stat(self.started.error_files.get(local_rank, "")).st_mtime
-        except OSError:
-            return None
+        return raised_at(self.started.error_files.get(local_rank, ""))
 
     def send(self, signum: int) -> None:
         """Send a signal to the process groups of all workers; kill those that are stopped and would not act on it."""

@@ -197,7 +197,8 @@ def _spec(args: Namespace) -> dict[str, object]:
     if args.standalone:
         if spec.get("min_nodes", 1) != 1 or spec.get("max_nodes", 1) != 1:
             raise UsageError(
-                f"--standalone is for one node: leave {source('--nnodes', args.nnodes)} out, or start a hetserver for several nodes"
+                f"--standalone is for one node: leave {source('--nnodes', args.nnodes)} out, or start a hetserver "
+                "for several nodes"
             )
         least, most = args.world_size or (None, None)
         slots = str(args.gpus or args.nproc_per_node or "")

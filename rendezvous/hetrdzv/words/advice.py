@@ -22,7 +22,7 @@ _OUT_OF_MEMORY = 137
 """The status of a shell whose program was killed by SIGKILL."""
 
 _WEIGHTS_ONLY, _LOADS_ANYTHING = "Weights only load failed", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"
-"""What torch 2.6 and newer say of a checkpoint with more than tensors in it, and the variable with which they load it."""
+"""What torch from 2.6 on says of a checkpoint that is more than tensors, and the variable with which it loads that."""
 
 _LOGS = "all of it with hetagent -t 3 --log-dir DIR"
 

@@ -121,7 +121,9 @@ def test_a_long_line_keeps_its_beginning_and_its_end(tmp_path: Path, size: int) 
     stack = f"Traceback (most recent call last):\n{OWN}\n{DEEP[:300]}{line}"
     message = failure_message(Left(error_file(tmp_path, recorded(f"{stack}\n"))), 1)
     assert len(message) <= MAX_CHARACTERS
-    assert message.startswith(f"Traceback (most recent call last):\n{OWN}\n{DEEP[:300]}RuntimeError: Missing k")
+    assert message.startswith(
+        f"Traceback (most recent call last):\n{OWN}\n{DEEP[:300]}RuntimeError: Missing k"
+    )
     assert message.endswith(", layer, last")
 
 

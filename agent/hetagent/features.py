@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from hetagent.check import CheckOnly
 from hetagent.feature import Feature
 from hetagent.job.announced import LeaveInTime
-from hetagent.job.network import CheckNetwork
 from hetagent.job.output.collapse import Collapse
 from hetagent.job.progress import Watch
 from hetagent.job.ready.node_check import SiteCheck
@@ -20,7 +19,6 @@ FEATURES: Sequence[type[Feature]] = (
     Slurm,
     Collapse,
     Watch,
-    CheckNetwork,
     ShareWork,
     SiteCheck,
     ReadyFile,

@@ -18,22 +18,6 @@ class Room:
 
 
 ROOMS: Mapping[str, Room] = {
-    "network-check": Room(
-        (
-            "agent/hetagent/job/network",
-            "rendezvous/hetrdzv/core/rooms/network.py",
-            "rendezvous/hetrdzv/protocol/rooms/network.py",
-            "rendezvous/hetrdzv/words/network.py",
-        ),
-        (
-            "tests/agent/job/network",
-            "tests/core/rooms/test_network.py",
-            "tests/e2e/test_network_check.py",
-            "tests/netns/test_slow_links.py",
-            "tests/server/api/test_network.py",
-            "tests/words/test_network.py",
-        ),
-    ),
     "announced": Room(("agent/hetagent/job/announced",), ("tests/agent/job/announced",)),
     "node-check": Room(("agent/hetagent/job/ready/node_check.py",), ("tests/agent/job/test_ready.py",)),
     "ready-file": Room(("agent/hetagent/job/ready_file.py",), ("tests/agent/job/test_ready_file.py",)),

@@ -46,7 +46,6 @@ from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.warnings import Differs, NoWeights, Version
 from hetrdzv.protocol.facts.who import Nodes, Ranks
-from hetrdzv.protocol.rooms.network import NetworkFound, Reached, SlowWay
 from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.rooms.shares import Alike, Measured, Shares, SlowNode, SlowSlots, Source
 from hetrdzv.protocol.rooms.snapshots import (
@@ -384,7 +383,6 @@ def full() -> Group:
             restarted_by=FailedWorker(node_id="gpu1", rank=5, local_rank=1, signal="SIGSEGV"),
             trains_at=61.0,
             unseen=True,
-            network=NetworkFound(ways=(SlowWay(node_id="gpu0", reached=Reached(node_id="gpu1", rate=1.5)),)),
             warnings=WARNINGS,
             shares=(
                 Shares(round=8, weights=((4, 1.0), (4, 0.5)), source=Source.BY_HAND),

@@ -49,12 +49,10 @@ from hetrdzv.protocol.facts.parts import (
 )
 from hetrdzv.protocol.facts.who import Nodes, Place
 from hetrdzv.protocol.pages import EventReply
-from hetrdzv.protocol.rooms.network import SlowNetwork
 from hetrdzv.protocol.rooms.shares import Moved, SharesChanged
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.words.events import LONGEST, event_text
 from tests.support.stalls import behind
-from tests.words.test_network import SENTENCES as NETWORK
 from tests.words.test_snapshots import HAPPENED as SNAPSHOTS
 
 FAILED = FailedWorker(node_id="gpu2", rank=2, local_rank=0, exit_code=1, said=Quoted("bad data"))
@@ -200,7 +198,6 @@ SHOWN: list[tuple[Facts, str]] = [
             "init_process_group with env://"
         ),
     ),
-    *((SlowNetwork(what=value), sentence) for value, sentence in NETWORK),
     *SNAPSHOTS,
     (
         events.Stalled(stall=WAIT, for_s=15.0),

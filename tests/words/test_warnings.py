@@ -26,7 +26,6 @@ from hetrdzv.protocol.rooms.shares import (
     TooManySpeeds,
 )
 from hetrdzv.words.warnings import unseen, warning
-from tests.words.test_network import SENTENCES as NETWORK
 from tests.words.test_snapshots import SENTENCES as SNAPSHOTS
 from tests.words.unions import classes
 
@@ -94,7 +93,6 @@ SENTENCES: list[tuple[AnyWarning, str]] = [
         ),
         "speeds were measured differently (a, c in float16, b in float32): give every agent the same --measure-dtype",
     ),
-    *NETWORK,
     *SNAPSHOTS,
     (
         Straggler(ranks=Ranks.of([3]), node_id="gpu2", share=0.46),

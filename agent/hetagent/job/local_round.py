@@ -39,7 +39,7 @@ FAILING_S = 5.0
 class Phase(StrEnum):
     """Where this node's part of a round is."""
 
-    HELD = "held"  # its processes are to be started, once no room holds that back
+    HELD = "held"  # its processes are to be started
     WAITING = "waiting"  # the launch waits for another `start` of this round
     RUNNING = "running"
     ENDING = "ending"  # the processes have ended, or one has failed: reported in a moment
@@ -150,7 +150,7 @@ class LocalRound:
     @property
     def startable(self) -> bool:
         """Whether the processes are to be started now."""
-        return self.phase is Phase.HELD and not any(room.holds_start() for room in self._rooms)
+        return self.phase is Phase.HELD
 
     @property
     def pids(self) -> list[int]:

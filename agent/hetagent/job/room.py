@@ -51,10 +51,6 @@ class Room:
     def enter(self, assignment: Assignment) -> None:
         """This node is in a round, whose workers have not been started yet."""
 
-    def holds_start(self) -> bool:
-        """Whether the workers are to be started later; a `look` shows when."""
-        return False
-
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         """The workers are about to be started.
 

@@ -60,7 +60,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     ),
     "network": (
         "--server", "--token-file", "--ca-cert", "--client-cert", "--client-key", "--connect-timeout-s",
-        "--local-addr", "--interface", "--port-range", "--check-network", "--lease-s", "--max-disconnect-s",
+        "--local-addr", "--interface", "--port-range", "--lease-s", "--max-disconnect-s",
     ),
     "failure": (
         "--max-restarts", "--hang-timeout-s", "--crash-loop", "--no-restart-on", "--restart-wait-s",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 from hetrdzv.core.model import Offer, Stall
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.failure import Failure
-from hetrdzv.protocol.rooms.network import NetworkFound
 from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
@@ -68,7 +67,6 @@ class Report:
         grace_s: with `leaving`, for how much longer its workers run, counted from when the agent saw that (seconds);
             None: they are being stopped.
         moved: with `started`, `succeeded` and `failed`, when its workers moved; None: nobody can tell.
-        network: from the round's master, with `started`: what is wrong with the network between its nodes.
         snapshots, serves_s: with `parting`, what it holds of snapshots, and for how long it serves them yet, counted
             from when the agent saw that (seconds).
     """
@@ -83,7 +81,6 @@ class Report:
     must_meet: bool = False
     message: str = ""
     grace_s: float | None = None
-    network: NetworkFound | None = None
     moved: Moved | None = None
     snapshots: Holdings | None = None
     serves_s: float | None = None

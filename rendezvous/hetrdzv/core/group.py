@@ -362,8 +362,6 @@ def _report(work: Work, command: Report) -> None:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
                 work.change_node(node, phase=NodePhase.RUNNING)
-            for room in ROOMS:
-                room.started(work, node, command)
             if node.node_id != current.master.node_id:
                 work.change(failed_masters=0)
         case ReportKind.SUCCEEDED:

@@ -13,7 +13,6 @@ from hetrdzv.protocol.facts.causes import BadAddress, Cause, FailedWorker, Going
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.warnings import RoundWarning
-from hetrdzv.protocol.rooms.network import NetworkFound
 from hetrdzv.protocol.rooms.shares import Measured, Shares, Speeds
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, Kept
 from hetrdzv.protocol.rooms.stalls import Hang, StallFacts, kind_of
@@ -282,7 +281,6 @@ class Round:
         met: how many workers have found each other in the round's store, as its master last said; None: unknown.
         restarted_by: the failure that a restart was spent on to form this round; None: none was.
         warnings: what differs between its nodes and matters (health/drift.py).
-        network: what its nodes found wrong with the network between them (rooms/network.py); None: nothing.
         shares: the decisions on them that are kept (rooms/shares).
         snapshot: the one that it began from (rooms/snapshots); None: none.
         trains_at: when the first of its workers asked for its first collective, or said its first step (seconds); None:
@@ -304,7 +302,6 @@ class Round:
     met: int | None = None
     restarted_by: FailedWorker | None = None
     warnings: tuple[RoundWarning, ...] = ()
-    network: NetworkFound | None = None
     shares: tuple[Shares, ...] = ()
     snapshot: Chosen | None = None
     trains_at: float | None = None

@@ -5,17 +5,15 @@ from typing import Any
 
 from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.pages import GroupSummary
-from hetrdzv.words import network, shares, snapshots
+from hetrdzv.words import shares, snapshots
 
 EVENTS: Sequence[Mapping[type, Callable[[Any, Event], str]]] = (
     shares.EVENTS,
-    network.EVENTS,
     snapshots.EVENTS,
 )
 
 WARNINGS: Sequence[Mapping[type, Callable[[Any], str]]] = (
     shares.WARNINGS,
-    network.WARNINGS,
     snapshots.WARNINGS,
 )
 

@@ -65,7 +65,6 @@ class Gate(Room):
     """Holds back what a test wants held back, and notes what it is told."""
 
     def __init__(self) -> None:
-        self.before_start = False
         self.before_end = False
         self.save_for_s: float | None = None
         self.why_not = ""
@@ -74,9 +73,6 @@ class Gate(Room):
 
     def take_process(self, *_: Any) -> "subprocess.Popen[bytes] | None":
         return self.ahead
-
-    def holds_start(self) -> bool:
-        return self.before_start
 
     def holds_end(self) -> bool:
         return self.before_end
@@ -162,11 +158,8 @@ def test_a_phase_that_may_not_follow_is_a_bug(part: Callable[[str], Part]) -> No
         made._move(Phase.ENDED)
 
 
-def test_a_room_holds_the_start_back(part: Callable[[str], Part]) -> None:
+def test_a_round_starts_once(part: Callable[[str], Part]) -> None:
     made = part("exit 0")
-    made.gate.before_start = True
-    assert not made.round.startable
-    made.gate.before_start = False
     assert made.round.startable
     made.begin()
     assert (made.round.phase, made.round.startable) == (Phase.RUNNING, False)

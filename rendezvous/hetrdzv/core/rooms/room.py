@@ -41,9 +41,6 @@ class Room:
         """Fields of the start that a member of a round is told."""
         return {}
 
-    def started(self, work: "Work", node: Node, report: Report) -> None:
-        """A member of the round that runs has reported that it started its workers."""
-
     def parting(self, work: "Work", node: Node, report: Report) -> None:
         """A node whose workers are gone says goodbye, and what it will yet do for others; later, that this is done."""
 

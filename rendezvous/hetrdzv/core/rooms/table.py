@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.rooms.network import NetworkRoom
 from hetrdzv.core.rooms.room import Room
 from hetrdzv.core.rooms.shares import SharesRoom
 from hetrdzv.core.rooms.snapshots import SnapshotsRoom
@@ -11,7 +10,6 @@ from hetrdzv.protocol.states import NodePhase
 
 ROOMS: Sequence[Room] = (
     SharesRoom(),
-    NetworkRoom(),
     SnapshotsRoom(),
 )
 

@@ -10,7 +10,6 @@ from hetrdzv.protocol.facts.causes import FailedBecause, FailedWorker, Going, Sh
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.parts import BY_KIND, NOTHING, SHOWN_BY_KIND, Apart, Other, Quoted, Ready
 from hetrdzv.protocol.facts.who import Nodes, Place
-from hetrdzv.protocol.rooms.network import SlowNetwork
 from hetrdzv.protocol.rooms.shares import SharesChanged
 from hetrdzv.protocol.rooms.snapshots import (
     BeganFromSnapshot,
@@ -387,7 +386,6 @@ _Known = (
     | NodeSucceeded
     | WorkerFailed
     | NeverMet
-    | SlowNetwork
     | Stalled
     | GoesOn
     | SharesChanged

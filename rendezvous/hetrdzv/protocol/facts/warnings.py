@@ -7,7 +7,6 @@ from typing import Annotated, Literal, TypeAlias
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.parts import BY_KIND, SHOWN_BY_KIND, Other, Quoted
 from hetrdzv.protocol.facts.who import Nodes, Ranks
-from hetrdzv.protocol.rooms.network import OfNetwork
 from hetrdzv.protocol.rooms.shares import OfSpeeds
 from hetrdzv.protocol.rooms.snapshots import NotOnDisk, NotTaken, PassedBy, ValuesDiffer
 
@@ -143,16 +142,6 @@ RoundWarnings = Differs | NoLabel | NoWeights | OfSpeeds
 RoundWarning: TypeAlias = Annotated[RoundWarnings, BY_KIND]
 """What is known of the nodes of a round as it forms."""
 
-_Known = (
-    RoundWarnings
-    | OfNetwork
-    | PassedBy
-    | ValuesDiffer
-    | NotOnDisk
-    | NotTaken
-    | Straggler
-    | Unwatched
-    | Refusal
-)
+_Known = RoundWarnings | PassedBy | ValuesDiffer | NotOnDisk | NotTaken | Straggler | Unwatched | Refusal
 
 AnyWarning: TypeAlias = Annotated[_Known | Other, SHOWN_BY_KIND]

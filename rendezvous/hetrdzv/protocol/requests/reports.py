@@ -5,7 +5,6 @@ from typing import Annotated
 
 from hetrdzv.protocol.bounds import Body, Count, Duration, Id, Kind, OrNewer, Text, Workers
 from hetrdzv.protocol.facts.failure import FailureFields
-from hetrdzv.protocol.rooms.network import NetworkFound
 from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
@@ -33,7 +32,6 @@ class ReportRequest(Body):
     must_meet: bool = False
     message: Text = ""
     grace_s: Duration | None = None
-    network: NetworkFound | None = None
     moved: Moved | None = None
     snapshots: Holdings | None = None
     serves_s: Duration | None = None

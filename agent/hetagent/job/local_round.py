@@ -208,7 +208,9 @@ class LocalRound:
         count = 1 if self._launch.one_per_node else self.assignment.start.slots
         environs = [self._environ(environ, local_rank) for local_rank in range(count)]
         started = self._starter.start(self.assignment, command, environs, self._take)
-        self._workers = Workers(started, self._incarnation, partial(kept, self._rooms))
+        self._workers = Workers(
+            started, self._incarnation, partial(kept, self._rooms), spawns=self._launch.one_per_node
+        )
         self._move(Phase.RUNNING)
         for room in self._rooms:
             room.begin(self._workers, environs)

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node import scratch
+from hetagent.node.processes import finding as processes
 from hetagent.progress import ASKED, NOTICE_FILE, READY
 from hetagent.protocol import reports
 from hetagent.protocol.line import Line
@@ -109,12 +109,12 @@ class Notices(Room):
             local_rank
             for local_rank in self._workers.pids
             if os.path.exists(self._folder.path / f"{local_rank}{ASKED}")
-            or (signum is not None and local_rank in alive and handles(alive[local_rank], signum))
+            or (signum is not None and local_rank in alive and processes.handles(alive[local_rank], signum))
         }
 
     def _send(self, signum: signal.Signals, alive: Mapping[int, int]) -> None:
         """Send a signal to those workers that handle it, and say whom it would have killed."""
-        deaf = [local_rank for local_rank, pid in alive.items() if not handles(pid, signum)]
+        deaf = [local_rank for local_rank, pid in alive.items() if not processes.handles(pid, signum)]
         for local_rank, pid in alive.items():
             if local_rank not in deaf:
                 with contextlib.suppress(PermissionError):  # sudo in a worker; it has the file
@@ -206,11 +206,3 @@ def _said(path: str) -> set[str]:
     with contextlib.suppress(OSError):
         return set(Path(path + READY).read_text(encoding="utf-8", errors="replace").split())
     return set()
-
-
-def handles(pid: int, signum: signal.Signals) -> bool:
-    """Whether a process has a handler for a signal that would otherwise end it."""
-    with contextlib.suppress(OSError):
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-        return caught is not None and bool(int(caught[1], 16) >> (signum - 1) & 1)
-    return False

@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -58,9 +59,9 @@ class Round:
         self._woken = woken
         self.workers: Workers | None = None
 
-    def start(self, *commands: str) -> Workers:
+    def start(self, *commands: str, spawns: bool = False) -> Workers:
         self.context = Commands(self._folder, list(commands))
-        self.workers = Workers(self.context.started, RUN)
+        self.workers = Workers(self.context.started, RUN, spawns=spawns)
         return self.workers
 
     def ends(self, count: int) -> list[Exit]:
@@ -132,6 +133,81 @@ def test_a_signal_reaches_the_whole_process_group(round_: Round, tmp_path: Path)
     made.send(signal.SIGTERM)
     assert [end.exit_code for end in round_.ends(1)] == [7]
     assert wait_for(lambda: sorted((tmp_path / "got").read_text().split()) == ["child", "leader"])
+
+
+FAMILY = """
+import ctypes, os, signal, sys, time
+
+def process(name, *below):
+    # Notes that it got SIGTERM, and that it has saved, in one file; first come those below it.
+    ctypes.CDLL(None).prctl(15, name.encode())
+    ranks = []
+    for child in below:
+        if (pid := os.fork()) == 0:
+            process(*child)
+        if child[0] == "rank":
+            ranks.append(pid)
+    def save(*_):
+        note(name + " got")
+        time.sleep(0.2)
+        for pid in ranks:
+            os.waitpid(pid, 0)
+        note(name + " saved")
+        os._exit(0)
+    signal.signal(signal.SIGTERM, save)
+    note(name + " up")
+    while True:
+        time.sleep(10)
+
+def note(text):
+    with open("notes", "a") as file:
+        file.write(text + "\\n")
+
+process(*eval(sys.argv[1]))
+"""
+"""A process that handles SIGTERM, and others below it that do so, too, as forks of a script have its handler."""
+
+LOADED = ("rank", ("pt_data_worker",))
+
+
+@pytest.mark.parametrize(
+    ("command", "family", "spawns", "first"),
+    [
+        ("exec {python}", ("rank", ("helper",)), False, {"rank"}),
+        ("trap 'exit 0' TERM; {python}; exit 1", ("rank", ("helper",)), False, {"rank"}),
+        ("exec {python}", ("parent", ("rank",), LOADED, ("pt_data_worker",)), True, {"parent", "rank"}),
+    ],
+    ids=["a worker", "below a shell", "below a parent"],
+)
+def test_a_worker_that_handles_a_signal_saves_before_its_helpers_get_it(
+    round_: Round, tmp_path: Path, command: str, family: tuple[object, ...], spawns: bool, first: set[str]
+) -> None:
+    (tmp_path / "family.py").write_text(FAMILY)
+    python = f'{sys.executable} family.py "{family}"'
+    ranks = str(family).count("rank")
+    up = str(family).count("'")  # two quotes each
+
+    def notes() -> list[str]:
+        return (tmp_path / "notes").read_text().splitlines() if (tmp_path / "notes").exists() else []
+
+    made = round_.start(f"cd {tmp_path}; {command.format(python=python)}", "exec sleep 1000", spawns=spawns)
+    wait_for(lambda: len(notes()) == up // 2)
+    made.send(signal.SIGTERM)
+    assert {end.local_rank: end.exit_code for end in round_.ends(2)} == {0: 0, 1: None}
+    wait_for(lambda: "helper got" in notes() or "pt_data_worker got" in notes())
+    said = notes()[up // 2 :]
+    saved = [index for index, note in enumerate(said) if note == "rank saved"]
+    assert len(saved) == ranks
+    assert {note.split()[0] for note in said[: max(saved)]} == first
+
+
+def test_ctrl_c_is_for_the_helpers_as_well(round_: Round, tmp_path: Path) -> None:
+    """Python itself handles SIGINT: that of a parent of workers, which are to end with it, says nothing."""
+    script = "import os, time; pid = os.fork(); open(f'up.{bool(pid)}', 'w'); pid and os.wait(); pid or time.sleep(99)"
+    made = round_.start(f'cd {tmp_path}; exec {sys.executable} -c "{script}"')
+    wait_for(lambda: (tmp_path / "up.True").exists() and (tmp_path / "up.False").exists())
+    made.send(signal.SIGINT)
+    round_.ends(1)
 
 
 def test_what_is_stopped_is_killed_instead_of_waited_for(round_: Round, tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ STARTED = time.monotonic()
 from collective import Collective, Star  # noqa: E402
 from worklog import CHECKPOINT, LOG, STOP, StepCounter  # noqa: E402
 
-ACTS = ("raise", "exit3", "ignore-term", "grandchild", "loader", "deadlock", "checkpoint")
+ACTS = ("raise", "exit3", "ignore-term", "grandchild", "loader", "load", "deadlock", "checkpoint")
 """What a worker can be told to do, mostly at step 3: see `handle_sigterm` and `act`. `deadlock` takes the last two."""
 
-NEED_TORCH = ("loader", "deadlock")
+NEED_TORCH = ("loader", "load", "deadlock")
 
 PAUSE_S = 0.025
 """Rest after a step (seconds); at 0.005, three workers took half a core away from the programs under test."""
@@ -145,7 +145,7 @@ def main() -> None:
             (args.into / f"deadlocked.{os.getpid()}").touch()
             gloo.recv(2 * world - 3 - rank)
         elif acts and step == 3:
-            act(what)
+            act(what, args.into)
         if args.compute:
             gloo.compute(args.compute)
         else:
@@ -192,7 +192,7 @@ class Endless:
         return index
 
 
-def act(what: str) -> None:
+def act(what: str, into: Path) -> None:
     """Fail as `--do` says."""
     # gloo's thread releases the last tensor only after all_reduce has returned; if that happens while the interpreter
     # shuts down, the thread can no longer take the GIL, and the process aborts
@@ -210,6 +210,19 @@ def act(what: str) -> None:
 
             next(batches := iter(DataLoader(Endless(), batch_size=2, num_workers=2)))
             os._exit(6 if batches else 0)
+        case "load":
+            from torch.utils.data import DataLoader
+
+            next(batches := iter(DataLoader(Endless(), batch_size=2, num_workers=2)))
+
+            def save(*_: object) -> None:
+                for _ in range(20):
+                    next(batches)
+                (into / "saved").touch()
+                sys.exit(0)
+
+            signal.signal(signal.SIGTERM, save)
+            (into / "loading").touch()
 
 
 if __name__ == "__main__":

@@ -41,15 +41,25 @@ class Workers:
         started: the processes; each leads a session of its own.
         incarnation: the `HET_INCARNATION` in their environment.
         kept: the sessions of what is kept for later rounds.
+        spawns: each of them starts this node's workers itself.
 
     Attributes:
         started: as given.
     """
 
     def __init__(
-        self, started: Started, incarnation: str, kept: Callable[[], Collection[int]] = tuple
+        self,
+        started: Started,
+        incarnation: str,
+        kept: Callable[[], Collection[int]] = tuple,
+        *,
+        spawns: bool = False,
     ) -> None:
         self._kept = kept
+        self._spawns = spawns
+        self._owed: dict[
+            int, int
+        ] = {}  # the signal that a worker's helpers get once it has ended, by its pid
         self.started = started
         self._incarnation = incarnation
         self._sids = frozenset(started.pids.values())
@@ -110,6 +120,8 @@ class Workers:
             ended.append(Exit(local_rank, pid, number, time.monotonic()))
             self._exits[local_rank] = ended[-1]
             del self._running[local_rank]
+            if pid in self._owed:
+                _send(os.killpg, pid, self._owed.pop(pid))
         return ended
 
     def first(self, failed: Sequence[Exit]) -> Exit:
@@ -132,13 +144,21 @@ class Workers:
         return raised_at(self.started.error_files.get(local_rank, ""))
 
     def send(self, signum: int) -> None:
-        """Send a signal to the process groups of all workers; kill those that are stopped and would not act on it."""
+        """Send a signal to the workers; kill those that are stopped and would not act on it.
+
+        The rest of a worker's process group gets it as well, but not the helpers of one that handles it, before it has
+        ended. SIGINT is for all: Python handles it by itself, and who presses Ctrl-C means everything.
+        """
         for sid in self._sids:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter: sudo in a worker
-                os.killpg(sid, signum)
+            alone = processes.helpers(sid, signum, spawns=self._spawns) if signum != signal.SIGINT else set()
+            if alone:
+                self._owed[sid] = signum
+                for pid in set(processes.group_members(sid)) - alone:
+                    _send(os.kill, pid, signum)
+            else:
+                _send(os.killpg, sid, signum)
         for pid in processes.stopped(self._sids):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            _send(os.kill, pid, signal.SIGKILL)
 
     def clear(self, *, spare_detached: bool = False, until: float | None = None) -> "Cleared":
         """Kill what is left of the workers and of what they started, reap the workers, close their logs.
@@ -153,3 +173,8 @@ class Workers:
             stuck = processes.kill_all_of(self._incarnation, self._sids, self._kept)
         self.collect()
         return Cleared(stuck, self.started.close(until))
+
+
+def _send(kill: Callable[[int, int], None], to: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter: sudo in a worker
+        kill(to, signum)

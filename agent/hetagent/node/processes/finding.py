@@ -30,6 +30,9 @@ WATCH_FOR = "HET_WATCH_FOR"
 MARKS = (INCARNATION, CHECK_FOR, WATCH_FOR)
 """What marks the processes that an agent has started, directly or not."""
 
+LOADER = "pt_data_worker"
+"""How torch names the workers of its data loaders."""
+
 KILL_TIMEOUT_S = 10.0
 """How long `kill_all` tries by default (seconds); what is still there after that hangs in the kernel."""
 
@@ -43,6 +46,7 @@ class Process:
 
     pid: int
     parent: int
+    group: int
     session: int
     started: int
 
@@ -60,6 +64,49 @@ def session_members(sids: Collection[int]) -> list[int]:
 def stopped(sids: Collection[int]) -> list[int]:
     """Pids of those in the sessions `sids`, and of their descendants, that are stopped (SIGSTOP), not by a debugger."""
     return sorted(pid for pid in _closure(set(), set(sids), living()) if state(pid) == "T")
+
+
+def handles(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file,
+    ):
+        caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+        return bool(int(caught, 16) >> (signum - 1) & 1)
+    return False
+
+
+def helpers(leader: int, signum: int, *, spawns: bool) -> set[int]:
+    """Pids of those below a worker that are not to get a signal: a Python process above handles it, and needs them.
+
+    Otherwise a script that saves then would miss its data loaders. A shell needs nobody: it acts on a signal only once
+    its command has ended.
+
+    Args:
+        leader: the first process of the worker.
+        spawns: it starts the node's workers, which may be the ones that save: of what it has started itself, only data
+            loaders are its helpers.
+    """
+    alive = living()
+    children = _children(alive)
+    found: set[int] = set()
+    pending = [(leader, spawns)]
+    while pending:
+        pid, is_parent = pending.pop()
+        below = children.get(pid, [])
+        if not (_is_python(pid) and handles(pid, signum)):
+            pending += [(child, is_parent) for child in below]
+            continue
+        own = [child for child in below if not is_parent or _name(child) == LOADER]
+        pending += [(child, False) for child in below if child not in own]
+        found |= _closure(set(own), set(), alive)
+    return found
+
+
+def group_members(pgid: int) -> list[int]:
+    """Pids of the living processes of a process group."""
+    return sorted(pid for pid, process in living().items() if process.group == pgid)
 
 
 def marked(incarnation: str, *marks: str) -> list[int]:
@@ -287,9 +334,7 @@ def _waits_in(pid: int) -> str:
 
 def _closure(seeds: set[int], sessions: set[int], alive: dict[int, Process]) -> set[int]:
     """The seeds, the members of the sessions, and the descendants of both, without the caller."""
-    children: dict[int, list[int]] = {}
-    for process in alive.values():
-        children.setdefault(process.parent, []).append(process.pid)
+    children = _children(alive)
     pending = [pid for pid in alive if pid in seeds or alive[pid].session in sessions]
     closure: set[int] = set()
     while pending:
@@ -298,6 +343,29 @@ def _closure(seeds: set[int], sessions: set[int], alive: dict[int, Process]) -> 
             closure.add(pid)
             pending += children.get(pid, [])
     return closure
+
+
+def _children(alive: dict[int, Process]) -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for process in alive.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    return children
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+    except OSError:
+        return False
+
+
+def _name(pid: int) -> str:
+    """The name of a process's first thread."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().rstrip("\n")
+    except OSError:
+        return ""
 
 
 def _pids() -> Iterator[int]:
@@ -320,7 +388,9 @@ def _read(pid: int) -> Process | None:
     # A process whose first thread has ended looks like a zombie while other threads run, perhaps stuck in a driver.
     if state in (b"Z", b"X") and threads <= 1:
         return None
-    return Process(pid, parent=int(fields[1]), session=int(fields[3]), started=int(fields[19]))
+    return Process(
+        pid, parent=int(fields[1]), group=int(fields[2]), session=int(fields[3]), started=int(fields[19])
+    )
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:

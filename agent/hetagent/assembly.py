@@ -284,7 +284,7 @@ def _guardian(node: Node) -> Guardian:
     access = node.access
     return Guardian(
         incarnation=node.identity.incarnation,
-        servers=access.servers,
+        servers=() if node.options.standalone else access.servers,  # its own server dies with this process
         token=access.token,
         token_file=access.token_file,
         tls=access.tls,

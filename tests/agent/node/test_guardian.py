@@ -72,6 +72,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, str | None]] = []
+        self.leads_after = 0  # how many requests it refuses before
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -81,7 +82,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         self.server.requests.append((self.command, self.path, self.headers["Authorization"]))
-        self.send_response(204)
+        self.send_response(204 if len(self.server.requests) > self.server.leads_after else 503)
         self.send_header("Het-Api-Version", "1")
         self.end_headers()
 
@@ -226,6 +227,7 @@ from hetagent.node.processes import guardian_process
 message = {"servers": ["http://127.0.0.1:1"], "token": None, "token_file": None, "tls": {}, "group": "g",
            "node_id": "n", "incarnation": "i"}
 guardian_process._rehearse(message)
+guardian_process.GOODBYE_TIMEOUT_S = 0.6
 before = set(sys.modules)
 guardian_process.goodbye(message)
 print(sorted(set(sys.modules) - before))
@@ -319,13 +321,25 @@ MESSAGE = {
 }
 
 
-def test_a_goodbye_that_fails_is_only_said(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_goodbye_that_fails_is_only_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(guardian_process, "GOODBYE_TIMEOUT_S", 0.6)
     guardian_process.goodbye(MESSAGE)
     said = capfd.readouterr().err
     assert said.startswith(
         "hetagent guardian: could not tell http://127.0.0.1:1 that node 'n1' left group 'g' ("
     )
     assert "when the node's lease ends" in said
+
+
+def test_a_goodbye_is_said_again_while_one_server_takes_over_from_another(
+    server: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.leads_after = 3
+    guardian_process.goodbye(MESSAGE | {"servers": ["http://127.0.0.1:1", server.url]})
+    assert len(server.requests) == 4
+    assert capfd.readouterr().err == ""
 
 
 def test_a_goodbye_is_bounded(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

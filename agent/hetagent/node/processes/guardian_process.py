@@ -30,7 +30,10 @@ SAVE_CHECK_S = 0.01
 PARENT_CHECK_S = 1.0
 """How often to check for the agent's death on kernels without pidfds (seconds)."""
 
-GOODBYE_LIMIT_S = 10
+GOODBYE_PAUSE_S = 0.25
+"""Pause before they are all asked again, since one may be taking over from another (seconds)."""
+
+GOODBYE_LIMIT_S = 15
 """Whole seconds after which the guardian ends anyway: imports and resolvers have no time-outs."""
 
 REHEARSE_AFTER_S = 5.0
@@ -106,7 +109,7 @@ def main() -> int:
             pipes = line.partition(" ")[2]
         if word == "sessions":
             sessions = [int(pid) for pid in rest]
-            if rehearsal is None:
+            if rehearsal is None and message["servers"]:
                 # Of the goodbye: if it imported all it needs only then, the other nodes would wait for 0.3 to 1 s.
                 rehearsal = threading.Timer(REHEARSE_AFTER_S, _rehearse, args=[message])
                 rehearsal.daemon = True
@@ -150,12 +153,15 @@ def goodbye(message: dict[str, Any]) -> None:
     """Tell the server that the node left. An error is only printed, since the server finds out anyway.
 
     Args:
-        message: `servers`, `token`, `token_file`, `tls`, `group`, `node_id` and `incarnation` of the agent.
+        message: `servers`, `token`, `token_file`, `tls`, `group`, `node_id` and `incarnation` of the agent. Without
+            servers there is nobody to tell: the only one has died with the agent.
     """
+    if not message["servers"]:
+        return
     try:
         import asyncio
 
-        asyncio.run(asyncio.wait_for(_leave(message), GOODBYE_TIMEOUT_S))
+        asyncio.run(_leave(message, GOODBYE_TIMEOUT_S))
     except Exception as error:
         _say(
             f"could not tell {', '.join(message['servers'])} that node {message['node_id']!r} left group "
@@ -171,25 +177,43 @@ def _rehearse(message: dict[str, Any]) -> None:
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))
             server = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-            asyncio.run(_leave({**message, "servers": [server], "token": None, "token_file": None}))
+            asyncio.run(_leave({**message, "servers": [server], "token": None, "token_file": None}, 0.0))
 
 
-async def _leave(message: dict[str, Any]) -> None:
+async def _leave(message: dict[str, Any], within_s: float) -> None:
+    """Tell whichever server is in charge, or soon will be; ask again for so long (seconds)."""
+    import asyncio
+    from functools import partial
     from pathlib import Path
 
     from hetrdzv.auth.client_token import reread_token
     from hetrdzv.auth.tls import ClientTls
     from hetrdzv.client.client import Client
+    from hetrdzv.protocol.errors import Unreachable
 
+    until = time.monotonic() + within_s
     tls = ClientTls(**{name: Path(path) if path else None for name, path in message["tls"].items()})
     token_file = Path(message["token_file"]) if message["token_file"] else None
 
     async with Client(
         message["servers"], token=message["token"], renew_token=lambda: reread_token(token_file), tls=tls
     ) as client:
-        await client.leave(
-            message["group"], message["node_id"], incarnation=message["incarnation"], reason=REASON, died=1
+        leave = partial(
+            client.leave,
+            message["group"],
+            message["node_id"],
+            incarnation=message["incarnation"],
+            reason=REASON,
+            died=1,
         )
+        while True:
+            try:
+                await asyncio.wait_for(leave(), max(GOODBYE_PAUSE_S, until - time.monotonic()))
+                return
+            except Unreachable:
+                if time.monotonic() + GOODBYE_PAUSE_S >= until:
+                    raise
+            await asyncio.sleep(GOODBYE_PAUSE_S)
 
 
 def _say(text: str) -> None:

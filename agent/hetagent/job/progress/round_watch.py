@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -36,7 +37,10 @@ PAUSE_S = 0.1
 """How long to wait after something has gone wrong (seconds)."""
 
 CLOSE_S = 0.5
-"""How long to wait for whoever takes stacks at the end of a round (seconds)."""
+"""How long to wait for whoever takes stacks or reads files at the end of a round (seconds)."""
+
+REACHED_S = 2.0
+"""How long the report of a failure waits for what the workers' files say now (seconds)."""
 
 NO_FOLDER = "there is no folder for its torch server's socket"
 NOT_OURS = "it is not a Python script that hetagent starts itself"
@@ -81,8 +85,11 @@ class RoundWatch:
         self._say = say
         self._folder = _folder()
         self._unseen = unseen or (NO_FOLDER if self._folder is None else "")
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held while files are read, which may take long
         self._tracks: Tracks | None = None
+        self._sample: Tracks | None = None  # a copy that nobody changes
+        self._motion: Motion | None = None
+        self._decisions: deque[tuple[int, bool]] = deque()
         self._lookers: dict[int, Looker] = {}  # by global rank
         self._targets: dict[int, stacks.Target] = {}
         self._taking = threading.Lock()
@@ -134,21 +141,32 @@ class RoundWatch:
             self._targets[rank] = stacks.Target(rank, pid, socket)
         tracks = {rank: looker.track for rank, looker in self._lookers.items()}
         self._tracks = Tracks(self._number, tracks, watched_at=now)
+        self._publish()
         self._thread.start()
 
     def fields(self) -> NodeProgress | None:
-        """How far the workers have come; None: nothing is known yet. From any thread."""
-        with self._lock:
-            return self._tracks.fields(time.monotonic()) if self._tracks is not None else None
+        """How far the workers have come; None: nothing is known yet. From any thread, which never waits."""
+        return self._sample.fields(time.monotonic()) if self._sample is not None else None
 
     def decided(self, number: int, *, others: bool) -> None:
         """The workers have got the shares of a decision; from any thread."""
-        with self._lock:
-            if self._tracks is not None:
-                self._tracks.decided(number, others=others)
+        self._decisions.append((number, others))
 
     def reached(self) -> tuple[int | None, int | None]:
-        """How many collectives the most advanced worker has asked for, and the highest step; None: nobody can tell."""
+        """How many collectives the most advanced worker has asked for, and the highest step; None: nobody can tell.
+
+        If their files cannot be read soon, of steps the highest that was read before.
+        """
+        found: list[tuple[int | None, int | None]] = []
+        thread = threading.Thread(target=lambda: found.append(self._reached()), name="reached", daemon=True)
+        thread.start()
+        thread.join(REACHED_S)
+        if found:
+            return found[0]
+        tracks = self._sample.workers.values() if self._sample is not None else ()
+        return None, max((step for track in tracks if (step := track.claim.step) is not None), default=None)
+
+    def _reached(self) -> tuple[int | None, int | None]:
         with self._lock:
             lookers = list(self._lookers.values())
             steps = [step for looker in lookers if (step := _step(looker)) is not None]
@@ -158,13 +176,20 @@ class RoundWatch:
         return collectives, max(steps, default=None)
 
     def motion(self) -> Motion | None:
-        """When the workers first moved and last did, as far as was seen; None: nobody can tell."""
-        with self._lock:
-            lookers = list(self._lookers.values())
-            seen = [motion for looker in lookers if (motion := looker.track.motion).first_at is not None]
-            if not seen and any(self._collectives(looker) is None for looker in lookers):
-                return None
-        return Motion(
+        """When the workers first moved and last did, as far as was seen; None: nobody can tell. Never waits."""
+        return self._motion
+
+    def _publish(self) -> None:
+        """Let other threads see what is known now."""
+        assert self._tracks is not None
+        self._sample = self._tracks.copy()
+        seen = [
+            motion for track in self._sample.workers.values() if (motion := track.motion).first_at is not None
+        ]
+        if not seen and any(self._collectives(looker) is None for looker in self._lookers.values()):
+            self._motion = None
+            return
+        self._motion = Motion(
             min((motion.first_at for motion in seen if motion.first_at is not None), default=None),
             max((motion.last_at for motion in seen if motion.last_at is not None), default=None),
         )
@@ -211,7 +236,7 @@ class RoundWatch:
         """Look no more; the workers are gone."""
         self._wake.close()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(CLOSE_S)
         else:
             self._woken.close()
         self._hurried.set()
@@ -238,6 +263,7 @@ class RoundWatch:
                         for looker in self._lookers.values():
                             looker.slept(now - due_at)
                     self._look(now)
+                    self._publish()
                 # Not in step with the workers: a look every second at steps of a second would always see the same.
                 # Never later than TICK_S, for which the server makes allowance when it judges who has not gone on.
                 due_at = now + TICK_S * random.uniform(0.6, 1.0)
@@ -247,6 +273,9 @@ class RoundWatch:
         """Look at all workers; what goes wrong at one of them makes nothing known of it, and ends nothing."""
         assert self._tracks is not None
         self._tracks.watched_at = now
+        while self._decisions:
+            number, others = self._decisions.popleft()
+            self._tracks.decided(number, others=others)
         for rank, looker in self._lookers.items():
             health = self._health.get(rank)
             if health is not None and now < health.next_at:
@@ -320,10 +349,12 @@ class RoundWatch:
     def _tell_news(self, now: float) -> None:
         assert self._tracks is not None
         with self._lock:
-            if not self._tracks.news(now, self._hang_timeout_s()):
-                return
-            self._tracks.told()
-        self._tell()
+            is_news = self._tracks.news(now, self._hang_timeout_s())
+            if is_news:
+                self._tracks.told()
+            self._publish()
+        if is_news:
+            self._tell()
 
 
 def opening(socket: str) -> dict[str, str]:

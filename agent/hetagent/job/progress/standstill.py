@@ -4,7 +4,8 @@ Pure: looks come in, each with its time (monotonic seconds), and `NodeProgress` 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 
@@ -198,6 +199,12 @@ class Track:
 
     # -- what follows ------------------------------------------------------------------------------------------
 
+    def copy(self) -> "Track":
+        """The same, which changes no more."""
+        made = copy(self)
+        made.cpu = copy(self.cpu)
+        return made
+
     @property
     def seen(self) -> bool:
         """Whether anything was ever seen of it."""
@@ -366,6 +373,10 @@ class Tracks:
         """
         judged = [track.judge(at, hang_timeout_s) for track in self.workers.values()]
         return any(judged)
+
+    def copy(self) -> "Tracks":
+        """The same, which changes no more."""
+        return replace(self, workers={rank: track.copy() for rank, track in self.workers.items()})
 
     def told(self) -> None:
         """The server is told."""

@@ -295,6 +295,25 @@ def test_a_folder_that_somebody_has_removed_ends_no_agent(monkeypatch: pytest.Mo
     watch.close()
 
 
+def test_a_file_that_nobody_can_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetagent.job.progress.round_watch.REACHED_S", 0.1)
+    watch = RoundWatch(1, 2, lambda: None, cpu=True)
+    file = watch.environ(0, torch=True)[FILE]
+    Path(file).write_text("17")
+    watch.begin({0: os.getpid()}, 0)
+    wait_for(lambda: (seen := watch.fields()) and seen.workers[0].step == 17, "a look before that")
+    os.mkfifo(f"{file}.pipe")
+    silent = os.open(f"{file}.pipe", os.O_RDWR)
+    os.replace(f"{file}.pipe", file)
+    wait_for(lambda: (seen := watch.fields()) and seen.age_s > 1.5, "a look that does not end")
+    began_at = time.monotonic()
+    assert watch.reached() == (None, 17)
+    assert watch.motion() is not None
+    watch.close()
+    assert time.monotonic() - began_at < 5
+    os.close(silent)
+
+
 def test_dumps_are_shown_without_what_is_ours() -> None:
     dump = f"""
 Current thread 0x01 (most recent call first):

@@ -1,5 +1,7 @@
 """An agent watches its workers: what the server knows of them, and what it is shown."""
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,25 @@ def test_a_program_says_its_step_in_a_file_and_stacks_and_logs_are_shown_or_not(
     assert [one["rank"] for one in shown] == [0, 1]
     assert all(why in one["why"] or (shows and one["why"].startswith("py-spy")) for one in shown), shown
     assert list(tmp_path.glob(f"{marked_prefix(PREFIX)}*")) == []
+
+
+def test_a_file_system_that_does_not_answer_costs_no_lease(rig: Make, tmp_path: Path) -> None:
+    made = rig(SAYS, report_stacks=True, lease_s=1.0)
+
+    def stall() -> None:
+        soon(lambda: [one["step"] for one in workers(made)] == [17], "a step")
+        (folder,) = tmp_path.glob(f"{marked_prefix(PREFIX)}*")
+        os.mkfifo(folder / "pipe")
+        silent = os.open(folder / "pipe", os.O_RDWR)  # whoever reads it waits
+        os.replace(folder / "pipe", folder / "0")
+        time.sleep(3.0)
+        (folder / "file").touch()
+        os.replace(folder / "file", folder / "0")
+        os.close(silent)
+
+    assert made.run(made.exists, stall, made.touches("go")) == 0
+    assert "node_lost" not in made.kinds()
+    assert made.agent.round_number == 1
 
 
 def test_the_logs_of_earlier_rounds_are_kept(rig: Make) -> None:

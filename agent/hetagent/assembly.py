@@ -174,6 +174,7 @@ def _node(options: Options, access: Access, tell: Callable[[str], None], notes: 
     narrow(chosen)
     options = isolated(options, slots, tell)
     launch = launch_of(options, command, slots, os.environ)
+    require_ports(options, launch, slots)
     if options.torchrun.numa_binding is not None:
         numa.check(options.torchrun.numa_binding, slots, cpu=os.environ.get(devices.VISIBLE) == "")
     identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
@@ -191,6 +192,31 @@ def _node(options: Options, access: Access, tell: Callable[[str], None], notes: 
         launch=launch,
         versions=versions(),
         tell=tell,
+    )
+
+
+def require_ports(options: Options, launch: Launch, slots: int) -> None:
+    """Refuse a `--port-range` that is too small for what this node opens at once.
+
+    Raises:
+        UsageError: says how many ports it needs, and for what.
+    """
+    if options.port_range is None:
+        return
+    first, last = options.port_range
+    alone = options.standalone or options.spec.get("max_nodes") == 1
+    snapshots = 0 if alone else sum(feature.ports for feature in options.features)
+    launcher = launch.more_ports(slots)
+    needed, there = 2 + snapshots + launcher, last - first + 1
+    if there >= needed:
+        return
+    what = ["2 for the stores of a round, torch's and the script's"]
+    if snapshots:
+        what.append(f"{snapshots} for snapshots (none with --snapshot-memory off)")
+    if launcher:
+        what.append(f"{launcher} for --launch {options.launch}, its own and one per rank")
+    raise UsageError(
+        f"--port-range {first}-{last} has {counted(there, 'port')}, but this node needs {needed}: {'; '.join(what)}"
     )
 
 

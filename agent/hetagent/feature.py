@@ -31,12 +31,14 @@ class Feature:
 
     Attributes:
         flags: those that go with it.
+        ports: how many it takes of `--port-range` for other nodes, beside the two of a round.
 
     Raises:
         UsageError: its flags make no sense.
     """
 
     flags: ClassVar[Flags] = {}
+    ports = 0
 
     def __init__(self, args: Namespace, environ: Mapping[str, str]) -> None:
         """Take what was given of its own flags."""

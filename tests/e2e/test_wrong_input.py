@@ -371,8 +371,10 @@ def test_no_free_port(hetagent: Run, server: Hetserver) -> None:
             continue
         break
     with one, two:
-        ports = f"{first}-{first + 1}"
-        said = hetagent("--server", server.url, *CPU, "--node-id", "a", "--port-range", ports, "train.py")
+        ports, off = f"{first}-{first + 1}", ("--snapshot-memory", "off")
+        said = hetagent(
+            "--server", server.url, *CPU, "--node-id", "a", "--port-range", ports, *off, "train.py"
+        )
     assert said.status == UNFIT
     assert said.text.splitlines()[-1] == (
         f"hetagent: node 'a' cannot offer a port for the next round: no free port in {ports} on 127.0.0.1 "

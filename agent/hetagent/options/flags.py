@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 from hetagent.feature import Flags
 from hetagent.features import FEATURES
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES, OWN_FLAGS
+from hetagent.node.network import parse_port_range
 from hetagent.options import usage
 from hetagent.options.model import UsageError
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
-from hetagent.options.values import GRACE_S, ON_OFF, grace, notice_signal, port_range, told
+from hetagent.options.values import GRACE_S, ON_OFF, grace, notice_signal, told
 from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S
 from hetrdzv import __version__
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
@@ -89,7 +90,7 @@ OUR_FLAGS: Flags = {
     },
     "--interface": {"metavar": "NAME", "help": "The network interface whose address this node offers."},
     "--port-range": {
-        "type": told(port_range),
+        "type": told(parse_port_range),
         "metavar": "A-B",
         "help": "The ports this node may offer (for firewalls).",
     },

@@ -6,7 +6,6 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from hetagent.node.network import parse_port_range
 from hetagent.options.model import Std, Streams, UsageError
 from hetrdzv.protocol.texts.typed import seconds
 
@@ -62,18 +61,6 @@ def grace(text: str) -> float:
     if (value := seconds(text)) > MOST_GRACE_S:
         raise ValueError(f"{text} s are more than a day: give at most {MOST_GRACE_S:g}")
     return value
-
-
-def port_range(text: str) -> tuple[int, int]:
-    """The first and last port of `A-B`, at least two ports.
-
-    Raises:
-        ValueError: it is not a range, or too small.
-    """
-    first, last = parse_port_range(text)
-    if first == last:
-        raise ValueError(f"port range '{text}' is too small: a node needs two ports")
-    return first, last
 
 
 def notice_signal(text: str) -> signal.Signals:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -69,7 +70,7 @@ def test_what_is_not_free(before: Usage, now: Usage, more: float | None, ours: t
 def test_how_it_is_said() -> None:
     many = tuple(Holder(pid, 0) for pid in range(7))
     assert memory.describe(Left("GPU 2", 3 * GIB // 2, (Holder(7, GIB),), (Holder(1, GIB),))) == (
-        "GPU 2 has 1.5 GiB more in use than before the first round: pid 7 (1.0 GiB)"
+        "GPU 2 has 1.5 GiB more in use than before the last round: pid 7 (1.0 GiB)"
     )
     assert memory.describe(Left("GPU 2", GIB, (), many)).endswith(
         "round: pid 0, pid 1, pid 2, pid 3, pid 4 and 2 more"
@@ -152,7 +153,7 @@ def test_memory_that_becomes_free_is_waited_for() -> None:
 def test_what_our_own_workers_still_have_takes_the_node_out() -> None:
     found = asked(Looks([usage(0.5)], [usage(9.5, (7, 9))]))
     assert found == Fitness(
-        "0.05 s after its workers were ended, GPU 0 has 9.0 GiB more in use than before the first round: "
+        "0.05 s after its workers were ended, GPU 0 has 9.0 GiB more in use than before the last round: "
         "pid 7 (9.0 GiB)",
         fatal=True,
     )
@@ -180,9 +181,27 @@ def test_what_nobody_of_ours_has_is_a_warning() -> None:
     assert (found.why, found.fatal) == ("", False)
     [warning] = found.warnings
     assert warning == (
-        "GPU 0 has 9.0 GiB more in use than before the first round: the driver names no process; going on, since "
+        "GPU 0 has 9.0 GiB more in use than before the last round: the driver names no process; going on, since "
         "none of it is known to be this job's"
     )
+
+
+def test_what_a_neighbour_has_taken_is_waited_for_briefly_and_once() -> None:
+    """In a container the driver names none of its processes, so it could be what ours have left."""
+    looks = Looks([usage(0.5)], [usage(9.5)])
+    gpus = GpusFree((), "none", look=looks, wait_s=60, unnamed_s=0.05)
+    gpus.ask((), NEVER)
+    began_at = time.monotonic()
+    assert len(gpus.ask(OURS, NEVER).warnings) == 1
+    assert time.monotonic() - began_at < 10
+    assert gpus.ask(OURS, NEVER) == READY
+
+
+def test_what_becomes_less_is_waited_for_though_the_driver_names_nobody() -> None:
+    shrinks = ([usage(9.5 - look)] for look in range(7))
+    gpus = GpusFree((), "none", look=Looks([usage(0.5)], *shrinks, [usage(0.5)]), wait_s=60, unnamed_s=2.0)
+    gpus.ask((), NEVER)
+    assert gpus.ask(OURS, NEVER) == READY
 
 
 def test_a_driver_that_does_not_answer_or_has_given_a_gpu_up_takes_the_node_out() -> None:

@@ -1,6 +1,7 @@
 """Waits until the memory that the last round's workers had of this node's GPUs is free again."""
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -14,6 +15,10 @@ from hetagent.node.processes import finding as processes
 WAIT_S = 60.0
 """How long to wait (seconds)."""
 
+UNNAMED_S = 5.0
+"""How long to wait if no process of ours is known to hold it, and it does not become less (seconds): in a container the
+driver often names nobody, and a neighbour's memory looks like what is left of dead workers."""
+
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 """Pause after the first and after many looks (seconds)."""
 
@@ -21,7 +26,7 @@ Look = Callable[[], Sequence[memory.Usage]]
 
 
 class GpusFree(Check):
-    """Whether the memory of the GPUs is as free as before the first round.
+    """Whether the memory of the GPUs is as free as when the last round began.
 
     Args:
         uuids: of the GPUs.
@@ -29,6 +34,7 @@ class GpusFree(Check):
         kept: the sessions of what is kept for later rounds, which no round has to wait for.
         look: what is in use.
         wait_s: how long to wait (seconds).
+        unnamed_s: the same for what no process of ours is known to hold, since it last became less (seconds).
     """
 
     def __init__(
@@ -39,11 +45,13 @@ class GpusFree(Check):
         kept: Callable[[], Collection[int]] = tuple,
         look: Look | None = None,
         wait_s: float = WAIT_S,
+        unnamed_s: float = UNNAMED_S,
     ) -> None:
         self._kept = kept
         self._look = look or (lambda: memory_of(uuids))
         self._incarnation = incarnation
         self._wait_s = wait_s
+        self._unnamed_s = unnamed_s
         self._before: Sequence[memory.Usage] | None = None
 
     @property
@@ -55,22 +63,25 @@ class GpusFree(Check):
         """Wait until the memory is free, or for as long as it may take.
 
         The first time it only notes how much is in use. What a process of somebody else uses never keeps the node from
-        taking part; what one of ours still uses after that time does, since the next round would fail here.
+        taking part; what one of ours still uses after that time does, since the next round would fail here. What was
+        waited for in vain is not waited for again.
 
         Args:
             workers: pids that workers of this agent had in the last round.
         """
         deadline, pause_s = time.monotonic() + self._wait_s, PAUSE_MIN_S
+        least, least_at = math.inf, 0.0
         try:
             while (used := self._looked(deadline, cancelled)) is not None and not cancelled.is_set():
-                if self._before is None:
+                before = self._before if self._before is not None else used
+                left = memory.left_over(before, used, lambda pid: self._is_ours(pid, workers))
+                now, more = time.monotonic(), sum(each.more_bytes for each in left)
+                least, least_at = (more, now) if more < least else (least, least_at)
+                is_ours = any(each.ours for each in left)
+                if not left or now >= (deadline if is_ours else min(deadline, least_at + self._unnamed_s)):
                     self._before = used
-                left = memory.left_over(self._before, used, lambda pid: self._is_ours(pid, workers))
-                if not left:
-                    return READY
-                if time.monotonic() >= deadline:
-                    return self._not_free(left)
-                cancelled.wait(min(pause_s, max(0.0, deadline - time.monotonic())))
+                    return self._not_free(left) if left else READY
+                cancelled.wait(min(pause_s, max(0.0, deadline - now)))
                 pause_s = min(PAUSE_MAX_S, 2 * pause_s)
         except memory.GpuBroken as error:
             return Fitness(f"its {error}", fatal=True)

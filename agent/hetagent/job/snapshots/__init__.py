@@ -73,6 +73,7 @@ class KeepSnapshots(Feature):
         self._args, self._environ = args, environ
         self.folder = Path(self._given("dir") or SHM).absolute()
         self.memory = self._given("memory")
+        self.ports = 0 if (self.memory or "").strip().lower() in ("off", "0") else 1
         self.every = self._number("every", 0, least=0, what="a number of steps, or 0")
         to = self._given("to")
         self.to = None if not to else self._url(to) if is_url(to) else Path(to).absolute()

@@ -39,7 +39,7 @@ class Left:
     """Memory of a GPU that is still in use after a round.
 
     Attributes:
-        more_bytes: how much more than before the first round, without what processes of others use.
+        more_bytes: how much more than when the last round began, without what processes of others use.
         ours: the processes of this node that use it.
         others: the other processes.
     """
@@ -54,7 +54,7 @@ def left_over(before: Sequence[Usage], now: Sequence[Usage], is_ours: Callable[[
     """The GPUs that are not free again. What a process of somebody else uses does not count, old or new.
 
     Args:
-        before: as it was before the first round, when no process was ours.
+        before: as it was when no process was ours.
         is_ours: whether a process, by its pid, is or was a worker of this agent.
     """
     former = {usage.gpu: usage.unexplained(lambda pid: False) for usage in before}
@@ -69,7 +69,7 @@ def left_over(before: Sequence[Usage], now: Sequence[Usage], is_ours: Callable[[
 
 
 def describe(left: Left) -> str:
-    """`GPU 2 has 71.2 GiB more in use than before the first round: pid 123 (71.0 GiB)`."""
+    """`GPU 2 has 71.2 GiB more in use than before the last round: pid 123 (71.0 GiB)`."""
     holders = left.ours or left.others
     who = ", ".join(
         f"pid {holder.pid}{f' ({_gib(holder.used_bytes)})' if holder.used_bytes else ''}"
@@ -77,7 +77,7 @@ def describe(left: Left) -> str:
     )
     more = f" and {len(holders) - 5} more" if len(holders) > 5 else ""
     return (
-        f"{left.gpu} has {_gib(left.more_bytes)} more in use than before the first round: "
+        f"{left.gpu} has {_gib(left.more_bytes)} more in use than before the last round: "
         f"{who or 'the driver names no process'}{more}"
     )
 

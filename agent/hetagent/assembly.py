@@ -108,6 +108,12 @@ class Node:
         """A listening socket on the address that this node offers."""
         return network.hold_port(self.place.address, self.options.port_range)
 
+    def hold_script_port(self) -> socket.socket:
+        """The same for a port that may be free for some seconds before the script opens it."""
+        return network.hold_port(
+            self.place.address, self.options.port_range, chosen_by_kernel=not self.launch.frees_port
+        )
+
 
 def run(options: Options, server: OwnServer | None, token: str | None, tls: ClientTls) -> int:
     """Join the group, follow the server until it says `exit`, and report the outcome at the terminal.
@@ -247,7 +253,7 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
         line=line,
         guardian=_guardian(node),
         starter=starter,
-        ports=Ports(handler, node.hold_port, moved),
+        ports=Ports(handler, node.hold_script_port, moved),
         launch=launch,
         readiness=readiness,
         rooms=rooms,

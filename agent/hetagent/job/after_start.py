@@ -1,15 +1,20 @@
 """Looks at workers that have run for a while: whether they have met, and what their launch wants to see."""
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hetagent.job.failures import failure_message
 from hetagent.job.room import Environ, Room
 from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment, Launch
 from hetagent.protocol import reports
 from hetagent.protocol.line import Line
 from hetrdzv.protocol.states import ReportKind
+
+MOST_LOST_PORTS = 3
+"""So many rounds in a row may end for a port that was taken; then it is the script that opens it twice."""
 
 MEET_AFTER_S = 60.0
 """When to look whether the workers have met (seconds after their start); they import, and read their data, before."""
@@ -90,7 +95,7 @@ def _described(met: int, world_size: int) -> str:
 
 
 class LaunchLook(Room):
-    """Has the launch look at its processes once, some time after their start.
+    """Has the launch look at its processes once, some time after their start, and at their end.
 
     Args:
         launch: how the workers are started.
@@ -103,11 +108,15 @@ class LaunchLook(Room):
         self._assignment: Assignment | None = None
         self._look_at: float | None = None
         self._pid = 0
+        self._workers: Workers | None = None
+        self._lost_port = ""  # why it gives up
+        self._lost_ports = 0  # in how many rounds in a row
 
     def enter(self, assignment: Assignment) -> None:
         self._assignment = assignment
 
     def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
+        self._workers = workers
         if self._launch.look_after_s is not None:
             self._pid, self._look_at = workers.pids[0], time.monotonic() + self._launch.look_after_s
 
@@ -121,5 +130,27 @@ class LaunchLook(Room):
         if (warning := self._launch.look(self._assignment, self._pid)) is not None:
             self._tell(warning)
 
+    def gives_up(self) -> str:
+        """The program could not open its port, which somebody else had taken: that is no failure of the script."""
+        if not self._lost_port:
+            self._lost_port = self._look_for_port()
+        return self._lost_port
+
+    def _look_for_port(self) -> str:
+        assert self._assignment is not None
+        if self._workers is None or not (self._launch.frees_port and self._assignment.is_master):
+            return ""
+        failed = next((end for end in self._workers.exits if not end.succeeded), None)
+        if failed is None or self._lost_ports == MOST_LOST_PORTS:
+            return ""
+        port = self._assignment.start.master.script_port
+        text = failure_message(self._workers.left(failed.local_rank), failed.status, ())
+        if not re.search(rf"\b{port}\b", text) or "address already in use" not in text.lower():
+            return ""
+        return f"could not begin: another program took port {port} before the script opened it"
+
     def end(self) -> None:
-        self._look_at = None
+        if self._workers is not None:
+            self._lost_ports = self._lost_ports + 1 if self._lost_port else 0
+        self._look_at = self._workers = None
+        self._lost_port = ""

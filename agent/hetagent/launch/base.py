@@ -90,6 +90,7 @@ class Launch:
         wants_daemon: the master of a round may have this node run its launcher's daemon (`start.daemon`).
         uses_process_groups: scripts work together in torch's process groups, so that one without any does nothing yet.
         meets_in_store: scripts find each other in the round's store (`init_process_group` with env://).
+        frees_port: the script's port is nobody's from `begin` until the script opens it.
         watches_deaths: whether the death of a process that the first one has started counts as the first failure.
         look_after_s: when to call `look`, counted from the start (seconds); None: never.
     """
@@ -101,6 +102,7 @@ class Launch:
     wants_daemon = False
     uses_process_groups = False
     meets_in_store = False
+    frees_port = False
     watches_deaths = False
     look_after_s: float | None = None
 

@@ -22,6 +22,12 @@ HOST_NAME_TIMEOUT_S = 2.0
 
 DEFAULT_PORTS = {"bare": DEFAULT_PORT, "http": 80, "https": 443}
 MAX_PORT = 65_535
+DYNAMIC = 49_152
+"""From here on ports belong to no service (RFC 6335)."""
+
+TRIES = 50
+"""How many ports are tried before the kernel chooses one."""
+
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 LISTEN = "0A"
 """The state of a listening socket in /proc/net/tcp."""
@@ -245,14 +251,17 @@ def parse_port_range(text: str) -> tuple[int, int]:
     return first, last
 
 
-def hold_port(address: str, port_range: tuple[int, int] | None) -> socket.socket:
+def hold_port(
+    address: str, port_range: tuple[int, int] | None, *, chosen_by_kernel: bool = True
+) -> socket.socket:
     """Bind a free port, and keep it until the socket is closed or passed on.
 
     Args:
         address: what the node offers. The socket is bound to it if it is this node's, otherwise (NAT, a name that
             only others resolve) to the wildcard address.
-        port_range: first and last port, tried in random order so that nodes on one host do not race; None: any
-            port, chosen by the kernel.
+        port_range: first and last port, tried in random order so that nodes on one host do not race; None: any.
+        chosen_by_kernel: of any port whether it may be one that the kernel gives to others as soon as it is free, for
+            their connections, say.
 
     Returns:
         A listening socket that no child inherits: peers can try the port, and no other program can bind it.
@@ -263,7 +272,7 @@ def hold_port(address: str, port_range: tuple[int, int] | None) -> socket.socket
         NetworkError: no port of the range is free, or the address cannot be bound.
     """
     if port_range is None:
-        ports = [0]
+        ports = [*([] if chosen_by_kernel else _unassigned()), 0]
     else:
         ports = list(range(port_range[0], port_range[1] + 1))
         random.shuffle(ports)
@@ -291,6 +300,18 @@ def hold_port(address: str, port_range: tuple[int, int] | None) -> socket.socket
         f"no free port in {port_range[0]}-{port_range[1]} on {host} ({why}): "
         "widen --port-range, or stop the programs that use them"
     )
+
+
+def _unassigned() -> Sequence[int]:
+    """Some ports that the kernel gives to nobody who asks for any; none where it gives all."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+            first, last = map(int, file.read().split())
+    except (OSError, ValueError):  # not to be seen in this sandbox: Linux's default
+        first, last = 32_768, 60_999
+    free = [port for port in range(20_000, MAX_PORT + 1) if not first <= port <= last]
+    nobodys = [port for port in free if port >= DYNAMIC] or free
+    return random.sample(nobodys, min(TRIES, len(nobodys)))
 
 
 def _bindable(address: str) -> tuple[socket.AddressFamily, str]:

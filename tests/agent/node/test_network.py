@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -217,6 +218,13 @@ def test_a_held_port_is_ours_alone() -> None:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with pytest.raises(OSError, match="in use"):
                 other.bind((host, port))
+
+
+def test_a_port_that_will_be_free_for_a_while_is_none_that_the_kernel_gives_away() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    for _ in range(20):
+        with hold_port("127.0.0.1", None, chosen_by_kernel=False) as sock:
+            assert not first <= sock.getsockname()[1] <= last
 
 
 @needs_ipv6

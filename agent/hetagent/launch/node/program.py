@@ -39,6 +39,7 @@ class PerNode(Launch):
     }
     one_per_node = True
     fills_placeholders = True
+    frees_port = True
     watches_deaths = True
     look_after_s = LOOK_AFTER_S
 

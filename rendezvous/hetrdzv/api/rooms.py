@@ -1,6 +1,5 @@
 """What optional features add to the API: handlers of routes, and fields of what it tells of groups and rounds."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -26,6 +25,3 @@ OF_ROUND: Sequence[Callable[[Round, Mapping[int, Seen], AbstractSet[str]], Mappi
     shares.of_round,
 )
 """Each gets a round, how far its workers have come, by global rank, and the nodes that are shown."""
-
-SECRETS: Sequence[re.Pattern[bytes]] = (snapshots.SECRET,)
-"""What of records nobody is shown."""

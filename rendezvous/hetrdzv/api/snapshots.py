@@ -1,7 +1,6 @@
 """Snapshots over HTTP: members say what they hold, people see what there is and choose. Nobody is shown a key."""
 
 import asyncio
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,9 +29,6 @@ from hetrdzv.service.snapshots import declare
 
 MOST_SHOWN = 32
 """How many snapshots are shown: the newest."""
-
-SECRET = re.compile(rb'(?<=,"key":")(?:[^"\\]|\\.)*')
-"""The keys in records of nodes and rounds: their field is called `key`, and is not the first of its value."""
 
 handlers = Handlers()
 

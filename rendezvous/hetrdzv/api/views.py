@@ -1,7 +1,6 @@
 """Converts values of the core to replies of the API."""
 
 import asyncio
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields, replace
@@ -12,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from hetrdzv.api.rooms import OF_GROUP, OF_ROUND, SECRETS
+from hetrdzv.api.rooms import OF_GROUP, OF_ROUND
 from hetrdzv.api.workers import told_stall, worker_replies
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import Directive, Start, Warned, warned
@@ -44,13 +43,11 @@ from hetrdzv.protocol.pages import (
     QUARANTINED,
     CountsReply,
     EventReply,
-    ExportReply,
     GroupReply,
     GroupSummary,
     NodeReply,
     NodeState,
     ProblemReply,
-    RecordReply,
     RoundReply,
     StallReply,
     UnreachableReply,
@@ -128,25 +125,6 @@ def quarantined_summary(group_id: str, why: str) -> GroupSummary:
         max_restarts=0,
         counts=CountsReply(nodes=0, slots=0, members=0, spares=0, gone=0),
     )
-
-
-HIDDEN = b"..."
-"""Stands for a secret in a record that somebody is shown."""
-
-
-def export_reply(group_id: str, stored: Mapping[str, bytes], why: str | None) -> ExportReply:
-    """The records of a group; `why` it is set aside, or None."""
-    records = tuple(_record_reply(key, value) for key, value in sorted(stored.items()))
-    return ExportReply(group_id=group_id, quarantined=why, records=records)
-
-
-def _record_reply(key: str, value: bytes) -> RecordReply:
-    for secret in SECRETS:
-        value = secret.sub(HIDDEN, value)
-    try:
-        return RecordReply(key=key, text=value.decode())
-    except UnicodeDecodeError:
-        return RecordReply(key=key, base64=b64encode(value).decode())
 
 
 codec.prepare(DirectiveReply, ProblemReply)

@@ -157,7 +157,6 @@ class Client:
     group = Asks(routes.GROUP)
     put = Asks(routes.PUT)
     delete = Asks(routes.DELETE)
-    export = Asks(routes.EXPORT)
     restart = Asks(routes.RESTART)
     cancel = Asks(routes.CANCEL)
     plan = Asks(routes.PLAN)

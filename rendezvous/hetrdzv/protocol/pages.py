@@ -273,24 +273,6 @@ QUARANTINED = "quarantined"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordReply:
-    """A record of the store: its value is text, or if it is damaged so that it is none, Base64."""
-
-    key: str
-    text: str | None = None
-    base64: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportReply:
-    """`GET /v1/groups/{g}/export`: what is stored of a group; `quarantined`: why the server cannot serve it."""
-
-    group_id: str
-    quarantined: str | None = None
-    records: tuple[RecordReply, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsReply:
     """`GET /v1/groups`."""
 

@@ -257,7 +257,7 @@ class Ledger:
             deletes.update(delete)
             if head.group is None:
                 deletes.update(records.event_key(group_id, s.number) for s in self.history(group_id))
-                deletes.update(self.quarantined[group_id].records if group_id in self.quarantined else ())
+                deletes.update(self.quarantined[group_id].keys if group_id in self.quarantined else ())
         lasting = [p for p in proposals if heads[p.group_id].group is not None]
         news = self._number_events(lasting, puts, deletes)
         if puts or deletes or self._clock_is_due(now):
@@ -299,26 +299,16 @@ class Ledger:
 
     def quarantine(self, group_id: str, why: str, proposals: Iterable[Proposal]) -> None:
         """Set a group aside that cannot be served, and refuse some proposals; what is stored of it stays."""
-        self.quarantined[group_id] = Quarantined(why, self.stored(group_id))
+        self.quarantined[group_id] = Quarantined(why, self._keys(group_id))
         del self.groups[group_id]
         self._events.pop(group_id, None)
         for proposal in proposals:
             proposal.refuse(quarantined(group_id, why))
 
-    def stored(self, group_id: str) -> Mapping[str, bytes]:
-        """The records of a group, as they are stored.
-
-        Raises:
-            KeyError: there is no such group.
-        """
-        if (aside := self.quarantined.get(group_id)) is not None:
-            return aside.records
+    def _keys(self, group_id: str) -> frozenset[str]:
+        """The keys of all records of a committed group."""
         stored, _ = records.changes(None, self.groups[group_id])
-        events = {
-            records.event_key(group_id, e.number): records.event_record(group_id, e)
-            for e in self.history(group_id)
-        }
-        return {**stored, **events}
+        return frozenset({*stored, *(records.event_key(group_id, e.number) for e in self.history(group_id))})
 
     async def drain(self) -> None:
         """Wait until everything proposed so far is committed or has failed."""
@@ -428,7 +418,7 @@ def quarantined(group_id: str, why: str) -> GroupQuarantined:
     """What whoever asks for a group that is set aside is told."""
     return GroupQuarantined(
         f"group '{group_id}' is quarantined, since hetserver cannot serve it: {why}. The other groups are served. "
-        f"Save it with hetctl export {group_id}, then hetctl delete {group_id}; or restore a backup of the store"
+        f"Back up the store, then hetctl delete {group_id}; or restore an older backup"
     )
 
 

@@ -192,17 +192,6 @@ class Service:
         self._require_loaded()
         return {group_id: aside.why for group_id, aside in sorted(self._ledger.quarantined.items())}
 
-    def stored(self, group_id: str) -> Mapping[str, bytes]:
-        """The records of a group, also of one that is set aside, by key.
-
-        Raises:
-            UnknownGroup: there is none with this name.
-        """
-        self._require_loaded()
-        if group_id not in self._ledger.groups and group_id not in self._ledger.quarantined:
-            raise _unknown(group_id)
-        return self._ledger.stored(group_id)
-
     def _require_served(self, group_id: str) -> None:
         if (aside := self._ledger.quarantined.get(group_id)) is not None:
             raise quarantined(group_id, aside.why)

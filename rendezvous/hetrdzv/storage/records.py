@@ -72,11 +72,11 @@ class Quarantined:
 
     Attributes:
         why: what is wrong with it, in a clause.
-        records: all that is stored of it, byte for byte.
+        keys: those of all its records.
     """
 
     why: str
-    records: Mapping[str, bytes]
+    keys: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,20 +262,20 @@ def restore(records: Mapping[str, bytes], now: float) -> Restored:
     return Restored(groups, set_aside(wrong, records))
 
 
-def set_aside(wrong: Mapping[str, str], records: Mapping[str, bytes]) -> dict[str, Quarantined]:
-    """The groups that cannot be served, with their records.
+def set_aside(wrong: Mapping[str, str], records: Iterable[str]) -> dict[str, Quarantined]:
+    """The groups that cannot be served, with the keys of their records.
 
     Args:
         wrong: why, by group id.
-        records: those of all groups.
+        records: the keys of all groups' records.
     """
     if not wrong:
         return {}
-    kept: dict[str, dict[str, bytes]] = {group_id: {} for group_id in wrong}
-    for key, record in records.items():
-        if (own := kept.get(unquote(key.split("/", 2)[1]))) is not None:
-            own[key] = record
-    return {group_id: Quarantined(why, kept[group_id]) for group_id, why in wrong.items()}
+    keys: dict[str, set[str]] = {group_id: set() for group_id in wrong}
+    for key in records:
+        if (own := keys.get(unquote(key.split("/", 2)[1]))) is not None:
+            own.add(key)
+    return {group_id: Quarantined(why, frozenset(keys[group_id])) for group_id, why in wrong.items()}
 
 
 def _read_into(parts: _Parts, place: str, key: str, record: bytes) -> None:

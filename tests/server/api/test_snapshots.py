@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrdzv.api.snapshots import SECRET
 from hetrdzv.protocol.rooms.snapshots import MOST_HELD
 from hetrdzv.service.snapshots import MOST_TALLIES, Tallies
 from tests.support.served import FaultyStore, api, serving, settled
@@ -234,7 +233,7 @@ async def test_people_see_what_there_is_and_choose() -> None:
 
 async def everything_shown(client: httpx.AsyncClient) -> str:
     """All that people can see of a group."""
-    paths = [GROUP, "/v1/groups", f"{GROUP}/events", f"{GROUP}/export", f"{GROUP}/snapshots", "/metrics"]
+    paths = [GROUP, "/v1/groups", f"{GROUP}/events", f"{GROUP}/snapshots", "/metrics"]
     replies = [(await client.get(path)).raise_for_status().text for path in (*paths, "/groups/g", "/")]
     replies.append((await client.post(f"{GROUP}/plan", json={"remove": ["b"]})).raise_for_status().text)
     return "\n".join(replies)
@@ -254,7 +253,6 @@ async def test_keys_are_told_to_members_only(caplog: pytest.LogCaptureFixture) -
         assert stored.count(KEY) > 2, "both nodes and the round"
         shown = await everything_shown(client)
         assert KEY not in shown
-        assert '"key":"..."' in json.dumps([json.loads(shown.split("\n")[3])]).replace('\\"', '"')
         assert KEY not in caplog.text
         assert "step 8 of round 1" in shown
         assert "the snapshot of step 8 of round 1 is passed by" in shown
@@ -262,14 +260,6 @@ async def test_keys_are_told_to_members_only(caplog: pytest.LogCaptureFixture) -
         assert "hetrdzv_steps_lost_total 3.0" in metrics
         assert "hetrdzv_rounds_from_snapshot_total 3.0" in metrics
         assert "hetrdzv_snapshots_passed_by_total 1.0" in metrics
-
-
-def test_a_key_is_found_whatever_is_in_it() -> None:
-    record = rb'{"labels":{"key":"mine"},"snapshots":{"port":1,"key":"a\"b\\","held":[]}}'
-    assert SECRET.sub(b"...", record) == (
-        b'{"labels":{"key":"mine"},"snapshots":{"port":1,"key":"...","held":[]}}'
-    )
-    assert SECRET.sub(b"...", b'{"port":1,"key":"torn') == b'{"port":1,"key":"...'
 
 
 async def test_the_page_says_what_is_safe() -> None:

@@ -1,6 +1,5 @@
 """Routes about groups: inspect, create, restart, cancel, delete, follow."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
@@ -67,14 +66,6 @@ async def put_group(request: Request, group_id: str, body: SpecFields, nodes: st
 async def delete_group(request: Request, group_id: str) -> None:
     """Delete a group whose nodes are gone or whose job is over."""
     await service_of(request).delete(group_id)
-
-
-@handlers(routes.EXPORT)
-async def export_group(request: Request, group_id: str) -> Response:
-    """What is stored of a group, byte for byte but for secrets; also of a quarantined one, which cannot be served."""
-    service = service_of(request)
-    stored = await asyncio.to_thread(service.stored, group_id)
-    return views.json_response(views.export_reply(group_id, stored, service.quarantined().get(group_id)))
 
 
 @handlers(routes.RESTART)

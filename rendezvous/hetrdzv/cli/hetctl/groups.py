@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, print_json, show_plan, standing, tell
+from hetrdzv.cli.hetctl.calls import call, show_plan, standing, tell
 from hetrdzv.cli.hetctl.options import (
     DRY_RUN,
     GROUP,
@@ -112,13 +112,6 @@ def cancel(group: str) -> None:
     live = reply.counts.nodes
     stopping = f"; {count(live, 'node')} told to stop" if live else ""
     tell(reply, f"group '{group}' is cancelled{stopping}")
-
-
-@command("Print what is stored of a group.")
-@GROUP
-def export(group: str) -> None:
-    """Print what the server stores of GROUP, as JSON; also of a group that it has quarantined and cannot serve."""
-    print_json(call(lambda client: client.export(group)))
 
 
 @command("Forget a group.")

@@ -34,7 +34,6 @@ SUBCOMMANDS: Mapping[str, Sequence[click.Command]] = {
         dashboard.dashboard,
         groups.create,
         groups.delete,
-        groups.export,
         install.completion,
     ),
 }

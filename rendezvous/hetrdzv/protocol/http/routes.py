@@ -14,7 +14,6 @@ from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.http.route import NODE, Parameter, Role, Route, Size
 from hetrdzv.protocol.pages import (
     EventsReply,
-    ExportReply,
     GroupReply,
     GroupsReply,
     HealthReply,
@@ -84,7 +83,6 @@ EVENTS = Route("GET", f"{_GROUP}/events", _READ, EventsReply, size=Size.STREAM, 
 PLAN = Route("POST", f"{_GROUP}/plan", _READ, Plan, body=Changes, needs_body=False)
 PUT = Route("PUT", _GROUP, _ADMIN, GroupReply, body=SpecFields, takes=(NODES,))
 DELETE = Route("DELETE", _GROUP, _ADMIN, NoneType)
-EXPORT = Route("GET", f"{_GROUP}/export", _ADMIN, ExportReply)
 RESTART = Route("POST", f"{_GROUP}/restart", _ADMIN, GroupReply, takes=(NODES,), once=True)
 CANCEL = Route("POST", f"{_GROUP}/cancel", _ADMIN, GroupReply, takes=(NODES,))
 STACKS_OF = Route("POST", f"{_GROUP}/stacks", _ADMIN, StacksReply, takes=(RANKS, ROUND), wait_s=STACKS_WAIT_S)

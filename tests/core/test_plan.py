@@ -4,8 +4,8 @@ import pytest
 
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
-from hetrdzv.core.plan import first_round, plan
-from hetrdzv.protocol.errors import GroupFinishing, InvalidSpec, NodeIdInUse, Refused, UnknownNode
+from hetrdzv.core.plan import plan
+from hetrdzv.protocol.errors import GroupFinishing, NodeIdInUse, Refused, UnknownNode
 from hetrdzv.protocol.facts.causes import Announced, Drained, Joined, MemberDrained, MemberLeft, RestartAsked
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.reasons import Full, NoCommand
@@ -129,9 +129,6 @@ def test_what_cannot_be_planned() -> None:
     for add in ((NewNode(slots=1, node_id="gpu2"),), (NewNode(slots=1, node_id="x"),) * 2):
         with pytest.raises(NodeIdInUse, match="adds it twice"):
             planned(story, add=add)
-    with pytest.raises(InvalidSpec) as refused:
-        first_round("g", {"min_nodes": 2, "max_nodes": 1}, [NewNode(slots=8)])
-    assert refused.value.field == "max_nodes"
 
 
 def test_a_failed_round_is_planned_on_with_its_restart() -> None:
@@ -241,17 +238,3 @@ def test_a_finished_group_begins_anew_with_the_same_settings() -> None:
     assert (found.reason.what.ready, found.reason.what.missing) == (ready(["gpu2", "new1"], 3), 1)
     found = planned(story, add=tuple(NewNode(slots=slots) for slots in (1, 2, 3)))
     assert (found.round, found.was_round, places(found)) == (2, 0, [("new1", 0), ("new2", 1), ("new3", 3)])
-
-
-def test_the_first_round_and_what_comes_after_it() -> None:
-    nodes = [NewNode(slots=slots, node_id=name) for name, slots in (("a", 8), ("b", 4), ("c", 3))]
-    found = first_round("g", {"min_nodes": 2, "max_nodes": 3}, nodes)
-    assert places(found) == [("a", 0), ("b", 8), ("c", 12)]
-    assert (found.was_round, found.in_s, found.restarted) == (0, 0.0, ())
-    assert first_round("g", {"min_nodes": 2}, nodes).in_s == 10
-    lost = first_round("g", {"min_nodes": 2}, nodes, Changes(remove=("a",)))
-    assert (places(lost), lost.was_world_size) == ([("b", 0), ("c", 4)], 15)
-    chosen = first_round("g", {"max_nodes": 2}, [nodes[2], nodes[0], nodes[1]])
-    assert (places(chosen), [one.node_id for one in chosen.spares]) == ([("a", 0), ("b", 8)], ["c"])
-    few = first_round("g", {"min_nodes": 4}, nodes)
-    assert (few.reason.what.ready, few.reason.what.missing) == (ready(["a", "b", "c"], 4), 1)

@@ -1,4 +1,4 @@
-"""The sentences of a plan, for the server, and for hetctl, which makes some plans by itself."""
+"""The sentences of a plan."""
 
 from dataclasses import replace
 

@@ -4,15 +4,15 @@ Nothing is decided here. The change is made with the commands that would really 
 is told, at once and without a fault, until the group waits for nobody but new nodes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import count
 from math import inf, nextafter
 
 from hetrdzv.core.budget import Budget
-from hetrdzv.core.commands import Command, Drain, Join, Leave, NoteStall, Put, Renew, Report, Restart, Tick
+from hetrdzv.core.commands import Command, Drain, Join, Leave, NoteStall, Renew, Report, Restart, Tick
 from hetrdzv.core.directive import heading
-from hetrdzv.core.group import empty, step
+from hetrdzv.core.group import step
 from hetrdzv.core.model import OFFERED, Group, Member, Node, Round
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import begins_anew, known_node
@@ -20,7 +20,7 @@ from hetrdzv.core.why import why, why_left_out
 from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge
 from hetrdzv.protocol.facts.causes import ShownCause
 from hetrdzv.protocol.facts.events import Event, RoundEnded
-from hetrdzv.protocol.requests.plans import Changes, LeftOutNode, NewNode, Plan, PlannedMember
+from hetrdzv.protocol.requests.plans import Changes, LeftOutNode, Plan, PlannedMember
 from hetrdzv.protocol.settings import SETTINGS
 from hetrdzv.protocol.states import DirectiveKind, NodePhase, ReportKind
 from hetrdzv.protocol.texts.ids import natural_key
@@ -48,23 +48,6 @@ def plan(group: Group, changes: Changes, now: float) -> Plan:
     rehearsal = _Rehearsal(group, now)
     rehearsal.play(_commands(group, changes))
     return _compared(group, rehearsal, now)
-
-
-def first_round(
-    group_id: str, spec: Mapping[str, object], nodes: Sequence[NewNode], changes: Changes | None = None
-) -> Plan:
-    """What a group with these settings would do with these nodes, and what if they changed after that.
-
-    Raises:
-        Refused: the settings contradict each other, or the change is not allowed.
-    """
-    rehearsal = _Rehearsal(empty(group_id, 0.0), 0.0)
-    rehearsal.do(Put(spec))
-    before = rehearsal.group
-    rehearsal.play(_commands(before, Changes(add=tuple(nodes))))
-    if changes is None:
-        return _compared(before, rehearsal, 0.0)
-    return plan(rehearsal.group, changes, rehearsal.now)
 
 
 # -- playing ---------------------------------------------------------------------------------------------------

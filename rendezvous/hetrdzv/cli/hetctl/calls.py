@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from hetrdzv.cli.hetctl import picture, tables
+from hetrdzv.cli.hetctl import plan_table, tables
 from hetrdzv.cli.hetctl.options import shared
 from hetrdzv.cli.hetctl.shell.connect import connect
 from hetrdzv.client import Client
@@ -15,7 +15,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, NoTls, Problem, Unavailable, UnknownGroup, Unreachable
 from hetrdzv.protocol.facts.who import MOST_NAMES, Nodes
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
-from hetrdzv.protocol.requests.plans import Changes, Plan
+from hetrdzv.protocol.requests.plans import Changes
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.words.phrasing import predicate
 
@@ -82,16 +82,12 @@ def stands(group: GroupSummary) -> str:
 
 
 def show_plan(group: str, request: Changes) -> None:
-    """Ask what would happen to a group, and print that as a picture or as JSON."""
-    tell_plan(call(lambda client: client.plan(group, request)), request)
-
-
-def tell_plan(reply: Plan, request: Changes) -> None:
-    """Print what would happen, as a picture or as JSON."""
+    """Ask what would happen to a group, and print that as a table or as JSON."""
+    reply = call(lambda client: client.plan(group, request))
     if shared().as_json:
         print_json(reply)
     else:
-        picture.show(reply, request)
+        plan_table.show(reply, request)
 
 
 def print_json(reply: object) -> None:

@@ -1,6 +1,7 @@
 """How far workers have come, over HTTP: agents say it with their polls, and are asked for stacks in the replies."""
 
 import asyncio
+import threading
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import pytest
 from hetrdzv.core.commands import Tick
 from hetrdzv.protocol.facts.warnings import AnyWarning, NoWeights
 from hetrdzv.protocol.rooms.stacks import MOST_OF_WORKER, About, Stack
-from hetrdzv.service.progress import detectors
+from hetrdzv.service.progress import detectors, hangs
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.service import Service
 from hetrdzv.words.warnings import warning
@@ -118,6 +119,34 @@ async def test_what_is_said_of_another_round_or_of_others_workers_is_nothing() -
         await poll(client, "a", progress(worker(0, 3), round_number=7))
         await poll(client, "a", progress(worker(1, 3)))
         assert (await group(client))["current_round"]["workers"] == []
+
+
+@pytest.mark.parametrize("noted", [False, True], ids=["before-it-is-noted", "after"])
+async def test_workers_that_move_again_while_many_are_judged_are_seen(
+    monkeypatch: pytest.MonkeyPatch, noted: bool
+) -> None:
+    begun, go_on, look = threading.Event(), threading.Event(), hangs._look
+
+    def slow_look(*args: Any) -> Any:
+        found = look(*args)
+        begun.set()
+        assert go_on.wait(30)
+        return found
+
+    monkeypatch.setattr(hangs, "ASIDE", 1)
+    async with serving(clock=HandClock()) as (service, _), api(service) as client:
+        await two_nodes(service)
+        if noted:
+            await hang(client, service)
+        monkeypatch.setattr(hangs, "_look", slow_look)
+        await poll(client, "b", progress(worker(1, 16, still=True, idle_s=3.0)))
+        await poll(client, "a", progress(worker(0, 17, completed=16, still=True, idle_s=3.0)))
+        assert await asyncio.to_thread(begun.wait, 30)
+        await poll(client, "b", progress(worker(1, 18)))
+        await poll(client, "a", progress(worker(0, 18)))
+        go_on.set()
+        await asyncio.sleep(0.1)
+        await until(service, stalls=False)
 
 
 async def test_who_is_waited_for_is_noticed_and_said_once_it_lasts() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from math import inf
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Cancellation, Conduct, End, Group, Node, Round, Stall
@@ -122,11 +123,11 @@ def _why_waiting(group: Group, now: float) -> reasons.Waits:
     ended = why_ended(last.number, last.end)
     if last.end.judged:
         return reasons.Waits(ended=ended, what=_waits_for(group, now), not_ready=not_ready(group))
-    late = unresolved(group, now)
+    late, until = unresolved(group, now), resolved_at(group, last.end)
     what = reasons.ToStop(
         nodes=nodes(late),
         checked=any(node.ready_within_s for node in late),
-        until=resolved_at(group, last.end),
+        until=until if until < inf else None,
     )
     return reasons.Waits(ended=ended, what=what)
 

@@ -145,7 +145,8 @@ def _waits_for(what: WaitsFor, clock: Clock) -> str:
         case reasons.ToStop(nodes=nodes, checked=checked, until=until):
             have = one_or_more(nodes, "has", "have")
             check = " and be ready again" if checked else ""
-            return f"{names(nodes)} {have} to stop {_its(nodes)} workers{check} ({clock.at_most(until)})"
+            limit = "" if until is None else f" ({clock.at_most(until)})"
+            return f"{names(nodes)} {have} to stop {_its(nodes)} workers{check}{limit}"
         case reasons.NoCommand(group_id=group, nodes=nodes):
             return f"{names(nodes)} {one_or_more(nodes, 'waits', 'wait')} for a command: {_create(group)}"
     have = _have(what.ready)

@@ -98,11 +98,11 @@ def overdue_at(group: Group, node: Node) -> float:
 
 
 def resolved_at(group: Group, end: End) -> float:
-    """When all members of an ended round will have stopped, be lost or be overdue, as far as is known (seconds)."""
-    told_all = end.at + group.spec.stop_timeout_s + STOP_GRACE_S
-    silent = (node.heard_at + group.spec.lease_s for node in _open(group) if node.stop_told_at is None)
-    told = (at for node in _open(group) if (at := overdue_at(group, node)) < inf)
-    return max([told_all, *silent, *told])
+    """When all members of an ended round will have stopped or be overdue (seconds).
+
+    Infinite while one has yet to be told to stop: it may take as long as its lease.
+    """
+    return max((overdue_at(group, node) for node in _open(group)), default=end.at)
 
 
 # -- the next round ------------------------------------------------------------------------------------------
@@ -197,8 +197,7 @@ def _timers(group: Group) -> Iterator[float]:
         yield from _stall_timers(group)
         return
     if group.round is not None and group.round.end is not None and not group.round.end.judged:
-        judged_at = max((overdue_at(group, node) for node in _open(group)), default=group.round.end.at)
-        if judged_at < inf:  # else it is a lease that comes next
+        if (judged_at := resolved_at(group, group.round.end)) < inf:  # else it is a lease that comes next
             yield judged_at
         return
     if group.bounds_since is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from math import ceil, inf
 
 from hetrdzv.core.health.conduct import with_departure
 from hetrdzv.core.model import Cancellation, End, Group, Node, Notice, Round
@@ -30,6 +31,9 @@ from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 
 GONE_NODES_KEPT = 64
 """How many lost and left nodes a group remembers, beside the members of its round."""
+
+LEASES_COUNTED = 64
+"""When the last of more nodes than this will be lost is not worth the time to find out for each that asks."""
 
 LOSSES = frozenset({EndKind.LOST, EndKind.LEFT, EndKind.DRAINED})
 """Ends that explain what failed elsewhere at the same time (rule 5)."""
@@ -410,11 +414,13 @@ def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
     expire(work)
     group = work.group
     finished_at = group.finished_at if group.finished_at is not None else work.now
-    old = [node.node_id for node in group.live if node.joined_at <= finished_at]
+    old = [node for node in group.live if node.joined_at <= finished_at]
     if old:
+        lost_at = max(work.leases.ends_at(group, node) for node in old) if len(old) <= LEASES_COUNTED else inf
+        within = f", in {ceil(lost_at - work.now)} s at most" if lost_at < inf else ""
         raise GroupFinishing(
             f"the last job of group '{group.group_id}' is over, but some of its nodes have yet to exit: "
-            f"{Nodes.of(old)}; a new job can start once they are gone, within {group.spec.lease_s:g} s"
+            f"{Nodes.of(node.node_id for node in old)}; a new job can start once they are gone{within}"
         )
     work.group = Group(
         group_id=group.group_id,

@@ -248,12 +248,16 @@ class LastCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToStop:
-    """Nodes stop the workers of a round that has ended; some then check whether they are ready (`checked`)."""
+    """Nodes stop the workers of a round that has ended; some then check whether they are ready (`checked`).
+
+    Attributes:
+        until: when this is over; None: some have not been told yet.
+    """
 
     kind: Literal["to_stop"] = "to_stop"
     nodes: Nodes
     checked: bool
-    until: float
+    until: float | None = None
 
 
 WaitsFor: TypeAlias = Annotated[

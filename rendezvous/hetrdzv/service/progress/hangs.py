@@ -77,6 +77,7 @@ class Hangs:
         self._traces = traces
         self._turn = asyncio.Lock()
         self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
+        self._aside: set[str] = set()  # groups that are judged in a thread now
         self._pause_s: dict[str, float] = {}  # how long each is left alone at least
         self._kept: dict[
             str, tuple[int, float]
@@ -108,24 +109,27 @@ class Hangs:
         self._due[group_id] = loop.call_at(at, self._judge, group_id)
 
     def _judge(self, group_id: str) -> None:
+        del self._due[group_id]
         active = self._active(group_id)
         if active is None:
-            del self._due[group_id]
+            return
+        if group_id in self._aside:  # what is news now, that look has not seen
+            self.look_soon(group_id)
             return
         seen, now = list(self._seen(group_id, active.number).values()), self._now()
         if len(seen) > ASIDE:
+            self._aside.add(group_id)
             self._spawn(self._judge_aside(group_id, active, seen, now))
-            return
-        del self._due[group_id]
-        self._conclude(group_id, active, _look(seen, active.world_size, now), now)
+        else:
+            self._conclude(group_id, active, _look(seen, active.world_size, now), now)
 
     async def _judge_aside(self, group_id: str, active: Round, seen: Sequence[Seen], now: float) -> None:
-        """Judge many workers beside the event loop, one round at a time; until then the group is due."""
+        """Judge many workers beside the event loop, one round at a time."""
         try:
             async with self._turn:
                 look = await asyncio.to_thread(_look, seen, active.world_size, now)
         finally:
-            self._due.pop(group_id, None)
+            self._aside.discard(group_id)
         latest = self._active(group_id)
         if latest is not None and latest.number == active.number:
             self._conclude(group_id, latest, look, now)
@@ -183,6 +187,8 @@ class Hangs:
         try:
             group = await self._execute(group_id, command)
             noted = group.active_round.stall if group.active_round is not None else None
+            if command.stall is not None:  # its workers may have moved again before the group knew of it
+                self.look_soon(group_id)
             if noted is not None and noted.ranks and not noted.stack:
                 await self._fetch_stack(group, command.round, noted)
         except (

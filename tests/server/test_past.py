@@ -2,21 +2,24 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from hetrdzv.core.commands import NoteStall, NoteTraining
+from hetrdzv.api.views import event_reply
+from hetrdzv.core.commands import NoteStall, NoteTraining, Report
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.facts.causes import Cut, MemberLost, Silent
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.rooms.progress import Moved
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.words.causes import ending, failed_worker
 from hetrdzv.words.past import DownReply, PastReply, past
 from tests.server.told import BEGAN, Told, at, restarted, running
+from tests.support.served import FaultyStore, HandClock, serving, two_nodes
 from tests.support.stalls import behind
 
 
@@ -316,3 +319,25 @@ def test_a_stall_is_a_hang_from_its_beginning_live_and_later() -> None:
     assert (str(last.phase), last.seconds) == ("hanging", pytest.approx(60.0, abs=1.01))
     assert story.past.hung_s == pytest.approx(80.0, abs=1.01)
     assert story.past.trained_s == 30.0
+
+
+async def test_what_happened_while_no_server_ran_is_as_old_as_its_agent_says() -> None:
+    """A worker fails 3 s after the server was killed, and that is back after 10 s: 5 s were trained, 7 s lost."""
+    clock, began = HandClock(), datetime(2026, 1, 1, tzinfo=UTC)
+    options: dict[str, Any] = {"clock": clock, "wall": lambda: began + timedelta(seconds=clock.at)}
+    async with serving(**options) as (service, store):
+        await two_nodes(service)
+        clock.pass_by(service, 2.0)
+    clock.at += 10.0
+    async with serving(FaultyStore(store.content), **options) as (service, _):
+        failure = Failure(local_rank=0, rank=0, exit_code=1, message="boom")
+        fields: dict[str, Any] = {"node_id": "a", "incarnation": "1", "round": 1, "kind": ReportKind.FAILED}
+        moved = Moved(began_s=5.0, idle_s=0.0)
+        await service.execute("g", Report(age_s=7.0, failure=failure, moved=moved, **fields))
+        events, _ = service.history("g")
+        (only,) = past(map(event_reply, events), options["wall"]()).rounds
+        assert only.down is not None
+        assert (only.trained_s, only.down.noticed_s) == (
+            pytest.approx(5.0, abs=0.1),
+            pytest.approx(7.0, abs=0.1),
+        )

@@ -45,7 +45,7 @@ def report_command(node_id: str, body: ReportRequest) -> Report | None:
     if not isinstance(body.kind, ReportKind):
         return None
     failure = Failure(**codec.fields_of(body.failure)) if body.failure is not None else None
-    return codec.picked(Report, body, node_id=node_id, failure=failure)
+    return codec.picked(Report, body, node_id=node_id, failure=failure, unserved_s=0.0)
 
 
 def cancellation(request: Request) -> Cancel:

@@ -59,6 +59,7 @@ class Report:
 
     Attributes:
         age_s: how many seconds ago the agent saw what it reports, by the server's clock.
+        unserved_s: how much longer ago that really was, since the server's clock stops while no server runs (seconds).
         failure: with `failed` only; its `at` is filled in from `age_s`.
         met: from the round's master, with `started` and `succeeded`: how many workers have come to the round's store by
             now, which is where they find each other; None: nobody can tell.
@@ -76,6 +77,7 @@ class Report:
     round: int
     kind: ReportKind
     age_s: float = 0.0
+    unserved_s: float = 0.0
     failure: Failure | None = None
     met: int | None = None
     must_meet: bool = False

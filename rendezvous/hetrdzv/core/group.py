@@ -357,7 +357,7 @@ def _report(work: Work, command: Report) -> None:
         case ReportKind.STARTED | ReportKind.SUCCEEDED if command.met is not None:
             _count_met(work, node, current, command.met)
     if command.kind in _TELL_MOVES:
-        note_moved(work, command.moved, command.age_s)
+        note_moved(work, command.moved, command.age_s + command.unserved_s)
     match command.kind:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
@@ -423,7 +423,8 @@ def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> N
     work.say(events.WorkerFailed(worker=worker), node.node_id)
     raised_at = failure.at - failure.raised_s
     # A node's clock may have been set meanwhile.
-    end_round(work, worker, since=min(max(raised_at, current.formed_at), failure.at))
+    since = min(max(raised_at, current.formed_at), failure.at)
+    end_round(work, worker, since=since - command.unserved_s)
 
 
 def _start_daemon(work: Work, command: StartDaemon) -> None:

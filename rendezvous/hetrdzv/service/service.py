@@ -231,7 +231,8 @@ class Service:
         if isinstance(command, Join | Put) and not _is_known(head, command):
             self._quotas.require_memory(group_id)
         if isinstance(command, Report) and command.age_s:
-            command = replace(command, age_s=self._clock.age(command.age_s))
+            served_s = self._clock.age(command.age_s)
+            command = replace(command, age_s=served_s, unserved_s=command.age_s - served_s)
         if isinstance(command, Report):
             command = self.progress.completed(group_id, command)
         try:

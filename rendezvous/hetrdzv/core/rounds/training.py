@@ -17,7 +17,7 @@ def note_training(work: Work, number: int, at: float) -> None:
 
 
 def note_moved(work: Work, moved: Moved | None, age_s: float) -> None:
-    """A member has said of its workers when they moved, `age_s` seconds ago; None: nobody can tell."""
+    """A member has said of its workers when they moved, really `age_s` seconds ago; None: nobody can tell."""
     active = work.group.active_round
     if active is None:
         return

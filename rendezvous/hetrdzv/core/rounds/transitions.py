@@ -270,7 +270,7 @@ def end_round(work: Work, cause: Cause, *, hang: Failure | None = None, since: f
     """End the active round, or record a loss as the cause of the failure that ended it (rule 5).
 
     Args:
-        since: when what ends it happened, where it was noticed later (seconds).
+        since: when what ends it happened, where it was noticed later (seconds before now: no server may have run then).
     """
     current = work.group.round
     if current is None:

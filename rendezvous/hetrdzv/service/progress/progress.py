@@ -130,7 +130,7 @@ class Progress:
             return report
         seen = self._table.workers(group_id, report.round).values()
         last_at = max((worker.moved_at for worker in seen if worker.began_at < inf), default=-inf)
-        idle_s = min(moved.idle_s, max(0.0, self._now() - report.age_s - last_at))
+        idle_s = min(moved.idle_s, max(0.0, self._now() - report.age_s - report.unserved_s - last_at))
         return replace(report, moved=replace(moved, idle_s=idle_s))
 
     # -- life ------------------------------------------------------------------------------------------------

@@ -186,6 +186,7 @@ async def test_a_leader_that_stood_still_is_deposed_and_says_nothing(servers: Se
         ):
             assert time.monotonic() < until, leader.log
         assert await job.group() == before
+        assert "shutdown" not in leader.log, "it runs on"
         await job.end()
 
 

@@ -548,6 +548,14 @@ async def test_no_etcd_names_every_member_with_its_reason() -> None:
     assert "nobody.invalid:1: host name unknown" in said
 
 
+async def test_a_member_that_could_not_be_asked_in_time_is_not_said_to_have_had_time() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(EtcdAway, match=r"\(127\.0\.0\.1:\d+: no time left to ask it\)"):
+            await reach(access_from(f"etcd://127.0.0.1:{silent.getsockname()[1]}"), 0.02)
+
+
 @pytest.mark.etcd
 async def test_one_member_that_lives_is_enough(cluster: EtcdCluster) -> None:
     await reach(access_from(f"etcd://127.0.0.1:{free_port()},{cluster.endpoints}"))

@@ -109,10 +109,8 @@ def transport_error(
         reason = next(texts, None)
         return Unreachable(f"no connection ({reason})" if reason else "no connection")
     hint = ""
-    if not answered_before:
-        hint = tls_hint
-        if with_tls and tls.cert is not None:
-            hint = "; is our --client-cert signed by the authority in its --tls-client-ca?"
+    if with_tls and tls.cert is not None and not answered_before:
+        hint = "; is our --client-cert signed by the authority in its --tls-client-ca?"
     return Unreachable(f"connection cut before the answer came{hint}")
 
 

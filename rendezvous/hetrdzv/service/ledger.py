@@ -320,7 +320,7 @@ class Ledger:
             if self.is_loaded:
                 await self._store.commit(Batch(puts={}, deletes=frozenset(), clock=now))
         except StorageError as error:
-            logger.warning("could not store the clock on shutdown: %s", error)
+            logger.debug("the clock is stored no more: %s", error)  # a deposed leader, or said before
         finally:
             await self._store.close()
 

@@ -30,6 +30,9 @@ ATTEMPT_S = 1.0
 SIGN_IN_S = 5.0
 """How long a member may take to check a password, which is slow on purpose (seconds)."""
 
+LEAST_S = 0.1
+"""A member that had less time than this to answer was not really asked (seconds)."""
+
 PAUSE_S = 0.1
 """Pause after no member has answered (seconds)."""
 
@@ -225,7 +228,7 @@ def _reason(error: BaseException, timeout_s: float) -> str:
     cause = error.__cause__ if isinstance(error.__cause__, grpc.aio.AioRpcError) else error
     text = _details(cause)
     if isinstance(error, TimeoutError | EtcdTransientError):
-        return f"no answer within {timeout_s:.1f} s"
+        return f"no answer within {timeout_s:.1f} s" if timeout_s >= LEAST_S else "no time left to ask it"
     if "onnection refused" in text:
         return "connection refused"
     if "resolution" in text or "lookup" in text:

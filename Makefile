@@ -29,7 +29,7 @@ unpacked = @PATH=/usr/local/bin:/usr/bin command -v $(1) >/dev/null || test -x $
 	echo '$(2) could not be unpacked: $(3) are skipped' >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dist demo tools compiled test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-long test-rooms test-torch test-gpu test-cuda test-all fuzz compose-test lint mutants session bench site clean distclean
+.PHONY: help venv dist demo tools compiled test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-long test-torch test-gpu test-cuda test-all fuzz compose-test lint mutants session bench site clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -117,9 +117,6 @@ test-long: $(STAMP) tools  ## run the tests of networks, faults, guides and torc
 
 test-torch: $(STAMP)  ## test the agent with the oldest torch, the newest and two in between, each in .cache/torch or in TORCHES (hours; docs/torch.md)
 	$(BIN)/python -m tests.torches
-
-test-rooms: $(STAMP)  ## take each optional feature out of a copy and test the rest (a quarter of an hour; only one: python -m tests.rooms NAME)
-	$(BIN)/python -m tests.rooms
 
 TORCH ?= $(patsubst torch==%,%,$(filter torch==%,$(shell cat constraints.txt)))
 GPU := .cache/gpu/$(TORCH)$(if $(PIP_INDEX_URL),-$(notdir $(PIP_INDEX_URL)))

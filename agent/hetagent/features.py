@@ -1,4 +1,4 @@
-"""The table of optional features. Each can be taken out with its row: `python -m tests.rooms`."""
+"""The table of optional features."""
 
 from collections.abc import Sequence
 

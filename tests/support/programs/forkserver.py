@@ -48,10 +48,7 @@ def prepare(modules: list[str]) -> Any:
     del sys.path[0]  # this file's folder
     program = importlib.import_module(modules[0])
     for module in modules[1:]:
-        with contextlib.suppress(
-            ModuleNotFoundError
-        ):  # of an optional feature that was taken out (tests/rooms)
-            importlib.import_module(module)
+        importlib.import_module(module)
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError(f"importing {', '.join(modules)} starts threads, so it cannot be forked")
     gc.collect()

@@ -18,7 +18,7 @@ PACKAGES = (ROOT / "rendezvous" / "hetrdzv", ROOT / "agent" / "hetagent")
 FIELDS = {"why", "text", "detail", "message", "restarted_by"}
 """The fields that hold a sentence."""
 
-LISTS = {"warnings", "stragglers", "unwatched", "notices", "_notices"}
+LISTS = {"warnings", "unwatched", "notices", "_notices"}
 """The fields that hold several."""
 
 QUOTES = {

@@ -198,22 +198,6 @@ async def test_a_wait_counts_as_far_as_it_was_seen_and_late_news_for_nothing() -
         assert workers[0]["idle_s"] == 2.2
 
 
-async def test_the_group_shows_for_whom_the_others_wait() -> None:
-    clock = HandClock()
-    async with serving(clock=clock) as (service, _), api(service) as client:
-        await two_nodes(service)
-        await poll(client, "a", progress(worker(0, 100, waiting=0.5, looks=99)))
-        await poll(client, "b", progress(worker(1, 100, waiting=0.02, looks=99)))
-        assert (await group(client))["current_round"]["stragglers"] == [], "it is too early to tell"
-        clock.pass_by(service, 100)
-        await poll(client, "b", progress(worker(1, 3, waiting=0.02, looks=99)))
-        assert (await group(client))["current_round"]["stragglers"] == [], "three collectives are no measure"
-        await poll(client, "b", progress(worker(1, 100, waiting=0.02, looks=99)))
-        assert (await group(client))["current_round"]["stragglers"] == [
-            "rank 1 (b) is the slowest: the others wait for it 48% of the time"
-        ]
-
-
 async def test_stacks_are_asked_for_in_the_reply_to_an_open_poll() -> None:
     async with serving() as (service, _), api(service) as client:
         await two_nodes(service)

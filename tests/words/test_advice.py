@@ -6,8 +6,6 @@ from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import FailedWorker, JoinTimeout, WorkerFault
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.reasons import Reason
-from hetrdzv.protocol.facts.warnings import Straggler
-from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.words.advice import next_step, step_in_parts
 from tests.support.stalls import behind
 from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
@@ -138,9 +136,3 @@ def test_commands_are_apart() -> None:
     parts = step_in_parts("job", reasons.Stalls(round=4, facts=behind(2, "b"), since=460.0))
     assert parts[1::2] == ["hetctl stacks job", "hetctl restart job"]
     assert step_in_parts("job", reasons.Succeeded()) == [""]
-
-
-def test_a_slow_node_can_be_left_out() -> None:
-    slow = Straggler(ranks=Ranks(ranges=((2, 2),)), node_id="b", share=0.4, others=2)
-    text = next_step("job", reasons.Runs(round=1, nodes=2, world_size=3), [slow])
-    assert text == "to see what the job would be without b: hetctl plan job --without b"

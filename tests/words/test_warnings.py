@@ -11,7 +11,6 @@ from hetrdzv.protocol.facts.warnings import (
     NoLabel,
     NoWeights,
     Refusal,
-    Straggler,
     Unseen,
     Unwatched,
     Version,
@@ -94,22 +93,6 @@ SENTENCES: list[tuple[AnyWarning, str]] = [
         "speeds were measured differently (a, c in float16, b in float32): give every agent the same --measure-dtype",
     ),
     *SNAPSHOTS,
-    (
-        Straggler(ranks=Ranks.of([3]), node_id="gpu2", share=0.46),
-        "rank 3 (gpu2) is the slowest: the others wait for it 46% of the time",
-    ),
-    (
-        Straggler(ranks=Ranks.of([4]), node_id="gpu3", type="T4", share=0.28),
-        "rank 4 (gpu3) is the slowest of the T4s: the others wait for it 28% of the time",
-    ),
-    (
-        Straggler(ranks=Ranks.of([3, 4, 5]), type="T4", share=0.39),
-        "ranks 3 to 5 (T4) are slower than other GPUs, which wait for them 39% of the time",
-    ),
-    (
-        Straggler(ranks=Ranks.of([2]), type="T4", share=0.4),
-        "rank 2 (T4) is slower than other GPUs, which wait for it 40% of the time",
-    ),
     (
         Refusal(
             node_id="gpu3",

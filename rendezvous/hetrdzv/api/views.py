@@ -37,7 +37,7 @@ from hetrdzv.protocol.facts.causes import Drained, RootCause
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.parts import NotReady, Quoted
 from hetrdzv.protocol.facts.reasons import LeftOutReason
-from hetrdzv.protocol.facts.warnings import AnyWarning, Straggler, Unwatched
+from hetrdzv.protocol.facts.warnings import AnyWarning, Unwatched
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.pages import (
     QUARANTINED,
@@ -333,10 +333,10 @@ def group_reply(
         warnings=_sentences(
             (
                 *_warnings(group),
-                *(fact for fact in worker_warnings if not isinstance(fact, Straggler | Unwatched)),
+                *(fact for fact in worker_warnings if not isinstance(fact, Unwatched)),
             )
         ),
-        next_step=next_step(group.group_id, summary["reason"], warnings),
+        next_step=next_step(group.group_id, summary["reason"]),
         facts=warnings,
         root_cause=_root_cause(group.root_cause),
     )
@@ -382,7 +382,6 @@ def _round(
         stall=_stall(current, stall, now) if (stall := current.told_stall) is not None else None,
         notice=_notice(warned(group, now)),
         workers=tuple(worker_replies(seen, on_page, told_stall(group), now)) if on_page else (),
-        stragglers=_sentences(fact for fact in worker_warnings if isinstance(fact, Straggler)),
         unwatched=_sentences(fact for fact in worker_warnings if isinstance(fact, Unwatched)),
         **{name: value for of_round in OF_ROUND for name, value in of_round(current, seen, on_page).items()},
     )

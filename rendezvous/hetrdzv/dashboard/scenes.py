@@ -17,7 +17,6 @@ from hetrdzv.dashboard.nodes import BLOCKS, ORDINARY, blocks, dots, paces, rows,
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.sessions import SignedIn, csrf_of
 from hetrdzv.dashboard.timeline import Span, spans, speed_line, step_line
-from hetrdzv.protocol.facts.warnings import Straggler
 from hetrdzv.protocol.pages import EventReply, GroupReply
 from hetrdzv.protocol.rooms.stacks import EARLIER, About
 from hetrdzv.service.progress.detectors import detected
@@ -174,15 +173,11 @@ class GroupScene:
 
         def pace() -> str:
             shown = paces(seen.values(), now, stall=stall, whole=self._whole)
-            slow = {
-                fact.ranks.ranges[0][0] for fact in of_workers if isinstance(fact, Straggler) and fact.node_id
-            }
             lines = [("steps/s", speed_line(trail)), ("step", step_line(trail))]
             return section(
                 "pace.html",
                 group=brief,
                 paces=shown if running is not None else None,
-                slow=slow,
                 behind=views.ranks_behind(group),
                 whole=self._whole,
                 lines=[line for line in lines if line[1] is not None],
@@ -204,7 +199,7 @@ class GroupScene:
                 "now.html",
                 group=brief,
                 acts=self._acts,
-                next_step=step_in_parts(brief.group_id, brief.reason, brief.facts) if brief.reason else [],
+                next_step=step_in_parts(brief.group_id, brief.reason) if brief.reason else [],
                 state=brief.shown_state,
                 summary=[(name, text) for name, shown, _ in SUMMARY if (text := shown(brief))],
                 restarted_by="; ".join(
@@ -212,16 +207,7 @@ class GroupScene:
                 )
                 if running is not None and running.restarted_by is not None
                 else "",
-                slow=[
-                    (warning(fact), fact.share * fact.others, fact.others + len(fact.ranks))
-                    for fact in of_workers
-                    if isinstance(fact, Straggler)
-                ],
-                notes=[
-                    warning(fact)
-                    for fact in (*of_workers, *self._service.refusals.lately(group))
-                    if not isinstance(fact, Straggler)
-                ],
+                notes=[warning(fact) for fact in (*of_workers, *self._service.refusals.lately(group))],
                 stack=stall.stack if stall is not None else "",
                 stack_of=stall.ranks[0] if stall is not None and stall.ranks else None,
             ),

@@ -116,7 +116,6 @@ class RoundReply:
         stall: who is waited for; None: nobody, as far as can be seen.
         notice: why it is about to end; None: it is not.
         workers: how far each worker has come; empty where nothing can be seen.
-        stragglers: the first few workers for which the others wait much of the time, in a sentence each.
         unwatched: workers of which nobody can tell whether they hang, and why, in a sentence for each reason.
     """
 
@@ -132,7 +131,6 @@ class RoundReply:
     stall: StallReply | None = None
     notice: NoticeReply | None = None
     workers: tuple[WorkerReply, ...] = ()
-    stragglers: tuple[str, ...] = ()
     unwatched: tuple[str, ...] = ()
 
 
@@ -254,7 +252,7 @@ class GroupReply(GroupSummary):
     Attributes:
         next_step: what a person can do about it, in a line; empty: nothing is to be done.
         warnings: what differs between its nodes and matters.
-        facts: the same as values, and those of `stragglers` and `unwatched` of the round.
+        facts: the same as values, and those of `unwatched` of the round.
     """
 
     spec: Mapping[str, Any]

@@ -1,7 +1,5 @@
 """What a person can do next, in a line; empty where nothing is known that helps."""
 
-from collections.abc import Iterable
-
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import (
     CrashLoop,
@@ -13,7 +11,6 @@ from hetrdzv.protocol.facts.causes import (
     WorkerFault,
 )
 from hetrdzv.protocol.facts.reasons import Reason, WaitsFor
-from hetrdzv.protocol.facts.warnings import AnyWarning, Straggler
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.stalls import Behind, StallFacts
 from hetrdzv.words.phrasing import are, count, listed, names, one_or_more
@@ -27,17 +24,16 @@ _WEIGHTS_ONLY, _LOADS_ANYTHING = "Weights only load failed", "TORCH_FORCE_NO_WEI
 _LOGS = "all of it with hetagent -t 3 --log-dir DIR"
 
 
-def next_step(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] = ()) -> str:
+def next_step(group_id: str, reason: Reason) -> str:
     """What a person can do about a group; empty: nothing is to be done, or nothing is known that helps."""
-    return "".join(step_in_parts(group_id, reason, warnings))
+    return "".join(step_in_parts(group_id, reason))
 
 
-def step_in_parts(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] = ()) -> list[str]:
+def step_in_parts(group_id: str, reason: Reason) -> list[str]:
     """The same with each command for a terminal apart: text, command, text, and so on.
 
     Args:
         reason: why it stands where it stands.
-        warnings: about it.
     """
     match reason:
         case reasons.Waits(what=reasons.TooFew(since=float()) as what):
@@ -59,13 +55,7 @@ def step_in_parts(group_id: str, reason: Reason, warnings: Iterable[AnyWarning] 
             return _again(group_id, stays=stays, mends=mends, first=f"{known}; " if known else "")
         case reasons.Runs(lost=lost) if lost is not None and len(lost):
             return [f"{are(lost)} lost: {_start_again(lost)}"]
-    slow = next((one.node_id for one in warnings if isinstance(one, Straggler) and one.node_id), None)
-    if slow is None:
-        return [""]
-    return [
-        f"to see what the job would be without {slow}: ",
-        f"hetctl plan {group_id} --without {slow}",
-    ]
+    return [""]
 
 
 def _again(group_id: str, *, stays: bool, mends: bool, first: str) -> list[str]:

@@ -1,7 +1,7 @@
 """What people should know of the nodes and workers of a group, in a sentence each."""
 
 from hetrdzv.protocol.facts import warnings
-from hetrdzv.protocol.facts.warnings import PARTS, AnyWarning, Differs, Straggler, Unseen, Unwatched, Version
+from hetrdzv.protocol.facts.warnings import PARTS, AnyWarning, Differs, Unseen, Unwatched, Version
 from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.words.clauses import refused
 from hetrdzv.words.phrasing import count, have, one_or_more, ranked
@@ -34,25 +34,12 @@ def warning(value: AnyWarning) -> str:
             return f"{have(nodes)} no label {label}, by which ranks are ordered: {come} last"
         case warnings.NoWeights():
             return "rank_order is speed, but no node has a --weight: ranks are sticky"
-        case warnings.Straggler():
-            return straggler(value)
         case warnings.Unwatched():
             return unwatched(value)
         case warnings.Refusal(node_id=node, differences=differences):
             return refused(node, differences)
         case _:
             return ""
-
-
-def straggler(value: Straggler) -> str:
-    """Who is waited for, and how much of the time."""
-    share, single = f"{value.share:.0%} of the time", len(value.ranks) == 1
-    if value.node_id is not None:
-        of = f" of the {value.type}s" if value.type else ""
-        return f"{ranked(value.ranks)} ({value.node_id}) is the slowest{of}: the others wait for it {share}"
-    are, them = ("is", "it") if single else ("are", "them")
-    slower = f"{ranked(value.ranks)} ({value.type}) {are} slower than other GPUs"
-    return f"{slower}, which wait for {them} {share}"
 
 
 def unwatched(value: Unwatched) -> str:

@@ -83,26 +83,6 @@ class NoWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """Workers for which the others wait.
-
-    Attributes:
-        ranks: one, or all of a GPU type.
-        node_id: of the one; None: they are all of a type.
-        type: of the GPU, where there are several; empty: all are alike.
-        share: how much of the time the others wait for them (0 to 1).
-        others: how many workers wait.
-    """
-
-    kind: Literal["straggler"] = "straggler"
-    ranks: Ranks
-    node_id: str | None = None
-    type: str = ""
-    share: float
-    others: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Unseen:
     """Why a worker's collectives cannot be known.
 
@@ -142,6 +122,6 @@ RoundWarnings = Differs | NoLabel | NoWeights | OfSpeeds
 RoundWarning: TypeAlias = Annotated[RoundWarnings, BY_KIND]
 """What is known of the nodes of a round as it forms."""
 
-_Known = RoundWarnings | PassedBy | ValuesDiffer | NotOnDisk | NotTaken | Straggler | Unwatched | Refusal
+_Known = RoundWarnings | PassedBy | ValuesDiffer | NotOnDisk | NotTaken | Unwatched | Refusal
 
 AnyWarning: TypeAlias = Annotated[_Known | Other, SHOWN_BY_KIND]

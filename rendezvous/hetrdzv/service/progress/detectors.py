@@ -6,14 +6,13 @@ from typing import Any, Protocol
 from hetrdzv.core.commands import Command
 from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.facts.warnings import AnyWarning
-from hetrdzv.service.progress import slow, unseen
+from hetrdzv.service.progress import unseen
 from hetrdzv.service.progress.hangs import Hangs
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.traces import Traces
 
 DETECTORS: Sequence[Callable[[Group, Round, Mapping[int, Seen], float], Sequence[AnyWarning]]] = (
-    slow.shown,
     unseen.shown,
 )
 """What warns of something: each gets a group, its running round, how far the workers of that have come, by global rank,

@@ -138,7 +138,7 @@ def why(group: str | None, watch: bool) -> None:
 
 
 def _reasons(reply: _Described) -> Iterator[RenderableType]:
-    group, current = reply.group, reply.group.current_round
+    group = reply.group
     state = group.shown_state
     rounds = past(reply.events, datetime.now(UTC)).rounds
     ended = [past_round for past_round in rounds if past_round.down is not None and past_round.ended_at]
@@ -153,8 +153,6 @@ def _reasons(reply: _Described) -> Iterator[RenderableType]:
         if shown not in one_group.FINE and (not node.gone or _is_missed(group, node)):
             text = tables.node_why(node)
             yield Text(f"  {node.node_id} {predicate(shown)}{f': {text}' if text else ''}")
-    for slow in current.stragglers if current is not None else ():
-        yield Text(f"  slow: {tables.one_line(slow)}")
     for warning in group.warnings:
         yield Text(f"  warning: {tables.one_line(warning)}")
     if last is not None:

@@ -85,7 +85,6 @@ def _heading(group: GroupReply) -> Table:
         facts.append(("progress", _progress(current)))
     if current is not None:
         facts += [(name, shown(current)) for name, shown in OF_ROUND]
-        facts += [("slow", tables.one_line(straggler)) for straggler in current.stragglers]
     facts += [(name, tables.one_line(shown(group))) for name, shown, _ in SUMMARY]
     facts.append(("restarts", spent_of(group.restarts, group.max_restarts)))
     if current is not None and current.ended is None:

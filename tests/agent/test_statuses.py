@@ -7,7 +7,9 @@ from tests.agent.torchrun.driver import directive
 
 from hetagent.statuses import status_of
 from hetrdzv.protocol.directive import FailureReply, RootCauseReply
-from hetrdzv.protocol.facts.parts import Other
+from hetrdzv.protocol.facts.causes import JoinTimeout
+from hetrdzv.protocol.facts.parts import NoWorld, Other, Ready, WorldBounds
+from hetrdzv.protocol.facts.who import NOBODY
 
 
 def failed(kind: str, exit_code: int | None = None) -> dict[str, Any]:
@@ -42,3 +44,14 @@ def test_the_status_says_what_to_do_next(said: dict[str, Any], status: int, fixe
 
 def test_a_node_that_left_by_itself_is_unfit() -> None:
     assert status_of(None, fixed=False) == status_of(None, fixed=True) == 71
+
+
+@pytest.mark.parametrize(("never", "status"), [((1,), 2), ((), 69)])
+def test_a_world_that_can_never_be_is_no_reason_to_try_again(never: tuple[int, ...], status: int) -> None:
+    bounds = WorldBounds(least=5, most=5, multiple=1, min_nodes=1, max_nodes=1)
+    reason = JoinTimeout(
+        within_s=4.0, ready=Ready(nodes=NOBODY, want=1), world=NoWorld(bounds=bounds, never=never)
+    )
+    cause = RootCauseReply(reason=reason, kind="join_timeout", message="m")
+    said = {"code": "failed", "outcome": "failed", "root_cause": cause, "exit_code": 1}
+    assert status_of(directive("exit", 0, **said), fixed=False) == status

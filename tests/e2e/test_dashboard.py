@@ -12,7 +12,7 @@ pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install
 
 from playwright.sync_api import Browser, expect
 
-from tests.support.browser import ADMIN, READ, Watched, ask, join, running
+from tests.support.browser import ADMIN, READ, Watched, ask, hangs, join, running
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
@@ -74,6 +74,34 @@ def test_a_page_shows_what_happens_and_acts(chromium: Browser, server: Hetserver
     expect(page.get_by_role("alert")).to_contain_text("used already")
     page.goto(f"{server.url}/groups/bert")
     expect(page.get_by_role("heading")).to_have_text("Sign in")
+    seen.context.close()
+
+
+def test_of_a_hang_only_the_rank_that_is_waited_for_is_red(chromium: Browser, server: Hetserver) -> None:
+    """Its line of code is in the headline. Once the job is over, nothing of this is left, nor are names crossed out."""
+    running(server, "red")
+    hangs(
+        server,
+        "red",
+        behind=3,
+        stack='Thread 0x7f (most recent call first):\n  File "/a/train.py", line 12 in load',
+    )
+    seen = Watched(chromium, server)
+    seen.sign_in(ADMIN, "red")
+    expect(seen.page.locator("#now .why")).to_contain_text(
+        "for rank 3 (gpu2), which is at collective 16 of 17: train.py:12"
+    )
+    cells = seen.page.locator("#nodes .cells .cell")
+    colours = cells.evaluate_all("all => all.map(cell => [cell.textContent, getComputedStyle(cell).color])")
+    assert [rank for rank, colour in colours if colour != colours[0][1]] == ["3!"]
+    ask(server, "POST", "/v1/groups/red/cancel")
+    for node in ("gpu1", "gpu2"):
+        ask(server, "DELETE", f"/v1/groups/red/nodes/{node}?incarnation=1")
+    expect(seen.page.locator("#nodes tr.state-left")).to_have_count(2)
+    names = seen.page.locator("#nodes .name")
+    lines = names.evaluate_all("all => all.map(name => getComputedStyle(name).textDecorationLine)")
+    assert lines == ["none", "none"]
+    assert seen.complaints == []
     seen.context.close()
 
 

@@ -5,6 +5,7 @@ Without them: apt-get install chromium fonts-dejavu-core; pip install playwright
 
 import http.client
 import json
+import time
 from contextlib import closing
 from typing import Any
 
@@ -74,3 +75,29 @@ def running(server: Hetserver, group: str, **more: Any) -> None:
         join(server, group, node, **more)
     for node in ("gpu1", "gpu2"):
         report(server, group, node, "started")
+
+
+def hangs(server: Hetserver, group: str, behind: int, stack: str) -> None:
+    """Round 1 of two nodes of two slots hangs: one rank is a collective behind the others, and its stack is known."""
+    for node, first in (("gpu1", 0), ("gpu2", 2)):
+        workers = []
+        for rank in (first, first + 1):
+            at = {
+                "name": "0",
+                "size": 4,
+                "enqueued": 17 - (rank == behind),
+                "completed": 16,
+                "op": "all_reduce",
+            }
+            workers.append({"rank": rank, "collectives": [at], "still": True, "idle_s": 60.0})
+        told = {"incarnation": "1", "progress": {"round": 1, "known_s": 60.0, "workers": workers}}
+        ask(server, "POST", f"/v1/groups/{group}/nodes/{node}/directive", told)
+    where = f"/v1/groups/{group}/nodes/gpu{behind // 2 + 1}"
+    until, asked = time.monotonic() + 30, {"ranks": []}
+    while asked["ranks"] != [behind]:
+        assert time.monotonic() < until, "nobody noticed the hang"
+        asked = ask(server, "POST", f"{where}/directive", {"incarnation": "1"}).get("stacks", asked)
+        if "number" in asked:
+            stacks = [{"rank": rank, "text": stack} for rank in asked["ranks"]]
+            answer = {"incarnation": "1", "number": asked["number"], "stacks": stacks}
+            ask(server, "POST", f"{where}/stacks", answer)

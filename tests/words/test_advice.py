@@ -5,10 +5,13 @@ import pytest
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import FailedWorker, JoinTimeout, WorkerFault
 from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.parts import NoWorld, WorldBounds
 from hetrdzv.protocol.facts.reasons import Reason
 from hetrdzv.words.advice import next_step, step_in_parts
 from tests.support.stalls import behind
 from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
+
+NEVER = NoWorld(bounds=WorldBounds(least=5, most=5, multiple=1, min_nodes=1, max_nodes=1), never=(1,))
 
 
 def exited(exit_code: int | None, message: str, rank: int = 0) -> reasons.Failed:
@@ -41,6 +44,13 @@ def exited(exit_code: int | None, message: str, rank: int = 0) -> reasons.Failed
         (
             waits(reasons.TooFew(ready=NOBODY, missing=1, in_place_of=B)),
             "start hetagent on b again, or on another node in place of it",
+        ),
+        (
+            waits(reasons.TooFew(ready=A, missing=1, in_place_of=B, drained=B)),
+            (
+                "b is drained; to let b join again: hetctl undrain job b, then start hetagent there; "
+                "or start it on another node"
+            ),
         ),
         (
             waits(reasons.TooFew(ready=NOBODY, missing=2, since=300.0)),
@@ -117,6 +127,13 @@ def exited(exit_code: int | None, message: str, rank: int = 0) -> reasons.Failed
             (
                 "to see where the ranks were: hetctl stacks job; "
                 "to begin again, once that is mended: start hetagent on each node"
+            ),
+        ),
+        (
+            reasons.Failed(cause=JoinTimeout(within_s=12.0, ready=A, world=NEVER), stays=False),
+            (
+                "give a --world-size that so many --nnodes with so many --gpus can have; "
+                "to begin again: start hetagent on each node"
             ),
         ),
         (

@@ -158,7 +158,11 @@ def _waits_for(group: Group, now: float) -> WaitsFor:
         return _too_few(group, there, answer)
     if group.bounds_since is None:
         return reasons.Unreachable(
-            ready=ready, no_master=no_master(group, there), in_place_of=_gone(group), until=until
+            ready=ready,
+            no_master=no_master(group, there),
+            in_place_of=_named(_gone(group)),
+            drained=_drained(group),
+            until=until,
         )
     if answer.suspects:
         return reasons.ToHear(ready=ready, nodes=nodes(answer.suspects))
@@ -174,7 +178,8 @@ def _too_few(group: Group, there: Sequence[Node], answer: Shortfall) -> WaitsFor
         missing=0 if answer.never else answer.missing,
         unit="node" if answer.lack is Lack.NODES else "slot",
         world=no_world(group.spec, there, answer),
-        in_place_of=_gone(group),
+        in_place_of=_named(_gone(group)),
+        drained=_drained(group),
         since=_deserted_since(group),
         until=gives_up_at(group),
     )
@@ -247,12 +252,20 @@ def cut_off(
     return parts.NoMaster(masters=tuple(shown), more=more, rule=rule)
 
 
-def _gone(group: Group) -> Nodes | None:
-    """The members of the last round that are gone; None: there are none."""
+def _gone(group: Group) -> list[str]:
+    """The members of the last round that are gone."""
     members = group.round.members if group.round is not None else ()
     known = group.nodes
-    gone = [member.node_id for member in members if (node := known.get(member.node_id)) is None or node.gone]
-    return Nodes.of(gone) if gone else None
+    return [member.node_id for member in members if (node := known.get(member.node_id)) is None or node.gone]
+
+
+def _drained(group: Group) -> Nodes | None:
+    """The nodes that were drained and whose return would help: those that are gone from the last round, if any is."""
+    return _named(sorted(group.drained.intersection(_gone(group) or group.drained)))
+
+
+def _named(node_ids: Sequence[str]) -> Nodes | None:
+    return Nodes.of(node_ids) if node_ids else None
 
 
 def nodes(some: Iterable[Node]) -> Nodes:

@@ -29,6 +29,7 @@ from hetrdzv.words.causes import failed_worker, failure_details
 from hetrdzv.words.past import KINDS, PastReply, past
 from hetrdzv.words.phases import Phase
 from hetrdzv.words.rooms import SUMMARY
+from hetrdzv.words.stalls import line_of
 from hetrdzv.words.warnings import warning
 
 Made = TypeVar("Made")
@@ -205,10 +206,11 @@ class GroupScene:
                 restarted_by="; ".join(
                     filter(None, (failed_worker(running.restarted_by), after_exit(running.restarted_by)))
                 )
-                if running is not None and running.restarted_by is not None
+                if running is not None and running.restarted_by is not None and not group.state.terminal
                 else "",
                 notes=[warning(fact) for fact in (*of_workers, *self._service.refusals.lately(group))],
                 stack=stall.stack if stall is not None else "",
+                at=line_of(stall.stack) if stall is not None else "",
                 stack_of=stall.ranks[0] if stall is not None and stall.ranks else None,
             ),
             "facts": section("facts.html", group=brief, past=past_reply),
@@ -254,6 +256,7 @@ class GroupScene:
             tally=tally(every),
             acts=self._acts,
             group=brief,
+            over=group.state.terminal,
             whole=self._whole,
         )
         look = shape(every)

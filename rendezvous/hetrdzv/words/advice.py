@@ -10,6 +10,7 @@ from hetrdzv.protocol.facts.causes import (
     MemberLost,
     WorkerFault,
 )
+from hetrdzv.protocol.facts.parts import NoWorld
 from hetrdzv.protocol.facts.reasons import Reason, WaitsFor
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.stalls import Behind, StallFacts
@@ -37,9 +38,10 @@ def step_in_parts(group_id: str, reason: Reason) -> list[str]:
     """
     match reason:
         case reasons.Waits(what=reasons.TooFew(since=float()) as what):
-            return [f"{_for_nodes(group_id, what)}; to give the job up: ", f"hetctl cancel {group_id}"]
+            *parts, last = _for_nodes(group_id, what)
+            return [*parts, f"{last}; to give the job up: ", f"hetctl cancel {group_id}"]
         case reasons.Waits(what=what):
-            return [_for_nodes(group_id, what)]
+            return _for_nodes(group_id, what)
         case reasons.Stalls(facts=facts, ends_at=ends_at):
             look = [f"{_wake(facts)}to see where the ranks are: ", f"hetctl stacks {group_id}"]
             restart = ["; to begin the round again: ", f"hetctl restart {group_id}"]
@@ -75,30 +77,38 @@ def _wake(facts: StallFacts) -> str:
             return ""
 
 
-def _for_nodes(group_id: str, what: WaitsFor) -> str:
-    """What brings the nodes that a group waits for; empty: it only has to wait."""
+def _for_nodes(group_id: str, what: WaitsFor) -> list[str]:
+    """What brings the nodes that a group waits for, in parts; empty: it only has to wait."""
     match what:
+        case reasons.TooFew(drained=drained) | reasons.Unreachable(drained=drained) if drained:
+            first, are_drained = drained.first[0], one_or_more(drained, "is drained", "are drained")
+            then = ", then start hetagent there; or start it on another node"
+            return [
+                f"{names(drained)} {are_drained}; to let {first} join again: ",
+                f"hetctl undrain {group_id} {first}",
+                then,
+            ]
         case (
             reasons.TooFew(in_place_of=gone, ready=ready) | reasons.Unreachable(in_place_of=gone, ready=ready)
         ) if gone:
             again = _start_again(gone)
             fewer = "to go on with fewer nodes: start all agents anew with a smaller --nnodes"
-            return f"{again}; {fewer}" if len(ready.nodes) else again
+            return [f"{again}; {fewer}" if len(ready.nodes) else again]
         case reasons.TooFew(missing=missing, unit=unit) if missing:
             where = (
                 count(missing, "more node") if unit == "node" else f"nodes with {count(missing, 'more slot')}"
             )
-            return f"start hetagent for group '{group_id}' on {where}"
+            return [f"start hetagent for group '{group_id}' on {where}"]
         case reasons.TooFew():
-            return f"start hetagent for group '{group_id}' on nodes with other numbers of slots"
+            return [f"start hetagent for group '{group_id}' on nodes with other numbers of slots"]
         case reasons.Unreachable():
-            return "see which nodes reach each other: hetagent --check on each"
+            return ["see which nodes reach each other: hetagent --check on each"]
         case reasons.MayNotBeMaster():
-            return f"start hetagent for group '{group_id}' on a node that may be master"
+            return [f"start hetagent for group '{group_id}' on a node that may be master"]
         case reasons.UnitsBroken():
-            return f"start hetagent for group '{group_id}' on the other nodes of that unit"
+            return [f"start hetagent for group '{group_id}' on the other nodes of that unit"]
         case _:
-            return ""
+            return [""]
 
 
 def _start_again(gone: Nodes) -> str:
@@ -113,6 +123,10 @@ def after_failure(reason: FailedBecause) -> str:
             return after_exit(worker)
         case JoinTimeout(rule=None, units=None, world=None):
             return "start the agents within --join-timeout-s of each other, or ask for fewer --nnodes"
+        case JoinTimeout(rule=None, units=None, world=NoWorld(never=never)):
+            if never:
+                return "give a --world-size that so many --nnodes with so many --gpus can have"
+            return "start more agents within --join-timeout-s of each other, or ask for another --world-size"
         case MemberGone(cause=MemberLost(node_id=node)):
             return f"look at {node}: is it up, can it reach the server, and what did hetagent say last there?"
         case _:

@@ -184,6 +184,7 @@ class TooFew:
         missing: how many nodes or slots (`unit`) more; 0: other ones.
         world: why those that are ready make no world; None: they are just too few.
         in_place_of: members of the last round that are gone; None: there are none.
+        drained: nodes that a person has drained: of those members, or if none is gone, at all; None: there are none.
         since: when the last node went, none being here; None: some are, or none is known to have been.
         until: when the group gives up; None: it does not.
     """
@@ -194,6 +195,7 @@ class TooFew:
     unit: Literal["node", "slot"] = "node"
     world: NoWorld | None = None
     in_place_of: Nodes | None = None
+    drained: Nodes | None = None
     since: float | None = None
     until: float | None = None
 
@@ -206,6 +208,7 @@ class Unreachable:
     ready: Ready
     no_master: NoMaster
     in_place_of: Nodes | None = None
+    drained: Nodes | None = None
     until: float | None = None
 
 

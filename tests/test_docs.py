@@ -33,6 +33,7 @@ from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.facts.events import CLASSES as FACTS
 from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.facts.parts import Other
+from hetrdzv.protocol.http import versions
 from hetrdzv.protocol.pages import NodeState
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
@@ -383,6 +384,11 @@ def check_routes(text: str, there: Mapping[str, AbstractSet[str]]) -> list[str]:
 def test_no_page_is_forgotten() -> None:
     left_out = {str(row.route) for row in TABLE.rows if row.route.page}
     assert left_out == FOR_PEOPLE.keys()
+
+
+def test_the_version_of_the_api_is_told_as_it_is() -> None:
+    told = page("docs/api.md")
+    assert [header for header in versions.HEADERS.items() if "`{}: {}`".format(*header) not in told] == []
 
 
 def test_every_route_is_told() -> None:

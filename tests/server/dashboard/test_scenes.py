@@ -17,7 +17,7 @@ from hetrdzv.dashboard.scenes import MAPS, GroupScene, told_until
 from hetrdzv.protocol.facts.events import RoundFormed
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.pages import EventReply
-from hetrdzv.protocol.rooms.progress import Collectives, NodeProgress, Worker
+from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
 from tests.server.told import BEGAN
@@ -106,18 +106,6 @@ async def test_steps_of_the_last_hour_are_lines_where_a_script_says_them(
     assert pace.count("<polyline") == 2
     assert "steps/s <b>1</b>" in pace
     assert "step <b>300</b>" in pace
-
-
-async def test_a_slow_rank_is_said_with_what_it_costs(service: Service, clock: HandClock) -> None:
-    lanes = (Collectives(name="0", size=NODES, enqueued=500, completed=500),)
-    for rank in range(NODES):
-        worker = Worker(rank=rank, waiting=0.0 if rank == 7 else 0.5, looks=400, collectives=lanes)
-        service.progress.note("g", f"n{rank:03}", NodeProgress(round=1, workers=(worker,)), 600.0)
-    assert "Slow" not in (await GroupScene(service, "g", acts=True).sections())["now"], "it is too early"
-    clock.pass_by(service, 100)
-    sections = await GroupScene(service, "g", acts=True).sections()
-    assert f"as if 59.5 of {NODES} workers did nothing" in sections["now"]
-    assert sections["pace"].count(">slow<") == 1
 
 
 async def test_a_node_says_how_its_worker_failed() -> None:

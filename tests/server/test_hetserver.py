@@ -584,7 +584,7 @@ def test_the_first_lines_are_where_it_is_and_where_its_page_is(host: str, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--prot", "3"], "there is no flag --prot (did you mean --port?); see hetserver --help"),
+        (["--xyzzy", "3"], "No such option '--xyzzy'; see hetserver --help"),
         (
             ["--port", "x"],
             "Invalid value for '--port': 'x' is not a valid integer range; see hetserver --help",

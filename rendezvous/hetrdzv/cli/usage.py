@@ -1,7 +1,6 @@
 """Runs a click command, with what is wrong with its command line in one line, as hetagent says it."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -30,13 +29,7 @@ def wrong(error: click.UsageError) -> str:
     if isinstance(error, click.BadParameter) and error.ctx is not None and error.param is not None:
         error.param_hint = _typed(error.ctx, error.param)
     see = "" if error.ctx is None else f"see {error.ctx.command_path} --help"
-    if isinstance(error, click.NoSuchOption):
-        known = list(error.possibilities or ())
-        longer = [flag for flag in known if flag.startswith(error.option_name)]
-        meant = " or ".join(longer or get_close_matches(error.option_name, known, 1))
-        text = f"there is no flag {error.option_name}{f' (did you mean {meant}?)' if meant else ''}"
-    else:
-        text = error.format_message()
+    text = error.format_message()
     if text.endswith("?"):
         return f"{text} {see.capitalize()}"
     return f"{text.rstrip('.')}; {see}".rstrip("; ")

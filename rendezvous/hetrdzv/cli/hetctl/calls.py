@@ -2,27 +2,22 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import click
 
 from hetrdzv.cli.hetctl import plan_table, tables
+from hetrdzv.cli.hetctl.connect import connect
 from hetrdzv.cli.hetctl.options import shared
-from hetrdzv.cli.hetctl.shell.connect import connect
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, NoTls, Problem, Unavailable, UnknownGroup, Unreachable
-from hetrdzv.protocol.facts.who import MOST_NAMES, Nodes
+from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
 from hetrdzv.protocol.requests.plans import Changes
-from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.words.phrasing import predicate
 
 HELP = "start hetserver there, or name another server with --server or HET_SERVER"
-
-TYPO = 0.65
-"""How alike the name of a group and what was typed are where that is suggested (`SequenceMatcher.ratio`)."""
 
 _T = TypeVar("_T")
 
@@ -42,25 +37,18 @@ def call(ask: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
             except Problem as problem:
                 if problem.code != UnknownGroup.code:
                     raise
-                typed = click.get_current_context().params
-                meant = await _meant_group(client, typed.get("group") or typed.get("what"))
-                raise click.ClickException(f"{problem}{meant}") from None
+                raise click.ClickException(f"{problem}{await _known_groups(client)}") from None
 
     return asyncio.run(run())
 
 
-async def _meant_group(client: Client, typed: str | None) -> str:
-    """`: did you mean 'bert'?` for a name that is nearly that of a group, otherwise a few that there are."""
+async def _known_groups(client: Client) -> str:
+    """The first few groups that there are, to be put after a sentence."""
     try:
         there = [group.group_id for group in (await client.groups()).groups]
     except HetError:
         return ""
-    typed = typed or ""
-    if close := get_close_matches(typed, there, 1, TYPO):
-        return f": did you mean '{close[0]}'?"
-    nearest = sorted(get_close_matches(typed, there, MOST_NAMES, 0), key=natural_key)
-    known = Nodes(first=tuple(nearest), more=len(there) - len(nearest))
-    return f"; there {'is' if len(there) == 1 else 'are'} {known} (see hetctl get)" if there else ""
+    return f"; there {'is' if len(there) == 1 else 'are'} {Nodes.of(there)} (see hetctl get)" if there else ""
 
 
 def tell(reply: GroupReply, text: str) -> None:

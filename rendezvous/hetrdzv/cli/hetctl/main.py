@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from difflib import SequenceMatcher
 from typing import Any
 
 import click
@@ -12,7 +11,6 @@ from hetrdzv.cli.hetctl import dashboard, events, groups, nodes, plan, snapshots
 from hetrdzv.cli.hetctl.calls import complain
 from hetrdzv.cli.hetctl.look import describe, get, history, logs, top, wait
 from hetrdzv.cli.hetctl.options import takes_shared
-from hetrdzv.cli.hetctl.shell import install
 from hetrdzv.cli.usage import wrong
 from hetrdzv.protocol.errors import HetError
 
@@ -34,22 +32,9 @@ SUBCOMMANDS: Mapping[str, Sequence[click.Command]] = {
         dashboard.dashboard,
         groups.create,
         groups.delete,
-        install.completion,
     ),
 }
 """By what a person wants to do."""
-
-DESTRUCTIVE = frozenset({"cancel", "delete", "drain", "restart"})
-"""Subcommands that stop something or lose something: suggested only for an obvious slip, and never first."""
-
-FOREIGN = frozenset({"kill", "remove", "rm", "stop"})
-"""What people type who know other tools: no slip, though it may look like one (`stop`, `top`)."""
-
-CLOSE, OBVIOUS = 0.6, 0.8
-"""How alike two words must be for a suggestion, and for a destructive one (`SequenceMatcher.ratio`)."""
-
-AS_CLOSE = 0.1
-"""What is suggested is at most this much less alike than the closest (`SequenceMatcher.ratio`)."""
 
 
 class _InSections(click.Group):
@@ -76,8 +61,7 @@ def cli() -> None:
 
 
 _NO_ARGS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
-_NO_SUCH_COMMAND: Any = getattr(click, "NoSuchCommand", ())
-"""What click has since 8.2 and 8.4; before, help is no error, and click words the other one itself."""
+"""What click has since 8.2; before, help is no error."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -91,10 +75,6 @@ def run(argv: Sequence[str]) -> int:
     except _NO_ARGS as error:
         click.echo(error.format_message(), err=True)
         return 2
-    except _NO_SUCH_COMMAND as error:
-        known = f"; the commands are {', '.join(cli.commands)}"
-        complain(f"there is no command '{error.command_name}'{meant(error.command_name) or known}")
-        return 2
     except click.UsageError as error:
         complain(wrong(error))
         return 2
@@ -107,17 +87,6 @@ def run(argv: Sequence[str]) -> int:
     except OSError as error:
         complain(f"cannot write the output: {error.strerror or error}")
     return 1
-
-
-def meant(word: str) -> str:
-    """`: did you mean 'cancel'?` for a word that is nearly a subcommand, otherwise nothing."""
-    if word in FOREIGN:
-        return ""
-    alike = {name: SequenceMatcher(None, word, name).ratio() for name in cli.commands}
-    least = max(alike.values()) - AS_CLOSE
-    close = [n for n in alike if alike[n] >= max(least, OBVIOUS if n in DESTRUCTIVE else CLOSE)]
-    close.sort(key=lambda name: (name in DESTRUCTIVE, -alike[name]))
-    return f": did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def main() -> None:

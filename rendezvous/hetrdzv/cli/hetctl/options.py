@@ -1,19 +1,16 @@
 """What subcommands are made of: the options that all share, and types of arguments."""
 
 import shlex
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
-from hetrdzv.cli.hetctl.shell import completion
-from hetrdzv.cli.hetctl.shell.connect import DEFAULT_SERVER, connect
-from hetrdzv.cli.hetctl.shell.shared import Shared, shared_of
-from hetrdzv.cli.hetctl.shell.shared import shared as shared
-from hetrdzv.client import Client, servers_from
+from hetrdzv.cli.hetctl.connect import DEFAULT_SERVER
+from hetrdzv.cli.hetctl.shared import Shared, shared_of
+from hetrdzv.cli.hetctl.shared import shared as shared
+from hetrdzv.client import servers_from
 from hetrdzv.protocol.texts.ids import checked_id
 from hetrdzv.settings import ParamType
 
@@ -43,49 +40,7 @@ class Typed(ParamType):
             self.fail(str(error), param, ctx)
 
 
-class Id(Typed):
-    """A group id or node id.
-
-    Args:
-        names: those that a server knows, for completion; the second argument is the group that was typed.
-    """
-
-    def __init__(self, names: Callable[[Client, str], Coroutine[Any, Any, Iterable[str]]]) -> None:
-        super().__init__("id", checked_id)
-        self._names = names
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        group = ctx.params.get("group") or ""
-        return completion.known(
-            lambda client: self._names(client, group), lambda: connect(shared_of(ctx)), incomplete
-        )
-
-
-async def _group_ids(client: Client, group: str) -> list[str]:
-    return [summary.group_id for summary in (await client.groups()).groups]
-
-
-async def _node_ids(client: Client, group: str) -> list[str]:
-    reply = await client.group(group)
-    return list({*(node.node_id for node in reply.nodes), *reply.drained})
-
-
-GROUP_ID, NODE_ID = Id(_group_ids), Id(_node_ids)
-
-
-class _ClusterName(ParamType):
-    """The name of a cluster in the config file."""
-
-    name = "NAME"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        return completion.clusters(incomplete)
-
-
+GROUP_ID = NODE_ID = Typed("id", checked_id)
 GROUP = click.argument("group", type=GROUP_ID)
 NODE = click.argument("node", type=NODE_ID)
 MAYBE_GROUP = click.argument("group", type=GROUP_ID, required=False)
@@ -219,14 +174,6 @@ def takes_shared(*, hidden: bool) -> Callable[[_F], _F]:
                 help=f"URL of hetserver; several separated by commas. [default: {DEFAULT_SERVER}]",
                 hidden=hidden,
                 expose_value=False,
-                callback=_keep_server,
-            ),
-            click.option(
-                "--cluster",
-                type=_ClusterName(),
-                help="A cluster of ~/.config/hetrdzv/config.toml, which has its server and token.",
-                hidden=hidden,
-                expose_value=False,
                 callback=_keep,
             ),
         ):
@@ -234,14 +181,6 @@ def takes_shared(*, hidden: bool) -> Callable[[_F], _F]:
         return command
 
     return add
-
-
-def _keep_server(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    """Store the servers, and whether somebody has typed them."""
-    _keep(ctx, param, value)
-    if value:
-        source = ctx.get_parameter_source(param.name or "")
-        shared_of(ctx).server_from_environment = source is ParameterSource.ENVIRONMENT
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:

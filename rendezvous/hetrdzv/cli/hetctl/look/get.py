@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import click
-from click.shell_completion import CompletionItem
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -30,12 +29,6 @@ class _KindOrGroup(ParamType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return KINDS[value] if value in KINDS else GROUP_ID.convert(value, param, ctx)
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        kinds = [CompletionItem(kind) for kind in ("groups", "nodes") if kind.startswith(incomplete)]
-        return [*kinds, *GROUP_ID.shell_complete(ctx, param, incomplete)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

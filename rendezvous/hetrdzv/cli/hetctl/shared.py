@@ -12,13 +12,10 @@ class Shared:
 
     Attributes:
         server: of `--server` or `HET_SERVER`; empty: neither was given.
-        server_from_environment: it is of `HET_SERVER`.
         output: of `--output`; empty: not given.
     """
 
     server: tuple[str, ...] = ()
-    server_from_environment: bool = False
-    cluster: str | None = None
     token_file: Path | None = None
     ca_cert: Path | None = None
     client_cert: Path | None = None

@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hetagent import statuses
-from hetagent.node import page_cache
 from hetagent.node.console import flush, say
 from hetagent.node.processes import init
 from hetrdzv.auth.client_token import client_token
@@ -63,7 +62,6 @@ def _run() -> int:
                 return done
         if unknown := release.check(release.installed()):
             say(f"hetagent: warning: {unknown}")
-        page_cache.read_ahead()
         from hetagent import assembly  # which imports torch: only once the command line makes sense
 
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # __main__.py has seen to that

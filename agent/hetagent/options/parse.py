@@ -1,16 +1,18 @@
 """From the command line and the environment to checked options."""
 
+import contextlib
 import os
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hetagent.features import FEATURES
 from hetagent.launch.kinds import OWN_FLAGS
 from hetagent.node.names import host_name
 from hetagent.node.standalone import fresh_group
-from hetagent.options import behind, given
+from hetagent.options import given
 from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
 from hetagent.options.torchrun import REFUSED, dest, source, typed, variable
@@ -21,6 +23,9 @@ from hetrdzv.protocol.texts.typed import seconds
 from hetrdzv.words.phrasing import count
 
 T = TypeVar("T")
+
+RARE = frozenset({"--group", "--nnodes", "--server", "--standalone"})
+"""Flags of one word that scripts hardly have themselves."""
 
 SAME: Sequence[tuple[str, str]] = (("gpus", "nproc_per_node"), ("local_addr", "interface"))
 """Flags that mean the same thing, so that at most one of them can be given."""
@@ -60,10 +65,25 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         own_graces_s=getattr(args, "own_graces_s", {}),
         script=args.training_script,
         script_args=tuple(args.training_script_args),
-        notes=(*filled, *_ignored(environ), *behind.notes(args, ours.flags())),
+        notes=(*filled, *_ignored(environ), *_misplaced(args, ours.flags())),
         torchrun=_torchrun(args),
         features=features,
     )
+
+
+def _misplaced(args: Namespace, ours: Iterable[str]) -> Sequence[str]:
+    """What to say of flags of ours that were typed after the script, unless it mentions them: it gets them then."""
+    words = {word.partition("=")[0] for word in args.training_script_args if word.startswith("--")}
+    found = [flag for flag in sorted(words & set(ours)) if flag in RARE or "-" in flag[2:]]
+    text, script = "", args.training_script
+    if found and not (args.module or args.no_python):
+        with contextlib.suppress(OSError):
+            text = Path(script).read_text(encoding="utf-8", errors="replace")
+    return [
+        f"warning: {flag} after {script} goes to the script; if hetagent should get it, put it before {script}"
+        for flag in found
+        if flag not in text and not ("-" in flag[2:] and flag[2:].replace("-", "_") in text)
+    ]
 
 
 def _torchrun(args: Namespace) -> TorchrunOptions:

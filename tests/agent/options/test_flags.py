@@ -79,69 +79,22 @@ def test_all_refused_flags_are_named_at_once() -> None:
     )
 
 
-def test_flags_after_the_script_are_warned_of_unless_it_has_them(tmp_path: Path) -> None:
+def test_flags_after_the_script_are_warned_of_unless_it_mentions_them(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("parser.add_argument('--group'); parser.add_argument('--log_dir')")
     words = ("--nnodes=2", "--group", "x", "--log-dir", "y", "--device", "cpu", "--lr", "1")
-    (note,) = options(str(script), *words).notes
-    assert note == (
-        f"warning: --device and --nnodes after {script} go to the script; if hetagent should get them, put them "
-        f"before {script}"
+    assert options(str(script), *words).notes == (
+        f"warning: --nnodes after {script} goes to the script; if hetagent should get it, put it before {script}",
     )
     assert options("--nnodes", "2", str(script), "--lr", "1").notes == ()
-
-
-def warned_of(script: Path, text: str) -> set[str]:
-    """Which of `--group`, `--device` and `--log-dir` a script with this text is not taken to have itself."""
-    script.write_text(text)
-    notes = options(str(script), "--group", "x", "--device=cpu", "--log-dir", "y").notes
-    return {flag for flag in ("--group", "--device", "--log-dir") if any(flag in note for note in notes)}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "device = torch.device('cuda')\ndist.all_reduce(x, group=group)\ndist.destroy_process_group()",
-        "def mean(x, group=None, device=None, log_dir=None): ...",
-        "# usage: train.py --group x --device y --log-dir z",
-        "print('--group, --device and --log-dir belong to hetagent')",
-        "'''Takes\n--group and\n--device.'''\nre.compile('\\d')",
-    ],
-)
-def test_a_word_in_a_script_is_no_flag_of_it(tmp_path: Path, text: str) -> None:
-    """A script of DDP has `destroy_process_group`: it was taken to have `--group`, and got ours without a warning."""
-    assert warned_of(tmp_path / "train.py", text) == {"--group", "--device", "--log-dir"}
-
-
-@pytest.mark.parametrize(
-    ("text", "unknown"),
-    [
-        ('add("-g", "--group"); add("--device"); add("--log-dir")', set()),
-        ("if word.startswith('--group='): ...", {"--device", "--log-dir"}),
-        ("@click.option('--device/--no-device')\ndef main(device): ...", {"--group", "--log-dir"}),
-        ("args = parsed()\nuse(args.group, self.opt.device, FLAGS.log_dir)", set()),
-        ("(model_args,) = HfArgumentParser(A).parse()\nuse(model_args.group)", {"--device", "--log-dir"}),
-        ("class A:\n  group: str\n  x = 1\na = tyro.cli(A)", {"--device", "--log-dir"}),
-        ("def main(group, *, device='cpu', log_dir=None): ...\nfire.Fire(main)", set()),
-    ],
-)
-def test_flags_of_a_script_however_it_reads_them(tmp_path: Path, text: str, unknown: set[str]) -> None:
-    assert warned_of(tmp_path / "train.py", text) == unknown
-
-
-@pytest.mark.parametrize("text", ["print 'python 2'", "\0", "(" * 5000])
-def test_a_script_that_cannot_be_parsed_is_as_one_that_cannot_be_read(tmp_path: Path, text: str) -> None:
-    assert warned_of(tmp_path / "train.py", text) == {"--group", "--log-dir"}
-
-
-def test_of_a_script_that_cannot_be_read_only_flags_count_that_are_hardly_its_own() -> None:
-    (note,) = options("-m", "bert", "--device", "cpu", "--max-restarts", "1").notes
-    assert note.startswith(
-        "warning: --max-restarts after bert goes to the script; if hetagent should get it, put"
-    )
+    script.write_text("dist.destroy_process_group(group=group)")
+    assert [note.split()[1] for note in options(str(script), *words).notes] == [
+        "--group",
+        "--log-dir",
+        "--nnodes",
+    ]
     assert options("-m", "bert", "--device", "cpu").notes == ()
-    (note,) = options("-m", "bert", "--group", "x").notes
-    assert "--group after bert goes to the script" in note
+    assert len(options("-m", "bert", "--max-restarts", "1").notes) == 1
 
 
 def test_variables_for_refused_flags_are_ignored_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

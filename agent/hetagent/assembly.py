@@ -14,7 +14,6 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-from hetagent.job import company
 from hetagent.job.after_start import LaunchLook, Meeting
 from hetagent.job.leaving import CTRL_C_S, AgentError
 from hetagent.job.loop import Agent, Identity
@@ -129,7 +128,6 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     servers = options.servers if server is None else (server.url,)
     token_file = options.token_file.absolute() if options.token_file is not None and server is None else None
     access = Access(servers=servers, token=token, token_file=token_file, tls=tls)
-    warning = company.warning(options, access.client)
     known = options.node_id_given or server is not None
     name = names.Name(options.node_id) if known else names.take(options.node_id, options.group, servers)
     options = replace(options, node_id=name.node_id)
@@ -139,8 +137,6 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     agent = _agent(node, server, logs_specs)
     kind = "worker" if node.devices is None else "CPU worker" if node.devices.kind == "cpu" else "GPU"
     what = f"{counted(node.slots, kind)} at {node.place.address}"
-    if warning is not None:
-        tell(warning)
     tell(f"joining group '{options.group}' at {', '.join(servers)} with {what}")
     try:
         agent.run()

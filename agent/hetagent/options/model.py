@@ -63,7 +63,6 @@ class Options:
 
     Attributes:
         servers: URLs; empty with `standalone`.
-        group_given: whether the person named it, or Slurm's job; if not, everybody on the server has the same.
         node_id, node_id_given: if it was not given, it is the host name, to which a second agent of the group on
             this host adds a number (node/names.py).
         launch_flags: what was given of the flags that are only for some launch styles, by name.
@@ -86,7 +85,6 @@ class Options:
 
     servers: tuple[str, ...]
     group: str
-    group_given: bool
     node_id: str
     node_id_given: bool
     gpus: str | None

@@ -49,7 +49,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         args,
         servers=_servers(args, environ),
         group=_group(args, environ),
-        group_given=given.group(args, environ) is not None,
         node_id=_node_id(args),
         node_id_given=args.node_id is not None,
         standalone=bool(args.standalone),
@@ -76,7 +75,7 @@ def _misplaced(args: Namespace, ours: Iterable[str]) -> Sequence[str]:
     words = {word.partition("=")[0] for word in args.training_script_args if word.startswith("--")}
     found = [flag for flag in sorted(words & set(ours)) if flag in RARE or "-" in flag[2:]]
     text, script = "", args.training_script
-    if found and not (args.module or args.no_python):
+    if found and not (args.module or args.no_python) and os.path.isfile(script):
         with contextlib.suppress(OSError):
             text = Path(script).read_text(encoding="utf-8", errors="replace")
     return [

@@ -149,14 +149,16 @@ class Workers:
         The rest of a worker's process group gets it as well, but not the helpers of one that handles it, before it has
         ended. SIGINT is for all: Python handles it by itself, and who presses Ctrl-C means everything.
         """
+        alive = processes.living() if signum != signal.SIGINT else {}
         for sid in self._sids:
-            alone = processes.helpers(sid, signum, spawns=self._spawns) if signum != signal.SIGINT else set()
-            if alone:
-                self._owed[sid] = signum
-                for pid in set(processes.group_members(sid)) - alone:
-                    _send(os.kill, pid, signum)
-            else:
+            spared = processes.helpers(alive, sid, signum, spawns=self._spawns)
+            if not spared:
                 _send(os.killpg, sid, signum)
+                continue
+            self._owed[sid] = signum
+            for process in alive.values():
+                if process.group == sid and process.pid not in spared:
+                    _send(os.kill, process.pid, signum)
         for pid in processes.stopped(self._sids):
             _send(os.kill, pid, signal.SIGKILL)
 

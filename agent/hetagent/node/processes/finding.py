@@ -77,18 +77,18 @@ def handles(pid: int, signum: int) -> bool:
     return False
 
 
-def helpers(leader: int, signum: int, *, spawns: bool) -> set[int]:
+def helpers(alive: dict[int, Process], leader: int, signum: int, *, spawns: bool) -> set[int]:
     """Pids of those below a worker that are not to get a signal: a Python process above handles it, and needs them.
 
     Otherwise a script that saves then would miss its data loaders. A shell needs nobody: it acts on a signal only once
     its command has ended.
 
     Args:
+        alive: what lives.
         leader: the first process of the worker.
         spawns: it starts the node's workers, which may be the ones that save: of what it has started itself, only data
             loaders are its helpers.
     """
-    alive = living()
     children = _children(alive)
     found: set[int] = set()
     pending = [(leader, spawns)]
@@ -102,11 +102,6 @@ def helpers(leader: int, signum: int, *, spawns: bool) -> set[int]:
         pending += [(child, False) for child in below if child not in own]
         found |= _closure(set(own), set(), alive)
     return found
-
-
-def group_members(pgid: int) -> list[int]:
-    """Pids of the living processes of a process group."""
-    return sorted(pid for pid, process in living().items() if process.group == pgid)
 
 
 def marked(incarnation: str, *marks: str) -> list[int]:

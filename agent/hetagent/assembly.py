@@ -45,7 +45,7 @@ from hetagent.options.torchrun import typed
 from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
-from hetagent.slots import isolated, narrow, slots_of
+from hetagent.slots import check_files, isolated, narrow, slots_of
 from hetagent.torch_compat import flags as torchs
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
@@ -172,6 +172,7 @@ def _node(options: Options, access: Access, tell: Callable[[str], None], notes: 
     for note in (*notes, *options.notes, *launch_notes(options, command)):
         tell(note)
     chosen, slots = slots_of(options)
+    check_files(slots)
     place = find_place(options.local_addr, options.interface, access.servers, options.connect_timeout_s, tell)
     narrow(chosen)
     options = isolated(options, slots, tell)

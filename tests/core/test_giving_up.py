@@ -18,6 +18,7 @@ from hetrdzv.protocol.facts.causes import (
     WorkerFault,
 )
 from hetrdzv.protocol.facts.events import GroupFailed, RestartSpent
+from hetrdzv.protocol.facts.failure import Ended
 from hetrdzv.protocol.facts.parts import Quoted, Ready
 from hetrdzv.protocol.facts.who import Nodes
 from tests.core.driver import Story, running
@@ -103,6 +104,17 @@ def test_a_spare_takes_the_place() -> None:
     gives_up(story, "a")
     story.join("b")
     assert story.order == ["spare", "b"]
+
+
+def test_a_node_that_cannot_start_workers_costs_no_restart() -> None:
+    story = running("a", "b", min_nodes=1, max_restarts=0, crash_loop=2)
+    gives_up(story, "b", rank=-1, local_rank=-1, exit_code=None, message="Too many open files")
+    story.join("a")
+    story.wait(story.group.spec.last_call_s)
+    assert story.order == ["a"]
+    assert (story.group.restarts, story.group.fruitless) == (0, 0)
+    assert story.group.round is not None
+    assert story.group.round.restarted_by is None
 
 
 @pytest.mark.parametrize("how", ["lose", "drain", "replace"])
@@ -204,7 +216,7 @@ def test_a_master_that_succeeded_and_goes_explains_no_failure_before() -> None:
     story.failed("b", rank=1, final=True)
     story.leave("a", "its agent has finished")
     story.leave("b", "its agent gave up")
-    assert_failed_with(story, OF_B)
+    assert_failed_with(story, replace(OF_B, before=Ended(node_id="a", rank=0)))
 
 
 def test_an_agent_that_gave_up_but_never_goes_is_not_waited_for() -> None:

@@ -1,6 +1,7 @@
 """Why a job failed, on every node; and jobs whose workers ended well, each alone."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,65 @@ def test_every_node_says_that_it_restarts_and_why(pair: Cluster) -> None:
         assert f"hetagent[{name}]: restarting (1 of 3)\n" in agent.stderr
         told = agent.stderr.partition(": restarting (1 of 3)\n")[0]
         assert told.count("SystemExit: boom (script.py:1, rank 2 on b)\n") == 1
+
+
+def test_an_agent_that_may_open_few_files_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    with cluster(tmp_path) as made:
+        program = f"{sys.executable} -m hetagent.cli --standalone --gpus 1 --device cpu {script}"
+        agent = made.run("a", ["sh", "-c", f"ulimit -n 40; exec {program}"])
+        assert agent.wait() == 71
+        assert (
+            "hetagent may have 40 files open (ulimit -n), and needs 53 for 1 worker; raise it: "
+            in agent.stderr
+        )
+
+
+LINGERS = (
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n"
+    "raise RuntimeError('bad batch')"
+)
+
+
+def test_a_worker_that_has_raised_and_does_not_end_is_the_cause(pair: Cluster) -> None:
+    """A thread that is no daemon keeps its process alive; the others wait for it."""
+    agents = run(pair, "import time; time.sleep(600)", "--max-restarts", "0", b=LINGERS)
+    for cause in causes(agents):
+        assert cause.startswith(
+            "rank 2 on b raised RuntimeError: bad batch (script.py:3) and has not ended since\n"
+        )
+        assert "node b, rank 2 (local rank 0), has not ended, round 1\n" in cause
+        assert "\n  | Traceback (most recent call last):\n" in cause
+        assert "\n  | RuntimeError: bad batch\n" in cause
+    assert {agent.wait() for agent in agents.values()} == {1}
+
+
+def test_it_is_the_cause_of_what_fails_elsewhere_before_that_is_known(pair: Cluster) -> None:
+    a = "import time; time.sleep(4); raise RuntimeError('timed out')"
+    for cause in causes(run(pair, a, "--max-restarts", "0", b=LINGERS)):
+        assert cause.startswith(
+            "rank 2 on b raised RuntimeError: bad batch (script.py:3) and has not ended since\n"
+        )
+
+
+@pytest.mark.parametrize("leaves", ["0", "1", "2"])
+def test_a_rank_that_had_left_is_named_beside_those_that_miss_it(pair: Cluster, leaves: str) -> None:
+    """Rank 1 is on the node of a rank that fails, 0 is the master, 2 a node's only one."""
+    script = (
+        "import os, sys, time\n"
+        f"if os.environ['RANK'] == {leaves!r}: sys.exit(0)\n"
+        f"time.sleep(1.5 if os.environ['RANK'] == {'1' if leaves == '2' else '2'!r} else 3)\n"
+        "raise RuntimeError('Connection closed by peer')"
+    )
+    node = "b" if leaves == "2" else "a"
+    for cause in causes(run(pair, script, "--max-restarts", "0", b=script)):
+        assert re.match(
+            r"RuntimeError: Connection closed by peer \(script.py:4, rank \d on [ab]\); "
+            rf"rank {leaves} on {node} had ended with exit code 0 before that\n",
+            cause,
+        ), cause
+    assert f"rank {leaves} on {node} had ended" in pair.group()["why"]
 
 
 # -- workers that never met ----------------------------------------------------------------------------------------

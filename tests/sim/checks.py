@@ -472,6 +472,8 @@ def _report_is_lost(request: Say, disk: Disk) -> str | None:
             return None if over else "the end of the round"
         case ReportKind.STARTED:
             return None if over or node["phase"] != "starting" else "the start"
+        case ReportKind.ENDED:
+            return None  # it ends nothing
         case ReportKind.READY_TO_STOP:
             told = current["notice"] is not None and node["phase"] == "running"
             return "that it is ready" if told and not over and node["ready_to_stop"] != body.round else None

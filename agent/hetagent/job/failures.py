@@ -86,6 +86,11 @@ def raised_at(error_file: str) -> float | None:
     return min(max(changed_at, second), second + 1.0)
 
 
+def script_ended_at(error_file: str) -> float | None:
+    """When an exception ended the script of a worker, by its own clock (seconds); None: that is not known to have."""
+    return _number((read_record(error_file) or {}).get("raised_at"))
+
+
 def _number(text: object) -> float | None:
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if math.isfinite(number := float(text)):  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from hetagent.node.network import host_port
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import StartReply
 from hetrdzv.protocol.facts.causes import FailedWorker
-from hetrdzv.protocol.facts.failure import Failure, FailureFields
+from hetrdzv.protocol.facts.failure import Ended, Failure, FailureFields
 from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.words.causes import failed_worker
@@ -34,6 +34,16 @@ SAVE_S = 10.0
 
 FAILING_S = 5.0
 """How long a program may take to end after one of its processes has died (seconds); it stops the others first."""
+
+
+LINGER_S = 10.0
+"""How long a worker may take to end after an exception has ended its script (seconds): it may finish an upload."""
+
+LOOK_S = 2.0
+"""How often to look whether an exception has ended the script of a worker that runs (seconds)."""
+
+UNWIND_S = 1.0
+"""For how long such a worker is as good as ended (seconds)."""
 
 
 class Phase(StrEnum):
@@ -118,6 +128,7 @@ class LocalRound:
         self._rooms = rooms
         self._workers: Workers | None = None  # until they are cleared away
         self._deaths: Deaths | None = None  # of what the node's one program has started
+        self._look_at = 0.0  # for workers that do not end (monotonic seconds)
         self._end: End | None = None  # from ENDING on, unless they are stopped before it was reported
         self._stop: Stop | None = None  # under way, or put off while the program has time to end by itself
         for room in rooms:
@@ -177,6 +188,7 @@ class LocalRound:
         if self.phase is Phase.SAVING:
             moments.append(self._saves_until())
         elif self.phase is not Phase.STOPPING:
+            moments += [self._look_at] if self.phase is Phase.RUNNING else []
             moments += [self._end.due_at] if self.phase is Phase.ENDING and self._end is not None else []
             moments += [at for room in self._rooms if (at := room.due_at()) is not None]
         return min(moments, default=None)
@@ -248,7 +260,8 @@ class LocalRound:
             return None
         ended = self._workers.collect()
         if self.phase is Phase.RUNNING:
-            self._note_end(self._workers, [end for end in ended if not end.succeeded])
+            failed = [end for end in ended if not end.succeeded]
+            self._note_end(self._workers, failed or self._lingering(self._workers))
         if self.phase is not Phase.ENDING or self._end is None or time.monotonic() < self._end.due_at:
             return None
         if self._end.failure is not None and self.gives_up():
@@ -257,12 +270,43 @@ class LocalRound:
         self._workers.catch_up()
         return self._end
 
+    def _lingering(self, workers: Workers) -> list[Exit]:
+        """The workers that an exception should have ended long ago; asked for now and then."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return []
+        self._look_at = now + LOOK_S
+        return [end for end in workers.raised() if now - end.seen_at >= LINGER_S]
+
+    def overtaken(self) -> Exit | None:
+        """A worker that an exception should have ended before the round was over elsewhere, and that still runs."""
+        if self._workers is None or self.phase is not Phase.RUNNING:
+            return None
+        until = time.monotonic() - UNWIND_S
+        raised = [end for end in self._workers.raised() if end.seen_at <= until]
+        return self._workers.first(raised) if raised else None
+
+    def ended_before(self, moment: float) -> Ended | None:
+        """Workers that had ended with exit code 0 by a moment (monotonic seconds), while others ran; None: none had."""
+        if self._workers is None or not self.present or self._launch.one_per_node:
+            return None
+        ends = [end for end in self._workers.exits if end.succeeded and end.seen_at <= moment]
+        if not ends:
+            return None
+        first = min(ends, key=lambda end: end.seen_at)
+        return Ended(
+            node_id=self.assignment.node_id,
+            rank=self.assignment.start.rank_offset + first.local_rank,
+            others=len(ends) - 1,
+            before_s=round(moment - first.seen_at, 3),
+        )
+
     def _note_end(self, workers: Workers, failed: Sequence[Exit]) -> None:
         """See whether one has failed, or all have ended."""
         if not failed and (workers.running or any(room.holds_end() for room in self._rooms)):
             return
         patience_s = self._launch.patience_s(self.assignment, failed=bool(failed))
-        failure = self._dated(workers.first(failed)) if failed else None
+        failure = self._dated(workers.first([*failed, *workers.raised()])) if failed else None
         self._end = End(failure, time.monotonic() + patience_s)
         self._move(Phase.ENDING)
 
@@ -302,12 +346,14 @@ class LocalRound:
             rank=rank,
             exit_code=failure.exit_code,
             signal=failure.signal,
+            lingers=failure.lingers,
             message=failure_message(left, failure.status, secrets),
             raised_s=self._workers.raised_s(failure),
             permanent=is_permanent(left),
         )
         seen = Failure(**codec.fields_of(fields))
-        text = failed_worker(FailedWorker.of(self.assignment.node_id, seen))
+        worker = FailedWorker.of(self.assignment.node_id, seen)
+        text = failed_worker(replace(worker, before=self.ended_before(failure.seen_at)))
         return replace(fields, **self.report(ReportKind.FAILED)), text
 
     def gives_up(self) -> str:

@@ -16,13 +16,14 @@ from hetagent.job import failures
 from hetagent.job.account import STOPPING, Account, Motion, Spent
 from hetagent.job.between import Between, Once
 from hetagent.job.leaving import AtWork, Leaving, Step
-from hetagent.job.local_round import LocalRound
+from hetagent.job.local_round import LocalRound, Phase
 from hetagent.job.ports import Ports
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.room import Room, kept
 from hetagent.job.workers.leftovers import Leftovers
+from hetagent.job.workers.starter import Exit
 from hetagent.launch.base import Assignment, Launch
-from hetagent.launch.command import CommandError, Hopeless, explained
+from hetagent.launch.command import CommandError, Hopeless, Starved, explained
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes import signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
@@ -370,10 +371,7 @@ class Agent:
         if self._local is None or end is None:
             return
         if end.failure is not None:
-            failure, text = self._local.describe(end.failure, self._secrets())
-            moved = self._local.moved()
-            self._line.say(reports.failed(self._round, failure, moved), end.failure.seen_at)
-            self._tell(f"round {self._round}{self._because(text)}")
+            text = self._report_failure(self._local, end.failure)
             self._account.loses(text, time.monotonic(), self._local.motion())
             self._stop(signal.SIGTERM, self._stop_s())
         else:
@@ -384,6 +382,21 @@ class Agent:
             said = self._local.report(ReportKind.SUCCEEDED)
             self._line.say(reports.succeeded(self._round, moved=self._local.moved(), **said))
             self._clear_workers(spare_detached=True)
+
+    def _report_failure(self, local: LocalRound, end: Exit) -> str:
+        """Report that a worker failed; returns that in a line."""
+        failure, text = local.describe(end, self._secrets())
+        ended = local.ended_before(end.seen_at)
+        self._line.say(reports.failed(self._round, failure, local.moved(), ended), end.seen_at)
+        self._tell(f"round {self._round}{self._because(text)}")
+        return text
+
+    def _report_before_stop(self, local: LocalRound) -> None:
+        """The round is over elsewhere: report what happened here before, which that may have followed from."""
+        if (end := local.overtaken()) is not None:
+            self._report_failure(local, end)
+        elif local.phase is Phase.RUNNING and (ended := local.ended_before(time.monotonic())) is not None:
+            self._line.say(reports.ended(self._round, ended))
 
     def _motion(self) -> Motion | None:
         return self._local.motion() if self._local is not None else None
@@ -422,6 +435,7 @@ class Agent:
                 self._ready_after_stop, self._done = True, False
                 self._tell_rooms(directive)
                 if self._local is not None:
+                    self._report_before_stop(self._local)
                     self._local.stop_for_others(signal.SIGTERM, self._stop_s())
             case DirectiveKind.EXIT:
                 self.outcome = directive
@@ -533,6 +547,9 @@ class Agent:
         try:
             local.start(self._environ())
         except BaseException as error:
+            traceback.clear_frames(
+                error.__traceback__
+            )  # they have files open, and there may be no more to be had
             # Nobody else knows what was started or taken before it.
             self._leftovers.kill_all(self._starter.unfinished())
             self._starter.forget()
@@ -576,8 +593,10 @@ class Agent:
             rank=-1,
             message=message[: failures.MAX_CHARACTERS],
             permanent=isinstance(error, Hopeless),
+            final=isinstance(error, Starved),
         )
         self._line.say(reports.failed(self._round, failure))
+        self._leave_if(f"it cannot start workers: {message}" if failure.final else "")
 
 
 def _hang(directive: DirectiveReply) -> str:

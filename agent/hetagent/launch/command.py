@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import resource
 import shutil
 import stat
 import sys
@@ -15,6 +16,8 @@ from hetagent.worker import runner
 MAX_NAME = 256
 """How long the name of a script may be for the server (characters)."""
 
+MORE_FILES = "raise it: ulimit -n 4096, LimitNOFILE= of systemd, --ulimit nofile=4096 of docker"
+
 RUNNER = Path(runner.__file__).resolve()
 
 
@@ -24,6 +27,10 @@ class CommandError(ValueError):
 
 class Hopeless(CommandError):
     """Trying again would not help."""
+
+
+class Starved(CommandError):
+    """This node lacks what it takes to start a process; others may have it."""
 
 
 class NotFound(Hopeless):
@@ -45,6 +52,23 @@ def explained(error: Exception) -> Exception:
         case OSError(errno=errno.ENOENT, filename=str() as path) if os.path.isfile(path):
             return Hopeless(
                 f"'{path}' cannot be run: the program that its first line (#!) names is not on this node"
+            )
+        case OSError(errno=errno.EMFILE):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return Starved(f"{error}: hetagent may have {limit} files open (ulimit -n); {MORE_FILES}")
+        case OSError(errno=errno.ENFILE):
+            return Starved(f"{error}: raise fs.file-max of this machine (sysctl)")
+        case OSError(errno=errno.EAGAIN) | RuntimeError(args=("can't start new thread",)):
+            limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+            user = "any number of" if limit == resource.RLIM_INFINITY else limit
+            return Starved(
+                f"{error}: this user may have {user} processes and threads (ulimit -u), and a container fewer "
+                "(pids.max of its cgroup, --pids-limit of docker): raise what is too low"
+            )
+        case OSError(errno=errno.ENOMEM) | MemoryError():
+            return Starved(
+                f"{str(error) or 'out of memory'}: free memory on this node, or raise its limits (memory.max of its "
+                "cgroup, ulimit -v)"
             )
     return error
 

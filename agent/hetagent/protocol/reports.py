@@ -5,7 +5,7 @@ from typing import Any
 
 from hetagent.protocol.topics import Message, Topic
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.facts.failure import Ended, FailureFields
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import Moved
@@ -45,13 +45,21 @@ def ready_to_stop(round_number: int) -> Report:
     return _report(ReportKind.READY_TO_STOP, round_number)
 
 
-def failed(round_number: int, failure: FailureFields, moved: Moved | None = None) -> Report:
+def failed(
+    round_number: int, failure: FailureFields, moved: Moved | None = None, ended: Ended | None = None
+) -> Report:
     """A local worker failed.
 
     Args:
         moved: when the workers moved; None: nobody can tell.
+        ended: those that had ended with status 0 by then; None: none had.
     """
-    return _report(ReportKind.FAILED, round_number, failure=failure, moved=moved)
+    return _report(ReportKind.FAILED, round_number, failure=failure, moved=moved, ended=ended)
+
+
+def ended(round_number: int, those: Ended) -> Report:
+    """Some local workers had ended with status 0 when the round was over."""
+    return _report(ReportKind.ENDED, round_number, ended=those)
 
 
 def master_unreachable(round_number: int, why: str) -> Report:

@@ -384,7 +384,7 @@ def _record(error: BaseException, *, permanent: bool) -> None:
 
 
 def _write_record(message: str, stack: str, *, permanent: bool = False) -> None:
-    """Write the error file, unless torch's `@record` already has or the agent wants none.
+    """Write the error file, if the agent wants one; what torch's `@record` has written stays.
 
     Args:
         permanent: a restart would end the same way.
@@ -402,9 +402,13 @@ def _write_record(message: str, stack: str, *, permanent: bool = False) -> None:
     if permanent:
         record["permanent"] = True
     try:
-        with open(path, "x") as file:
+        if os.path.exists(path):
+            with open(path) as file:
+                record.update(json.load(file))
+        with open(f"{path}.new", "w") as file:
             json.dump(record, file)
-    except OSError:
+        os.replace(f"{path}.new", path)
+    except (OSError, ValueError, TypeError):
         pass
 
 

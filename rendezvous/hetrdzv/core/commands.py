@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hetrdzv.core.model import Offer, Stall
 from hetrdzv.protocol.facts.differences import Difference
-from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.failure import Ended, Failure
 from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
@@ -61,6 +61,7 @@ class Report:
         age_s: how many seconds ago the agent saw what it reports, by the server's clock.
         unserved_s: how much longer ago that really was, since the server's clock stops while no server runs (seconds).
         failure: with `failed` only; its `at` is filled in from `age_s`.
+        ended: with `failed` and `ended`, workers of the node that had ended with exit code 0 by then.
         met: from the round's master, with `started` and `succeeded`: how many workers have come to the round's store by
             now, which is where they find each other; None: nobody can tell.
         must_meet: whether workers that have not met count as failed.
@@ -79,6 +80,7 @@ class Report:
     age_s: float = 0.0
     unserved_s: float = 0.0
     failure: Failure | None = None
+    ended: Ended | None = None
     met: int | None = None
     must_meet: bool = False
     message: str = ""

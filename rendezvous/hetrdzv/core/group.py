@@ -80,7 +80,7 @@ from hetrdzv.protocol.facts.causes import (
 )
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.events import Event
-from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.failure import Ended, Failure
 from hetrdzv.protocol.facts.parts import MOST_OF_TEXT, quoted
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
@@ -377,6 +377,8 @@ def _report(work: Work, command: Report) -> None:
                 work.change_node(node, ready_to_stop=current.number)
         case ReportKind.FAILED:
             _worker_failed(work, node, current, command)
+        case ReportKind.ENDED:
+            _note_ended(work, current, command)
         case ReportKind.MASTER_UNREACHABLE:
             if current.end is not None and (
                 current.end.kind is not EndKind.MASTER_UNREACHABLE or group.speaker(current.master) is None
@@ -412,6 +414,38 @@ def _is_reached(group: Group, current: Round) -> bool:
     return any(phase is not NodePhase.STARTING and not phase.gone for phase in phases)
 
 
+def _ended_before(group: Group, current: Round, ended: Ended | None) -> Ended | None:
+    """Whose workers had ended well when the first one of a round failed."""
+    done = [
+        Ended(node_id=member.node_id, rank=member.rank_offset, others=member.slots - 1)
+        for member in current.members
+        if member.node_id in current.finished or group.phase_of(member) is NodePhase.SUCCEEDED
+    ]
+    return _together(*done, ended)
+
+
+def _together(*groups: Ended | None) -> Ended | None:
+    known = [ended for ended in groups if ended is not None]
+    if not known:
+        return None
+    return replace(known[0], others=sum(1 + ended.others for ended in known) - 1, before_s=0.0)
+
+
+def _note_ended(work: Work, current: Round, command: Report) -> None:
+    """A node tells of workers that had ended well, after a worker of another one has failed."""
+    end, ended = current.end, command.ended
+    if ended is None or end is None or not isinstance(end.cause, FailedWorker):
+        return
+    ended_at = work.now - command.age_s - ended.before_s
+    nodes = (work.group.speaker(member) for member in current.members)
+    failed_at = min(
+        (node.failure.at for node in nodes if node is not None and node.failure is not None), default=end.at
+    )
+    if ended_at <= failed_at:
+        cause = replace(end.cause, before=_together(end.cause.before, ended))
+        work.change(round=replace(current, end=replace(end, cause=cause)))
+
+
 def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> None:
     if node.failure is not None or not (current.end is not None or node.phase in _AT_WORK):
         return  # idempotent by (incarnation, round, kind)
@@ -419,7 +453,9 @@ def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> N
     failure = replace(failure, at=work.now - max(0.0, command.age_s))
     phase = NodePhase.FAILED if node.phase in _AT_WORK else node.phase
     node = work.change_node(node, phase=phase, failure=failure)
-    worker = FailedWorker.of(node.node_id, failure)
+    before = _ended_before(work.group, current, command.ended) if current.end is None else None
+    worker = replace(FailedWorker.of(node.node_id, failure), before=before)
+    _note_ended(work, current, command)
     work.say(events.WorkerFailed(worker=worker), node.node_id)
     raised_at = failure.at - failure.raised_s
     # A node's clock may have been set meanwhile.

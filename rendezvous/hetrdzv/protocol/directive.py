@@ -21,6 +21,7 @@ class FailureReply:
     exit_code: int | None = None
     signal: str | None = None
     message: str = ""
+    lingers: bool = False
     permanent: bool = False
 
 

@@ -78,6 +78,7 @@ class ReportKind(StrEnum):
     STARTED = "started"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    ENDED = "ended"  # of some workers only, when others of the round failed
     READY_TO_STOP = "ready_to_stop"
     MASTER_UNREACHABLE = "master_unreachable"
     LEAVING = "leaving"

@@ -82,6 +82,17 @@ def unknown(value: Other) -> str:
 
 def failed_worker(failed: FailedWorker) -> str:
     """A worker's failure in one line: the exception that ended it, or how it ended, and which worker that was."""
+    text, before = _failed_worker(failed), failed.before
+    if before is None:
+        return text
+    others = f" and {count(before.others, 'other worker')}" if before.others else ""
+    return f"{text}; rank {before.rank} on {before.node_id}{others} had ended with exit code 0 before that"
+
+
+def _failed_worker(failed: FailedWorker) -> str:
+    if failed.lingers:
+        where = f" ({failed.where})" if failed.where else ""
+        return f"{worker(failed)} raised {failed.said}{where} and has not ended since"
     if failed.hang:
         who = "a worker hangs" if failed.rank >= 0 else "the workers hang"
         return f"{who}: {lasting(failed.hang.facts, failed.hang.for_s)}"
@@ -95,6 +106,8 @@ def failed_briefly(failed: FailedWorker) -> str:
     """Which worker failed and how, where what it said is known already."""
     if failed.hang:
         return f"{worker(failed)} hangs" if failed.rank >= 0 else "the workers hang"
+    if failed.lingers:
+        return f"{worker(failed)} failed and has not ended since"
     if failed.signal is not None:
         return f"{worker(failed)} was killed by {failed.signal}"
     if failed.exit_code is None:
@@ -161,6 +174,8 @@ def _hung(hang: Hang | None) -> str:
 
 def exit_of(failure: FailureReply) -> str:
     """How a worker of a node ended: `rank 1: exit code 1`."""
+    if failure.lingers:
+        return f"{f'rank {failure.rank}' if failure.rank >= 0 else 'its program'}: an exception, and it has not ended"
     if failure.signal is None and failure.exit_code is None:
         return "its workers could not be started" if failure.rank < 0 else f"rank {failure.rank}: hangs"
     how = f"killed by {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
@@ -239,6 +254,8 @@ def failure_details(cause: RootCauseReply) -> str:
             parts.append(f"killed by {failure.signal}")
         elif failure.exit_code is not None:
             parts.append(f"exit code {failure.exit_code}")
+        elif failure.lingers:
+            parts.append("has not ended")
         elif failure.rank >= 0:
             parts.append("hangs")
     if cause.round:

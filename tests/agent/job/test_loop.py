@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -130,7 +131,7 @@ def failing_once(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(args)
         if len(calls) == 2:
             soon((Path(os.environ["FOLDER"]) / "up.0.0").exists)
-            raise BlockingIOError(11, "Resource temporarily unavailable")
+            raise OSError(5, "Input/output error")
         return take(self, *args)
 
     monkeypatch.setattr(TorchStarter, "_take", limited)
@@ -148,7 +149,7 @@ def test_a_start_that_half_succeeds_leaves_nothing_and_is_tried_again(
         slots=2,
     )
     assert made.run() == 0, "the second round found a worker of the first"
-    assert "round 1: the workers could not be started: BlockingIOError" in "\n".join(made.said)
+    assert "round 1: the workers could not be started: OSError: [Errno 5]" in "\n".join(made.said)
     group = made.group()
     assert (group["state"], group["restarts"], group["round"]) == ("succeeded", 1, 2)
 
@@ -168,10 +169,39 @@ def test_workers_that_a_room_fails_at_once_they_run_are_one_failure_of_the_round
 
     monkeypatch.setattr(LaunchLook, "begin", begin)
     monkeypatch.setattr(made.line, "say", say)
-    assert made.run() == 1
-    assert "a could not start its workers: OSError" in made.group()["root_cause"]["message"]
+    assert made.run() is None
+    assert "a could not start its workers: [Errno 24] Too many" in made.group()["root_cause"]["message"]
     kinds = [message.body(incarnation="i", age_s=0.0).kind for message in said]
     assert kinds == [ReportKind.FAILED]
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            OSError(24, "Too many open files"),
+            r"hetagent may have \d+ files open \(ulimit -n\); raise it: ulimit -n",
+        ),
+        (OSError(23, "Too many open files in system"), "raise fs.file-max"),
+        (BlockingIOError(11, "Resource temporarily unavailable"), r"\(ulimit -u\).*pids.max"),
+        (RuntimeError("can't start new thread"), r"\(ulimit -u\).*pids.max"),
+        (OSError(12, "Cannot allocate memory"), "free memory on this node"),
+        (MemoryError(), "out of memory: free memory on this node"),
+    ],
+)
+def test_a_node_that_lacks_what_it_takes_to_start_workers_leaves(
+    rig: Make, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
+) -> None:
+    def cannot(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(TorchStarter, "_take", cannot)
+    made = rig("true", max_restarts=5)
+    assert made.run() is None
+    said = next(line for line in made.said if line.startswith("leaving"))
+    assert re.search(f"since it cannot start workers: .*{says}", said)
+    group = made.group()
+    assert (group["state"], group["restarts"], group["round"]) == ("failed", 0, 1)
 
 
 def test_ctrl_c_in_the_middle_of_a_start_leaves_no_files_of_the_round(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetagent.job.failures import Left, raised_at
+from hetagent.job.failures import Left, raised_at, script_ended_at
 from hetagent.job.workers.starter import Exit, Started
 from hetagent.node.processes import finding as processes
 from hetrdzv.protocol.bounds import MAX_SECONDS
@@ -123,6 +123,15 @@ class Workers:
             if pid in self._owed:
                 _send(os.killpg, pid, self._owed.pop(pid))
         return ended
+
+    def raised(self) -> list[Exit]:
+        """The workers that have not ended since an exception has ended their scripts."""
+        now, clock, found = time.monotonic(), time.time(), []
+        for local_rank, pid in self._running.items():
+            ended_at = script_ended_at(self.started.error_files.get(local_rank, ""))
+            if ended_at is not None:
+                found.append(Exit(local_rank, pid, 1, now - max(0.0, clock - ended_at), lingers=True))
+        return found
 
     def first(self, failed: Sequence[Exit]) -> Exit:
         """Of the workers that were seen to have failed at the same time, the one that probably failed first.

@@ -64,12 +64,14 @@ class Exit:
         pid: its process id.
         status: its exit status; negative for a signal, as in `subprocess`.
         seen_at: when the agent saw it (monotonic seconds).
+        lingers: it has not ended, but an exception has ended its script.
     """
 
     local_rank: int
     pid: int
     status: int
     seen_at: float
+    lingers: bool = False
 
     @property
     def succeeded(self) -> bool:
@@ -78,8 +80,8 @@ class Exit:
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit status; None if a signal ended it."""
-        return self.status if self.status >= 0 else None
+        """Its exit status; None if a signal ended it, or it has not ended."""
+        return self.status if self.status >= 0 and not self.lingers else None
 
     @property
     def signal(self) -> str | None:

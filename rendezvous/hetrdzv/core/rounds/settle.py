@@ -46,7 +46,7 @@ from hetrdzv.protocol.facts.causes import (
     Unreachable,
     WorkerFault,
 )
-from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.failure import Ended, Failure
 from hetrdzv.protocol.facts.warnings import RoundWarning
 from hetrdzv.protocol.facts.who import Nodes, Place
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
@@ -140,7 +140,7 @@ def _judge(work: Work) -> None:
     }
     if given_up and isinstance(select(work.group.spec, left), Shortfall):
         _fail_given_up(work, end, failures[0].cause(ended.number), given_up, left)
-    elif end.kind is EndKind.FAILED:
+    elif end.kind is EndKind.FAILED and not (given_up and failures[0].is_start):
         count_failed_round(work, replace(ended, end=end), [failed.failure for failed in failures])
         if failures[0].node_id is not None:
             _note_blame(work, ended, failures[0].node_id)
@@ -160,10 +160,17 @@ class _Failed(NamedTuple):
 
     node_id: str | None
     failure: Failure
+    before: Ended | None = None  # workers that had ended with exit code 0
+
+    @property
+    def is_start(self) -> bool:
+        """Whether the workers of a node could not be started."""
+        failure = self.failure
+        return failure.rank < 0 and failure.exit_code is None and failure.signal is None and not failure.hang
 
     @property
     def worker(self) -> FailedWorker:
-        return FailedWorker.of(self.node_id, self.failure)
+        return replace(FailedWorker.of(self.node_id, self.failure), before=self.before)
 
     def cause(
         self,
@@ -187,7 +194,8 @@ def _failures(group: Group, ended: Round, end: End) -> list[_Failed]:
         if (node := group.speaker(member)) is not None and node.failure is not None:
             by_node[node.node_id] = node.failure
     earliest = sorted(by_node.items(), key=lambda item: (item[1].at, item[0]))
-    failures = [_Failed(node_id, failure) for node_id, failure in earliest]
+    before = end.cause.before if isinstance(end.cause, FailedWorker) else None
+    failures = [_Failed(node_id, failure, before) for node_id, failure in earliest]
     # What is reported after a hang comes of being stopped.
     return failures if end.hang is None else [_Failed(end.node_id, end.hang), *failures]
 
@@ -316,7 +324,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         restart_count=group.restarts,
         formed_at=work.now,
         first=former is None or (former.first and _started_nothing(former)),
-        restarted_by=_restarted_by(former) if former is not None else None,
+        restarted_by=_restarted_by(group, former) if former is not None else None,
         warnings=_warnings(group.spec, selection.nodes),
         **{name: value for room in ROOMS for name, value in room.forming(number, members).items()},
     )
@@ -356,8 +364,10 @@ def _started_nothing(former: Round) -> bool:
     return former.end is not None and former.end.kind is EndKind.MASTER_UNREACHABLE
 
 
-def _restarted_by(former: Round) -> FailedWorker | None:
+def _restarted_by(group: Group, former: Round) -> FailedWorker | None:
     """The failure that a restart was spent on after a round; None: none was."""
+    if group.restarts == former.restart_count:
+        return None
     cause = former.end.cause if former.end is not None else None
     return cause if isinstance(cause, FailedWorker) else None
 

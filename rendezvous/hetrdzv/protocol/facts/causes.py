@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.failure import Ended, Failure
 from hetrdzv.protocol.facts.parts import (
     BY_KIND,
     MOST_OF_TEXT,
@@ -107,7 +107,8 @@ class FailedWorker:
 
     Attributes:
         node_id: of the worker; None: nobody in particular hangs.
-        rank, local_rank, exit_code, signal, hang: as in `Failure`.
+        rank, local_rank, exit_code, signal, lingers, hang: as in `Failure`.
+        before: workers that had ended with exit code 0 before that; None: nobody knows of any.
         said: of one that exited with a status, the first line of the exception that ended it, else the last line that
             it wrote; of workers that could not be started, why.
         where: the line of the script that raised it (`train.py:7`); empty: it was no exception.
@@ -120,7 +121,9 @@ class FailedWorker:
     local_rank: int = -1
     exit_code: int | None = None
     signal: str | None = None
+    lingers: bool = False
     hang: Hang | None = None
+    before: Ended | None = None
     said: Quoted = NOTHING
     where: Quoted = NOTHING
     misplaced: tuple[str, ...] = ()
@@ -134,10 +137,12 @@ class FailedWorker:
         """
         said = where = NOTHING
         flags: tuple[str, ...] = ()
-        if failure.exit_code is not None:
+        if failure.exit_code is not None or failure.lingers:
             text = failure.message.rstrip()
             last, exception = text.rpartition("\n")[2].strip(), raised(text)
-            if exception is not None and (failure.exit_code == 1 or exception.end == len(text)):
+            if exception is not None and (
+                failure.exit_code == 1 or failure.lingers or exception.end == len(text)
+            ):
                 said, where = quoted(exception.headline), quoted(exception.where)
             elif last != f"exit code {failure.exit_code}":
                 said, flags = quoted(last), misplaced(last)
@@ -149,6 +154,7 @@ class FailedWorker:
             local_rank=failure.local_rank,
             exit_code=failure.exit_code,
             signal=failure.signal,
+            lingers=failure.lingers,
             hang=failure.hang,
             said=said,
             where=where,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from hetrdzv.protocol.bounds import Body, Count, Duration, ExitCode, ShortText, Text, Whole
+from hetrdzv.protocol.bounds import Body, Count, Duration, ExitCode, Id, ShortText, Text, Whole
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 
@@ -24,6 +24,7 @@ class Failure:
         raised_s: how long before that its exception was raised (seconds): the worker saved a snapshot, and unwound. It
             does not count for whose failure came first: a worker that is killed closes its connections before it ends.
         final: the node's agent gives up with it, so that this node takes part in no further round.
+        lingers: its script has ended by an exception, but its process has not ended since.
         permanent: a restart would end the same way (the script has a syntax error), so none is spent.
         hang: nothing has exited, but the worker (rank -1: nobody in particular) kept others waiting for too long: who
             waited for whom. Then `message` is its Python stack, and `at` when the wait began.
@@ -39,10 +40,27 @@ class Failure:
     at: float = 0.0
     raised_s: float = 0.0
     final: bool = False
+    lingers: bool = False
     permanent: bool = False
     hang: Hang | None = None
     collectives: int | None = None
     step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended(Body):
+    """Workers that had ended with exit code 0 when others of their round failed, which may follow from that.
+
+    Attributes:
+        node_id, rank: of the first.
+        others: how many more.
+        before_s: how long before what the report is about the first one had ended (seconds).
+    """
+
+    node_id: Id
+    rank: Annotated[int, Ge(0), Lt(MAX_WORLD_SIZE)]
+    others: Count = 0
+    before_s: Duration = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +74,7 @@ class FailureFields(Body):
     message: Text = ""
     raised_s: Duration = 0.0
     final: bool = False
+    lingers: bool = False
     permanent: bool = False
     collectives: Count | None = None
     step: Whole | None = None

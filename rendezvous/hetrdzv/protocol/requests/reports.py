@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hetrdzv.protocol.bounds import Body, Count, Duration, Id, Kind, OrNewer, Text, Workers
-from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.facts.failure import Ended, FailureFields
 from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
@@ -19,6 +19,7 @@ class ReportRequest(Body):
             stopped.
         snapshots, serves_s: with `parting`, what the node holds of snapshots, and for how long it serves them yet,
             counted from then (seconds).
+        ended: with `failed` and `ended`, workers of the node that had ended with exit code 0 by then.
         moved: with `started`, `succeeded` and `failed`, when the workers moved, counted from then; None: nobody can
             tell.
     """
@@ -28,6 +29,7 @@ class ReportRequest(Body):
     kind: Annotated[ReportKind | Kind, OrNewer()]
     age_s: Duration = 0.0
     failure: FailureFields | None = None
+    ended: Ended | None = None
     met: Workers | None = None
     must_meet: bool = False
     message: Text = ""

@@ -10,6 +10,7 @@ from hetrdzv.protocol.errors import StaleIncarnation, StaleRound, UnknownNode
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import FailedWorker, Joined, MasterUnreachable, Unreachable, WorkerFault
 from hetrdzv.protocol.facts.events import GroupFailed, NodeLeftOut, NodeReturned, RestartSpent, RoundEnded
+from hetrdzv.protocol.facts.failure import Ended
 from hetrdzv.protocol.facts.parts import CutOff, NoMaster, Quoted
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
@@ -501,3 +502,27 @@ def test_who_is_forgotten_is_no_longer_out_of_reach() -> None:
         story.join("a")
     assert len(story.group.nodes) <= GONE_NODES_KEPT + 3
     assert {node_id for pair in story.group.unreachable for node_id in pair} <= story.group.nodes.keys()
+
+
+def test_who_had_ended_well_before_the_failure_is_named_with_it() -> None:
+    """Its node succeeded, or tells of it once the round is over; whoever ended later explains nothing."""
+    of_c = Ended(node_id="c", rank=2)
+    story = running("a", "b", "c", max_restarts=0)
+    story.succeeded("c")
+    story.failed("a")
+    story.joins("a", "b", "c")
+    assert _before(story) == of_c
+    for reported, told in ((1.0, of_c), (0.1, None)):
+        story = running("a", "b", "c", max_restarts=0)
+        story.failed("a", age_s=0.5)
+        for _ in range(2):  # the answer to the first was lost
+            story.report("c", "ended", ended=replace(of_c, before_s=reported))
+        story.joins("a", "b", "c")
+        assert _before(story) == told
+
+
+def _before(story: Story) -> Ended | None:
+    cause = story.group.root_cause
+    assert cause is not None
+    assert isinstance(cause.reason, WorkerFault)
+    return cause.reason.worker.before

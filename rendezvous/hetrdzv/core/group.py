@@ -421,28 +421,29 @@ def _ended_before(group: Group, current: Round, ended: Ended | None) -> Ended | 
         for member in current.members
         if member.node_id in current.finished or group.phase_of(member) is NodePhase.SUCCEEDED
     ]
-    return _together(*done, ended)
-
-
-def _together(*groups: Ended | None) -> Ended | None:
-    known = [ended for ended in groups if ended is not None]
+    known = [*done, ended] if ended is not None else done
     if not known:
         return None
-    return replace(known[0], others=sum(1 + ended.others for ended in known) - 1, before_s=0.0)
+    return replace(known[0], others=sum(1 + each.others for each in known) - 1, before_s=0.0)
 
 
 def _note_ended(work: Work, current: Round, command: Report) -> None:
     """A node tells of workers that had ended well, after a worker of another one has failed."""
     end, ended = current.end, command.ended
-    if ended is None or end is None or not isinstance(end.cause, FailedWorker):
-        return
+    if (
+        ended is None
+        or end is None
+        or not isinstance(end.cause, FailedWorker)
+        or end.cause.before is not None
+    ):
+        return  # that somebody had is known
     ended_at = work.now - command.age_s - ended.before_s
     nodes = (work.group.speaker(member) for member in current.members)
     failed_at = min(
         (node.failure.at for node in nodes if node is not None and node.failure is not None), default=end.at
     )
     if ended_at <= failed_at:
-        cause = replace(end.cause, before=_together(end.cause.before, ended))
+        cause = replace(end.cause, before=replace(ended, before_s=0.0))
         work.change(round=replace(current, end=replace(end, cause=cause)))
 
 

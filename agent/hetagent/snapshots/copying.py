@@ -10,7 +10,6 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.tensor import DTensor, Replicate
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.snapshots.banked import NOW
 from hetagent.snapshots.devices import Copies, Devices
 from hetagent.snapshots.errors import Overtaken, SnapshotError
 from hetagent.snapshots.folder import (
@@ -176,23 +175,13 @@ class Copier:
         return pack(self._state.alike(), self._state.own())
 
     def keep(self, step: int, values: bytes) -> None:
-        """Keep what belongs to every step.
-
-        Raises:
-            SnapshotError, OSError: there is no room for that.
-        """
+        """Keep what belongs to every step."""
         if self.devices and self._state.count() != self._count:
             self._parts()
         tensors = self._state.small()
-        if self._bank is not None and self._bank.keep(step, tensors, values):
-            return
-        path = self._folder.path / NOW
-        path.mkdir(mode=0o700, exist_ok=True)
-        (path / SMALL.format(self._who.rank)).unlink(missing_ok=True)
-        self._bank = Bank(path / SMALL.format(self._who.rank), tensors, len(values))
-        self._bank.keep(step, tensors, values)
-        index = self._index(Stamp(0, self._folder.control().round))
-        put(path / INDEX.format(self._who.rank), index.written())
+        if self._bank is None or not self._bank.keep(step, tensors, values):
+            self._bank = Bank(tensors)
+            self._bank.keep(step, tensors, values)
 
     # -- for a snapshot ------------------------------------------------------------------------------------------
 
@@ -306,7 +295,7 @@ class Copier:
             self._layouts[file] = known = places, laid_out(places, file)
         return known[1]
 
-    def _index(self, stamp: Stamp, every: int = 0) -> Index:
+    def _index(self, stamp: Stamp, every: int) -> Index:
         """This worker's part of a snapshot, as far as it is the same in all."""
         assert self._bank is not None
         return Index(

@@ -1,7 +1,7 @@
 """The files of snapshots on a node: three slots with a snapshot each, and what agent and workers tell each other.
 
 A slot has `shared.bin`, the tensors that all ranks have alike; `RANK.bin`, those of which a rank has parts;
-`RANK.small`, what is kept at every step; and `RANK.json`, the index of a rank's part, which is written last.
+`RANK.small`, buffers and values; and `RANK.json`, the index of a rank's part, which is written last.
 """
 
 import contextlib
@@ -253,16 +253,13 @@ class Folder:
             if stamp is not None
         }
 
-    def begin(
-        self, stamp: Stamp, *, spares: bool = False, insists: bool = False, older: bool = False
-    ) -> Slot:
+    def begin(self, stamp: Stamp, *, spares: bool = False, insists: bool = False) -> Slot:
         """The slot for a snapshot: that which one of this node's workers has begun, or the one that is needed least.
 
         Args:
             spares: what the agent says, the newest and the one that is being written to disk are kept. Else the first
                 of what the agent says is, and a step beside this one, which others may have ended with.
             insists: the newest makes room.
-            older: nothing newer of its round makes room.
 
         Raises:
             Overtaken: all are kept.
@@ -273,7 +270,7 @@ class Folder:
             if number is not None:
                 return Slot(self.path / str(number), number, stamp)
             kept, pinned = self.control().kept, self._pinned() if spares else None
-            number = room_for(stamp, stamps, kept, pinned, spares=spares, insists=insists, older=older)
+            number = room_for(stamp, stamps, kept, pinned, spares=spares, insists=insists)
             if number is None:
                 raise Overtaken(f"no memory for step {stamp.step} before another one is safe, or on disk")
             slot = Slot(self.path / str(number), number, stamp)
@@ -406,7 +403,6 @@ def room_for(
     *,
     spares: bool,
     insists: bool = False,
-    older: bool = False,
 ) -> int | None:
     """The slot that makes room for a snapshot; None: all are kept. Pure.
 
@@ -414,7 +410,7 @@ def room_for(
         slots: what they hold.
         kept: what the agent says, see `Control`.
         pinned: the one that is being written to disk.
-        spares, insists, older: see `Folder.begin`.
+        spares, insists: see `Folder.begin`.
     """
     newest = max((known for known in slots.values() if known is not None), default=None)
     most = Need.BESIDE if not spares else Need.NEWEST if insists else Need.LITTLE
@@ -437,9 +433,5 @@ def room_for(
     free = [number for number in slots if number not in needs]
     if free:
         return free[0]
-    may = [
-        number
-        for number, (how_much, _, known) in needs.items()
-        if how_much <= most and not (older and known.round == stamp.round and known > stamp)
-    ]
+    may = [number for number, (how_much, *_) in needs.items() if how_much <= most]
     return min(may, key=needs.__getitem__, default=None)

@@ -227,7 +227,7 @@ class Loader:
 
     def _small(self, found: Found, name: str) -> list[tuple[Source, Place]]:
         """Where a small tensor lies: this rank's own if there is one, else that of the lowest rank that has it."""
-        source, index = _own_small(found, self._rank)
+        source, index = _own(found, self._rank)
         return [(source, place) for place in index.small if place.name == name]
 
     def _values(self, found: Found) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -281,18 +281,11 @@ def _own(found: Found, rank: int) -> tuple[Source, Index]:
     return found.indexes.get(rank) or found.indexes[min(found.indexes)]
 
 
-def _own_small(found: Found, rank: int) -> tuple[Source, Index]:
-    """Like `_own`; a worker that died has left nothing of what it had on a device."""
-    own = _own(found, rank)
-    others = (found.indexes[other] for other in sorted(found.indexes))
-    return own if own[1].small else next((other for other in others if other[1].small), own)
-
-
 def _places(found: Found, rank: int) -> dict[str, Place]:
     """One place of each tensor, by name."""
     places = {name: copies[0][1] for name, copies in found.alike.items()}
     places |= {name: copies[0][1] for (name, _), copies in found.parts.items()}
-    return places | {place.name: place for place in _own_small(found, rank)[1].small}
+    return places | {place.name: place for place in _own(found, rank)[1].small}
 
 
 def _metadata(found: Found, rank: int) -> Metadata:
@@ -318,16 +311,16 @@ def _newest(folder: Folder) -> Mapping[str, Any]:
         indexes = _indexes(slot)
         if _is_complete(indexes) and not folder.bad(stamp).exists():
             source = {"path": str(slot.path), "whole": True, "ranks": dict.fromkeys(indexes, "")}
-            world_size = indexes[0].world_size
+            world_size = next(iter(indexes.values())).world_size
             return {"round": stamp.round, "step": stamp.step, "world_size": world_size, "sources": [source]}
     return {}
 
 
 def _is_complete(indexes: Mapping[int, Index]) -> bool:
-    """Whether these are the parts of all ranks, with all that they have alike."""
+    """Whether they have all that ranks have alike, and the parts of all ranks if the state is sharded."""
     found = {place.name for index in indexes.values() for place in index.tensors}
     return bool(indexes) and all(
-        set(indexes) == set(range(index.world_size)) and index.alike.keys() <= found
+        (not index.sharded or set(indexes) == set(range(index.world_size))) and index.alike.keys() <= found
         for index in indexes.values()
     )
 

@@ -75,7 +75,7 @@ class Taker:
         self._clean: int | None = None  # the step after which parameters have not changed
         self._changed = False  # since the last step
         self._silent = 0  # how many steps in a row have changed nothing
-        self._reached = 0
+        self._reached: int | None = None  # a file for the agent
         self._late = ""  # why nothing could be saved the last time
         self._more: int | None = None  # how many steps training may still end; None: any number
         self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
@@ -110,7 +110,8 @@ class Taker:
         values = self._copier.values() if not self._why else b""
         is_due = False
         with self._lock:
-            self._reached = step
+            if self._reached is not None:
+                os.pwrite(self._reached, b"%d" % step, 0)  # steps count up
             sizes: Mapping[str, int] = {}
             if self._ahead is None:
                 sizes = self._copier.prepare()
@@ -135,10 +136,6 @@ class Taker:
         self._ended_at = time.perf_counter()
         if not is_due:
             self._own_s.append(self._ended_at - began)
-
-    def begins_at(self, step: int) -> None:
-        """The state of a step was loaded."""
-        self._reached = step
 
     def _changes(self) -> None:
         """An optimizer is about to change parameters: not while they are copied."""
@@ -324,6 +321,7 @@ class Taker:
     def listen(self) -> None:
         """Answer the agent, for as long as this process lives."""
         asked.listen(self._folder.path, self._who.rank, self._stop)
+        self._reached = asked.reached_file(self._folder.path, self._who.rank)
 
     def _stop(self) -> None:
         """The agent is about to stop this worker: save, and train no further than other ranks may have come."""
@@ -344,7 +342,7 @@ class Taker:
         if not why and self._clean is None and self._saved is None:
             why = "no step has ended yet"
         step = self._saved.step if self._saved else None
-        asked.tell(self._folder.path, self._who.rank, step=step, reached=self._reached, why=why)
+        asked.tell(self._folder.path, self._who.rank, step=step, why=why)
 
 
 def steps_apart(cost_s: float, step_s: float, own_s: float) -> int:

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from hetagent import snapshots
 from hetagent.snapshots import taking
-from hetagent.snapshots.banked import rescue
 from hetagent.snapshots.devices import Copies
-from hetagent.snapshots.folder import INDEX, Folder, Stamp
+from hetagent.snapshots.folder import Folder, Stamp
 
 pytestmark = pytest.mark.skipif(
     not torch.accelerator.is_available(),
@@ -370,25 +369,4 @@ def test_what_a_device_has_changed_meanwhile_is_no_snapshot(
 
     monkeypatch.setattr(taking.Taker, "_copied", late)
     job.snaps.save_now()
-    assert_loads(tmp_path, 3, history[3])
-
-
-def test_of_a_killed_worker_there_are_its_values_and_the_buffers_of_others(
-    tmp_path: Path, history: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it had on the device is gone with it."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    for rank in (1, 0):
-        monkeypatch.setenv("RANK", str(rank))
-        job = Job(tmp_path)
-        job.begin()
-        for step in (1, 2):
-            job.train(step)
-        if rank == 0:
-            job.snaps.save_now()
-    rescue(Folder(tmp_path))
-    monkeypatch.setenv("RANK", "1")
-    found = max(Folder(tmp_path).slots().items())[1]
-    assert (found.path / INDEX.format(1)).exists()
     assert_loads(tmp_path, 3, history[3])

@@ -155,8 +155,6 @@ class KeepSnapshots(Feature):
         from hetagent.job.snapshots.room import Snapshots
         from hetagent.job.snapshots.serving import Serving
         from hetagent.job.snapshots.space import space
-        from hetagent.snapshots import banked
-        from hetagent.snapshots.folder import Folder as Kept
 
         sweep(self.folder)
         identity, options = node.identity, node.options
@@ -178,7 +176,6 @@ class KeepSnapshots(Feature):
                 disk=Disk(asked, folder.path, identity, node.tell) if asked is not None else None,
                 every=self.every,
                 one_per_node=node.launch.one_per_node,
-                rescue=lambda: banked.rescue(Kept(folder.path)),
             )
         except UsageError as error:
             folder.close(remove=False)

@@ -14,7 +14,6 @@ import xxhash
 from hetagent.job.snapshots import folder, holdings
 from hetagent.node.network import host_port
 from hetagent.snapshots.asked import ASK
-from hetagent.snapshots.banked import NOW
 from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Stamp
 
 SLOTS = ("0", "1", "2")
@@ -42,12 +41,10 @@ class Done:
 
     Attributes:
         step: of the newest snapshot that it has a part of; None: of none.
-        reached: the newest step that it has told.
         why: why it has saved nothing; empty: it has.
     """
 
     step: int | None
-    reached: int
     why: str
 
 
@@ -64,7 +61,7 @@ class Exchange:
         self._say = say
         self._said: set[str] = set()
         self._parts: dict[Path, tuple[tuple[int, ...], holdings.Part | None]] = {}
-        for name in (*SLOTS, ASK, BAD, NOW):
+        for name in (*SLOTS, ASK, BAD):
             (path / name).mkdir(mode=0o700, exist_ok=True)
 
     def folders(self) -> list[str]:
@@ -79,7 +76,7 @@ class Exchange:
         Args:
             origin: the job; empty: the server does not say.
         """
-        self._empty((ASK, BAD, NOW))
+        self._empty((ASK, BAD))
         (self.path / "start.json").unlink(missing_ok=True)
         if origin and origin != self.origin:
             (self.path / STAMPS).unlink(missing_ok=True)
@@ -194,8 +191,11 @@ class Exchange:
 
     def reached(self) -> int:
         """The newest step that a worker of this node has told."""
-        files = [*(self.path / NOW).glob("*.json"), *(self.path / ASK).glob("*.done")]
-        return max((done.reached for path in files if (done := _done(path)) is not None), default=0)
+        found = [0]
+        for path in (self.path / ASK).glob("*.step"):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(int(path.read_bytes()))
+        return max(found)
 
     def given_up(self) -> str:
         """Why a worker takes no more snapshots; empty: all do."""
@@ -288,9 +288,5 @@ def _done(path: Path) -> Done | None:
     told = _read(path)
     if not told:
         return None
-    step, reached = told.get("step"), told.get("reached")
-    return Done(
-        step if isinstance(step, int) else None,
-        reached if isinstance(reached, int) and reached > 0 else 0,
-        str(told.get("why") or "")[:500],
-    )
+    step = told.get("step")
+    return Done(step if isinstance(step, int) else None, str(told.get("why") or "")[:500])

@@ -62,8 +62,6 @@ class Snapshots(Room):
         parting: serves them beyond the end of this agent, if others need them; None: nobody will.
         disk: writes them to disk; None: nobody wants that.
         one_per_node: a single process stands for all workers of this node.
-        rescue: adds what dead workers have kept of their last steps to the snapshots of this node, and returns the
-            newest step that one of them had told.
 
     Raises:
         OSError: the folder cannot be written to, or not be watched.
@@ -82,7 +80,6 @@ class Snapshots(Room):
         disk: Disk | None = None,
         every: int = 0,
         one_per_node: bool = False,
-        rescue: Callable[[], int] = lambda: 0,
     ) -> None:
         self._node_id = node_id
         self._line = line
@@ -94,7 +91,6 @@ class Snapshots(Room):
         self._disk = disk
         self._fixed = every
         self._one_per_node = one_per_node
-        self._rescue = rescue
         self._exchange = Exchange(folder.path, tell)
         self._copying = Copying(folder.path, tell)
         self._declaring = Declaring()
@@ -113,7 +109,7 @@ class Snapshots(Room):
         (folder.path / PINNED).unlink(missing_ok=True)  # by an agent that is gone
         if disk is not None:
             disk.is_of(self._exchange.origin)
-        self._reached = self._rescued()
+        self._reached = self._exchange.reached()
         self._refused: list[Stamp] = []
         self._dropped: set[Stamp] = set()  # copies of this node's that cannot be loaded
         self._holdings = Holdings()
@@ -354,11 +350,10 @@ class Snapshots(Room):
         """
         if ended is not None and self._disk is not None:
             self._disk.list(GLANCE_S)
-        rescued = self._rescued() if ended is not None else 0
         held, every = self._exchange.held()
         if ended is not None:
             steps = [each.step for each in held if each.round == ended]
-            self._reached = max(rescued, self._exchange.reached(), *steps)
+            self._reached = max([self._exchange.reached(), *steps])
         self._holdings = Holdings(
             origin=self._exchange.origin,
             port=self._serving.port if self._serving is not None else 0,
@@ -375,13 +370,6 @@ class Snapshots(Room):
         if self._holdings != self._offered:
             self._offered = self._holdings
             self._line.offers(snapshots=self._holdings)
-
-    def _rescued(self) -> int:
-        try:
-            return self._rescue()
-        except OSError as error:  # full, perhaps
-            self._tell(f"what dead workers have kept of their last steps is lost: {error}")
-            return 0
 
     def _bad(self) -> list[Bad]:
         """The copies that workers of this round could not load."""

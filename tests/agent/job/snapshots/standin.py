@@ -101,7 +101,8 @@ def main() -> None:
                 rank,
                 world_size=int(os.environ["WORLD_SIZE"]),
             )
-        told = {"step": None if why else step, "reached": step, "why": why}
+        (folder / "ask" / f"{rank}.step").write_text(f"{step}")
+        told = {"step": None if why else step, "why": why}
         put(folder / "ask" / f"{rank}.done", json.dumps(told))
 
     threading.Thread(target=answer, daemon=True).start()

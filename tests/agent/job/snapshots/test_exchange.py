@@ -88,11 +88,11 @@ def test_workers_are_told_what_to_keep(files: Exchange) -> None:
 def test_a_round_begins_without_the_words_of_the_last_one(files: Exchange) -> None:
     files.begin("job1")
     part(files.path, 0, (3, 120))
-    for name in ("ask/0.done", "bad/3-120", "now/0.json", "start.json"):
+    for name in ("ask/0.done", "bad/3-120", "ask/0.step", "start.json"):
         (files.path / name).write_text("{}")
     os.mkfifo(files.path / "ask" / "0")
     files.begin("job1")
-    assert [list((files.path / name).iterdir()) for name in ("ask", "bad", "now")] == [[], [], []]
+    assert [list((files.path / name).iterdir()) for name in ("ask", "bad")] == [[], []]
     assert not (files.path / "start.json").exists()
     assert files.held()[0] != []
 
@@ -176,11 +176,13 @@ def test_slots_that_make_no_sense_hold_nothing(files: Exchange, text: str) -> No
 
 def test_how_far_workers_had_come(files: Exchange) -> None:
     assert files.reached() == 0
-    put(files.path / "now" / "0.json", '{"reached": 7}')
-    put(files.path / "ask" / "1.done", '{"step": 4, "reached": 9, "why": ""}')
+    put(files.path / "ask" / "0.step", "7")
+    put(files.path / "ask" / "1.step", "9")
+    put(files.path / "ask" / "2.step", "nonsense")
+    put(files.path / "ask" / "1.done", '{"step": 4, "why": ""}')
     put(files.path / "ask" / "2.done", "nonsense")
     assert files.reached() == 9
-    assert files.done(1) == Done(step=4, reached=9, why="")
+    assert files.done(1) == Done(step=4, why="")
     assert (files.done(2), files.done(3)) == (None, None)
 
 

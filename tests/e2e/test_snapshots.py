@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ AHEAD = 12
 class Job:
     """A job of which every rank logs each step and what it loads."""
 
-    def __init__(self, job: Cluster, kind: str, steps: int, *flags: str) -> None:
+    def __init__(self, job: Cluster, kind: str, steps: int, *flags: str, script: Sequence[str] = ()) -> None:
         self.job = job
         self._flags = flags
-        self._args = ["--kind", kind, "--steps", str(steps), "--step-s", "0.05"]
+        self._args = ["--kind", kind, "--steps", str(steps), "--step-s", "0.05", *script]
 
     @property
     def log(self) -> Path:
@@ -98,8 +98,8 @@ def job(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def begun(cluster: Cluster, kind: str, steps: int, *flags: str) -> Job:
-    made = Job(cluster, kind, steps, *flags)
+def begun(cluster: Cluster, kind: str, steps: int, *flags: str, script: Sequence[str] = ()) -> Job:
+    made = Job(cluster, kind, steps, *flags, script=script)
     for name in PAIR:
         made.start(name)
     return made
@@ -115,6 +115,22 @@ def test_a_killed_worker_costs_the_step_in_flight_at_most(job: Cluster) -> None:
     assert job.told("began_from_snapshot")
     run.end_well()
     assert sorted(run.losses()) == list(range(1, 61))
+
+
+@pytest.mark.parametrize("script", [["--accumulate", "4"], ["--scaler"]], ids=" ".join)
+def test_steps_without_the_optimizer_are_saved_as_well(job: Cluster, script: list[str]) -> None:
+    """Gradients are accumulated, or a GradScaler leaves steps out: the state is whole all the same."""
+    run = begun(job, "ddp", 100_000, script=script)
+    number = run.trained()
+    for rank in (1, 0, 2):
+        (victim,) = {line["pid"] for line in run.lines("step", number) if line["rank"] == rank}
+        os.kill(victim, signal.SIGKILL)
+        after = run.trained(number)
+        others = [line["step"] for line in run.lines("step", number) if line["rank"] != rank]
+        assert run.loaded(after) >= max(others), job.report()
+        saved = {line["digest"] for line in run.lines("made", number) if line["step"] == run.loaded(after)}
+        assert {line["digest"] for line in run.lines("loaded", after)} == saved
+        number = after
 
 
 @pytest.mark.parametrize(

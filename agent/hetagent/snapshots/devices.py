@@ -90,7 +90,11 @@ class Mark:
 
 
 class Devices:
-    """The devices of a worker's state; none if all of it is on the CPU."""
+    """The devices of a worker's state; none if all of it is on the CPU.
+
+    Attributes:
+        captured: an optimizer's step has become part of a CUDA graph, which tells nobody from then on.
+    """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         found = {tensor.device for tensor in tensors if tensor.device.type not in ON_HOST}
@@ -99,6 +103,7 @@ class Devices:
         self._marks: deque[Mark] = deque(maxlen=2)  # a script is no further ahead
         self._copies: Copies | None = None
         self._watched = Watched({}, {})
+        self.captured = False
 
     def __bool__(self) -> bool:
         return bool(self._devices)
@@ -131,11 +136,13 @@ class Devices:
                 self._copies.come_first()
             self._copies = None
         if is_capturing:
-            self.forget()  # an optimizer's step that becomes part of a CUDA graph tells nobody from then on
+            self.captured = True
+            self.forget()
         elif self._marks and not self._marks[-1].changes:
-            mark = self._marks[-1]
-            mark.watched, mark.kept = self._watched, self._watched.kept()
-            mark.changes = self._now()
+            kept, changes = self._watched.kept(), self._now()
+            for mark in self._marks:
+                if not mark.changes:  # the steps after it have changed nothing
+                    mark.watched, mark.kept, mark.changes = self._watched, kept, changes
 
     def forget(self) -> None:
         """Nobody knows what was changed when."""

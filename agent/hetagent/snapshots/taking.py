@@ -49,9 +49,9 @@ further after its answer (seconds): its agent is about to stop it."""
 LAST_S = 10.0
 """For how long the interpreter's end waits for threads that digest a snapshot, or make slots (seconds)."""
 
-SILENT_STEPS = 3
-"""After so many steps in a row that no optimizer has told of, a person is told what that means."""
-
+SILENT_STEPS = 16
+"""After so many steps in a row of which it is not known what has changed parameters, a person is told what that means.
+Before its first step an optimizer may accumulate gradients."""
 
 TROUBLE = (OSError, RuntimeError, ValueError)
 """What ends snapshots, but not training: no room, a device in error, files that make no sense."""
@@ -74,7 +74,9 @@ class Taker:
         self._whole = threading.Condition(self._lock)  # a step has ended
         self._clean: int | None = None  # the step after which parameters have not changed
         self._changed = False  # since the last step
-        self._silent = 0  # how many steps in a row have changed nothing
+        self._told = False  # an optimizer has told of a step, ever
+        self._versions = 0  # of parameters, after the last step
+        self._silent = 0  # of how many steps in a row it is not known what has changed parameters
         self._reached: int | None = None  # a file for the agent
         self._late = ""  # why nothing could be saved the last time
         self._more: int | None = None  # how many steps training may still end; None: any number
@@ -112,23 +114,27 @@ class Taker:
         with self._lock:
             if self._reached is not None:
                 os.pwrite(self._reached, b"%d" % step, 0)  # steps count up
-            sizes: Mapping[str, int] = {}
-            if self._ahead is None:
-                sizes = self._copier.prepare()
-            self._clean = step if self._is_told(step) and self._is_kept(step, values) else None
-            self._changed = False
-            if self._clean is not None:
-                self._copier.devices.ended(step)
-            else:
-                self._copier.devices.forget()
-            if self._ahead is None:
+            is_known = self._knows_changes(step)
+            if self._ahead is None and (
+                self._told or self._silent == SILENT_STEPS or not self._state.optimizers
+            ):
                 self._ahead = threading.Thread(
-                    target=self._make_slots, args=(sizes,), name="hetagent-slots", daemon=True
+                    target=self._make_slots,
+                    args=(self._copier.prepare(),),
+                    name="hetagent-slots",
+                    daemon=True,
                 )
                 self._ahead.start()
-            elif self._clean is not None and step % self._period() == 0 and not self._ahead.is_alive():
+            is_kept = self._is_kept(step, values)
+            self._clean = step if is_known and is_kept else None
+            self._changed = False
+            self._copier.devices.ended(step)
+            has_slots = self._ahead is not None and not self._ahead.is_alive()
+            if is_kept and has_slots and step % self._period() == 0:
                 is_due = True
-                self._take_due(step)
+                self._take_due(step, waits=not is_known)
+            if self._clean is None:
+                self._copier.devices.forget()
             if self._more:
                 self._more -= 1
             self._whole.notify_all()
@@ -136,6 +142,10 @@ class Taker:
         self._ended_at = time.perf_counter()
         if not is_due:
             self._own_s.append(self._ended_at - began)
+
+    def begins_at_loaded(self) -> None:
+        """A state was loaded, which an optimizer has made."""
+        self._told, self._versions = bool(self._state.optimizers), self._state.versions()
 
     def _changes(self) -> None:
         """An optimizer is about to change parameters: not while they are copied."""
@@ -155,15 +165,26 @@ class Taker:
             else:
                 self._whole.wait(left_s)
 
-    def _is_told(self, step: int) -> bool:
-        """Whether optimizers tell when they change parameters."""
-        self._silent = 0 if self._changed else self._silent + 1
+    def _knows_changes(self, step: int) -> bool:
+        """Whether all that changes parameters tells: optimizers do, unless they are in a CUDA graph.
+
+        Steps may do without them: gradients are accumulated, or a GradScaler leaves a step out.
+        """
+        is_known = not self._is_touched() and not self._copier.devices.captured
+        self._told = self._told or self._changed
+        self._versions = self._state.versions()
+        is_known = is_known and self._told
+        self._silent = 0 if is_known else self._silent + 1
         if self._silent == SILENT_STEPS:
             _say(
-                f"rank {self._who.rank} has called snaps.step({step}), but no optimizer of its state has made a step "
-                "since the call before: if something else changes parameters, steps since the last snapshot may be lost"
+                f"rank {self._who.rank} has called snaps.step({step}), but no optimizer of its state has told of a "
+                "step: if something else changes parameters, steps since the last snapshot may be lost"
             )
-        return self._changed
+        return is_known
+
+    def _is_touched(self) -> bool:
+        """Whether something has changed parameters since the last step, and no optimizer has told."""
+        return not self._changed and self._state.versions() != self._versions
 
     def _is_kept(self, step: int, values: bytes) -> bool:
         """Keep what belongs to every step; False: there is no room for that."""
@@ -192,12 +213,15 @@ class Taker:
         fixed = control.fixed and control.every > 0
         return max(self._least, control.every) if fixed else max(self._every, self._least, control.every)
 
-    def _take_due(self, step: int) -> None:
+    def _take_due(self, step: int, *, waits: bool) -> None:
+        """Take a snapshot; `waits`: until it is copied, since nobody knows what changes parameters next."""
         if self._closing is not None and self._closing.is_alive():
             return  # the last one has not been closed, so snapshots are far too frequent
         began = time.perf_counter()
         try:
             close = self._copied(step, now=False)
+            if waits:
+                close.wait()
         except Overtaken:
             self._overtaken += 1
             pause_s = self._period() * median(self._steps_s or [0.0])
@@ -281,7 +305,7 @@ class Taker:
         if not self._copier.devices:
             if self._clean is None and self._changed and patience_s:
                 self._whole.wait(patience_s)
-            return self._clean
+            return self._clean if not self._is_touched() else None
         behind_s = min(HALF_STEP_S, max(ONE_MORE_S, STEPS_BEHIND * median(self._steps_s or [HALF_STEP_S])))
         began = time.monotonic()
         if self._changed and patience_s:
@@ -290,7 +314,7 @@ class Taker:
             if time.monotonic() > began + (behind_s if has is not None else HALF_STEP_S):
                 break  # they hang, and still have the step before, or nothing that is whole
             time.sleep(LOOKS_S)
-        return has
+        return has if not self._is_touched() else None
 
     def _is_saved(self, step: int | None) -> bool:
         """Save a step; False: devices have gone on meanwhile."""
@@ -305,7 +329,7 @@ class Taker:
             return False
         copy = self._copied(step, now=True, again=again)
         copy.wait()
-        if self._copier.devices and not self._copier.devices.still(step):
+        if self._is_touched() or (self._copier.devices and not self._copier.devices.still(step)):
             return False
         copy.finish()
         self._saved = copy.index.stamp

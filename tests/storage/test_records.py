@@ -272,7 +272,6 @@ HOLDINGS = Holdings(
     key="k",
     held=(HELD,),
     reached=94,
-    every=8,
     refused=(Stamp(round=2, step=50),),
 )
 

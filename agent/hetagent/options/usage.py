@@ -65,7 +65,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     "failure": (
         "--max-restarts", "--hang-timeout-s", "--crash-loop", "--no-restart-on", "--restart-wait-s",
         "--require-rendezvous", "--stop-timeout-s", "--shutdown-timeout", "--notice-s", "--notice-signal",
-        "--preload", "--snapshot-to", "--snapshot-to-every-s", "--snapshot-keep", "--snapshot-every",
+        "--preload", "--snapshot-to", "--snapshot-to-every-s", "--snapshot-keep", "--snapshot-every-s",
         "--snapshot-dir", "--snapshot-memory",
     ),
     "logs": (

@@ -66,10 +66,6 @@ class Copy:
         self._files = files
         self._copies = copies
 
-    def await_turn(self) -> None:
-        """Wait until devices have come to it."""
-        self._copies.await_turn()
-
     def wait(self) -> None:
         """Wait until it is there."""
         self._copies.wait()
@@ -222,13 +218,10 @@ class Copier:
         slot = self._folder.slots().get(stamp)
         return slot is not None and self._alike.keys() <= _written(slot.indexes())
 
-    def copied(
-        self, stamp: Stamp, *, every: int, now: bool, insists: bool = False, again: bool = False
-    ) -> Copy:
+    def copied(self, stamp: Stamp, *, now: bool, insists: bool = False, again: bool = False) -> Copy:
         """Copy all that is to be copied by this worker, or have devices begin to.
 
         Args:
-            every: how often one is taken (steps).
             now: the round ends, and devices have that state. So wait until the others of this node have copied theirs;
                 what they leave is this worker's. Nor is the snapshot spared that is being written to disk.
             insists: the newest one makes room.
@@ -246,7 +239,7 @@ class Copier:
             if small is None:
                 raise Overtaken(f"the values of step {stamp.step} are no longer there")
             places = self._copy(slot, alike, own, copies, now=now, again=again)
-        index = replace(self._index(stamp, every), small_bytes=small.numel())
+        index = replace(self._index(stamp), small_bytes=small.numel())
         return Copy(self._folder, slot, index, places, small, self._files, copies)
 
     def _copy(
@@ -295,7 +288,7 @@ class Copier:
             self._layouts[file] = known = places, laid_out(places, file)
         return known[1]
 
-    def _index(self, stamp: Stamp, every: int) -> Index:
+    def _index(self, stamp: Stamp) -> Index:
         """This worker's part of a snapshot, as far as it is the same in all."""
         assert self._bank is not None
         return Index(
@@ -303,7 +296,6 @@ class Copier:
             rank=self._who.rank,
             world_size=self._who.world_size,
             sharded=self._sharded,
-            every=every,
             alike=self._alike,
             small=tuple(
                 replace(place, file=SMALL.format(self._who.rank)) for place in self._bank.layout.places

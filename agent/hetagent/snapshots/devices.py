@@ -217,7 +217,6 @@ class Copies:
     def __init__(self, streams: Sequence[torch.Stream]) -> None:
         self._streams = streams
         self._sources: list[Tensor] = []  # their memory is not given to others until they are copied
-        self._after: Sequence[torch.Event] = ()
 
     def copy(self, source: Tensor, into: Tensor) -> None:
         """Copy a tensor, or begin to; within `begun`."""
@@ -245,14 +244,8 @@ class Copies:
 
     def come_after(self, events: Sequence[torch.Event]) -> None:
         """They wait for what devices were told."""
-        self._after = events
         for stream, event in zip(self._streams, events, strict=True):
             stream.wait_event(event)
-
-    def await_turn(self) -> None:
-        """Wait until devices have come to them."""
-        for event in self._after:
-            event.synchronize()
 
     def come_first(self) -> None:
         """What the script tells devices next waits for them."""

@@ -22,6 +22,9 @@ FOLDER = "HET_SNAPSHOTS"
 SLOTS = 3
 """How many snapshots a node has: two that may be complete, and one that is being written."""
 
+EVERY_S = 30.0
+"""How far apart snapshots are at most, unless a person says so (seconds)."""
+
 VERSION = 1
 
 SHARED, CLAIMS, INDEX, OWN, SMALL = "shared.bin", "claims", "{}.json", "{}.bin", "{}.small"
@@ -66,15 +69,13 @@ class Control:
         round: the round; without an agent 0.
         kept: the snapshots that are not to be overwritten: what there is if a node is lost now, as far as is known;
             then what there may be, the likeliest first.
-        every: how often to take one (steps); 0: nothing is said.
-        fixed: whether a person has said so.
+        every_s: how far apart snapshots are at most (seconds).
         memory: how many bytes all slots together may have; None: whatever there is.
     """
 
     round: int = 0
     kept: tuple[Stamp, ...] = ()
-    every: int = 0
-    fixed: bool = False
+    every_s: float = EVERY_S
     memory: int | None = None
 
 
@@ -117,7 +118,6 @@ class Index:
     """A rank's part of a snapshot.
 
     Attributes:
-        every: how often its worker would take one (steps).
         alike: the tensors in `shared.bin`, whoever has copied them, with their sizes (bytes).
         tensors: those that this worker has copied, and its own parts.
         small: its tensors in `RANK.small`.
@@ -131,7 +131,6 @@ class Index:
     rank: int
     world_size: int
     sharded: bool
-    every: int = 0
     alike: Mapping[str, int] = field(default_factory=dict)
     tensors: tuple[Place, ...] = ()
     small: tuple[Place, ...] = ()
@@ -230,8 +229,7 @@ class Folder:
             control = Control(
                 round=told.get("round", 0),
                 kept=tuple(map(Stamp.read, told.get("kept", ()))),
-                every=told.get("every") or 0,
-                fixed=bool(told.get("fixed")),
+                every_s=told.get("every_s", EVERY_S),
                 memory=told.get("memory"),
             )
             self._control = changed, control

@@ -1,39 +1,26 @@
 """Takes snapshots: when one is due, when the round ends, and what belongs to every step."""
 
 import atexit
-import math
 import os
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from statistics import median, median_low
+from statistics import median
 
 from hetagent.snapshots import asked
 from hetagent.snapshots.copying import Copier, Copy, Who
 from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Folder, Stamp
+from hetagent.snapshots.schedule import Schedule
 from hetagent.snapshots.state import State
-
-WORTH = 0.005
-"""Which part of the time snapshots may take, with what belongs to every step; of the latter at most half of it is
-counted, or too few would be taken."""
 
 STEPS_MEASURED = 16
 """Of how many of the last steps the usual length is known."""
 
-COSTS_MEASURED = 3
-"""Of so many of the last snapshots the median of their costs counts: one may have had to wait for something else."""
-
 PATIENT = 2
 """So many snapshots in a row that are due give way to one that is not safe yet; then it has to make room."""
-
-LONGEST_S = 120.0
-"""A pause that is as long grows no more for want of room: perhaps a server was away (seconds)."""
-
-GROWS = 4
-"""By how much the pause between snapshots grows at most from one to the next."""
 
 HALF_STEP_S = 5.0
 """How long a worker that is asked in the middle of an optimizer's step waits for the end of that step (seconds)."""
@@ -87,12 +74,10 @@ class Taker:
         self._ahead: threading.Thread | None = None  # makes the slots
         self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
         self._due = 0  # the step that it closes
-        self._every = self._least = 1  # by what they cost, and by how fast they become safe
+        self._schedule = Schedule()
         self._overtaken = 0  # how many snapshots in a row found no slot
-        self._costs_s: deque[float] = deque(maxlen=COSTS_MEASURED)
-        self._copy_s = 0.0
+        self._took_s = 0.0  # the last one
         self._steps_s: deque[float] = deque(maxlen=STEPS_MEASURED)
-        self._own_s: deque[float] = deque(maxlen=STEPS_MEASURED)  # what steps without a snapshot took here
         self._ended_at = 0.0  # the last step (monotonic seconds)
         self._state.before_changes(self._changes)
         atexit.register(self._let_threads_end)
@@ -110,7 +95,6 @@ class Taker:
         self._state.learn()
         # Not within the lock: they may wait for a device.
         values = self._copier.values() if not self._why else b""
-        is_due = False
         with self._lock:
             if self._reached is not None:
                 os.pwrite(self._reached, b"%d" % step, 0)  # steps count up
@@ -129,9 +113,10 @@ class Taker:
             self._clean = step if is_known and is_kept else None
             self._changed = False
             self._copier.devices.ended(step)
-            has_slots = self._ahead is not None and not self._ahead.is_alive()
-            if is_kept and has_slots and step % self._period() == 0:
-                is_due = True
+            # One that takes long is closed before the next is due, or ranks would leave out different ones.
+            every_s = max(self._folder.control().every_s, 4 * self._took_s)
+            is_due = self._schedule.is_due(began, every_s)
+            if is_due and is_kept and self._ahead is not None and not self._ahead.is_alive():
                 self._take_due(step, waits=not is_known)
             if self._clean is None:
                 self._copier.devices.forget()
@@ -140,8 +125,6 @@ class Taker:
             self._whole.notify_all()
             self._stand_still()
         self._ended_at = time.perf_counter()
-        if not is_due:
-            self._own_s.append(self._ended_at - began)
 
     def begins_at_loaded(self) -> None:
         """A state was loaded, which an optimizer has made."""
@@ -207,16 +190,10 @@ class Taker:
         except TROUBLE as error:
             self._give_up(error)
 
-    def _period(self) -> int:
-        """How often to take a snapshot (steps)."""
-        control = self._folder.control()
-        fixed = control.fixed and control.every > 0
-        return max(self._least, control.every) if fixed else max(self._every, self._least, control.every)
-
     def _take_due(self, step: int, *, waits: bool) -> None:
         """Take a snapshot; `waits`: until it is copied, since nobody knows what changes parameters next."""
         if self._closing is not None and self._closing.is_alive():
-            return  # the last one has not been closed, so snapshots are far too frequent
+            return  # the last one has not been closed
         began = time.perf_counter()
         try:
             close = self._copied(step, now=False)
@@ -224,24 +201,18 @@ class Taker:
                 close.wait()
         except Overtaken:
             self._overtaken += 1
-            pause_s = self._period() * median(self._steps_s or [0.0])
-            if self._overtaken % PATIENT == 0 and pause_s < LONGEST_S:
-                # Nodes that leave out different ones would have none in common; all take the largest pause.
-                self._least = 2 * self._period()
             return
         except TROUBLE as error:
             self._give_up(error)
             return
         self._overtaken = 0
-        self._copy_s, self._due = time.perf_counter() - began, step
-        self._closing = threading.Thread(target=self._close_due, args=(close,), daemon=True)
+        self._due = step
+        self._closing = threading.Thread(target=self._close_due, args=(close, began), daemon=True)
         self._closing.start()
 
-    def _close_due(self, close: Copy) -> None:
+    def _close_due(self, close: Copy, began: float) -> None:
         try:
             self._copier.devices.enter()
-            close.await_turn()
-            began = time.perf_counter()
             close.finish()
         except Overtaken:
             return
@@ -249,18 +220,13 @@ class Taker:
             self._give_up(error)
             return
         self._saved = close.index.stamp
-        self._costs_s.append(self._copy_s + time.perf_counter() - began)
-        if len(self._steps_s) > 1:
-            own_s = median(list(self._own_s) or [0.0])
-            wanted = steps_apart(median_low(self._costs_s), median(list(self._steps_s)), own_s)
-            self._every = min(wanted, self._every * GROWS)  # the first ones take longer
+        self._took_s = time.perf_counter() - began
 
     def _copied(self, step: int, *, now: bool, again: bool = False) -> Copy:
         control = self._folder.control()
-        every = self._least if control.fixed else max(self._every, self._least)
         insists = self._overtaken >= PATIENT
         stamp = Stamp(step, control.round)
-        return self._copier.copied(stamp, every=every, now=now, insists=insists, again=again)
+        return self._copier.copied(stamp, now=now, insists=insists, again=again)
 
     def _give_up(self, error: Exception) -> None:
         if not self._why:
@@ -367,19 +333,6 @@ class Taker:
             why = "no step has ended yet"
         step = self._saved.step if self._saved else None
         asked.tell(self._folder.path, self._who.rank, step=step, why=why)
-
-
-def steps_apart(cost_s: float, step_s: float, own_s: float) -> int:
-    """How many steps apart snapshots are to be, so that they take `WORTH` of the time: a power of two. Pure.
-
-    Args:
-        cost_s: what one costs (seconds).
-        step_s: how long a step is (seconds).
-        own_s: what a step without a snapshot costs (seconds).
-    """
-    worth_s = WORTH * max(step_s, 1e-6)
-    apart = cost_s / (worth_s - min(own_s, worth_s / 2))
-    return 1 << math.ceil(math.log2(max(apart, 1.0)))
 
 
 def _say(text: str) -> None:

@@ -99,9 +99,9 @@ def test_a_slot_that_is_given_away_has_no_index_any_more(tmp_path: Path) -> None
 def test_control_is_read_again_when_it_changes(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     assert folder.control().kept == ()
-    control(folder, round=3, kept=[[2, 8]], every=16, fixed=True, memory=9)
+    control(folder, round=3, kept=[[2, 8]], every_s=16, memory=9)
     told = folder.control()
-    assert (told.round, told.kept, told.every, told.fixed, told.memory) == (3, (Stamp(8, 2),), 16, True, 9)
+    assert (told.round, told.kept, told.every_s, told.memory) == (3, (Stamp(8, 2),), 16, 9)
 
 
 def test_claims_share_blocks_and_each_is_copied_once(tmp_path: Path) -> None:

@@ -10,15 +10,16 @@ from hetagent import snapshots
 from hetagent.snapshots.folder import Folder
 
 
-def rare(folder: Path) -> Path:
-    """A folder whose snapshots are due so rarely that what is lost is seen."""
-    folder.mkdir(exist_ok=True)
-    (folder / "control.json").write_text('{"every": 1099511627776, "fixed": true}')
-    return folder
+def rare(folder: Path) -> Job:
+    """A job of which no snapshot is due, so that what is lost is seen."""
+    job = Job(folder, adamw)
+    assert job.snaps._taker is not None
+    job.snaps._taker._schedule.is_due = lambda *_: False  # type: ignore[method-assign]
+    return job
 
 
 def test_a_step_without_the_optimizer_is_saved_with_its_own_values(tmp_path: Path) -> None:
-    job = Job(rare(tmp_path), adamw)
+    job = rare(tmp_path)
     job.train(0, 3)
     for step in (4, 5):
         job.seen["losses"].append(step)
@@ -30,10 +31,10 @@ def test_a_step_without_the_optimizer_is_saved_with_its_own_values(tmp_path: Pat
 
 
 def test_it_is_saved_although_the_worker_has_just_begun_from_a_snapshot(tmp_path: Path) -> None:
-    first = Job(rare(tmp_path), adamw)
+    first = rare(tmp_path)
     first.train(0, 3)
     first.snaps.save_now()
-    job = Job(tmp_path, adamw)
+    job = rare(tmp_path)
     assert job.snaps.load() == 3
     job.snaps.step(4)
     settle(job.snaps)
@@ -59,7 +60,7 @@ def test_the_first_steps_before_the_optimizers_first_one_are_no_trouble(
 
 @pytest.mark.parametrize("after", [False, True], ids=["since the last step", "before it"])
 def test_what_something_else_has_changed_is_not_saved_between_steps(tmp_path: Path, after: bool) -> None:
-    job = Job(rare(tmp_path), adamw)
+    job = rare(tmp_path)
     job.train(0, 3)
     job.snaps.save_now()
     with torch.no_grad():
@@ -101,7 +102,7 @@ def test_a_model_without_an_optimizer_of_torch_has_what_is_due_from_the_start(tm
 
 
 def test_once_a_step_is_part_of_a_cuda_graph_nothing_is_saved_between_steps(tmp_path: Path) -> None:
-    job = Job(rare(tmp_path), adamw)
+    job = rare(tmp_path)
     job.train(0, 3)
     job.snaps.save_now()
     assert job.snaps._taker is not None

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from hetagent.feature import Feature, Flags
 from hetagent.options.model import UsageError
+from hetagent.snapshots.folder import EVERY_S
 from hetagent.snapshots.on_disk import is_url, path_of
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ SHM = "/dev/shm"
 
 
 class KeepSnapshots(Feature):
-    """`--snapshot-dir`, `--snapshot-memory`, `--snapshot-every`, `--snapshot-to` and what belongs to that.
+    """`--snapshot-dir`, `--snapshot-memory`, `--snapshot-every-s`, `--snapshot-to` and what belongs to that.
 
     Attributes:
         folder: where the node's folder is made.
         memory: what all snapshots of the node may take, as text; None: half of what is free.
-        every: how often one is taken (steps); 0: it is found out while the workers run.
+        every_s: how far apart they are at most (seconds).
         to: the directory that they are written to; None: they are not.
         to_every_s: how often (seconds).
         keep: how many are kept there.
@@ -50,9 +51,9 @@ class KeepSnapshots(Feature):
             "help": "What all snapshots of this node may take, such as 64G (or HET_SNAPSHOT_MEMORY; default: half of "
             "what is free there); off or 0: no snapshots.",
         },
-        "--snapshot-every": {
-            "metavar": "STEPS",
-            "help": "How often to take one (or HET_SNAPSHOT_EVERY; default 0: as often as costs half a percent).",
+        "--snapshot-every-s": {
+            "metavar": "SECONDS",
+            "help": f"How far apart they are at most (or HET_SNAPSHOT_EVERY_S; default: {EVERY_S:.0f}).",
         },
         "--snapshot-to": {
             "metavar": "DIR|URL",
@@ -74,7 +75,7 @@ class KeepSnapshots(Feature):
         self.folder = Path(self._given("dir") or SHM).absolute()
         self.memory = self._given("memory")
         self.ports = 0 if (self.memory or "").strip().lower() in ("off", "0") else 1
-        self.every = self._number("every", 0, least=0, what="a number of steps, or 0")
+        self.every_s = self._number("every_s", int(EVERY_S), least=1, what="a number of seconds")
         to = self._given("to")
         self.to = None if not to else self._url(to) if is_url(to) else Path(to).absolute()
         self.to_every_s = self._number("to_every_s", TO_EVERY_S, least=1, what="a number of seconds")
@@ -174,7 +175,7 @@ class KeepSnapshots(Feature):
                 serving=None if alone else serving,
                 parting=None if alone else Parting(identity, line, serving, node.access.client, node.tell),
                 disk=Disk(asked, folder.path, identity, node.tell) if asked is not None else None,
-                every=self.every,
+                every_s=self.every_s,
                 one_per_node=node.launch.one_per_node,
             )
         except UsageError as error:

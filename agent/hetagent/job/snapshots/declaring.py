@@ -47,7 +47,7 @@ class Declaring:
             holdings: what this node said that it holds as it joined.
         """
         self._number, self._nnodes = number, nnodes
-        self.reply = SnapshotsReply(every=self.reply.every)
+        self.reply = SnapshotsReply()
         in_memory = chosen is not None and not chosen.on_disk
         self._began = (
             Stamp(round=chosen.round, step=chosen.step) if chosen is not None and in_memory else None

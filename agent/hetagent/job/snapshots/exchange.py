@@ -97,18 +97,17 @@ class Exchange:
             return str(told)
         return ""
 
-    def control(self, number: int, kept: Iterable[Stamp], every: int, memory: int, *, fixed: bool) -> None:
+    def control(self, number: int, kept: Iterable[Stamp], every_s: int, memory: int) -> None:
         """Tell which snapshots are not to be overwritten, and how often to take one.
 
         Args:
             number: the round's.
             kept: what there is if a node is lost now.
-            every: steps; 0: nobody knows.
+            every_s: how far apart at most (seconds).
             memory: how much all snapshots here may take together (bytes).
-            fixed: whether a person has said how often.
         """
         stamps = [[stamp.round, stamp.step] for stamp in kept]
-        told = {"round": number, "kept": stamps, "every": every, "fixed": fixed, "memory": memory}
+        told = {"round": number, "kept": stamps, "every_s": every_s, "memory": memory}
         put(self.path / "control.json", told)
 
     def start(self, chosen: Chosen | None, own: str, on_disk: Mapping[str, Any] | None = None) -> None:
@@ -138,12 +137,9 @@ class Exchange:
 
     # -- from the workers --------------------------------------------------------------------------------------
 
-    def held(self) -> tuple[list[Held], int]:
-        """All that is held here, and how often the workers would take a snapshot (steps; 0: they do not say).
-
-        What does not count is left out, and said.
-        """
-        found, every, known = [], 0, {}
+    def held(self) -> list[Held]:
+        """All that is held here; what does not count is left out, and said."""
+        found, known = [], {}
         for slot, stamp in slots(self.path).items():
             parts = []
             for path in sorted((self.path / slot).glob("*.json")):
@@ -152,13 +148,12 @@ class Exchange:
                     parts += [part] if (part := known[path][1]) is not None else []
             if not parts:
                 continue
-            every = max(every, *(part.index.every for part in parts))
             try:
                 found.append(holdings.held(parts))
             except holdings.Unusable as error:
                 self._once(f"the snapshot of step {stamp.step} does not count here: {error}")
         self._parts = known
-        return found, every
+        return found
 
     def _part(self, path: Path, stamp: Stamp) -> tuple[tuple[int, ...], holdings.Part | None]:
         """A part, which is read again only if its file is another one now."""

@@ -58,7 +58,7 @@ class Snapshots(Room):
         folder: with the files.
         space: what they may take.
         serving: serves them to other nodes; None: there will be none.
-        every: how often a person wants a snapshot (steps); 0: it is found out while the workers run.
+        every_s: how far apart snapshots are at most (seconds).
         parting: serves them beyond the end of this agent, if others need them; None: nobody will.
         disk: writes them to disk; None: nobody wants that.
         one_per_node: a single process stands for all workers of this node.
@@ -78,7 +78,7 @@ class Snapshots(Room):
         serving: Serving | None,
         parting: Parting | None = None,
         disk: Disk | None = None,
-        every: int = 0,
+        every_s: int = 30,
         one_per_node: bool = False,
     ) -> None:
         self._node_id = node_id
@@ -89,7 +89,7 @@ class Snapshots(Room):
         self._serving = serving
         self._parting = parting
         self._disk = disk
-        self._fixed = every
+        self._every_s = every_s
         self._one_per_node = one_per_node
         self._exchange = Exchange(folder.path, tell)
         self._copying = Copying(folder.path, tell)
@@ -336,9 +336,8 @@ class Snapshots(Room):
 
     def _control(self) -> None:
         assert self._assignment is not None
-        every, number = max(self._fixed, self._declaring.reply.every), self._assignment.round
-        kept, memory, fixed = self._declaring.kept, self._space.memory, bool(self._fixed)
-        self._exchange.control(number, kept, every, memory, fixed=fixed)
+        kept, memory = self._declaring.kept, self._space.memory
+        self._exchange.control(self._assignment.round, kept, self._every_s, memory)
 
     # -- what this node has ------------------------------------------------------------------------------------
 
@@ -350,7 +349,7 @@ class Snapshots(Room):
         """
         if ended is not None and self._disk is not None:
             self._disk.list(GLANCE_S)
-        held, every = self._exchange.held()
+        held = self._exchange.held()
         if ended is not None:
             steps = [each.step for each in held if each.round == ended]
             self._reached = max([self._exchange.reached(), *steps])
@@ -360,7 +359,6 @@ class Snapshots(Room):
             key=self._serving.key if self._serving is not None and self._serving.port else "",
             held=holdings.newest(held, self._dropped),
             reached=self._reached,
-            every=max(self._fixed, every),
             refused=tuple(self._refused),
             on_disk=self._disk.complete() if self._disk is not None else (),
             not_written=self._disk.not_written() if self._disk is not None else None,

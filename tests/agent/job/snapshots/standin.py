@@ -35,7 +35,7 @@ def part(folder: Path, slot: int, stamp: tuple[int, int], rank: int = 0, **more:
         "dtype": "f",
     }
     index: dict[str, Any] = {"v": 1, "round": stamp[0], "step": stamp[1], "rank": rank, "world_size": 2}
-    index |= {"sharded": False, "every": 8, "alike": {"model.w": SHARED_BYTES}, "tensors": [block]}
+    index |= {"sharded": False, "alike": {"model.w": SHARED_BYTES}, "tensors": [block]}
     index |= {
         "small": [],
         "values": 0,

@@ -179,17 +179,17 @@ def feature(*flags: str, **environ: str) -> KeepSnapshots:
 
 def test_flags_count_more_than_variables() -> None:
     made = feature(
-        "--snapshot-every", "64", HET_SNAPSHOT_EVERY="8", HET_SNAPSHOT_MEMORY="1G", HET_SNAPSHOT_DIR="/d"
+        "--snapshot-every-s", "64", HET_SNAPSHOT_EVERY_S="8", HET_SNAPSHOT_MEMORY="1G", HET_SNAPSHOT_DIR="/d"
     )
-    assert (made.every, made.memory, str(made.folder)) == (64, "1G", "/d")
-    assert (feature().every, feature().memory, str(feature().folder)) == (0, None, "/dev/shm")
+    assert (made.every_s, made.memory, str(made.folder)) == (64, "1G", "/d")
+    assert (feature().every_s, feature().memory, str(feature().folder)) == (30, None, "/dev/shm")
 
 
 @pytest.mark.parametrize(
     ("flags", "environ", "words"),
     [
-        (["--snapshot-every", "often"], {}, "--snapshot-every often: give a number of steps"),
-        ([], {"HET_SNAPSHOT_EVERY": "-1"}, "HET_SNAPSHOT_EVERY -1: give a number of steps"),
+        (["--snapshot-every-s", "often"], {}, "--snapshot-every-s often: give a number of seconds"),
+        ([], {"HET_SNAPSHOT_EVERY_S": "0"}, "HET_SNAPSHOT_EVERY_S 0: give a number of seconds"),
         (["--snapshot-to", "d", "--snapshot-keep", "0"], {}, "--snapshot-keep 0: give a number"),
         (["--snapshot-to", "sftp://me:sesame@host/d"], {}, "--snapshot-to: no password in a URL"),
         (["--snapshot-to", "zz://d"], {}, "--snapshot-to zz://d: Unsupported filesystem: 'zz'; pip install"),
@@ -250,7 +250,7 @@ def test_where_there_is_no_place_there_are_no_snapshots(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(snapshots, "SHM", str(tmp_path / "nowhere"))
-    assert placed(tmp_path, said, HET_SNAPSHOT_EVERY="8") is None
+    assert placed(tmp_path, said, HET_SNAPSHOT_EVERY_S="8") is None
     assert len(said) == 1
     assert said[0].startswith("no snapshots on this node: [Errno 2]")
 
@@ -261,7 +261,7 @@ def test_a_node_whose_folder_another_agent_uses_does_without(
     said: list[str] = []
     monkeypatch.setattr(snapshots, "SHM", str(tmp_path))
     first = placed(tmp_path, said)
-    assert placed(tmp_path, said, HET_SNAPSHOT_EVERY="8") is None
+    assert placed(tmp_path, said, HET_SNAPSHOT_EVERY_S="8") is None
     assert "another agent uses" in said[0]
     first.close()
     first.leave(None, lambda: False)

@@ -184,20 +184,17 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
     soon(lambda: poll(node), "news")
     node.room.look()
     [(request, answer)] = node.line.asked
-    assert (request.round, request.holdings.origin, request.holdings.every) == (4, "job1", 8)
+    assert (request.round, request.holdings.origin) == (4, "job1")
     assert [(held.step, held.whole) for held in request.holdings.held] == [(120, True)]
     assert node.offer == request.holdings, "whatever has this node join again"
     node.part((4, 130), slot=1)
     node.part((4, 140), slot=2)
     node.room.look()
     assert len(node.line.asked) == 1, "one at a time"
-    answer.set_result(SnapshotsReply(complete=Stamp(round=4, step=120), every=16))
+    answer.set_result(SnapshotsReply(complete=Stamp(round=4, step=120)))
     assert node.room.due_at() == 0.0
     node.room.look()
-    assert (node.control()["kept"], node.control()["every"]) == (
-        [[4, 120], [4, 130], [4, 140]],
-        16,
-    )
+    assert node.control()["kept"] == [[4, 120], [4, 130], [4, 140]]
     assert [held.step for held in node.line.asked[1][0].holdings.held] == [140, 130, 120]
 
 
@@ -348,7 +345,7 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     node.enters(chosen=chosen())
     told = json.loads((node.path / "start.json").read_bytes())
     assert (told["step"], told["sources"][0]["path"]) == (120, str(node.path / "0"))
-    control = {"round": 4, "kept": [[3, 120]], "every": 0, "fixed": False, "memory": 1000}
+    control = {"round": 4, "kept": [[3, 120]], "every_s": 30, "memory": 1000}
     assert node.control() == control
     assert "round 4: begins from the snapshot of step 120, 2 before the last" in node.said
     assert node.room.steady({}) == {"HET_SNAPSHOTS": str(node.path)}

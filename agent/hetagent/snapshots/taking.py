@@ -153,10 +153,10 @@ class Taker:
 
         Steps may do without them: gradients are accumulated, or a GradScaler leaves a step out.
         """
-        is_known = not self._is_touched() and not self._copier.devices.captured
+        before, self._versions = self._versions, self._state.versions()
         self._told = self._told or self._changed
-        self._versions = self._state.versions()
-        is_known = is_known and self._told
+        is_same = self._changed or self._versions == before
+        is_known = is_same and self._told and not self._copier.devices.captured
         self._silent = 0 if is_known else self._silent + 1
         if self._silent == SILENT_STEPS:
             _say(

@@ -110,3 +110,19 @@ def test_once_a_step_is_part_of_a_cuda_graph_nothing_is_saved_between_steps(tmp_
     job.train(3, 5)
     job.snaps.save_now()
     assert Job(tmp_path, adamw).snaps.load() == 3
+
+
+def test_buffers_are_those_of_the_step_although_the_next_one_has_changed_them(tmp_path: Path) -> None:
+    """A worker is asked for its last step at any time, in the middle of a forward pass, say."""
+    job = rare(tmp_path)
+    job.train(0, 3)
+    before = job.everything()
+    before = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in before.items()
+    }
+    job.model(torch.ones(6, 4, dtype=torch.float64))
+    assert not torch.equal(job.model.body[1].running_mean, before["body.1.running_mean"])
+    job.snaps.save_now()
+    again = Job(tmp_path, adamw)
+    assert again.snaps.load() == 3
+    assert_same(again.everything(), before)

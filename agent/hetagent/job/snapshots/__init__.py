@@ -4,6 +4,7 @@
 and the workers tell each other in them, `holdings.py` what a node has (pure); other nodes fetch it from `serving.py`.
 """
 
+import contextlib
 import os
 import re
 from argparse import Namespace
@@ -118,7 +119,9 @@ class KeepSnapshots(Feature):
         Raises:
             UsageError: what was asked for cannot be.
         """
+        from hetagent.job.snapshots.exchange import MOST_WHY
         from hetagent.job.snapshots.space import parsed
+        from hetrdzv.protocol.rooms.snapshots import Holdings
 
         try:
             memory = parsed(self.memory) if self.memory is not None else None
@@ -142,11 +145,11 @@ class KeepSnapshots(Feature):
         except OSError as error:
             if self._given("dir"):
                 raise UsageError(f"{self._named('dir')} {self.folder}: {error.strerror or error}") from None
-            node.tell(f"no snapshots on this node: {error}")
+            why = str(error)
         except ModuleNotFoundError as error:
-            node.tell(
-                f"no snapshots on this node: {error.name} is not installed: pip install 'hetrdzv[agent]'"
-            )
+            why = f"{error.name} is not installed: pip install 'hetrdzv[agent]'"
+        node.tell(f"no snapshots on this node: {why}")
+        line.offers(snapshots=Holdings(not_taken=why[:MOST_WHY]))
         return None
 
     def _made(self, node: "Node", line: "Line", memory: int | None) -> "Room":
@@ -157,10 +160,17 @@ class KeepSnapshots(Feature):
         from hetagent.job.snapshots.serving import Serving
         from hetagent.job.snapshots.space import space
 
-        sweep(self.folder)
         identity, options = node.identity, node.options
         alone = options.standalone or options.spec.get("max_nodes") == 1
-        folder = Folder(self.folder, identity.group, identity.node_id, node.access.servers, node.tell)
+        folder: Folder | None = None
+        if (
+            options.standalone and self.to is not None
+        ):  # the next one goes on there, if this one is the only one
+            with contextlib.suppress(BlockingIOError):
+                folder = Folder(self.folder, "standalone", identity.node_id, [str(self.to)], wait_s=0.0)
+        if folder is None:
+            folder = Folder(self.folder, identity.group, identity.node_id, node.access.servers, node.tell)
+        sweep(self.folder)
         try:
             there = space(folder.path, memory)
             serving = Serving(folder.path, identity, node.hold_port, lambda: node.place.address, node.tell)

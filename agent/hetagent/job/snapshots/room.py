@@ -1,6 +1,7 @@
 """This node's part in the snapshots of each round: what its workers hold, and from which one they begin."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from hetagent.job.room import Environ, Room
 from hetagent.job.snapshots import exchange, holdings
 from hetagent.job.snapshots.copying import Copying
 from hetagent.job.snapshots.declaring import Declaring, asks_every_s
-from hetagent.job.snapshots.disk import GLANCE_S, LAST_S, Disk
+from hetagent.job.snapshots.disk import GLANCE_S, Disk
 from hetagent.job.snapshots.exchange import Bad, Exchange
 from hetagent.job.snapshots.folder import Folder
 from hetagent.job.snapshots.parting import Parting
@@ -109,6 +110,7 @@ class Snapshots(Room):
         (folder.path / PINNED).unlink(missing_ok=True)  # by an agent that is gone
         if disk is not None:
             disk.is_of(self._exchange.origin)
+            disk.write_left()
         self._reached = self._exchange.reached()
         self._refused: list[Stamp] = []
         self._dropped: set[Stamp] = set()  # copies of this node's that cannot be loaded
@@ -154,12 +156,17 @@ class Snapshots(Room):
         except OSError as error:
             self._tell(f"no snapshots in this round: {error}")
         self._refresh()
+        self._tell_begin(chosen)
+
+    def _tell_begin(self, chosen: Chosen | None) -> None:
         if chosen is not None:
             lost = f", {chosen.lost} before the last" if chosen.lost else ""
-            where = " on disk" if chosen.on_disk else ""
-            self._tell(
-                f"round {assignment.round}: begins from the snapshot of step {chosen.step}{where}{lost}"
-            )
+            where = f" on disk, {self._disk.shown(chosen)}" if chosen.on_disk and self._disk else ""
+            self._tell(f"round {self._number}: begins from the snapshot of step {chosen.step}{lost}{where}")
+        elif self._disk is not None:
+            self._tell(f"round {self._number}: training begins anew: {self._disk.why_none()}")
+        elif self._opened:
+            self._tell(f"round {self._number}: training begins anew: no snapshot is complete")
 
     def _source(self, chosen: Chosen | None) -> Mapping[str, Any] | None:
         """Where workers read a snapshot that is on disk."""
@@ -217,7 +224,9 @@ class Snapshots(Room):
         try:
             if self._disk is None or not self._opened:
                 return ""
-            last = until - LEFT_S if until is not None else time.monotonic() + LAST_S
+            with contextlib.suppress(OSError):
+                self._folder.leave()
+            last = until - LEFT_S if until is not None else math.inf
             said = self._disk.write_last(self._ranks, last, hurried)
             return f"snapshot {said}" if said else ""
         finally:
@@ -227,12 +236,13 @@ class Snapshots(Room):
                 self._serving.close()
             if self._disk is not None:
                 self._disk.close()
-            self._folder.close(remove=self._over or self._drained or not self._holdings.held)
+            of_no_use = self._over or self._drained or not self._holdings.held
+            self._folder.close(remove=of_no_use and not (self._disk is not None and self._disk.is_unsaved()))
 
     # -- before the end ----------------------------------------------------------------------------------------
 
     def save(self, within_s: float) -> None:
-        if not self._over:
+        if not self._over or self._disk is not None:
             asked = {rank for rank, pipe in self._listening().items() if exchange.ask(pipe)}
             self._saving = asked | self._exchange.said_last()
             self._save_until = time.monotonic() + within_s

@@ -210,7 +210,9 @@ def test_a_master_that_dies_with_its_machine_leaves_nothing_and_another_takes_ov
 def test_a_node_that_was_started_otherwise_is_given_nothing(tmp_path: Path) -> None:
     with cluster(tmp_path, *FLAGS[:4], "--max-restarts", "0") as job:
         begin(job, "--launch", "mpi", nodes={"a": 2})
-        job.agent("b", 1)  # a process per GPU
+        job.agent(
+            "b", 1, script=str(TRAIN), args=["--epochs", "1000", "--epoch-sleep", "1"]
+        )  # a process per GPU
         assert job.agents["a"].wait() == 255  # mpirun's, that of its remote shell
         message = job.group()["root_cause"]["failure"]["message"]
         assert "n1-b was not started: the agent of node 'b' runs nothing for the master 'a'" in message

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.support.cluster import Agent, Cluster, cluster, leftovers, standalone, wait_for
-from tests.support.needs import needs_set_up, show
+from tests.support.needs import show
 from tests.support.servers import ROOT
 
 HETSEQ = ROOT / "examples" / "hetseq_style" / "train.py"
@@ -192,9 +192,9 @@ def check_output(said: str, style: Style, node: str, lives: int) -> None:
         assert len(of_rank) >= EPOCHS, said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("style", STYLES.values(), ids=STYLES.keys())
 def test_a_program_of_this_style_gets_its_ranks_and_survives_a_kill(style: Style, tmp_path: Path) -> None:
-    needs_set_up("launch")
     flags = [flag.format(folder=tmp_path) for flag in style.flags]
     with cluster(tmp_path, "--nnodes", str(len(style.nodes)), "--stop-timeout-s", "5", *flags) as job:
         start(job, style)
@@ -231,6 +231,7 @@ def test_a_formula_for_even_nodes_ends_the_job_on_all_nodes_with_the_reason(tmp_
             assert "Pass {rank_offset} and {world_size} to the script instead" in ending, job.report()
 
 
+@pytest.mark.long
 def test_hetseq_goes_on_in_a_world_of_one(tmp_path: Path) -> None:
     """It refuses an init method there, and the job failed after three restarts."""
     style = Style(script=HETSEQ, args=HETSEQ_ARGS, nodes={"a": 1, "b": 2}, ranks={}, rest="0.3")
@@ -264,9 +265,9 @@ ALONE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("style", ALONE.values(), ids=ALONE.keys())
 def test_the_same_command_does_for_one_node_alone(style: Style, tmp_path: Path) -> None:
-    needs_set_up("launch")
     words = [*style.flags, str(style.script), *style.words(tmp_path / "saved", 2)]
     output = standalone("--gpus", str(style.nodes["a"]), *words)
     assert {(rank, index) for rank, _, index, _ in seen(output)} == style.ranks["a"], output

@@ -344,8 +344,6 @@ def main() -> None:
             "100000",
             "--last-call-s",
             "1",
-            "--crash-loop",
-            "0",
             "--preload",
             "torch",
         )

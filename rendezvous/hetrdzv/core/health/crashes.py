@@ -9,7 +9,6 @@ from hetrdzv.protocol.facts.failure import Failure
 LASTED_S = 60.0
 """A round that ran this long may have made progress that nobody can see (seconds)."""
 
-
 FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
 """Signals of preemption, of a stop or of a lack of memory: they say nothing about the script."""
 

@@ -39,7 +39,7 @@ from hetrdzv.words.clauses import (
     no_world,
     standing,
 )
-from hetrdzv.words.phrasing import names, one_or_more
+from hetrdzv.words.phrasing import count, names, one_or_more
 from hetrdzv.words.stalls import lasting
 
 # -- nodes ---------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def test_snapshots_are_listed_and_one_is_chosen(
     chosen = f"{table}the next round begins from step 10 of round 1, which was chosen with --use"
     assert shown(server, capsys, "snapshots", "bert", "--use", "10") == chosen
     reply = json.loads(shown(server, capsys, "snapshots", "bert", "--json"))
-    assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 10}, True)
+    assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 10, "origin": None}, True)
     refused = shown(server, capsys, "snapshots", "bert", "--use", "30", status=1)
     assert refused == (
         "hetctl: group 'bert' has no complete snapshot of step 30; there are those of step 20, 10"

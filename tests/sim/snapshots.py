@@ -17,7 +17,7 @@ from hetagent.snapshots.folder import Stamp as Taken
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rooms import snapshots as room
 from hetrdzv.core.rooms.snapshots import complete, copies
-from hetrdzv.core.rooms.snapshots.complete import gathered, is_copied, stamp_of
+from hetrdzv.core.rooms.snapshots.complete import began_from, gathered, is_copied, stamp_of, stamp_on_disk
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.rooms import snapshots
 from hetrdzv.protocol.rooms.snapshots import (
@@ -121,7 +121,7 @@ class Holding(InAgent):
         if workers is not self._agent.workers or not workers.alive or self._agent.stopping:
             return
         self._agent.world.note("a snapshot cannot be loaded")
-        stamp = Stamp(round=chosen.round, step=chosen.step)
+        stamp = stamp_on_disk(chosen, self._memory["origin"]) if chosen.on_disk else stamp_of(chosen)
         self._refused = (*self._refused, stamp)[-8:]
         if self._rng.random() < 0.5:
             for number, held in self._slots.items():
@@ -148,7 +148,14 @@ class Holding(InAgent):
         assert self._start is not None
         assert self._start.start is not None
         world_size = self._start.start.world_size
-        one = OnDisk(round=number, step=self._step, world_size=world_size, sharded=self._sharded)
+        one = OnDisk(
+            round=number,
+            step=self._step,
+            origin=self._start.start.origin or "",
+            written_at=int(self._agent.world.timeline.now),
+            world_size=world_size,
+            sharded=self._sharded,
+        )
         self._agent.world.disk.insert(0, one)
         self._agent.world.note("a snapshot is on disk")
 
@@ -258,6 +265,7 @@ class Holding(InAgent):
             ),
             held=tuple(held for held in self._slots.values() if held is not None),
             reached=self._reached,
+            every=self._every,
             refused=self._refused,
             on_disk=tuple(self._agent.world.disk[:MOST_ON_DISK]),
         )
@@ -301,10 +309,15 @@ class BeginsFromTheNewest(InChecks):
                 self._checks.violate("snapshots", f"round {current.number} begins from {chosen}")
             return
         complete = _complete(new, kept.origin, current.formed_at) | _on_disk(new)
-        passed = {(one.stamp.step, one.stamp.round): one.why for one in kept.passed}
+        passed = {
+            (one.stamp.origin or kept.origin, one.stamp.step, one.stamp.round): one.why for one in kept.passed
+        }
         loads = {one for one in complete if not isinstance(passed.get(one), NotLoaded)}
-        expected = max(loads - passed.keys(), default=None) or max(loads, default=None)
-        stamp = (chosen.step, chosen.round) if chosen is not None else None
+        newness = partial(_newness, new, kept.origin)
+        expected = max(loads - passed.keys(), default=None, key=newness) or max(
+            loads, default=None, key=newness
+        )
+        stamp = (chosen.origin or kept.origin, chosen.step, chosen.round) if chosen is not None else None
         if stamp != expected:
             what = f"begins from {stamp}, not {expected}; complete are {sorted(complete)}, {passed}"
             self._checks.violate("a round begins from the newest snapshot", f"round {current.number} {what}")
@@ -339,15 +352,15 @@ class SafeOutlivesANode(InChecks):
             self._judge(new, current)
         if new.active_round is None or new.snapshots is None:
             return
-        began = new.active_round.snapshot
-        known = (began.step, began.round) if began is not None else (-1, -1)
+        began = began_from(new.active_round, new.snapshots.origin)
         safe = next(
             (
                 one
                 for one in gathered(new)
                 if one.lack is None and is_copied(one)
                 # what the round did not begin from although it is newer has come back too late
-                if one.stamp.round == new.active_round.number or one.stamp.newness <= known
+                if one.stamp.round == new.active_round.number
+                or (began is not None and one.stamp.newness <= began.newness)
             ),
             None,
         )
@@ -359,7 +372,8 @@ class SafeOutlivesANode(InChecks):
 
     def _judge(self, group: Group, current: Round) -> None:
         assert self._safe is not None
-        kept, chosen = group.snapshots, current.snapshot
+        kept = group.snapshots
+        chosen = began_from(current, kept.origin) if kept is not None else None
         refused = {
             stamp for node in group.nodes.values() if node.snapshots for stamp in node.snapshots.refused
         }
@@ -378,9 +392,10 @@ class SafeOutlivesANode(InChecks):
         ]
         if len(gone) > 1:
             self._safe = None
-        elif chosen is None or (chosen.step, chosen.round) < self._safe.newness:
+        elif chosen is None or chosen.newness < self._safe.newness:
             began = (chosen.step, chosen.round) if chosen is not None else None
-            what = f"round {current.number} begins from {began}, though {self._safe.newness} was safe; gone: {gone}"
+            safe = self._safe.step, self._safe.round
+            what = f"round {current.number} begins from {began}, though {safe} was safe; gone: {gone}"
             self._checks.violate("what is safe outlives a node", what)
 
 
@@ -394,8 +409,19 @@ def _serves(group: Group, node_id: str, now: float) -> bool:
     return node.phase is NodePhase.LEFT and parting.get(node.incarnation, -inf) >= now
 
 
-def _complete(group: Group, origin: str, now: float) -> set[tuple[int, int]]:
-    """The snapshots of which all parts are on nodes that serve them, by step and round."""
+Which = tuple[str, int, int]
+"""A snapshot by its job, step and round."""
+
+
+def _newness(group: Group, origin: str, which: Which) -> tuple[object, ...]:
+    """Those of the job itself come first, then those of the one that wrote last."""
+    known = [one for node in group.nodes.values() if node.snapshots for one in node.snapshots.on_disk]
+    wrote_at = max((one.written_at for one in known if one.origin == which[0]), default=0)
+    return which[0] == origin, wrote_at, *which[1:]
+
+
+def _complete(group: Group, origin: str, now: float) -> set[Which]:
+    """The snapshots of which all parts are on nodes that serve them."""
     world: dict[tuple[int, int], tuple[int, bool]] = {}
     whole: set[tuple[int, int]] = set()
     parts: set[tuple[int, int, int]] = set()
@@ -414,24 +440,25 @@ def _complete(group: Group, origin: str, now: float) -> set[tuple[int, int]]:
             whole |= {which} if held.whole else set()
             parts |= {(*which, part.rank) for part in held.ranks}
     return {
-        which
+        (origin, *which)
         for which in whole
         if not world[which][1] or all((*which, rank) in parts for rank in range(world[which][0]))
     }
 
 
-def _on_disk(group: Group) -> set[tuple[int, int]]:
+def _on_disk(group: Group) -> set[Which]:
     """The snapshots that some node sees on disk, and that no member of the round has refused."""
-    found: set[tuple[int, int]] = set()
-    refused: set[tuple[int, int]] = set()
+    own = group.snapshots.origin if group.snapshots is not None else ""
+    found: set[Which] = set()
+    refused: set[Which] = set()
     members = {member.node_id for member in group.round.members} if group.round is not None else set()
     for node in group.nodes.values():
         holdings = node.snapshots
         if holdings is not None and node.node_id in members:
-            refused |= {(stamp.step, stamp.round) for stamp in holdings.refused}
+            refused |= {(stamp.origin or own, stamp.step, stamp.round) for stamp in holdings.refused}
         out = node.gone or node.job != group.job or node.leaving is not None or node.rejected is not None
         if holdings is not None and not out:
-            found |= {(one.step, one.round) for one in holdings.on_disk}
+            found |= {(one.origin, one.step, one.round) for one in holdings.on_disk}
     return found - refused
 
 

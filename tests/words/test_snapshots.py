@@ -35,6 +35,7 @@ from hetrdzv.words.past import past
 from hetrdzv.words.snapshots import lacks, passed_by, safe
 
 STAMP = Stamp(round=2, step=100)
+EARLIER = Stamp(round=9, step=1200, origin="0f3a")
 BOTH = Nodes.of(["gpu1", "gpu2"])
 NAN = FailedWorker(node_id="gpu2", rank=3, local_rank=1, exit_code=1, said=Quoted("ValueError: loss is nan"))
 AGAIN = (
@@ -85,8 +86,20 @@ HAPPENED: list[tuple[Facts, str]] = [
         "round 3 begins anew: 107 steps lost (of step 107 nobody has the part of rank 1)",
     ),
     (
-        BeganFromSnapshot(stamp=STAMP, nodes=Nodes.of(["gpu1"])),
+        BeganFromSnapshot(stamp=STAMP, nodes=Nodes.of(["gpu1"]), lost=0),
         "round 3 begins from the snapshot of step 100 of round 2, which gpu1 has: no step lost",
+    ),
+    (
+        BeganFromSnapshot(stamp=STAMP, on_disk=True, lost=None),
+        "round 3 begins from the snapshot of step 100 of round 2, which is on disk: an unknown number of steps lost",
+    ),
+    (
+        BeganFromSnapshot(stamp=None, lost=None),
+        "round 3 begins anew: an unknown number of steps lost",
+    ),
+    (
+        BeganFromSnapshot(stamp=EARLIER, on_disk=True, lost=0),
+        "round 3 begins from the snapshot of step 1200 of round 9 of an earlier job, which is on disk",
     ),
     (
         SnapshotPassedBy(what=PassedBy(stamp=STAMP, why=NotWanted())),
@@ -152,11 +165,22 @@ def test_every_reason_has_words() -> None:
             ),
         ),
         (
-            SafeShown(began=STAMP),
+            SafeShown(began=STAMP, lost=0),
             (
                 "no node that is here has a step (what was written to --snapshot-to is found by the next ones); "
                 "the newest round began from step 100, no step lost"
             ),
+        ),
+        (
+            SafeShown(safe=STAMP, nodes=BOTH, on_disk=EARLIER, began=EARLIER, lost=0),
+            (
+                "step 100 is safe (gpu1, gpu2; step 1200 of an earlier job on disk); the newest round began from step "
+                "1200 of an earlier job"
+            ),
+        ),
+        (
+            SafeShown(safe=STAMP, nodes=BOTH, began=STAMP, lost=None),
+            "step 100 is safe (gpu1, gpu2); the newest round began from step 100, an unknown number of steps lost",
         ),
     ],
 )
@@ -180,7 +204,7 @@ def test_a_history_says_what_the_end_of_a_round_has_cost() -> None:
         event(5, BeganFromSnapshot(stamp=STAMP, nodes=BOTH, lost=24, newer=SHARD_GONE), 2),
         event(6, RoundEnded(cause=NAN), 2),
         event(7, RoundFormed(world_size=2, places=(), cause="failed"), 3),
-        event(8, BeganFromSnapshot(stamp=STAMP, nodes=BOTH), 3),
+        event(8, BeganFromSnapshot(stamp=STAMP, nodes=BOTH, lost=0), 3),
     ]
     rounds = past(events, began + timedelta(seconds=9)).rounds
     assert [one.costs for one in rounds] == [

@@ -11,7 +11,7 @@ from hetrdzv.api.dispatch import service_of
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
 from hetrdzv.core.rooms.snapshots import Use, next_snapshot, on_disk, safe_snapshot
-from hetrdzv.core.rooms.snapshots.complete import Gathered, gathered
+from hetrdzv.core.rooms.snapshots.complete import Gathered, began_from, gathered
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.snapshots import (
@@ -22,7 +22,6 @@ from hetrdzv.protocol.rooms.snapshots import (
     SnapshotShown,
     SnapshotsRequest,
     SnapshotsShown,
-    Stamp,
     UseRequest,
 )
 from hetrdzv.service.snapshots import declare
@@ -94,11 +93,12 @@ def of_group(group: Group) -> Mapping[str, Any]:
 def _safe(group: Group) -> SafeShown:
     newest, current, disk = safe_snapshot(group), group.round, on_disk(group)
     began = current.snapshot if current is not None else None
+    origin = group.snapshots.origin if group.snapshots is not None else ""
     return SafeShown(
         safe=newest.stamp if newest is not None else None,
         nodes=_holders(newest) if newest is not None else Nodes(),
         on_disk=disk.stamp if disk is not None else None,
-        began=Stamp(round=began.round, step=began.step) if began is not None else None,
+        began=began_from(current, origin) if current is not None else None,
         lost=began.lost if began is not None else 0,
         newer=began.newer if began is not None else None,
     )

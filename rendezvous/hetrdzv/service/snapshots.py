@@ -22,12 +22,13 @@ class Tallies:
     """What the nodes of each group hold in its running round; made anew from the groups whenever it is not there."""
 
     def __init__(self) -> None:
-        self._of: dict[str, tuple[tuple[int, int], Tally]] = {}
+        self._of: dict[str, tuple[tuple[str, int], Tally]] = {}  # by the job's own name and its round
 
     def said(self, group: Group, node: Node) -> SnapshotsReply:
         """What all nodes of a group hold, now that one of them has said something."""
         current = group.active_round
-        which = group.job, current.number if current is not None else 0
+        origin = group.snapshots.origin if group.snapshots is not None else ""
+        which = origin, current.number if current is not None else 0
         known = self._of.pop(group.group_id, None)
         tally = known[1] if known is not None and known[0] == which else Tally(group)
         self._of[group.group_id] = which, tally
@@ -63,7 +64,7 @@ async def declare(
 
 
 def _lost(facts: object) -> int:
-    return facts.lost if isinstance(facts, BeganFromSnapshot) else 0
+    return facts.lost or 0 if isinstance(facts, BeganFromSnapshot) else 0
 
 
 COUNTED: Sequence[tuple[str, str, str, Callable[[object], int]]] = (

@@ -33,7 +33,7 @@ NOBODY_HAS = "no node that is here has a step (what was written to --snapshot-to
 
 def of_group(group: GroupSummary) -> str:
     """What of a job's work is safe; empty where no step ever was, as in all jobs that keep no snapshots."""
-    return safe(group.snapshot) if group.snapshot not in (None, SafeShown()) else ""
+    return safe(group.snapshot) if group.snapshot is not None else ""
 
 
 def in_brief(group: GroupSummary) -> str:
@@ -42,25 +42,41 @@ def in_brief(group: GroupSummary) -> str:
     return f"step {newest.step}" if newest is not None else ""
 
 
+def _step(stamp: Stamp) -> str:
+    return f"step {stamp.step}{_earlier(stamp)}"
+
+
+def _earlier(stamp: Stamp) -> str:
+    return " of an earlier job" if stamp.origin is not None else ""
+
+
 def safe(value: SafeShown) -> str:
     """Which step is safe, where, and what was lost before: `step 120 is safe (gpu1, gpu2); 4 steps were lost ...`."""
-    now = f"step {value.safe.step} is safe ({_where(value)})" if value.safe is not None else ""
+    now = f"{_step(value.safe)} is safe ({_where(value)})" if value.safe is not None else ""
     if value.began is None:
         return now
-    began = f"the newest round began from step {value.began.step}, {lost(value.lost, value.newer)}"
-    return f"{now or NOBODY_HAS}; {began}"
+    began = f"the newest round began from {_step(value.began)}"
+    cost = lost(value.lost, value.newer)
+    return f"{now or NOBODY_HAS}; {began}" + (f", {cost}" if _is_said(value.began, value.lost) else "")
+
+
+def _is_said(stamp: Stamp, lost: int | None) -> bool:
+    """Whether it is said what is lost: that nothing is says nothing about the job that has written it."""
+    return stamp.origin is None or lost != 0
 
 
 def _where(value: SafeShown) -> str:
     """Where what is safe is: `gpu1, gpu2; step 100 on disk`."""
     if value.on_disk is None:
         return names(value.nodes)
-    return f"{names(value.nodes)}; step {value.on_disk.step} on disk" if value.nodes else "on disk"
+    return f"{names(value.nodes)}; {_step(value.on_disk)} on disk" if value.nodes else "on disk"
 
 
-def lost(steps: int, newer: Incomplete | None = None) -> str:
+def lost(steps: int | None, newer: Incomplete | None = None) -> str:
     """How many steps were lost, and why: `no step lost`, `7 steps lost (of step 127 nobody has the part of rank 1)`."""
     why = f" (of step {newer.stamp.step} {lacks(newer.lack)})" if newer is not None else ""
+    if steps is None:
+        return f"an unknown number of steps lost{why}"
     return f"{count(steps, 'step') if steps else 'no step'} lost{why}"
 
 
@@ -95,7 +111,7 @@ def passed_by(value: PassedBy) -> str:
 
 
 def _which(stamp: Stamp) -> str:
-    return f"step {stamp.step} of round {stamp.round}"
+    return f"step {stamp.step} of round {stamp.round}{_earlier(stamp)}"
 
 
 def _values_differ(value: ValuesDiffer) -> str:
@@ -120,7 +136,8 @@ def _began(facts: BeganFromSnapshot, event: Event) -> str:
         return f"round {event.round} begins anew: {lost(facts.lost, facts.newer)}"
     whose = "is on disk" if facts.on_disk else have(facts.nodes)
     where = f"the snapshot of {_which(facts.stamp)}, which {whose}"
-    return f"round {event.round} begins from {where}: {lost(facts.lost, facts.newer)}"
+    cost = f": {lost(facts.lost, facts.newer)}" if _is_said(facts.stamp, facts.lost) else ""
+    return f"round {event.round} begins from {where}{cost}"
 
 
 def _passed(facts: SnapshotPassedBy, event: Event) -> str:
@@ -147,7 +164,7 @@ WARNINGS: Mapping[type, Callable[[Any], str]] = {
 }
 
 COSTS: Mapping[str, Callable[[Any], str]] = {
-    "began_from_snapshot": lambda facts: lost(facts.lost, facts.newer) if facts.lost else "",
+    "began_from_snapshot": lambda facts: lost(facts.lost, facts.newer) if facts.lost != 0 else "",
     "snapshot_passed_by": lambda facts: f"step {facts.what.stamp.step} is passed by",
 }
 """What a round that begins says about what the end of the one before has cost, by the kind of event; empty: nothing."""

@@ -417,7 +417,7 @@ def test_a_snapshot_after_which_rounds_fail_twice_alike_is_passed_by() -> None:
 
 
 def test_failures_of_other_kinds_and_from_outside_say_nothing_about_a_snapshot() -> None:
-    job = Job(max_restarts=100).begin()
+    job = Job(max_restarts=100, crash_loop=0).begin()
     copies = job.holds(held(90), held(100))
     job.again(copies)
     job.again(copies, message="A: 1")
@@ -495,8 +495,8 @@ def test_a_snapshot_that_cannot_be_loaded_from_others_either_is_passed_by_for_go
 
 def test_where_nobody_can_load_any_snapshot_all_is_lost_and_it_is_said_why() -> None:
     job = Job().begin()
-    disk = (on_disk(100, of=1), on_disk(80, of=1))
-    seen = replace(NOTHING, on_disk=disk)
+    disk = (on_disk(100, of=1, job=job.origin), on_disk(80, of=1, job=job.origin))
+    seen = job.holds(on_disk=disk)
     job.again(seen)
     assert job.step == 100
     refuses = replace(seen, refused=(Stamp(round=1, step=100),))
@@ -649,8 +649,8 @@ def test_impossible_choices_are_violations() -> None:
 # -- on disk ---------------------------------------------------------------------------------------------------
 
 
-def on_disk(step: int, of: int = 9) -> OnDisk:
-    return OnDisk(round=of, step=step, world_size=4, size=10)
+def on_disk(step: int, of: int = 9, job: str = "earlier", written_at: int = 0) -> OnDisk:
+    return OnDisk(round=of, step=step, origin=job, written_at=written_at, world_size=4, size=10)
 
 
 def test_a_new_job_begins_from_what_is_on_disk() -> None:
@@ -658,9 +658,9 @@ def test_a_new_job_begins_from_what_is_on_disk() -> None:
     job.join("a", snapshots=replace(NOTHING, on_disk=(on_disk(300), on_disk(200))))
     job.join("b", snapshots=NOTHING)  # it has not looked lately
     job.run()
-    assert job.began == Chosen(round=9, step=300, world_size=4, on_disk=True)
+    assert job.began == Chosen(round=9, step=300, world_size=4, lost=0, on_disk=True, origin="earlier")
     assert job.facts("began_from_snapshot") == [
-        BeganFromSnapshot(stamp=Stamp(round=9, step=300), on_disk=True)
+        BeganFromSnapshot(stamp=Stamp(round=9, step=300, origin="earlier"), on_disk=True, lost=0)
     ]
     for name in ("a", "b"):
         start = job.told(name).start
@@ -669,9 +669,87 @@ def test_a_new_job_begins_from_what_is_on_disk() -> None:
     assert not list(violations(job.group))
 
 
+def test_what_another_job_has_on_disk_is_older_than_anything_of_this_one() -> None:
+    """A job that was begun anew in the same directory: neither its steps nor its rounds have come as far."""
+    job = Job(max_restarts=9).begin()
+    other = on_disk(1200, of=7, written_at=9)
+    job.again(job.holds(held(4), on_disk=(other,), reached=4))
+    assert job.began is not None
+    assert (job.began.step, job.began.on_disk, job.began.lost) == (4, False, 0)
+    job.again(replace(job.holds(reached=6), on_disk=(other, on_disk(5, of=2, job=job.origin))))
+    assert (job.began.step, job.began.on_disk, job.began.lost) == (5, True, 1)
+    assert [one.stamp.step for one in gathered(job.group)] == [5, 1200]
+    job.again(replace(job.holds(reached=6), on_disk=(other,)))
+    assert (job.began.step, job.began.lost) == (1200, 6), "it did not begin from there"
+    job.again(replace(job.holds(reached=1203), on_disk=(other,)))
+    assert (job.began.step, job.began.lost) == (1200, 3)
+
+
+def test_of_other_jobs_that_which_wrote_last_is_gone_on_with() -> None:
+    job = Job()
+    disk = (on_disk(900, job="first", written_at=1), on_disk(20, job="last", written_at=2))
+    job.join("a", snapshots=replace(NOTHING, on_disk=disk))
+    job.join("b", snapshots=NOTHING)
+    assert job.began is not None
+    assert (job.began.step, job.began.origin) == (20, "last")
+
+
+def test_what_cannot_be_loaded_of_another_job_says_nothing_about_this_one() -> None:
+    job = Job().begin()
+    refuses = (Stamp(round=1, step=90, origin="earlier"),)
+    job.again(replace(job.holds(held(90)), refused=refuses, on_disk=(on_disk(90, of=1),)))
+    assert [(one.stamp.origin, one.lack is None) for one in gathered(job.group)] == [
+        (None, True),
+        ("earlier", False),
+    ]
+    assert job.step == 90
+
+
+# -- what is lost ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_on_disk", [True, False])
+def test_where_nobody_who_knows_is_left_nobody_says_that_no_step_is_lost(is_on_disk: bool) -> None:
+    job = Job().begin()
+    job.declare("a", job.holds(held(236)))
+    job.lose("a")
+    job.lose("b")
+    disk = (on_disk(230, of=1, job=job.origin),) if is_on_disk else ()
+    for name in ("c", "d"):
+        job.join(name, snapshots=replace(NOTHING, on_disk=disk))
+    job.wait(job.group.spec.replace_wait_s)
+    job.run()
+    (event,) = job.facts("began_from_snapshot")
+    assert event.lost is None
+    assert (event.stamp is not None) == is_on_disk
+
+
+def test_where_nothing_was_ever_saved_nothing_is_said() -> None:
+    job = Job().begin()
+    job.lose("a")
+    job.lose("b")
+    for name in ("c", "d"):
+        job.join(name, snapshots=NOTHING)
+    job.wait(job.group.spec.replace_wait_s)
+    job.run()
+    assert job.facts("began_from_snapshot") == []
+
+
+def test_the_next_agent_of_a_node_may_know_how_far_it_came() -> None:
+    job = Job().begin()
+    job.lose("a")
+    job.lose("b")
+    job.join("a", inc="a-2", snapshots=job.holds(held(236), reached=240))
+    job.join("b", inc="b-2", snapshots=NOTHING)
+    job.wait(job.group.spec.replace_wait_s)
+    job.run()
+    (event,) = job.facts("began_from_snapshot")
+    assert (event.stamp, event.lost) == (Stamp(round=1, step=236), 4)
+
+
 def test_the_disk_counts_where_memory_has_nothing_newer() -> None:
     job = Job().begin()
-    disk = (on_disk(100, of=1), on_disk(80, of=1))
+    disk = (on_disk(100, of=1, job=job.origin), on_disk(80, of=1, job=job.origin))
     job.again(job.holds(held(100), on_disk=disk))
     assert job.began is not None
     assert (job.began.step, job.began.on_disk) == (100, False)
@@ -686,7 +764,7 @@ def test_the_disk_counts_where_memory_has_nothing_newer() -> None:
 
 def test_what_a_member_cannot_load_from_the_disk_is_left_out() -> None:
     job = Job().begin()
-    disk = (on_disk(100, of=1), on_disk(80, of=1))
+    disk = (on_disk(100, of=1, job=job.origin), on_disk(80, of=1, job=job.origin))
     refuses = replace(NOTHING, refused=(Stamp(round=1, step=100),))
     job.again(replace(NOTHING, on_disk=disk), refuses)
     assert job.began is not None
@@ -703,10 +781,27 @@ def test_what_a_member_cannot_load_from_the_disk_is_left_out() -> None:
 def test_what_is_on_disk_is_not_told_as_complete_in_memory() -> None:
     job = Job().begin()
     tally = Tally(job.group)
-    holdings = job.holds(held(90), on_disk=(on_disk(100, of=1),))
+    holdings = job.holds(held(90), on_disk=(on_disk(100, of=1, job=job.origin),))
     job.declare("a", holdings)
     assert tally.said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
     assert Tally(job.group).said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
+
+
+def test_a_node_that_joins_without_a_place_for_snapshots_is_said_once_a_round_and_shown() -> None:
+    job = Job()
+    why = "another agent uses /dev/shm/hets_1"
+    lacks = NotTaken(nodes=Nodes.of(["b"]), why=Quoted(why))
+    job.join("a", snapshots=NOTHING)
+    job.join("b", snapshots=Holdings(not_taken=why))
+    job.run()
+    assert job.group.round is not None
+    assert SnapshotsRoom().found(job.group, job.group.round) == (lacks,)
+    job.declare("a", job.holds(held(90)))
+    assert job.facts("not_taken") == [lacks]
+    job.again(job.holds(held(90)), Holdings(not_taken=why))
+    assert job.facts("not_taken") == [lacks, lacks]
+    job.again(job.holds(held(90)), NOTHING)
+    assert SnapshotsRoom().found(job.group, job.group.round) == ()
 
 
 def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() -> None:

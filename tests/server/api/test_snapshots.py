@@ -76,25 +76,25 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
         assert "snapshot" not in await told(client, "a")
         sharded = {"sharded": True}
         part = {"ranks": [{"rank": 0, "digest": "d0"}], **sharded}
-        reply = await declare(client, "a", holdings(held(8, **part), origin=origin))
-        assert (reply.status_code, reply.json()) == (200, {})
+        reply = await declare(client, "a", holdings(held(8, **part), origin=origin, every=4))
+        assert (reply.status_code, reply.json()) == (200, {"every": 4})
         part = {"ranks": [{"rank": 1, "digest": "d1"}], **sharded}
-        reply = await declare(client, "b", holdings(held(8, **part), origin=origin))
+        reply = await declare(client, "b", holdings(held(8, **part), origin=origin, every=8))
         assert reply.json()["copy"]["source"]["ranks"] == [{"rank": 0, "digest": "d0"}]
         both = {"ranks": [{"rank": 0, "digest": "d0"}, {"rank": 1, "digest": "d1"}], **sharded}
         for name in "ab":
-            reply = await declare(client, name, holdings(held(8, **both), origin=origin))
-        assert reply.json() == {"complete": {"round": 1, "step": 8}}
-        reply = await declare(client, "a", holdings(held(8, **both), origin=origin, to_disk_from=12))
+            reply = await declare(client, name, holdings(held(8, **both), origin=origin, every=8))
+        assert reply.json() == {"complete": {"round": 1, "step": 8}, "every": 8}
+        reply = await declare(client, "a", holdings(held(8, **both), origin=origin, every=8, to_disk_from=12))
         assert reply.json()["to_disk_from"] == 12
-        other = holdings(held(8, **both), origin=origin, to_disk_from=99)
+        other = holdings(held(8, **both), origin=origin, every=8, to_disk_from=99)
         assert (await declare(client, "b", other)).json()["to_disk_from"] == 12, "b has not rank 0"
         for name in "ab":
-            reply = await declare(client, name, holdings(held(8, **both), origin=origin))
+            reply = await declare(client, name, holdings(held(8, **both), origin=origin, every=8))
         assert "to_disk_from" not in reply.json(), "it is on disk"
         shown = (await client.get(GROUP)).json()["snapshot"]
         assert shown == {
-            "safe": {"round": 1, "step": 8},
+            "safe": {"round": 1, "step": 8, "origin": None},
             "nodes": {"first": ["a", "b"], "more": 0},
             "on_disk": None,
             "began": None,
@@ -109,6 +109,7 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
             "world_size": 2,
             "sharded": False,
             "on_disk": False,
+            "origin": "",
             "lost": 2,
             "sources": [
                 {"node_id": name, "address": "10.0.0.1", "port": 7000, "key": KEY, "whole": True, "ranks": []}
@@ -116,7 +117,7 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
             ],
         }
         shown = (await client.get(GROUP)).json()["snapshot"]
-        assert (shown["began"], shown["lost"]) == ({"round": 1, "step": 5}, 2)
+        assert (shown["began"], shown["lost"]) == ({"round": 1, "step": 5, "origin": None}, 2)
 
 
 async def test_the_list_and_the_group_agree_on_what_is_safe() -> None:
@@ -129,7 +130,29 @@ async def test_the_list_and_the_group_agree_on_what_is_safe() -> None:
             await declare(client, name, holdings(old, new, origin=origin))
         group, listed = [(await client.get(f"{GROUP}{path}")).json() for path in ("", "/snapshots")]
         assert listed["next"] == {"round": 1, "step": 16}
-        assert listed["safe"] == group["snapshot"]["safe"] == {"round": 1, "step": 8}
+        assert listed["safe"] == {"round": 1, "step": 8}
+        assert group["snapshot"]["safe"] == {**listed["safe"], "origin": None}
+
+
+async def test_a_deleted_group_leaves_nothing_behind() -> None:
+    """A job of the same name, whose first round runs, hears only of its own steps."""
+    async with serving() as (service, _), api(service) as client:
+        origin = await begin(client)
+        for name in "ab":
+            await declare(client, name, holdings(held(300), origin=origin))
+        (await client.post(f"{GROUP}/cancel")).raise_for_status()
+        (await client.delete(GROUP)).raise_for_status()
+        for name in "ab":
+            await join(client, name, incarnation="2")
+        for name in "ab":
+            await report(client, name, "started", incarnation="2")
+        reply = await client.get(f"{NODES}/a/directive", params={"incarnation": "2"})
+        body = {"incarnation": "2", "round": 1}
+        new = reply.json()["start"]["origin"]
+        assert new != origin
+        what = holdings(held(4), origin=new)
+        reply = await client.post(f"{NODES}/a/snapshots", json=body | {"holdings": what})
+        assert reply.json()["complete"] == {"round": 1, "step": 4}
 
 
 async def test_nodes_without_snapshots_see_nothing_of_them() -> None:

@@ -47,12 +47,13 @@ class Declaring:
             holdings: what this node said that it holds as it joined.
         """
         self._number, self._nnodes = number, nnodes
-        self.reply = SnapshotsReply()
-        in_memory = chosen is not None and not chosen.on_disk
-        self._began = (
-            Stamp(round=chosen.round, step=chosen.step) if chosen is not None and in_memory else None
-        )
-        if self._safe is not None and (chosen is None or self._safe.newness > (chosen.step, chosen.round)):
+        self.reply = SnapshotsReply(every=self.reply.every)
+        began = None
+        if chosen is not None:
+            other = chosen.origin if chosen.on_disk and chosen.origin != holdings.origin else None
+            began = Stamp(round=chosen.round, step=chosen.step, origin=other)
+        self._began = began if chosen is not None and not chosen.on_disk else None
+        if self._safe is not None and (began is None or self._safe.newness > began.newness):
             self._safe = None  # it is not held any more, or not to be used
         if self._began is not None and chosen is not None and chosen.sharded:
             self._asks_until = now + ASKS_S  # others may have what lives once
@@ -66,9 +67,10 @@ class Declaring:
         That is what the round began from, and what the server was told of: it has perhaps told others, which have
         dropped what was safe before.
         """
-        known = self._safe.newness if self._safe is not None else (-1, -1)
         may_be = [
-            stamp for stamp in (self._began, *self._may_be) if stamp is not None and stamp.newness > known
+            stamp
+            for stamp in (self._began, *self._may_be)
+            if stamp is not None and (self._safe is None or stamp.newness > self._safe.newness)
         ]
         return (*((self._safe,) if self._safe is not None else ()), *may_be)
 

@@ -66,7 +66,7 @@ def view(reply: SnapshotsShown) -> Iterator[RenderableType]:
             str(one.stamp.round),
             "yes" if one.lack is None else "no",
             size(one.size),
-            "on disk" if one.on_disk else tables.one_line(names(one.nodes)),
+            _where(one),
             tables.one_line(_why_not(one)),
         )
     yield table
@@ -78,6 +78,12 @@ def view(reply: SnapshotsShown) -> Iterator[RenderableType]:
         yield Text(
             f"the next round begins from step {reply.next.step} of round {reply.next.round}{chosen}{_in_danger(reply)}"
         )
+
+
+def _where(one: SnapshotShown) -> str:
+    if not one.on_disk:
+        return tables.one_line(names(one.nodes))
+    return "on disk" if one.stamp.origin is None else "on disk, of an earlier job"
 
 
 def _in_danger(reply: SnapshotsShown) -> str:

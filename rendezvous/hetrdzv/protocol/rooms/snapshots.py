@@ -39,15 +39,20 @@ Digest = Annotated[str, MaxLen(32)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp(Body):
-    """Which snapshot: of which round, after which step of it."""
+    """Which snapshot: of which round, after which step of it.
+
+    Attributes:
+        origin: of one on disk that another job has written: that job; None: it is of this job.
+    """
 
     round: Positive
     step: Count
+    origin: Annotated[str, MaxLen(32)] | None = None
 
     @property
-    def newness(self) -> tuple[int, int]:
-        """The newer, the larger."""
-        return self.step, self.round
+    def newness(self) -> tuple[bool, int, int]:
+        """The newer, the larger: whatever other jobs have is older, however far they came."""
+        return self.origin is None, self.step, self.round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +123,7 @@ class Holdings(Body):
         port: where its agent serves them; 0: it does not.
         key: by which members fetch them; a secret of agents.
         reached: the newest step that a worker of the node had reached in the round that has ended.
+        every: how often this node would take one (steps); 0: it does not say.
         refused: those that a worker of the node could not load.
         on_disk: those that it sees on disk, the newest first; they may be of an earlier job.
         not_written: what it has last tried to write there, in vain; None: it has written that.
@@ -130,6 +136,7 @@ class Holdings(Body):
     key: Annotated[str, MaxLen(128)] = field(default="", repr=False)
     held: Annotated[tuple[Held, ...], AtMost(MOST_HELD)] = ()
     reached: Count = 0
+    every: Count = 0
     refused: Annotated[tuple[Stamp, ...], AtMost(MOST_REFUSED)] = ()
     on_disk: Annotated[tuple[OnDisk, ...], AtMost(MOST_ON_DISK)] = ()
     not_written: NotWritten | None = None
@@ -176,11 +183,13 @@ class SnapshotsReply:
 
     Attributes:
         complete: the newest snapshot that is complete; None: none is.
+        every: how often all members take one (steps): the largest that one of them has asked for.
         copy: parts of another member that this one is to keep copies of; None: none that are known by now.
         to_disk_from: what the member with rank 0 has named, see `Holdings`; None: nothing.
     """
 
     complete: Stamp | None = None
+    every: int = 0
     copy: Copy | None = None
     to_disk_from: int | None = None
 
@@ -253,7 +262,7 @@ class Chosen:
     """The snapshot that a round begins from.
 
     Attributes:
-        lost: how many steps of the round before are lost with that.
+        lost: how many steps of the round before are lost with that; None: nobody who is here knows.
         newer: what that round has left of these steps; None: nothing.
         sources: who has it. A member is told those that it needs, itself first: of what all ranks have alike a few, and
             of ranks' own parts all if the snapshot is sharded, else those of its own ranks.
@@ -265,7 +274,7 @@ class Chosen:
     step: int
     world_size: int
     sharded: bool = False
-    lost: int = 0
+    lost: int | None = None
     newer: Incomplete | None = None
     sources: tuple[Source, ...] = ()
     on_disk: bool = False
@@ -345,7 +354,7 @@ class BeganFromSnapshot:
 
     Attributes:
         stamp: None: from none, so that all is lost.
-        lost: so many steps of the round before are lost.
+        lost: so many steps of the round before are lost; None: nobody who is here knows.
         newer: what that round has left of these steps; None: nothing.
     """
 
@@ -353,7 +362,7 @@ class BeganFromSnapshot:
     stamp: Stamp | None = None
     nodes: Nodes = NOBODY
     on_disk: bool = False
-    lost: int = 0
+    lost: int | None = None
     newer: Incomplete | None = None
 
 
@@ -452,7 +461,7 @@ class SafeShown:
             there is one node, from which it would begin now. None: there is none.
         on_disk: the newest one on disk; None: there is none.
         began: the one that the newest round began from; None: from none.
-        lost: how many steps of the round before were lost with that.
+        lost: how many steps of the round before were lost with that; None: nobody who was there knew.
         newer: what that round has left of these steps; None: nothing.
     """
 
@@ -460,7 +469,7 @@ class SafeShown:
     nodes: Nodes = NOBODY
     on_disk: Stamp | None = None
     began: Stamp | None = None
-    lost: int = 0
+    lost: int | None = None
     newer: Incomplete | None = None
 
 

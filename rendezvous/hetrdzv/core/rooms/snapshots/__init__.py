@@ -71,17 +71,17 @@ class SnapshotsRoom(Room):
         for passed in chose.passed:
             if passed not in known.passed:
                 work.say(SnapshotPassedBy(what=passed))
-        step = taken.stamp.step if taken is not None else 0
-        lost = max(0, _reached(before, known.origin) - step)
-        newer = newer_than(step, found) if lost else None
+        lost = _lost(before, known, taken)
+        newer = newer_than(taken.stamp.step if taken is not None else 0, found) if lost != 0 else None
         if taken is not None:
             snapshot = chosen(taken, (node.node_id for node in members), lost, newer)
             work.change(round=replace(current, snapshot=snapshot))
             who = Nodes.of([node.node_id for node, _ in taken.holders])
             on_disk = taken.on_disk is not None
             work.say(BeganFromSnapshot(stamp=taken.stamp, nodes=who, on_disk=on_disk, lost=lost, newer=newer))
-        elif lost:
+        elif lost != 0:
             work.say(BeganFromSnapshot(stamp=None, lost=lost, newer=newer))
+        _say_not_taken(work, current, members)
 
     def starting(self, group: Group, current: Round, member: Member) -> Mapping[str, Any]:
         if group.snapshots is None:
@@ -148,6 +148,14 @@ def _lacks(node: Node | None) -> bool:
     return node is not None and node.snapshots is not None and node.snapshots.not_written is not None
 
 
+def _say_not_taken(work: Work, current: Round, nodes: Sequence[Node]) -> None:
+    """Say once a round that some of its nodes take none."""
+    known, lack = work.group.snapshots, next(_not_taken(nodes), None)
+    if known is not None and lack is not None and known.given_up != current.number:
+        work.change(snapshots=replace(known, given_up=current.number))
+        work.say(lack, lack.nodes.first[0])
+
+
 def _not_taken(members: Sequence[Node]) -> Iterator[NotTaken]:
     """One for all: mostly no node has enough memory."""
     whys = {node.node_id: node.snapshots.not_taken for node in members if node.snapshots is not None}
@@ -170,17 +178,50 @@ def _origin(before: Group, members: Sequence[Node]) -> str | None:
     return blake2s(members[0].incarnation.encode(), digest_size=8).hexdigest()
 
 
-def _reached(before: Group, origin: str) -> int:
-    """The newest step that a worker had reached in the round that has ended, as far as nodes that are here know.
+def _lost(before: Group, known: Kept, taken: Gathered | None) -> int | None:
+    """How many steps of the round that has ended are lost with what the next one begins from; None: nobody knows."""
+    reached = _reached(before, known)
+    if reached is None:
+        return None if taken is not None or _had_any(before, known.origin) else 0
+    step = taken.stamp.step if taken is not None else 0
+    if taken is not None and taken.stamp.origin is not None and reached < step:
+        return reached  # this job did not begin from what another one has written
+    return max(0, reached - step)
+
+
+def _reached(before: Group, known: Kept) -> int | None:
+    """The newest step that a worker had reached in the round that has ended; None: nobody who is here knows.
 
     That was at least the step from which it was to begin, also where nobody could load it.
     """
     ended = before.round
     if ended is None:
         return 0
-    nodes = [node for node in map(before.speaker, ended.members) if node is not None]
-    told = [node.snapshots.reached for node in nodes if node.snapshots and node.snapshots.origin == origin]
-    return max(told + ([ended.snapshot.step] if ended.snapshot is not None else []), default=0)
+    told = [
+        node.snapshots.reached
+        for member in ended.members
+        if (node := before.nodes.get(member.node_id)) is not None
+        and node.snapshots is not None
+        and node.snapshots.origin == known.origin
+        and _has_told(known, node, ended)
+    ]
+    began = ended.snapshot.step if ended.snapshot is not None else 0
+    return max(*told, began) if told else None
+
+
+def _has_told(known: Kept, node: Node, ended: Round) -> bool:
+    """Whether a member has said how far it came, or its next agent has."""
+    if (member := ended.member(node.node_id)) is not None and node.incarnation == member.incarnation:
+        return node.acked_round >= ended.number or node.incarnation in known.parting
+    return not node.gone and node.snapshots is not None and node.snapshots.reached > 0
+
+
+def _had_any(before: Group, origin: str) -> bool:
+    """Whether there ever was a snapshot of a job, as far as is known."""
+    if before.round is not None and before.round.snapshot is not None:
+        return True
+    every = (node.snapshots for node in before.nodes.values() if node.snapshots is not None)
+    return any(holdings.held and holdings.origin == origin for holdings in every)
 
 
 def next_snapshot(group: Group) -> Gathered | None:
@@ -235,11 +276,7 @@ class Declare(OfRoom):
             if lack is not None and not any(map(_lacks, map(group.speaker, current.members))):
                 why = quoted(lack.why)
                 work.say(NotOnDisk(stamp=lack.stamp, nodes=Nodes.of([node.node_id]), why=why), node.node_id)
-            known = group.snapshots
-            if self.holdings.not_taken and known is not None and known.given_up != current.number:
-                work.change(snapshots=replace(known, given_up=current.number))
-                why = quoted(self.holdings.not_taken)
-                work.say(NotTaken(nodes=Nodes.of([node.node_id]), why=why), node.node_id)
+            _say_not_taken(work, current, [work.group.nodes[node.node_id]])
 
 
 @dataclass(frozen=True, slots=True)

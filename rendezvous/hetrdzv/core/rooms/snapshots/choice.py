@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hetrdzv.core.health.crashes import FROM_OUTSIDE
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.rooms.snapshots.complete import Gathered
+from hetrdzv.core.rooms.snapshots.complete import Gathered, began_from
 from hetrdzv.protocol.facts.causes import FailedWorker, MemberLeft, Stopped
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.snapshots import (
@@ -58,10 +58,9 @@ def after_round(kept: Kept, group: Group, found: Sequence[Gathered]) -> Kept:
     ended = group.round
     if ended is None or ended.end is None or ended.snapshot is None:
         return kept
-    step = ended.snapshot.step
-    if kept.tried is None or kept.tried.step != step:
+    if kept.tried is None or kept.tried.step != ended.snapshot.step:
         kept = replace(kept, failed=(), not_loaded=0)
-    kept = replace(kept, tried=Stamp(round=ended.snapshot.round, step=step))
+    kept = replace(kept, tried=began_from(ended, kept.origin))
     cause = ended.end.cause
     if isinstance(cause, FailedWorker) and _tells(cause):
         return _after_failure(kept, ended, cause, found)
@@ -80,7 +79,8 @@ def _after_failure(kept: Kept, ended: Round, worker: FailedWorker, found: Sequen
     anywhere = replace(worker, node_id=None, rank=-1, local_rank=-1)
     # It had passed by a snapshot, went on from an older one, and came no further: what it left is as bad.
     reached = max((one.stamp.step for one in kept.passed if _is_again(one.why, anywhere)), default=-1)
-    bad = [one.stamp for one in found if one.stamp.round == ended.number and one.stamp.step <= reached]
+    own = (one.stamp for one in found if one.stamp.origin is None)
+    bad = [stamp for stamp in own if stamp.round == ended.number and stamp.step <= reached]
     if anywhere in kept.failed:
         bad += [one.stamp for one in found if one.stamp.step == ended.snapshot.step]
     failed = kept.failed if anywhere in kept.failed else (*kept.failed, anywhere)[-MOST_FAILED:]
@@ -116,7 +116,7 @@ def after_choice(kept: Kept, chosen: Gathered | None, found: Sequence[Gathered])
         found: all snapshots that there are; those that nobody has any more are forgotten.
     """
     if chosen is not None and chosen.stamp == kept.wanted:
-        newer = [one.stamp for one in found if one.stamp.step > chosen.stamp.step]
+        newer = [one.stamp for one in found if one.stamp.newness > chosen.stamp.newness]
         kept = replace(
             kept,
             failed=(),

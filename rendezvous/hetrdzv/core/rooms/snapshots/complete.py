@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, Node
+from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.protocol.facts.who import MOST_RANGES, Nodes, Ranks
 from hetrdzv.protocol.rooms.snapshots import (
     Chosen,
@@ -74,18 +74,25 @@ def gathered_for(group: Group, origin: str, members: Sequence[str], last_round: 
         Gathered(Stamp(round=key[1], step=key[0]), key[2], key[3], tuple(one.holders), _lack(key, one))
         for key, one in found.items()
     ]
-    return sorted([*in_memory, *_on_disk(group, members)], key=_newness, reverse=True)
+    on_disk = list(_on_disk(group, origin, members))
+    wrote_at: dict[str | None, int] = {}
+    for one in on_disk:
+        if one.on_disk is not None:
+            wrote_at[one.stamp.origin] = max(one.on_disk.written_at, wrote_at.get(one.stamp.origin, 0))
+
+    def newness(one: Gathered) -> tuple[object, ...]:
+        """After those of this job, those of the job that wrote last; of one that is in memory and on disk, memory."""
+        own, *within = one.stamp.newness
+        job = own, wrote_at.get(one.stamp.origin, 0) if not own else 0
+        return *job, *within, one.on_disk is None, one.world_size, one.sharded
+
+    return sorted([*in_memory, *on_disk], key=newness, reverse=True)
 
 
-def _newness(one: Gathered) -> tuple[int, int, bool, int, bool]:
-    """Of two that are of one step, memory is quicker than the disk."""
-    return one.stamp.step, one.stamp.round, one.on_disk is None, one.world_size, one.sharded
-
-
-def _on_disk(group: Group, members: Sequence[str]) -> Iterator[Gathered]:
+def _on_disk(group: Group, origin: str, members: Sequence[str]) -> Iterator[Gathered]:
     """The snapshots on disk."""
     known = [node.snapshots for node in group.nodes.values() if node.snapshots and _is_here(group, node)]
-    found = {Stamp(round=one.round, step=one.step): one for holdings in known for one in holdings.on_disk}
+    found = {stamp_on_disk(one, origin): one for holdings in known for one in holdings.on_disk}
     if not found:
         return
     nodes = [node for member in members if (node := group.nodes.get(member)) is not None and node.snapshots]
@@ -133,11 +140,11 @@ def is_copied(one: Gathered) -> bool:
 
 
 def newer_than(step: int, found: Iterable[Gathered]) -> Incomplete | None:
-    """What there is of the steps after one, of that step of which least is missing.
+    """What there is of a job's steps after one, of that step of which least is missing.
 
     None: nothing, or all of one that is passed by.
     """
-    newer = [one for one in found if one.stamp.step > step]
+    newer = [one for one in found if one.stamp.origin is None and one.stamp.step > step]
     lacks = [Incomplete(stamp=one.stamp, lack=one.lack) for one in newer if one.lack is not None]
     if len(lacks) < len(newer):
         return None
@@ -150,8 +157,21 @@ def _size(lack: Lack) -> float:
 
 
 def stamp_of(held: Held | Chosen) -> Stamp:
-    """Which snapshot it is, or is of."""
+    """Which snapshot in memory it is, or is of."""
     return Stamp(round=held.round, step=held.step)
+
+
+def stamp_on_disk(one: OnDisk | Chosen, origin: str) -> Stamp:
+    """Which snapshot on disk it is, for a job."""
+    return Stamp(round=one.round, step=one.step, origin=one.origin if one.origin != origin else None)
+
+
+def began_from(current: Round, origin: str) -> Stamp | None:
+    """Which snapshot a round of a job begins from; None: from none."""
+    chosen = current.snapshot
+    if chosen is None:
+        return None
+    return stamp_on_disk(chosen, origin) if chosen.on_disk else stamp_of(chosen)
 
 
 @dataclass(slots=True)

@@ -15,11 +15,13 @@ MOST_WHOLE = 8
 """How many sources of what all ranks have alike a member is told."""
 
 
-def chosen(found: Gathered, members: Iterable[str], lost: int, newer: Incomplete | None = None) -> Chosen:
+def chosen(
+    found: Gathered, members: Iterable[str], lost: int | None, newer: Incomplete | None = None
+) -> Chosen:
     """A snapshot as a round keeps it: first who has all that its ranks have alike, and of those its members.
 
     Args:
-        lost: how many steps are lost with it.
+        lost: how many steps are lost with it; None: nobody knows.
         newer: what there is of these; None: nothing.
     """
     inside = frozenset(members)

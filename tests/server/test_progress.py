@@ -91,7 +91,9 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
         await two_nodes(service)
         await poll(client, "a", progress(worker(0, 100, step=4, waiting=0.5)))
         clock.pass_by(service, 10)
-        await poll(client, "a", progress(worker(0, 150, step=9, waiting=0.25, idle_s=0.1, sources="gloo")))
+        await poll(
+            client, "a", progress(worker(0, 150, step=9, waiting=0.25, idle_s=0.1, sources="gloo", pid=4711))
+        )
         shown = (await group(client))["current_round"]["workers"]
         assert shown == [
             {
@@ -107,6 +109,7 @@ async def test_the_group_shows_how_far_its_workers_have_come() -> None:
                 "steps_per_s": 0.5,
                 "waiting": 0.25,
                 "shown_state": "runs",
+                "pid": 4711,
             }
         ]
         nobody = (await client.get(GROUP, params={"nodes": "none"})).json()

@@ -15,11 +15,12 @@ def behind(
     number: int = 17_203,
     of: int | None = 17_204,
     how: How = "at",
+    pid: int = 0,
 ) -> Behind:
     """Workers wait for one that is behind them."""
     return Behind(
         waiting=Ranks.of(waiting),
-        blamed=BlamedAll.of([(node_id, rank)]),
+        blamed=BlamedAll.of([(node_id, rank)], {rank: pid} if pid else {}),
         how=how,
         place=Place(number=number, of=of),
     )

@@ -7,11 +7,18 @@ from hetrdzv.protocol.facts.causes import FailedWorker, JoinTimeout, WorkerFault
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.parts import NoWorld, WorldBounds
 from hetrdzv.protocol.facts.reasons import Reason
+from hetrdzv.protocol.facts.who import Ranks
+from hetrdzv.protocol.rooms.stalls import Behind, BlamedAll
 from hetrdzv.words.advice import next_step, step_in_parts
 from tests.support.stalls import behind
 from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
 
 NEVER = NoWorld(bounds=WorldBounds(least=5, most=5, multiple=1, min_nodes=1, max_nodes=1), never=(1,))
+TWO_STOPPED = Behind(
+    waiting=Ranks.of([0]),
+    blamed=BlamedAll.of([("b", 1), ("b", 2), ("c", 3)], {1: 11, 2: 12, 3: 47}),
+    how="stopped",
+)
 
 
 def exited(exit_code: int | None, message: str, rank: int = 0) -> reasons.Failed:
@@ -63,6 +70,23 @@ def exited(exit_code: int | None, message: str, rank: int = 0) -> reasons.Failed
         (
             reasons.Stalls(round=4, facts=behind(2, "b", how="stopped"), since=460.0, ends_at=600.0),
             "to let it go on: kill -CONT PID on its node; to see where the ranks are: hetctl stacks job",
+        ),
+        (
+            reasons.Stalls(
+                round=4, facts=behind(2, "b", how="stopped", pid=4711), since=460.0, ends_at=600.0
+            ),
+            "to let it go on: kill -CONT 4711 on b; to see where the ranks are: hetctl stacks job",
+        ),
+        (
+            reasons.Stalls(round=4, facts=TWO_STOPPED, since=460.0, ends_at=600.0),
+            (
+                "to let them go on: kill -CONT 11 12 on b, kill -CONT 47 on c; "
+                "to see where the ranks are: hetctl stacks job"
+            ),
+        ),
+        (
+            reasons.Stalls(round=4, facts=behind(2, "b", pid=4711), since=460.0, ends_at=600.0),
+            "rank 2 is process 4711 on b; to see where the ranks are: hetctl stacks job",
         ),
         (reasons.Cancelled(), "to begin again: hetctl restart job, then start hetagent on each node"),
         (

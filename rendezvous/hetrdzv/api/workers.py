@@ -51,6 +51,7 @@ def worker_reply(seen: Seen, stall: Stall | None, now: float) -> WorkerReply:
         steps_per_s=seen.steps.per_s,
         waiting=sample.waiting,
         shown_state=_shown_state(worker.state, sample.rank, stall),
+        pid=sample.pid,
     )
 
 

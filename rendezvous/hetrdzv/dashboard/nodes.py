@@ -253,6 +253,7 @@ def paces(seen: Collection[Seen], now: float, *, stall: Stall | None = None, who
 def _columns(shown: Sequence[Pace]) -> AbstractSet[str]:
     workers = [pace.worker for pace in shown]
     said = {
+        "pid": any(worker.pid for worker in workers),
         "state": any(worker.shown_state != "runs" or worker.idle_s >= IDLE_S for worker in workers),
         "step": any(worker.step is not None for worker in workers),
         "steps": any(worker.steps_per_s is not None for worker in workers),

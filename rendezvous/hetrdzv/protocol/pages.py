@@ -54,6 +54,7 @@ class WorkerReply:
 
     Attributes:
         rank, node_id: of the worker.
+        pid: of its process on that node; 0: unknown.
         state, shown_state: as in `Worker` (protocol/rooms/progress.py), and for people, who also see who waits.
         idle_s: how long nothing has changed (seconds).
         unseen: why its collectives cannot be known now; empty: they are.
@@ -75,6 +76,7 @@ class WorkerReply:
     steps_per_s: float | None = None
     waiting: float | None = None
     shown_state: str = ""
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from hetrdzv.protocol.facts.parts import NoWorld
 from hetrdzv.protocol.facts.reasons import Reason, WaitsFor
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.stalls import Behind, StallFacts
-from hetrdzv.words.phrasing import are, count, listed, names, one_or_more
+from hetrdzv.words.phrasing import are, count, listed, names, one_or_more, ranked
 
 _OUT_OF_MEMORY = 137
 """The status of a shell whose program was killed by SIGKILL."""
@@ -43,7 +43,8 @@ def step_in_parts(group_id: str, reason: Reason) -> list[str]:
         case reasons.Waits(what=what):
             return _for_nodes(group_id, what)
         case reasons.Stalls(facts=facts, ends_at=ends_at):
-            look = [f"{_wake(facts)}to see where the ranks are: ", f"hetctl stacks {group_id}"]
+            *first, text = _processes(facts)
+            look = [*first, f"{text}to see where the ranks are: ", f"hetctl stacks {group_id}"]
             restart = ["; to begin the round again: ", f"hetctl restart {group_id}"]
             return [*look, *restart] if ends_at is None else look
         case reasons.Cancelled():
@@ -68,13 +69,20 @@ def _again(group_id: str, *, stays: bool, mends: bool, first: str) -> list[str]:
     return [again, f"hetctl restart {group_id}", ", then start hetagent on each node"]
 
 
-def _wake(facts: StallFacts) -> str:
-    """How to let a process go on that a signal has stopped; empty: none is."""
-    match facts:
-        case Behind(how="stopped"):
-            return "to let it go on: kill -CONT PID on its node; "
-        case _:
-            return ""
+def _processes(facts: StallFacts) -> list[str]:
+    """Which processes are waited for, and how those go on that a signal has stopped, in parts."""
+    if not isinstance(facts, Behind):
+        return [""]
+    ranks, nodes = facts.blamed.ranks, [node for node in facts.blamed.nodes if node.pids]
+    if facts.how != "stopped":
+        alone = len(ranks) == 1 and nodes
+        return [f"{ranked(ranks)} is process {nodes[0].pids[0]} on {nodes[0].node_id}; " if alone else ""]
+    parts = [f"to let {'it' if len(ranks) == 1 else 'them'} go on: "]
+    for node in nodes:
+        parts += [f"kill -CONT {' '.join(map(str, node.pids))}", f" on {node.node_id}, "]
+    if nodes:
+        return [*parts[:-1], f"{parts[-1].removesuffix(', ')}; "]
+    return [f"{parts[0]}kill -CONT PID on its node; "]
 
 
 def _for_nodes(group_id: str, what: WaitsFor) -> list[str]:

@@ -131,7 +131,7 @@ class RoundWatch:
             file, socket = self._names(local_rank)
             self._lookers[rank_offset + local_rank] = Looker(
                 pid=pid,
-                track=Track(now, is_first=rank_offset + local_rank == 0),
+                track=Track(now, is_first=rank_offset + local_rank == 0, pid=pid),
                 world_size=self._world_size,
                 file=file,
                 socket=socket,

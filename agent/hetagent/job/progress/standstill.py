@@ -81,6 +81,7 @@ class Track:
 
     Attributes:
         began_at: when it was started.
+        pid: of its process.
         is_first: it is rank 0, of which the server has to know at once that it moves.
         unseen: why its collectives cannot be known now; empty: they are; None: there is nothing to see yet.
         lost: why nothing at all can be known of it now; empty: something can.
@@ -94,6 +95,7 @@ class Track:
 
     began_at: float
     is_first: bool = False
+    pid: int = 0
     unseen: str | None = None
     lost: str = ""
     sources: str = ""
@@ -287,10 +289,11 @@ class Track:
         """
         state = self.state(at)
         if self.lost:
-            return Worker(rank=rank, state=state, unseen=self.lost[:MAX_REASON])
+            return Worker(rank=rank, pid=self.pid, state=state, unseen=self.lost[:MAX_REASON])
         if state is State.UNKNOWN:
             return Worker(
                 rank=rank,
+                pid=self.pid,
                 state=state,
                 unseen=(self.unseen or "")[:MAX_REASON],
                 sources=self.sources[:MAX_REASON],
@@ -304,6 +307,7 @@ class Track:
         busy, looks = self.busy()
         return Worker(
             rank=rank,
+            pid=self.pid,
             state=state,
             sources=self.sources[:MAX_REASON],
             idle_s=round(self.idle_s, 3),

@@ -303,7 +303,8 @@ def _first(blamed: Iterable[Worker]) -> tuple[int, ...]:
 
 
 def _blamed(workers: Sequence[Worker], node_of: NodeOf) -> BlamedAll:
-    return BlamedAll.of((node_of(worker.rank), worker.rank) for worker in workers)
+    pids = {worker.rank: worker.pid for worker in workers if worker.pid}
+    return BlamedAll.of(((node_of(worker.rank), worker.rank) for worker in workers), pids)
 
 
 def _enqueued(place: Place) -> int:

@@ -57,6 +57,7 @@ class Worker(Body):
 
     Attributes:
         rank: its global rank.
+        pid: of its process on its node; 0: unknown.
         state: `runs`; `stopped` (by a signal), `blocked` (in the kernel, uninterruptibly), `ended`, or `unknown`: it
             runs, but its collectives cannot be known now.
         unseen: why they cannot; empty: they are known.
@@ -78,6 +79,7 @@ class Worker(Body):
     """
 
     rank: Rank
+    pid: Count = 0
     state: ShortText = "runs"
     unseen: ShortText = ""
     sources: ShortText = ""

@@ -1,7 +1,8 @@
 """Workers of a round that wait for others: values, of which `hetrdzv.words.stalls` makes sentences."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Literal, TypeAlias
 
 from hetrdzv.protocol.facts.parts import BY_KIND
@@ -10,6 +11,10 @@ from hetrdzv.protocol.states import StallKind
 
 MOST_BLAMED = 3
 """Of how many nodes, process groups or operations a stall tells; the others are counted."""
+
+
+MOST_PIDS = 8
+"""How many processes of a node are told of one stall."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +35,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blamed:
-    """Workers of a node for which others wait."""
+    """Workers of a node for which others wait; `pids`: of the first few, where they are known."""
 
     node_id: str
     ranks: Ranks
+    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +51,25 @@ class BlamedAll:
     more: int = 0
 
     @classmethod
-    def of(cls, workers: Iterable[tuple[str, int]]) -> "BlamedAll":
-        """These workers, each with its node and its rank; nodes in the order in which they come first."""
+    def of(
+        cls, workers: Iterable[tuple[str, int]], pids: Mapping[int, int] = MappingProxyType({})
+    ) -> "BlamedAll":
+        """These workers, each with its node and its rank; nodes in the order in which they come first.
+
+        Args:
+            pids: of their processes, by rank, as far as they are known.
+        """
         by_node: dict[str, list[int]] = {}
         for node_id, rank in workers:
             by_node.setdefault(node_id, []).append(rank)
-        shown = [Blamed(node_id=name, ranks=Ranks.of(ranks)) for name, ranks in by_node.items()]
+        shown = [
+            Blamed(
+                node_id=name,
+                ranks=Ranks.of(ranks),
+                pids=tuple(pids[rank] for rank in ranks[:MOST_PIDS] if rank in pids),
+            )
+            for name, ranks in by_node.items()
+        ]
         return cls(
             ranks=Ranks.of(rank for ranks in by_node.values() for rank in ranks),
             nodes=tuple(shown[:MOST_BLAMED]),

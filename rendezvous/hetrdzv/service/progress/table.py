@@ -87,7 +87,7 @@ class Seen:
         """The worker as it is now, as far as was seen: only one that stands still was idle after its agent looked."""
         sample = self.sample
         if now > self.known_until:
-            return Worker(rank=sample.rank, state=UNKNOWN)
+            return Worker(rank=sample.rank, pid=sample.pid, state=UNKNOWN)
         return replace(
             sample,
             state=UNKNOWN if sample.unseen else sample.state,

@@ -176,7 +176,7 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
         tables.folded("NODE", 10),
         tables.word("STATE"),
         *tables.numbers(
-            "IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", *(name for name, _ in more)
+            "IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "PID", *(name for name, _ in more)
         ),
     )
     for worker in workers:
@@ -190,6 +190,7 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
             _number(worker.step),
             _number(worker.steps_per_s),
             "-" if worker.waiting is None else percent(worker.waiting),
+            str(worker.pid or "-"),
             *(_number(number(worker)) for _, number in more),
         )
     return table

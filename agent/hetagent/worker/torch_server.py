@@ -9,9 +9,7 @@ worker holds the GIL. Nothing of it may be noticed by the script:
 - They take no signals, and are never asked to end: the server would log that, too.
 - A child that the script forks has none of it.
 
-The server tells of some backends only, and of NCCL's groups neither their names nor what is a collective there. So the
-worker notes each process group that it makes, in a file beside the socket, and of NCCL's those in which it sends and
-receives.
+Nothing of torch is replaced: what its server does not tell stays unknown.
 
 Standard library only.
 """
@@ -20,7 +18,6 @@ import _thread
 import atexit
 import contextlib
 import ctypes
-import functools
 import gc
 import os
 import signal
@@ -29,7 +26,6 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 OPEN_TIMEOUT_S = 5.0
@@ -45,8 +41,9 @@ SCRIPTS, OURS = 512, 64
 in its threads while they show a stack. What it finalizes there writes to numbers of the script's table, and closes
 them: that must not meet a descriptor of the server."""
 
-COUNTS_PAIRS, PAIRED = "nccl", "<->"
-"""The backend of which nobody else tells where it sends and receives; how such a line begins (see groups.py)."""
+ENDED, ERROR = ".ended", ".error"
+"""What is added to the socket's name once the worker has ended in order; to that of the file that says why there is no
+server."""
 
 SERVER = b"pt_workerserver"
 """torch's name for the threads of its server, as far as the kernel keeps it."""
@@ -60,17 +57,22 @@ _FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL
 
 
 def begin(path: str) -> None:
-    """Have torch's server listen at `path`; returns once it does, or has failed to.
+    """Have torch's server listen at `path`; returns once it does, or `path.error` says why it does not."""
+    try:
+        _open(path)
+    except Exception as error:
+        _note(path, error)
 
-    Raises:
-        Exception: it cannot: this torch has none, or no thread can be started.
-    """
+
+def _note(path: str, error: Exception) -> None:
+    with contextlib.suppress(OSError), open(f"{path}{ERROR}", "w", encoding="utf-8") as file:
+        file.write(f"{type(error).__name__}: {error}")
+
+
+def _open(path: str) -> None:
     server = sys.modules["torch._C"]._distributed_c10d._WorkerServer
-    for former in (path, f"{path}.groups"):  # of this process, before it began anew
-        with contextlib.suppress(OSError):
-            os.unlink(former)
-    with contextlib.suppress(Exception):
-        _note_groups(f"{path}.groups")
+    with contextlib.suppress(OSError):
+        os.unlink(path)  # of this process, before it began anew
     opened = _thread.allocate_lock()
     opened.acquire()
     collects = gc.isenabled()
@@ -86,91 +88,19 @@ def begin(path: str) -> None:
     atexit.register(_forget, path, os.getpid())
 
 
-def _note_groups(path: str) -> None:
-    """Have each process group noted at `path` when it is made, as long as that works.
-
-    torch keeps the backends of its groups in a dictionary, which is replaced by one that notes what is put in.
-
-    Raises:
-        Exception: torch's internals are not as expected, or no file can be made: there is none.
-    """
-    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
-    pid = os.getpid()
-    paired: set[str] = set()
-
-    def note(fields: "Callable[[], list[str]]") -> None:
-        if os.getpid() == pid:
-            try:
-                _append(path, fields())
-            except Exception:  # what is noted would not be all
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-
-    def note_pair(group: "Any") -> None:
-        name = getattr(group, "group_name", "")
-        if name not in paired:
-            paired.add(name)
-            note(lambda: [PAIRED, name])
-
-    def note_group(group: "Any", config: str) -> "list[str]":
-        backends = _backends(group, config)
-        if COUNTS_PAIRS in backends and not hasattr(c10d.ProcessGroup.send, "__wrapped__"):
-            for name in ("send", "recv", "recv_anysource"):
-                setattr(c10d.ProcessGroup, name, _after(note_pair, getattr(c10d.ProcessGroup, name)))
-        return [c10d._world.pg_names[group], *backends]
-
-    class Noting(dict):
-        def __setitem__(self, group: "Any", config: "Any") -> None:
-            super().__setitem__(group, config)
-            note(lambda: note_group(group, config))
-
-    if c10d._world.pg_backend_config is not c10d._pg_backend_config or c10d._pg_backend_config:
-        raise ValueError("torch keeps its groups elsewhere, or has some already")
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    c10d._pg_backend_config = Noting()
-
-
-def _after(note: "Any", method: "Any") -> "Any":
-    """The method, after `note` has been called with its object."""
-
-    @functools.wraps(method)
-    def noting(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
-        note(self)
-        return method(self, *args, **kwargs)
-
-    return noting
-
-
-def _append(path: str, fields: "list[str]") -> None:
-    line = "\t".join("".join(c if c.isprintable() else "?" for c in text) for text in fields)
-    file = os.open(path, os.O_WRONLY | os.O_APPEND)
-    try:
-        os.write(file, f"{line}\n".encode(errors="replace"))
-    finally:
-        os.close(file)
-
-
-def _backends(group: "Any", config: str) -> "list[str]":
-    """torch's names for the backends that a group has: `nccl` as a setting may stand for one or the other."""
-    try:
-        names = {group._get_backend(device).name() for device in group._device_types}
-    except Exception:
-        names = set()
-    return sorted(names) or [config]
-
-
 def _serve(server: "Any", path: str, collects: bool, opened: "Any") -> None:
     """Open the server, whose threads inherit what this one has: its descriptors and its mask of signals."""
-    with contextlib.suppress(Exception):
-        try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
-            _have_own_descriptors()
-            made = server(path)
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # so that it is never destroyed
-        finally:
-            if collects:
-                gc.enable()
-            opened.release()
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+        _have_own_descriptors()
+        made = server(path)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # so that it is never destroyed
+    except Exception as error:
+        _note(path, error)
+    finally:
+        if collects:
+            gc.enable()
+        opened.release()
 
 
 def _have_own_descriptors() -> None:
@@ -203,7 +133,7 @@ def _forget(path: str, pid: int) -> None:
     if os.getpid() != pid:
         return
     with contextlib.suppress(OSError):
-        os.unlink(path)
+        os.rename(path, f"{path}{ENDED}")
     until = time.monotonic() + CLOSE_TIMEOUT_S
     quiet = 0
     while quiet < 2 and time.monotonic() < until:

@@ -585,3 +585,34 @@ def test_steps_count_of_workers_whose_collectives_are_unknown() -> None:
     )
     assert verdict is not None
     assert verdict.ranks == (3,)
+
+
+NCCL = "0/nccl"
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [[(37, 36), (74, 74), (36, 35)], [(37, 37), (74, 74), (36, 35)]],
+    ids=["both wait", "one waits"],
+)
+def test_stages_of_a_pipeline_are_not_compared_by_what_they_send_and_receive_over_nccl(
+    numbers: list[tuple[int, int]],
+) -> None:
+    """The first and the last wait to receive, the one between computes; it has sent more than they have."""
+    stages = [worker(rank, at(*both, name=NCCL, size=3), idle=60) for rank, both in enumerate(numbers)]
+    assert judge(stages, 3, node_of) is None
+
+
+def test_the_root_of_a_broadcast_over_nccl_may_be_ahead_of_who_is_waited_for() -> None:
+    workers = [worker(0, at(12, name=NCCL, size=3)), worker(1, at(11, name=NCCL, size=3))]
+    verdict = judge([*workers, worker(2, done(10, name=NCCL, size=3))], 3, node_of)
+    assert verdict is not None
+    assert verdict.ranks == (2,)
+
+
+def test_the_processes_that_are_waited_for_are_told() -> None:
+    workers = [worker(rank, at(5, size=3), pid=100 + rank) for rank in (0, 1)]
+    verdict = judge([*workers, worker(2, done(4, size=3), pid=4711, state="stopped")], 3, node_of)
+    assert verdict is not None
+    assert isinstance(verdict.facts, Behind)
+    assert [(node.node_id, node.pids) for node in verdict.facts.blamed.nodes] == [("gpu2", (4711,))]

@@ -10,14 +10,14 @@ nothing about its other members; an entry says how many of its group's operation
 threads may finish operations at the same time, and the older one last: the entries know better what is done.
 
 The older NCCL counts collectives on their own, and what is sent and received on its own, and tells the number of
-whichever was last. Its entries are not asked for (see sources.py), so the worker notes in which groups it sends and
-receives: their numbers say nothing. It notes their names, too: torch numbers them in the order in which they were made.
+whichever was last: the server believes it only where the members' numbers agree (core/health/waits.py). Its entries are
+not asked for (see sources.py). `pg_config` has the names of the groups that have a communicator, which torch counts up
+in the order of their making, as it does its numbers: if all names are numbers, and as many, they are the same groups.
 """
 
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +27,8 @@ from hetrdzv.protocol.rooms.progress import Collectives
 OP_LENGTH, NAME_LENGTH = 120, 120
 """How much is told of an operation, and of a group's name (characters)."""
 
-PAIRED = "counts what it sends and receives with its collectives"
-UNCOUNTED = "does not count: is TORCH_NCCL_BLOCKING_WAIT set?"
-"""Why a worker may wait in a group whose numbers say nothing."""
+DEFAULT = "0"
+"""torch's name of the group that all ranks are in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,8 @@ class Seen:
         newest_at: when the last operation was asked for (seconds of the wall clock); None: unknown.
         nameless: whether there are groups whose name is not known.
         records: whether the recorder knows of any group. It does not if it is switched off.
-        unclear: why the worker may wait in a group of which nothing can be told; empty: it does not.
+        default: whether it knows the group that all ranks are in.
+        uncounted: torch has recorded an operation, but counts none.
     """
 
     counts: Mapping[str, tuple[int, int, int]]
@@ -50,7 +50,8 @@ class Seen:
     newest_at: float | None
     nameless: bool
     records: bool
-    unclear: str = ""
+    default: bool
+    uncounted: bool
 
 
 @dataclass(slots=True)
@@ -85,12 +86,8 @@ class Trace:
     counts_operations: bool = True
     _groups: dict[str, _Group] = field(default_factory=dict)
 
-    def read(self, answer: bytes, names: Sequence[str] = (), paired: AbstractSet[str] = frozenset()) -> Seen:
+    def read(self, answer: bytes) -> Seen:
         """Read an answer.
-
-        Args:
-            names: of all groups of this backend, in the order of their making, if its entries do not tell.
-            paired: the names of those in which the worker sends and receives, if its entries do not tell.
 
         Raises:
             ValueError: it is none.
@@ -99,46 +96,29 @@ class Trace:
             dump = json.loads(answer)
             newest_ns = self._read_entries(dump.get("entries", ()))
             sizes = {str(config["name"]): _members(config) for config in dump.get("pg_config", {}).values()}
-            if not self.counts_operations:
-                self._read_names(names, sizes)
             counts = {str(number): _counts(status) for number, status in dump.get("pg_status", {}).items()}
+            if not self.counts_operations:
+                self._read_names(sizes, counts)
         except (AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"not an answer from torch's flight recorder: {error}") from error
         named = {number: count for number, count in counts.items() if number in self._groups}
-        unclear = {} if self.counts_operations else self._unclear(named, paired)
         return Seen(
             counts=counts,
             groups=[
-                self._collectives(self._groups[number], sizes, *count)
-                for number, count in named.items()
-                if number not in unclear
+                self._collectives(self._groups[number], sizes, *count) for number, count in named.items()
             ],
             newest_at=newest_ns / 1e9 if newest_ns else None,
             nameless=len(named) < len(counts),
             records=bool(sizes),
-            unclear=next(filter(None, unclear.values()), ""),
+            default=DEFAULT in sizes or any(group.name == DEFAULT for group in self._groups.values()),
+            uncounted=not self.counts_operations and any(enqueued < 0 for enqueued, _, _ in counts.values()),
         )
 
-    def _unclear(
-        self, counts: Mapping[str, tuple[int, int, int]], paired: AbstractSet[str]
-    ) -> dict[str, str]:
-        """The groups whose numbers say nothing, and why the worker may wait there; empty: it does not."""
-        unclear = {}
-        for number, (enqueued, _, completed) in counts.items():
-            if enqueued < 0:  # torch has recorded an operation, so it does not count
-                unclear[number] = UNCOUNTED
-            elif self._groups[number].name in paired:
-                unclear[number] = PAIRED if enqueued != completed else ""
-        return unclear
-
-    def _read_names(self, names: Sequence[str], sizes: Mapping[str, int]) -> None:
-        """Give groups their names; none, if there are groups of which the worker has not noted that it made them."""
-        known = sizes.keys() <= set(names)
-        self._groups = {
-            str(number): self._groups.get(str(number)) or _Group(name)
-            for number, name in enumerate(names)
-            if known and name in sizes
-        }
+    def _read_names(self, sizes: Mapping[str, int], counts: Mapping[str, object]) -> None:
+        """Give groups their names, if it is certain which is which."""
+        certain = len(sizes) == len(counts) and all(map(str.isdecimal, (*sizes, *counts)))
+        pairs = zip(sorted(counts, key=int), sorted(sizes, key=int), strict=True) if certain else ()
+        self._groups = {number: _Group(name) for number, name in pairs}
 
     def _read_entries(self, entries: Sequence[Any]) -> int:
         """Remember what the entries say about their groups; when the newest was asked for (nanoseconds, 0: never)."""

@@ -200,9 +200,8 @@ class RoundWatch:
             return None
         tells = release.tells_progress(release.installed())
         if looker.sources is None:
-            # none if it has made no group, or not imported torch; else it was never asked in time
-            return 0 if looker.has_no_groups() or (tells and not self._listened(looker)) else None
-        return None if looker.blind(time.monotonic()) else looker.collectives(torch_tells=tells)
+            return 0 if tells and not self._listened(looker) else None  # else it was never asked in time
+        return looker.collectives(time.monotonic())
 
     def _listened(self, looker: Looker) -> bool:
         """Whether torch's server was opened in a worker, or may have been: its folder is gone."""

@@ -2,15 +2,16 @@
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hetagent.job.progress import progress_files
 from hetagent.job.progress.flight_recorder import Seen
-from hetagent.job.progress.groups import SUFFIX, Groups
-from hetagent.job.progress.sources import Health, Source, source
+from hetagent.job.progress.sources import BACKENDS, Health, Source, source
 from hetagent.job.progress.standstill import State, Track
 from hetagent.job.progress.torch_client import Asked, NoAnswer
 from hetagent.node.processes import finding as processes
+from hetagent.worker.torch_server import ERROR
 
 TICK_S = 1.0
 """How often files and processes are looked at, at least, and servers at most, about (seconds)."""
@@ -25,6 +26,14 @@ ASLEEP = "S"
 """The state of a CPU worker's main thread while it waits for a collective that it has asked for. Otherwise it computes
 beside it: DistributedDataParallel asks for the mean of one bucket of gradients, and goes on with the next; a thread
 saves a checkpoint with the others. What a worker with a GPU does meanwhile cannot be seen from outside."""
+
+MAX_REASON = 150
+"""How much is read of why a worker has no server (characters)."""
+
+NO_GROUP = "torch's flight recorder knows no process group of it"
+NO_DEFAULT = "torch's flight recorder does not know its default process group"
+"""Why the collectives of a worker cannot be known whose server answers: it has not made a group yet or has not used the
+default one; or it trains over a backend that has no recorder; or that is switched off (TORCH_FR_BUFFER_SIZE=0)."""
 
 SOON_S = 0.2
 """How long news of one worker wait for those of the others (seconds)."""
@@ -42,7 +51,7 @@ class Looker:
         socket: where torch's server listens in it, if there is one; None: there is none.
         cpu: it has no GPU, so its main thread does what it has asked for itself.
         asked: the question that is not answered yet.
-        sources: what its server is asked, by backend; None: it has not answered yet.
+        sources: what its server is asked, by backend; None: it has not answered yet; empty: there is nothing to ask.
     """
 
     pid: int
@@ -53,22 +62,14 @@ class Looker:
     cpu: bool = False
     asked: Asked | None = None
     sources: dict[str, Source] | None = None
-    groups: Groups = field(init=False)
     _server: Health = field(default_factory=lambda: Health("its torch server is not listening yet"))
-    _handlers: frozenset[str] = frozenset()
     _asks: Source | None = None  # which source `asked` is about; None: which handlers there are
-
-    def __post_init__(self) -> None:
-        self.groups = Groups(f"{self.socket}{SUFFIX}")
 
     def look(self, now: float) -> None:
         """Look at the process and its files; ask its server, if it is time for that."""
         state = _state(self.pid)
         self.track.process(state, now)
         self.track.cpu.read(processes.cpu_s(self.pid), now, self.track.changed_at)
-        if self.sources is not None:
-            self.groups.read()
-            self._find()
         if self.file is not None:
             self.track.says(progress_files.read(self.file), now)
         if state is not State.RUNS or not self.sources:
@@ -93,6 +94,8 @@ class Looker:
             ConnectionRefusedError,
         ):  # it has not imported torch yet, or is about to end
             health.next_at = now + TICK_S
+            with suppress(FileNotFoundError), open(f"{self.socket}{ERROR}", encoding="utf-8") as file:
+                health.failed(f"its torch server cannot be opened: {file.read(MAX_REASON)}", now)
         except OSError as error:  # this process has no descriptors left, for instance
             health.failed(f"cannot be asked: {error}", now)
 
@@ -102,49 +105,20 @@ class Looker:
             return "it does not run torch's server"
         if self.sources is None:
             return self._server.blind(now)
-        if not self.groups.known:
-            return "the backends of its process groups are not known"
-        return "; ".join(why for name in self.groups.backends if (why := self._blind(name, now)))
+        if not self.sources:
+            return "its torch has no flight recorder"
+        if why := "; ".join(why for source in self.sources.values() if (why := source.blind(now))):
+            return why
+        seen = [source.seen for source in self.sources.values() if source.seen is not None]
+        if not any(answer.records for answer in seen):
+            return NO_GROUP
+        if any(answer.counts for answer in seen) and not any(answer.default for answer in seen):
+            return NO_DEFAULT
+        return ""
 
-    def _blind(self, backend: str, now: float) -> str:
-        assert self.sources is not None
-        if backend not in self.sources:
-            return f"its torch does not report on {backend}"
-        return self.sources[backend].blind(now)
-
-    def _find(self) -> None:
-        """Find what to ask about the backends that its groups have; about gloo in any case."""
-        assert self.sources is not None
-        for name in ["gloo", *self.groups.backends]:
-            if name not in self.sources and (made := source(name, self._handlers, self.world_size)):
-                self.sources[name] = made
-
-    def collectives(self, *, torch_tells: bool) -> int | None:
-        """How many collectives it has asked for in all its process groups, as last seen; None: nobody can tell.
-
-        Args:
-            torch_tells: whether the torch that it would import tells, so that one that never answered has had none yet.
-        """
-        if self.socket is None or (self.sources is None and not torch_tells):
-            return None
-        if self.sources is not None and not self._tells_all():
-            return None
-        return sum(group.enqueued for group in self.track.groups)
-
-    def has_no_groups(self) -> bool:
-        """Whether it is known to have made no process group."""
-        self.groups.read()
-        return self.groups.known and not self.groups.backends
-
-    def _tells_all(self) -> bool:
-        """Whether its server has told of all backends that its groups have."""
-        assert self.sources is not None
-        told = [
-            recorder.name
-            for recorder in self.sources.values()
-            if recorder.seen is not None and recorder.seen.records
-        ]
-        return self.groups.known and set(told).issuperset(self.groups.backends)
+    def collectives(self, now: float) -> int | None:
+        """How many it has asked for in all its process groups, as last seen; None: nobody can tell."""
+        return None if self.blind(now) else sum(group.enqueued for group in self.track.groups)
 
     def answers_soon(self, now: float) -> bool:
         """Whether it has only just been asked."""
@@ -160,14 +134,12 @@ class Looker:
             if answer is None:
                 return
             if self._asks is None:
-                self._handlers, self.sources = frozenset(json.loads(answer)), {}
-                self.groups.read()
-                self._find()
+                handlers = frozenset(json.loads(answer))
+                made = [source(name, handlers, self.world_size) for name in BACKENDS]
+                self.sources = {one.name: one for one in made if one is not None}
                 health.answered(now, 0.0)
             else:
-                self.groups.read()  # whatever the answer tells was noted before
-                names = self.groups.names.get(self._asks.name, ())
-                self._take(self._asks, self._asks.trace.read(answer, names, self.groups.paired), now)
+                self._take(self._asks, self._asks.trace.read(answer), now)
                 self._asks.costs.append(now - self.asked.at)
                 health.answered(now, self._pause_s(self._asks))
         except NoAnswer as error:

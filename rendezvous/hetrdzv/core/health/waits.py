@@ -1,7 +1,8 @@
 """Who waits for whom in torch's process groups: the most advanced members of a group wait for those behind them.
 
 A worker waits in a group if its last collective there is not complete and its numbers no longer change. The numbers
-say nothing about point-to-point operations (`send`, `recv`): a wait in one of those is not seen.
+say nothing about point-to-point operations (`send`, `recv`): a wait in one of those is not seen. Those of NCCL may be
+numbers of such operations instead, and then say nothing.
 """
 
 from collections import Counter
@@ -26,6 +27,12 @@ PLACES = 4
 PLACES_ANYWAY = 1024
 """How many are looked at however few workers there are, and a quarter as many process groups; of more than that, one
 for each two workers."""
+
+MIXED = "/nccl"
+"""Ends the name of a group whose numbers count collectives or what was sent and received, whichever was last."""
+
+AHEAD = 8
+"""How many collectives a member may have done that another has not asked for: the root of a broadcast does not wait."""
 
 DEFAULT_GROUPS = frozenset({"0", "default_pg"})
 """The names of the process group that all ranks are in."""
@@ -211,6 +218,8 @@ def who_waits(workers: Sequence[Worker], world_size: int) -> Waits:
     moving = sum(_moves(worker) for worker in workers)
     lanes = []
     for (name, size), members in _members(workers, budget).items():
+        if name.endswith(MIXED) and not _agree([at for _, at in members]):
+            continue
         lane = _lane(name, size, members, workers, moving, world_size, budget)
         lane.arrange()
         lanes.append(lane)
@@ -278,6 +287,11 @@ def _lane(
         others_move = moving > sum(_moves(worker) for worker, _ in members)
         missing = int(len(workers) < world_size or others_move or not any(at.completed for _, at in members))
     return Lane(name, places, missing, excused)
+
+
+def _agree(members: Sequence[Collectives]) -> bool:
+    """Whether their numbers may all be those of the same collectives."""
+    return max(at.completed for at in members) <= min(at.enqueued for at in members) + AHEAD
 
 
 def _moves(worker: Worker) -> bool:

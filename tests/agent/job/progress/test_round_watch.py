@@ -269,16 +269,13 @@ def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
     watch.close()
 
 
-@pytest.mark.parametrize(("note", "collectives"), [("", 0), ("0\tgloo\n", None)])
-def test_a_worker_that_has_ended_before_it_answered_has_asked_for_nothing_if_it_made_no_group(
-    note: str, collectives: int | None
-) -> None:
-    """Most scripts that fail at once do so after they have imported torch."""
+@pytest.mark.parametrize("left", ["", ".ended", ".error"])
+def test_of_a_worker_that_had_imported_torch_and_never_answered_nobody_knows(left: str) -> None:
     watch = RoundWatch(1, 2, lambda: None, cpu=True)
     file = Path(watch.environ(0, torch=True)[FILE])
     watch.begin({0: os.getpid()}, 0)
-    (file.parent / f"{file.name}.sock.groups").write_text(note)
-    assert watch.reached() == (collectives, None)
+    (file.parent / f"{file.name}.sock{left}").touch()
+    assert watch.reached() == (None, None)
     watch.close()
 
 

@@ -14,16 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.agent.job.progress.test_flight_recorder import NCCL_ANSWER
+from tests.agent.job.progress.test_flight_recorder import NCCL_ANSWER, answer, entry
 from tests.support.cluster import wait_for
 
-from hetagent.job.progress import groups as groups_file
 from hetagent.job.progress import torch_client
-from hetagent.job.progress.groups import Groups
 from hetagent.job.progress.round_watch import opening
 from hetagent.job.progress.sources import AGAIN_MAX_S, LATE_S, Health
 from hetagent.job.progress.standstill import Track
-from hetagent.job.progress.worker import Looker
+from hetagent.job.progress.worker import NO_DEFAULT, NO_GROUP, Looker
 from hetagent.worker import runner
 
 EMPTY = '{"nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}'
@@ -36,6 +34,11 @@ GLOO_ANSWER = json.dumps(
         "version": "2.10",
     }
 )
+
+SIDE_ANSWER = answer(entry(0, "1", 3, 3), g0=(3, -1, 2)).decode()
+NCCL2_ANSWER = answer(
+    entry(0, "0", 3, 3), config={"0": {"name": "0", "ranks": "[0, 1]"}}, g0=(3, -1, 2)
+).decode()
 
 OF_213 = ["dump_nccl_trace_json", "dump_traceback", "fr_trace_json", "ping"]
 OF_215 = [*OF_213, "fr_dump_file"]
@@ -84,12 +87,8 @@ class Worker:
         self.path = folder / "s"
         self.server = Server(self.path, handlers)
         self.looker = Looker(os.getpid(), Track(time.monotonic()), 8, socket=str(self.path))
-        self.note("")
-
-    def note(self, line: str) -> None:
-        """What the worker notes of a group."""
-        with Path(f"{self.path}.groups").open("a") as file:
-            file.write(line)
+        empty = ("200 OK", EMPTY)
+        self.server.answers |= dict.fromkeys((GLOO, NCCL, NCCL2), empty)
 
     def look(self, at: float) -> None:
         """Look, and take in all that is answered by then."""
@@ -124,77 +123,74 @@ def test_nccl_is_asked_without_entries_so_that_torch_does_not_ask_cuda(
 ) -> None:
     worker = make(OF_213)
     worker.server.answers |= {NCCL: ("200 OK", NCCL_ANSWER), GLOO: ("200 OK", GLOO_ANSWER)}
-    worker.note("0\tgloo\tnccl\n7e0f3c\tnccl\n5\tnccl\n")
     now = time.monotonic()
     worker.look(now)
     worker.look(now + 1)
     assert set(worker.server.asked) == {"", NCCL, GLOO}
     assert worker.looker.blind(now + 1) == ""
-    assert [one.name for one in worker.looker.track.groups] == ["0/nccl", "7e0f3c/nccl"]
-    assert worker.looker.collectives(torch_tells=True) == 812 + 96
+    assert [one.name for one in worker.looker.track.groups] == ["0/nccl", "5/nccl"]
+    assert worker.looker.collectives(now + 1) == 812 + 96
 
 
 def test_nccl2_is_asked_by_its_name_where_torch_has_recorders_by_name(
     make: Callable[[list[str]], Worker],
 ) -> None:
     worker = make(OF_215)
-    worker.server.answers |= {NCCL2: ("200 OK", NCCL_ANSWER), GLOO: ("200 OK", EMPTY)}
-    worker.note("0\tnccl2\n")
+    worker.server.answers[NCCL2] = ("200 OK", NCCL2_ANSWER)
     now = time.monotonic()
     worker.look(now)
     worker.look(now + 1)
-    assert set(worker.server.asked) == {"", NCCL2, GLOO}
+    assert set(worker.server.asked) == {"", NCCL, NCCL2, GLOO}
     assert worker.looker.blind(now + 1) == ""
 
 
-@pytest.mark.parametrize(
-    ("handlers", "backend"),
-    [
-        (OF_213, "nccl2"),
-        (OF_215, "nccl-lazy"),
-        (OF_215, "xccl"),
-        (OF_215, "mpi"),
-        (OF_215, "ucc"),
-        (OF_215, "of-mine"),
-        (["dump_nccl_trace_json", "ping"], "gloo"),
-    ],
-)
 def test_a_worker_that_trains_over_what_nobody_sees_is_not_idle_in_its_gloo_groups(
-    make: Callable[[list[str]], Worker], handlers: list[str], backend: str
+    make: Callable[[list[str]], Worker],
 ) -> None:
-    worker = make(handlers)
-    worker.server.answers[GLOO] = ("200 OK", GLOO_ANSWER)
-    worker.note(f"0\t{backend}\n")
+    """Its side groups are gloo's; of the default one, of xccl, MPI or a backend of its own, torch tells nothing."""
+    worker = make(OF_215)
+    worker.server.answers[GLOO] = ("200 OK", SIDE_ANSWER)
     now = time.monotonic()
     worker.look(now)
     worker.look(now + 1)
-    assert worker.looker.blind(now + 1) == f"its torch does not report on {backend}"
-    assert worker.looker.collectives(torch_tells=True) is None
+    assert worker.looker.blind(now + 1) == NO_DEFAULT
+    assert worker.looker.collectives(now + 1) is None
 
 
-def test_a_worker_without_groups_has_asked_for_nothing_and_one_that_cannot_note_them_for_nobody_knows_what(
-    make: Callable[[list[str]], Worker],
+@pytest.mark.parametrize(
+    ("handlers", "why"),
+    [(OF_213, NO_GROUP), (["dump_traceback", "ping"], "its torch has no flight recorder")],
+)
+def test_of_a_worker_without_groups_nothing_is_known(
+    make: Callable[[list[str]], Worker], handlers: list[str], why: str
 ) -> None:
-    worker = make(OF_213)
-    worker.server.answers[GLOO] = ("200 OK", EMPTY)
+    """It may have made none yet, or those of a backend without a recorder, or the recorder is switched off."""
+    worker = make(handlers)
     now = time.monotonic()
     assert worker.looker.blind(now) == "its torch server is not listening yet"
     worker.look(now)
-    assert (worker.looker.blind(now), worker.looker.collectives(torch_tells=True)) == ("", 0)
-    Path(f"{worker.path}.groups").unlink()
-    worker.look(now)
-    assert worker.looker.blind(now) == "the backends of its process groups are not known"
-    assert worker.looker.collectives(torch_tells=True) is None
+    worker.look(now + 1)
+    assert (worker.looker.blind(now + 1), worker.looker.collectives(now + 1)) == (why, None)
 
 
-def test_a_recorder_that_is_off_says_nothing(make: Callable[[list[str]], Worker]) -> None:
+def test_a_worker_that_has_not_used_its_groups_has_asked_for_nothing(
+    make: Callable[[list[str]], Worker],
+) -> None:
     worker = make(OF_213)
-    worker.server.answers[GLOO] = ("200 OK", EMPTY)
-    worker.note("0\tgloo\n")
+    worker.server.answers[GLOO] = ("200 OK", GLOO_ANSWER)
     now = time.monotonic()
     worker.look(now)
-    assert worker.looker.blind(now) == "gloo records nothing: is TORCH_FR_BUFFER_SIZE 0?"
-    assert worker.looker.collectives(torch_tells=True) is None
+    worker.look(now + 1)
+    assert (worker.looker.blind(now + 1), worker.looker.collectives(now + 1)) == ("", 0)
+
+
+def test_why_torchs_server_could_not_be_opened_is_said(make: Callable[[list[str]], Worker]) -> None:
+    worker = make(OF_213)
+    worker.path.unlink()
+    Path(f"{worker.path}.error").write_text("OSError: [Errno 38] unshare")
+    now = time.monotonic()
+    worker.look(now)
+    assert worker.looker.blind(now) == "its torch server cannot be opened: OSError: [Errno 38] unshare"
 
 
 @pytest.mark.parametrize(
@@ -221,8 +217,7 @@ def test_a_bad_answer_is_a_reason_and_the_source_is_asked_again(
     monkeypatch.setattr(
         torch_client, "MAX_ANSWER", 150_000
     )  # what a socket takes at once: nobody reads meanwhile
-    worker = make(OF_213)
-    worker.note("0\tgloo\n")
+    worker = make(["fr_trace_json"])
     worker.server.answers[GLOO] = ("200 OK", GLOO_ANSWER)
     now = time.monotonic()
     worker.look(now)
@@ -268,14 +263,13 @@ def test_an_agent_without_descriptors_says_so(
 
 
 MAKES = """
-import os, sys, threading, time
+import os, sys
 import torch, torch.distributed as dist
-before = sorted(os.listdir("/proc/self/fd"))
 dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(3))
 dist.all_reduce(torch.ones(3), group=dist.new_group([0], backend="gloo"))
 if os.fork() == 0:
-    dist.new_group([0], backend="gloo")  # a child's group is none of the worker's
+    dist.all_reduce(torch.ones(3), group=dist.new_group([0], backend="gloo"))  # a child's is none of the worker's
     os._exit(0)
 os.wait()
 print(dist.get_backend(), len(dist.distributed_c10d._world.pg_map), flush=True)
@@ -301,17 +295,17 @@ dist.Backend.register_backend("mine", lambda store, rank, size, timeout: Mine(ra
 
 
 @pytest.mark.parametrize(
-    ("before", "backend", "environ", "noted", "why"),
+    ("before", "backend", "environ", "why"),
     [
-        ("", "gloo", {}, ["gloo", "gloo"], ""),
-        ("", "gloo", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, ["gloo", "gloo"], ""),
-        ("", "gloo", {"TORCH_FR_BUFFER_SIZE": "0"}, ["gloo", "gloo"], "gloo records nothing"),
-        (CUSTOM, "mine", {}, ["cpu:mine", "gloo"], "its torch does not report on cpu:mine"),
+        ("", "gloo", {}, ""),
+        ("", "gloo", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, NO_DEFAULT),  # there torch names no group
+        ("", "gloo", {"TORCH_FR_BUFFER_SIZE": "0"}, NO_GROUP),
+        (CUSTOM, "mine", {}, NO_DEFAULT),
     ],
     ids=["gloo", "wrapped", "recorder off", "custom"],
 )
-def test_a_real_worker_notes_the_backends_of_its_groups(
-    tmp_path: Path, before: str, backend: str, environ: dict[str, str], noted: list[str], why: str
+def test_what_is_known_of_a_real_worker(
+    tmp_path: Path, before: str, backend: str, environ: dict[str, str], why: str
 ) -> None:
     (tmp_path / "script.py").write_text(before + MAKES.replace("BACKEND", repr(backend)))
     path = tmp_path / "s"
@@ -327,14 +321,6 @@ def test_a_real_worker_notes_the_backends_of_its_groups(
     looker = Looker(worker.pid, Track(time.monotonic()), 1, socket=str(path), cpu=True)
     try:
         assert worker.stdout.readline() == f"{backend} 2\n"
-        lines = [line.split("\t")[1] for line in Path(f"{path}.groups").read_text().splitlines()]
-        assert lines == noted
-
-        def known() -> bool:
-            looker.look(time.monotonic())
-            while looker.asked is not None and looker.asked.read() is None:
-                time.sleep(0.01)
-            return True
 
         def answered() -> bool:
             looker.look(time.monotonic())
@@ -344,83 +330,9 @@ def test_a_real_worker_notes_the_backends_of_its_groups(
             return source is not None and source.health.answered_at is not None
 
         wait_for(answered, "an answer about gloo")
-        assert looker.blind(time.monotonic()).startswith(why)
-        assert bool(looker.blind(time.monotonic())) == bool(why)
+        assert looker.blind(time.monotonic()) == why
+        assert looker.collectives(time.monotonic()) == (None if why else 2)
     finally:
         looker.close()
         worker.communicate("")
     assert worker.returncode == 0
-
-
-SENDS = """
-import subprocess, sys
-import torch, torch.distributed as dist
-rank = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-plain = dist.ProcessGroup.send
-if rank == 0:
-    subprocess.Popen([sys.executable, __file__, "1"])
-    # gloo in place of NCCL, which needs a GPU
-    type(dist.distributed_c10d._pg_backend_config).__setitem__.__globals__["COUNTS_PAIRS"] = "gloo"
-dist.init_process_group("gloo", init_method=f"file://{__file__}.store", rank=rank, world_size=2)
-side = dist.new_group([0, 1], backend="gloo")
-dist.all_reduce(torch.ones(3))
-for _ in range(2):
-    if rank == 0:
-        dist.send(torch.ones(3), 1, group=side)
-        dist.recv(torch.ones(3), group=side)
-    else:
-        dist.recv(torch.ones(3), 0, group=side)
-        dist.isend(torch.ones(3), 0, group=side).wait()
-if rank == 0:
-    print(dist.ProcessGroup.send is plain, dist.ProcessGroup.send.__name__)
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.long
-def test_a_real_worker_notes_in_which_of_nccls_groups_it_sends_and_receives(tmp_path: Path) -> None:
-    """torch's answer about NCCL does not tell these from collectives; other scripts have nothing replaced."""
-    script = tmp_path / "script.py"
-    script.write_text(SENDS)
-    environ = {**os.environ, **opening(str(tmp_path / "s"))}
-    done = subprocess.run(
-        [sys.executable, runner.__file__, str(script)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "False send\n"
-    groups = Groups(str(tmp_path / "s.groups"))
-    groups.read()
-    assert (groups.names, groups.paired) == ({"gloo": ["0", "1"]}, {"1"})
-    assert (tmp_path / "s.groups").read_text().count(groups_file.PAIRED) == 1
-
-
-def test_what_is_sent_and_received_over_nccl_makes_a_worker_unknown_while_it_is_not_done(
-    make: Callable[[list[str]], Worker],
-) -> None:
-    worker = make(OF_213)
-    worker.server.answers |= {NCCL: ("200 OK", NCCL_ANSWER), GLOO: ("200 OK", EMPTY)}
-    worker.note("0\tnccl\n7e0f3c\tnccl\n5\tnccl\n<->\t7e0f3c\n")
-    now = time.monotonic()
-    worker.look(now)
-    assert worker.looker.blind(now) == ""  # all of that group is done
-    assert [one.name for one in worker.looker.track.groups] == ["0/nccl"]
-    worker.note("<->\t0\n")
-    worker.look(now + 2)
-    worker.look(now + 2)
-    assert worker.looker.blind(now + 2) == "nccl counts what it sends and receives with its collectives"
-
-
-def test_a_note_that_is_not_whole_is_none(tmp_path: Path) -> None:
-    note = tmp_path / "note"
-    groups = Groups(str(note))
-    groups.read()
-    assert not groups.known
-    note.write_text("0\tgloo\n1\tnc")
-    groups.read()
-    assert (groups.known, groups.backends, groups.names) == (True, ["gloo"], {"gloo": ["0"]})
-    note.write_bytes(b"\xff\n")
-    groups.read()
-    assert not groups.known

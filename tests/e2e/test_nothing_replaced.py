@@ -1,0 +1,69 @@
+"""A worker's torch is torch's own: the agent that watches it replaces nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import NO_STANDBYS, RUN
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import json, sys
+import torch, torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+def of(thing):
+    code = getattr(thing, "__code__", None)
+    kind = thing if isinstance(thing, type) else type(thing)
+    names = [str(getattr(thing, name, None)) for name in ("__module__", "__qualname__")]
+    return [kind.__module__, kind.__qualname__, *names, code and code.co_filename]
+
+def everything():
+    places = {name: module for name, module in sys.modules.items() if name.startswith("torch.distributed")}
+    places["bindings"] = torch._C._distributed_c10d
+    places["world"] = c10d._world
+    places |= {one.__name__: one for one in vars(torch._C._distributed_c10d).values() if isinstance(one, type)}
+    return {f"{place} {name}": thing for place, one in places.items() for name, thing in vars(one).items()}
+
+imported = everything()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+side = dist.new_group([0])
+dist.all_reduce(torch.ones(3), group=side)
+dist.barrier()
+functions = {name: thing for name, thing in everything().items() if callable(thing)}
+changed = sorted(name for name, thing in functions.items() if imported.get(name, thing) is not thing)
+with open(sys.argv[1], "w") as file:
+    json.dump({"changed": changed, "all": {name: of(thing) for name, thing in imported.items()}}, file)
+"""
+
+
+@pytest.mark.parametrize("preload", ["none", "torch"])
+def test_nothing_of_torch_distributed_is_replaced_in_a_worker(tmp_path: Path, preload: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    agent = ("-m", "hetagent.cli", "--standalone", "--gpus", "1", "--device", "cpu", "--preload", preload)
+    plain, worker = run(tmp_path, "plain"), run(tmp_path, "worker", *agent)
+    assert worker["all"] == plain["all"]
+    assert worker["changed"] == plain["changed"]
+    assert len(plain["all"]) > 1000
+
+
+def run(folder: Path, name: str, *agent: str) -> dict[str, Any]:
+    """What the script finds in torch.distributed, run by python or as an agent's worker."""
+    found = folder / name
+    subprocess.run(
+        [sys.executable, *agent, str(folder / "script.py"), str(found)],
+        env=NO_STANDBYS | os.environ | {"HETRDZV_TEST_RUN": RUN},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=100,
+        check=True,
+    )
+    told: dict[str, Any] = json.loads(found.read_text())
+    return told

@@ -1,9 +1,9 @@
 """The waiting part of a standby: a worker's process that was started before its round was known.
 
-A standby has the command line that its worker will have. The runner calls `wait` when it has done all that it can do
-before the script runs (see worker/runner.py). Here the standby imports what it was told to, says that it is ready, and
-waits on a socket for what only the round knows. When `wait` returns, the process is a worker: nothing of the standby is
-left but the imported modules. `begin` has a worker note what it imports.
+A standby is started with the command line of its worker, and shows another one until it is a worker. The runner calls
+`wait` when it has done all that it can do before the script runs (see worker/runner.py). Here the standby imports what
+it was told to, says that it is ready, and waits on a socket for what only the round knows. When `wait` returns, the
+process is a worker: nothing of the standby is left but the imported modules. `begin` has a worker note what it imports.
 
 Messages are JSON, each after its length in four bytes (big-endian). The first two may be repeated, with more modules:
 
@@ -39,7 +39,10 @@ IMPORTS_FILE = "HET_IMPORTS_FILE"
 """Where a worker notes what it imports."""
 
 NAME = "het-standby"
-"""What `ps -o comm` and `top` show until the standby is a worker."""
+"""What `ps -o comm` and `top` show of a standby that is ready."""
+
+TITLE = "hetagent: standby for "
+"""What `ps` shows instead of the command line until the standby is a worker; the name of its script follows."""
 
 STEP_S = 0.01
 """A paced standby uses the CPU for this long, then rests for as long (seconds)."""
@@ -96,6 +99,8 @@ def wait(started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
     for name in marks:
         del os.environ[name]
     own_name = _renamed(None)
+    title = f"{TITLE}{os.path.basename(sys.argv[0])}".encode(errors="surrogateescape")
+    own_title = _shown(title)
     order, streams = _receive(channel)
     before = dict(os.environ)
     script, path = os.path.abspath(sys.argv[0]), list(sys.path)
@@ -111,6 +116,7 @@ def wait(started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
         # A problem ends the process, unless the agent has just taken it for a round.
         order, streams = _receive(channel)
         _renamed(own_name)
+    _shown(own_title, instead_of=title)
     _take_streams(streams)
     if problem is not None:
         _begin_anew(started_as, order["environ"])
@@ -436,6 +442,26 @@ def _are_shown(marks: "list[str]") -> bool:
     except OSError:
         return False
     return all(f"\0{name}=".encode() in shown for name in marks)
+
+
+def _shown(title: bytes, instead_of: bytes = b"") -> bytes:
+    """Have /proc show this as the command line if it can be changed; returns what it has shown, else nothing.
+
+    Args:
+        instead_of: only if this is how it begins now: a module that was imported may have changed it.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            start, end = map(int, file.read().rpartition(b")")[2].split()[45:47])
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            memory.seek(start)
+            before = memory.read(end - start)
+            if before.startswith(instead_of):
+                memory.seek(start)
+                memory.write(title[: len(before) - 1].ljust(len(before), b"\0"))
+            return before
+    except (OSError, ValueError):  # forbidden here, or no longer where it was
+        return b""
 
 
 def _renamed(name: "str | None") -> str:

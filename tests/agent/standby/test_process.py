@@ -81,13 +81,14 @@ def test_one_that_is_taken_before_it_is_ready_runs_once_it_is(program: Program, 
 
 
 def test_its_marks_before_and_after(program: Program, tmp_path: Path) -> None:
-    """It is found as its agent's all the time; its name says that it waits."""
+    """It is found as its agent's all the time; its name and its command line say that it waits."""
     (tmp_path / "s.py").write_text("import time; time.sleep(300)")
     incarnation = standbys.MARKS[processes.INCARNATION]
     standby = standbys.ready(program, ["imported"])
     pid = standby.process.pid
     assert processes.marked(incarnation) == [pid]
     assert comm(pid) == NAME
+    assert Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0") == "hetagent: standby for s.py"
     before = processes.environment(pid)
     assert {name: before[name] for name in (processes.NODE_ID, processes.AGENT_PID, processes.GROUP)} == {
         name: standbys.MARKS[name] for name in (processes.NODE_ID, processes.AGENT_PID, processes.GROUP)
@@ -98,6 +99,7 @@ def test_its_marks_before_and_after(program: Program, tmp_path: Path) -> None:
         # At once, since the agent may have to kill it at once.
         assert processes.marked(incarnation) == [pid]
         assert comm(pid) != NAME
+        assert tuple(Path(f"/proc/{pid}/cmdline").read_text()[:-1].split("\0")) == program.args
         assert worker.pid == pid == os.getsid(pid)
     finally:
         worker.kill()

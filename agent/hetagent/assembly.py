@@ -31,7 +31,7 @@ from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
-from hetagent.launch.command import WorkerCommand, checksum, script_name, worker_command
+from hetagent.launch.command import WorkerCommand, checksum, script_name
 from hetagent.node import console, names, network
 from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices, numa
@@ -114,10 +114,17 @@ class Node:
         )
 
 
-def run(options: Options, server: OwnServer | None, token: str | None, tls: ClientTls) -> int:
+def run(
+    options: Options,
+    command: WorkerCommand | None,
+    server: OwnServer | None,
+    token: str | None,
+    tls: ClientTls,
+) -> int:
     """Join the group, follow the server until it says `exit`, and report the outcome at the terminal.
 
     Args:
+        command: what the workers run; None: the group's command.
         server: our own, with `--standalone`.
         token, tls: how to speak to the servers.
 
@@ -132,7 +139,7 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     name = names.Name(options.node_id) if known else names.take(options.node_id, options.group, servers)
     options = replace(options, node_id=name.node_id)
     tell = partial(console.tell, f"hetagent[{name.node_id}]")
-    node = _node(options, access, tell, name.notes)
+    node = _node(options, command, access, tell, name.notes)
     logs_specs = _logs_specs(options)
     agent = _agent(node, server, logs_specs)
     kind = "worker" if node.devices is None else "CPU worker" if node.devices.kind == "cpu" else "GPU"
@@ -162,13 +169,18 @@ def run(options: Options, server: OwnServer | None, token: str | None, tls: Clie
     return status
 
 
-def _node(options: Options, access: Access, tell: Callable[[str], None], notes: Sequence[str]) -> Node:
+def _node(
+    options: Options,
+    command: WorkerCommand | None,
+    access: Access,
+    tell: Callable[[str], None],
+    notes: Sequence[str],
+) -> Node:
     """Look at this node, and clean up what an earlier agent has left on it.
 
     Args:
         notes: what a person should know of its name.
     """
-    command = _command(options)
     for note in (*notes, *options.notes, *launch_notes(options, command)):
         tell(note)
     chosen, slots = slots_of(options)
@@ -410,20 +422,6 @@ def _readiness(node: Node, offers: Callable[..., None], kept: Callable[[], Colle
         *(feature.check(node, offers) for feature in node.options.features),
     ]
     return Readiness([check for check in checks if check is not None])
-
-
-def _command(options: Options) -> WorkerCommand | None:
-    """What the workers run; None: the group's command."""
-    if options.script is None:
-        return None
-    flags = options.torchrun
-    return worker_command(
-        options.script,
-        options.script_args,
-        module=flags.module,
-        no_python=flags.no_python,
-        run_path=flags.run_path,
-    )
 
 
 def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:

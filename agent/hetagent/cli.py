@@ -1,6 +1,6 @@
 """The hetagent command: reads the command line, runs the agent and turns its outcome into an exit status.
 
-Imports torch only once the command line makes sense.
+Imports torch only once the command line makes sense and nothing that is known by then is in the way.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def _run() -> int:
     if missing := [module for module in NEEDS if find_spec(module) is None]:
         say(f"hetagent needs {' and '.join(missing)}: pip install 'hetrdzv[agent]'")
         return statuses.USAGE
-    from hetagent.job import failures
+    from hetagent.job import early, failures
     from hetagent.job.leaving import AgentError
     from hetagent.launch.command import CommandError, NotFound
     from hetagent.node.gpu.numa import NumaError
@@ -60,14 +60,19 @@ def _run() -> int:
         for feature in options.features:
             if (done := feature.instead(options, token, tls)) is not None:
                 return done
+        command = early.command(options)
+        if not options.standalone:
+            early.look(options, token, tls)
         if unknown := release.check(release.installed()):
             say(f"hetagent: warning: {unknown}")
-        from hetagent import assembly  # which imports torch: only once the command line makes sense
+        from hetagent import assembly  # which imports torch: only once there is something to do
 
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # __main__.py has seen to that
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with own_server() if options.standalone else contextlib.nullcontext() as server:
-            return assembly.run(options, server, token, tls)
+            return assembly.run(options, command, server, token, tls)
+    except early.Over as over:
+        return over.report()
     except (UsageError, CommandError, NumaError, NetworkError, AccessError, TlsError) as error:
         # torchrun's status for a script that is not there is 1
         status = statuses.FAILED if isinstance(error, NotFound) else statuses.USAGE

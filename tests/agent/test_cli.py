@@ -245,7 +245,7 @@ def test_exit_statuses_are_seen_when_the_launcher_ignores_sigchld(monkeypatch: p
         return ended.si_status
 
     monkeypatch.setattr(assembly, "run", run)
-    monkeypatch.setattr(sys, "argv", ["hetagent", "--server", "http://127.0.0.1:1", "train.py"])
+    monkeypatch.setattr(sys, "argv", ["hetagent", "--server", "http://127.0.0.1:1", __file__])
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         with pytest.raises(SystemExit) as ended:
@@ -276,7 +276,7 @@ def test_an_agent_that_cannot_run_says_why_and_writes_it_for_whoever_started_it(
         raise error
 
     monkeypatch.setattr(assembly, "run", run)
-    monkeypatch.setattr(sys, "argv", ["hetagent", "--server", "http://127.0.0.1:1", "train.py"])
+    monkeypatch.setattr(sys, "argv", ["hetagent", "--server", "http://127.0.0.1:1", __file__])
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     with pytest.raises(SystemExit) as ended:
         cli.main()

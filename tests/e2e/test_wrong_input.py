@@ -281,7 +281,7 @@ def test_an_unknown_host(hetagent: Run) -> None:
 class Stranger(BaseHTTPRequestHandler):
     """Some other web server."""
 
-    def do_PUT(self) -> None:
+    def do_GET(self) -> None:
         self.send_error(404)
 
     def log_message(self, *args: object) -> None:

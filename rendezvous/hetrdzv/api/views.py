@@ -14,7 +14,7 @@ from starlette.responses import Response
 from hetrdzv.api.rooms import OF_GROUP, OF_ROUND
 from hetrdzv.api.workers import told_stall, worker_replies
 from hetrdzv.core.commands import Command
-from hetrdzv.core.directive import Directive, Start, Warned, warned
+from hetrdzv.core.directive import Directive, Start, Warned, late_exit_code, warned
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Member, Node, Round, Stall
@@ -259,6 +259,7 @@ def group_summary(group: Group, now: float) -> GroupSummary:
         max_restarts=group.spec.max_restarts,
         counts=_counts(group),
         ended_s_ago=_ended_s_ago(group, now),
+        exit_code=late_exit_code(group),
         **{name: value for of_group in OF_GROUP for name, value in of_group(group).items()},
     )
 

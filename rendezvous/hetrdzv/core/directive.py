@@ -7,6 +7,7 @@ from typing import Any
 from hetrdzv.core.model import Cancellation, Group, Member, Node, Round
 from hetrdzv.core.rooms.table import ROOMS, needed
 from hetrdzv.core.rounds.notice import may_save
+from hetrdzv.core.rounds.transitions import begins_anew
 from hetrdzv.core.why import why, why_ended, why_waits
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import Announced, Cause, Drained, FailedWorker, RootCause
@@ -240,6 +241,13 @@ def _came_late(group: Group, node: Node) -> reasons.CameLate | None:
         return None
     cancelled = group.cancellation or Cancellation()
     return reasons.CameLate(group_id=group.group_id, outcome=group.state, by=cancelled.by, at=cancelled.at)
+
+
+def late_exit_code(group: Group) -> int | None:
+    """With which status agents exit that join now: the job is over, and they begin no new one; None: they may join."""
+    if not group.state.terminal or begins_anew(group):
+        return None
+    return _exit_code(group.state, group.root_cause)
 
 
 def _exit_code(outcome: GroupState, root_cause: RootCause | None) -> int:

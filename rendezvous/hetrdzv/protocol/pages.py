@@ -216,6 +216,8 @@ class GroupSummary:
         reason, why: why it stands where it stands, and the same in a sentence; None: `why` says it.
         clock: what the server's clock reads, which the moments in `reason` are of (seconds).
         ended_s_ago: when the job ended (seconds ago); None: it has not, or nobody knows.
+        exit_code: with which status agents exit that join now: the job is over, and they begin no new one; None: they
+            may join.
         snapshot: what of the job's work is safe; None: its nodes hold no snapshots.
     """
 
@@ -231,6 +233,7 @@ class GroupSummary:
     max_restarts: int
     counts: CountsReply
     ended_s_ago: float | None = None
+    exit_code: int | None = None
     snapshot: SafeShown | None = None
 
     @property

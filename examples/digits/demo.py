@@ -27,6 +27,10 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 
 
+LAST_LINES = 20
+"""How much is shown of what each program has said, if the demo fails."""
+
+
 def say(text: str = "") -> None:
     """Print one line of the story."""
     print(text, flush=True)
@@ -48,7 +52,10 @@ def wait_for(what: str, found: Callable[[], object], timeout_s: float = 120.0) -
         if result := found():
             return result
         time.sleep(0.02)
-    sys.exit(f"demo: {what} did not happen within {timeout_s:g} s")
+    busy = f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} CPUs"
+    sys.exit(
+        f"demo: {what} did not happen within {timeout_s:g} s ({busy}); see above what everybody said last"
+    )
 
 
 @contextlib.contextmanager
@@ -108,7 +115,13 @@ def training_lines(log: Path) -> list[str]:
 def main() -> None:
     """Tell the story."""
     with tempfile.TemporaryDirectory(prefix="hetrdzv-demo-") as folder, contextlib.ExitStack() as stack:
-        story(Path(folder), stack)
+        try:
+            story(Path(folder), stack)
+        except SystemExit:
+            for log in sorted(Path(folder).glob("*.log")):
+                last = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+                say("\n".join([f"--- {log.stem}", *last]))
+            raise
 
 
 def story(folder: Path, stack: contextlib.ExitStack) -> None:
@@ -181,8 +194,6 @@ def story(folder: Path, stack: contextlib.ExitStack) -> None:
         f"(at least {ACCURACY} wanted), one restart, 4 ranks."
     )
     if not ended_well:
-        for name in NODES:
-            say(f"--- {name}\n{(folder / f'{name}.log').read_text(errors='replace')}")
         sys.exit(1)
 
 

@@ -95,7 +95,8 @@ def test_one_node_that_lacks_a_module_is_named(pair: Cluster) -> None:
 
 def test_every_node_says_that_it_restarts_and_why(pair: Cluster) -> None:
     script = "import os, sys; sys.exit('boom' if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)"
-    agents = run(pair, "import time; time.sleep(0.1)", b=script)
+    waits = "import os, time; time.sleep(60 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)"
+    agents = run(pair, waits, b=script)
     for name, agent in agents.items():
         assert agent.wait() == 0
         assert f"hetagent[{name}]: restarting (1 of 3)\n" in agent.stderr

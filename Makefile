@@ -29,7 +29,7 @@ unpacked = @PATH=/usr/local/bin:/usr/bin command -v $(1) >/dev/null || test -x $
 	echo '$(2) could not be unpacked: $(3) are skipped' >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dist demo tools compiled test test-mpi test-slurm horovod test-horovod test-ecosystem test-launch test-long test-torch test-gpu test-cuda test-all fuzz compose-test lint mutants session bench site clean distclean
+.PHONY: help venv dist demo tools compiled test open-mpi test-mpi slurm test-slurm horovod test-horovod test-ecosystem test-launch test-long test-torch test-gpu test-cuda test-all fuzz compose-test lint mutants session bench site clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -81,13 +81,17 @@ compiled: $(STAMP)  # in .ci/run beside lint, which takes one core; without it e
 test: $(STAMP) tools  ## run the tests
 	HET_TEST_PART='$(PART)' $(BIN)/python -m pytest -n $(AT_A_TIME) --dist loadfile --no-loadscope-reorder
 
-test-mpi: $(STAMP)  ## run jobs with Open MPI on uneven nodes, installed as root on Debian (six minutes)
+open-mpi: $(STAMP)  ## install Open MPI, as root on Debian, and mpi4py into .venv
 	$(call debian,mpirun orted,openmpi-bin,its tests)
-	$(BIN)/$(PIP) -c constraints.txt --group mpi
+	@$(BIN)/python -c 'import mpi4py' 2>/dev/null || $(BIN)/$(PIP) -c constraints.txt --group mpi
+
+test-mpi: open-mpi  ## run jobs with Open MPI on uneven nodes (six minutes)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/mpi
 
-test-slurm: $(STAMP)  ## run jobs on a Slurm of two uneven nodes on this machine, installed as root on Debian (four minutes)
+slurm: $(STAMP)  ## install Slurm, as root on Debian
 	$(call debian,slurmctld munged,slurm-wlm munge,its tests)
+
+test-slurm: slurm  ## run jobs on a Slurm of two uneven nodes on this machine (four minutes)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/slurm
 
 horovod: $(HOROVOD)  ## build Horovod with gloo (three minutes, once; kept in .cache/wheels) and install it into .venv
@@ -109,11 +113,11 @@ $(ECOSYSTEM)/.installed: pyproject.toml constraints.txt | $(STAMP)
 test-ecosystem: $(STAMP) $(ECOSYSTEM)/.installed  ## run Lightning, Accelerate, Transformers, DeepSpeed, FSDP and Ray on uneven nodes (more than ten minutes)
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/ecosystem
 
-test-launch: $(HOROVOD)  ## run every command of docs/launch.md, and the examples of each launch style (needs test-mpi)
+test-launch: $(HOROVOD) open-mpi  ## run every command of docs/launch.md, and the examples of each launch style
 	HET_TEST_ALL=1 $(BIN)/python -m pytest tests/e2e/test_launch_docs.py tests/e2e/test_launch_styles.py
 
-test-long: $(STAMP) tools  ## run the tests of networks, faults, guides and torchrun of which .ci/run runs a part each time, or with PART=3/24 that part
-	HET_TEST_ALL=1 HET_TEST_PART='$(PART)' SIM_FROM=$(or $(SIM_FROM),$(shell date +%s%3N)) $(BIN)/python -m pytest -m long
+test-long: $(STAMP) tools  ## run the tests of networks, faults, guides, torchrun and launch styles of which .ci/run runs a part each time, or with PART=3/24 that part, with Open MPI, Slurm and Horovod
+	HET_TEST_ALL=1 HET_TEST_PART='$(PART)' SIM_FROM=$(or $(SIM_FROM),$(shell date +%s%3N)) $(BIN)/python -m pytest -m 'long$(if $(PART),, and not needs)'
 
 test-torch: $(STAMP)  ## test the agent with the oldest torch, the newest and two in between, each in .cache/torch or in TORCHES (hours; docs/torch.md)
 	$(BIN)/python -m tests.torches

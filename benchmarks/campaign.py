@@ -105,7 +105,7 @@ class Campaign:
             self._jobs += 1
             flags = ["--nnodes", f"{FEWEST_NODES}:{len(NODES)}", "--max-restarts", "1000000"]
             last_call_s = RESTED_LAST_CALL_S if self._rested else LAST_CALL_S
-            flags += ["--crash-loop", "0", "--restart-wait-s", "0"]  # faults come again and again
+            flags += ["--restart-wait-s", "0"]  # faults come again and again
             flags += ["--last-call-s", f"{last_call_s}", "--lease-s", f"{self._lease_s}"]
             flags += ["--preload", self._preload]
             with cluster(self._folder / f"job{self._jobs}", *flags) as self._job:

@@ -50,7 +50,7 @@ class Job:
 
     def __init__(self, folder: Path, kind: str, timeout_s: float) -> None:
         flags = ["--nnodes", "2", "--hang-timeout-s", f"{timeout_s:g}", "--max-restarts", "1000"]
-        flags += ["--crash-loop", "0", "--restart-wait-s", "0"]  # one hang after another
+        flags += ["--restart-wait-s", "0"]  # one hang after another
         flags += ["--stop-timeout-s", "1", "--preload", "torch"]
         self._folder, self._kind = folder, kind
         self._cluster = Cluster(folder, *flags)

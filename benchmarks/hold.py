@@ -247,7 +247,7 @@ async def _measure(table: Table, options: argparse.Namespace) -> None:
     nodes = options.nodes
     with hetserver(nodes, options.store) as server:
         settings = {"min_nodes": 1, "max_nodes": nodes, "lease_s": LEASE_S, "max_restarts": 1000}
-        settings |= {"crash_loop": 0, "restart_wait_s": 0}
+        settings |= {"restart_wait_s": 0}
         fleet = Fleet(server.port, plans("hold", nodes, 1, **settings))
         if not await settled(fleet, "running", options.within):
             table.row("(all join)", f"not running within {options.within:g} s, lost {fleet.counts.lost}")

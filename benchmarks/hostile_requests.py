@@ -57,7 +57,6 @@ SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "stop_timeout_s": (0, 1),
     "notice_s": (0, 1, 30),
     "lease_s": (0.5, 1, 5),
-    "crash_loop": (0, 3),
     "no_restart_on": ([], [2]),
     "hang_timeout_s": (None, 1, 1, 30),
     "growth_pause_s": (0, 1),
@@ -76,7 +75,7 @@ LABELS = ({}, {"rack": "r1"}, {"rack": "r2"}, {"rack": "r3", "zone": "z"})
 SHARP: tuple[dict[str, Any], ...] = (
     {"unit": "rack", "max_nodes": 2, "master": "rack=r1"},
     {"unit": "rack", "max_world_size": 8, "min_nodes": 2},
-    {"hang_timeout_s": 1, "max_restarts": 1_000_000, "crash_loop": 0},
+    {"hang_timeout_s": 1, "max_restarts": 1_000_000},
     {"hang_timeout_s": 1, "notice_s": 30, "lease_s": 60},
     {"max_nodes": 2, "on_join": "spare", "rank_order": "speed", "lease_s": 60},
 )

@@ -27,9 +27,10 @@ from tests.support.cluster import Cluster, cluster
 
 from benchmarks.standbys import KILLED_OFTEN
 from benchmarks.tables import Table
+from hetagent.snapshots.folder import EVERY_S
 
 WARM_UP = 300
-"""After so many steps a job has found out how often to take snapshots."""
+"""So many steps take more than half an interval between snapshots."""
 
 STEADY = 12
 """How many steps are made before a kill."""
@@ -84,14 +85,14 @@ def while_running(megabytes: float, table: Table) -> None:
         beside = [torch.zeros_like(tensor) for tensor in tensors(model, optimizer)]
         for number in range(2, 12):
             step()
-            taker._every = 1
+            taker._schedule.is_due = lambda *_: True
             due.append(taken(lambda number=number: snaps.step(number)))  # type: ignore[misc]
             digests.append(taken(taker._closing.join))
             step()
             plain.append(taken(lambda: copied(model, optimizer, beside)))
         for number in range(12, 42):
             step()  # which leaves nothing of ours in the caches
-            taker._every = 1 << 40
+            taker._schedule.is_due = lambda *_: False
             others.append(taken(lambda number=number: snaps.step(number)))  # type: ignore[misc]
         taker._saved = None
         saved = taken(snaps.save_now)
@@ -155,8 +156,8 @@ def throughput(megabytes: float, blocks: int, table: Table) -> None:
 
             return taken(run) / steps
 
-        block(WARM_UP, keeps=True)
-        every = taker._every
+        apart = EVERY_S / 2 / block(WARM_UP, keeps=True)
+        every = 1 << int(apart).bit_length() - 1
         costs, plain = [], []
         for at in range(blocks):
             pair = [block(every, keeps=keeps) for keeps in ((True, False) if at % 2 else (False, True))]

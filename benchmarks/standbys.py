@@ -25,7 +25,7 @@ from tests.support.workload.worklog import StepCounter
 
 from benchmarks.outcomes import say, table
 
-KILLED_OFTEN = ("--crash-loop", "0", "--restart-wait-s", "0")
+KILLED_OFTEN = ("--restart-wait-s", "0")
 """Flags of a job whose workers are killed again and again, in quick succession."""
 
 WAIT_S = 300.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.needs import AUTO_LONG_S, LONG, PART, needs_set_up, share, turn
+from tests.support.needs import AUTO_LONG_S, LONG, PART, needs_set_up, set_up, share, turn
 from tests.support.programs.start import servers
 
 FIRST = (
@@ -31,6 +31,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if sum(took_s) > float(os.environ.get(LONG, "inf")) / workers:
         pytest.skip(f"the time for long tests is over: make test-long PART={part}")
+    if part and (need := need_of(item)):
+        set_up(need)
+
+
+def need_of(item: pytest.Item) -> str | None:
+    """The target of make that installs what a test needs."""
+    needs = item.get_closest_marker("needs")
+    return needs.args[0] if needs is not None else None
 
 
 took_s: list[float] = []
@@ -80,8 +88,8 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out other parts of the long tests; sort `FIRST` files to the front under pytest-xdist (`make test`)."""
     if part := os.environ.get(PART):
-        long = {item.nodeid for item in items if item.get_closest_marker("long") is not None}
-        others = long - share(sorted(long), part)
+        long = {item.nodeid: need_of(item) for item in items if item.get_closest_marker("long") is not None}
+        others = long.keys() - share(long, part)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
         items[:] = [item for item in items if item.nodeid not in others]
     if hasattr(config, "workerinput"):

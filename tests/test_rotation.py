@@ -1,9 +1,12 @@
 """What `make test` leaves out does not rot: long tests take turns, and scripts find what they import."""
 
 import ast
+import importlib.metadata
 import importlib.util
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,28 +14,62 @@ from typing import Any
 import pytest
 
 from tests import conftest
-from tests.support.needs import LONG, PART, PARTS, share, turn
+from tests.support.needs import LONG, PART, PARTS, set_up, share, turn
 
 ROOT = Path(__file__).parents[1]
 TESTS = [f"tests/{file}.py::test_{number}" for file in "abc" for number in range(9)]
+NEEDS = dict.fromkeys(TESTS)
 OURS = ("hetrdzv", "hetagent", "tests", "benchmarks")
 
 
 def test_all_parts_together_are_all_long_tests() -> None:
-    parts = [share(TESTS, f"{number}/{PARTS}") for number in range(1, PARTS + 1)]
-    assert sorted(test for part in parts for test in part) == TESTS
+    needs = NEEDS | {
+        f"tests/{need}.py::test_{number}": need for need in ("mpi", "slurm") for number in range(11)
+    }
+    parts = [share(needs, f"{number}/{PARTS}") for number in range(1, PARTS + 1)]
+    assert sorted(test for part in parts for test in part) == sorted(needs)
+    assert max(len({needs[test] for test in part} - {None}) for part in parts) == 1, (
+        "one installation in a turn"
+    )
+
+
+def test_launch_styles_have_their_turns() -> None:
+    """Open MPI, Slurm, Horovod and the commands of docs/launch.md: nobody ran them, and they rotted."""
+    places = ["tests/mpi", "tests/slurm", "tests/horovod", "tests/e2e/test_launch_docs.py"]
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-m", "slow and not long", *places]
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", PART))
+    }
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout
+
+
+def test_a_turn_installs_what_its_tests_need_once(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("open-mpi horovod:\n\techo $@ >> made\n")
+    made = tmp_path / "made"
+    for _ in range(2):
+        set_up("open-mpi", tmp_path)
+        set_up("horovod", tmp_path)
+    assert made.read_text() == "open-mpi\n", "Horovod takes minutes to build"
+    torch = importlib.metadata.version("torch").replace("+", ".")
+    wheel = tmp_path / ".cache" / "wheels" / f"horovod-1+torch{torch}-cp311.whl"
+    wheel.parent.mkdir(parents=True)
+    wheel.touch()
+    set_up.cache_clear()
+    set_up("horovod", tmp_path)
+    assert made.read_text() == "open-mpi\nhorovod\n"
 
 
 def test_files_that_were_changed_run_besides() -> None:
-    part = share(TESTS, "3/10")
-    assert share(TESTS, "3/10,tests/b.py") - part == set(TESTS[9:11]) - part
-    assert share(TESTS, "3/10,tests/gone.py") == part
+    part = share(NEEDS, "3/10")
+    assert share(NEEDS, "3/10,tests/b.py") - part == set(TESTS[9:11]) - part
+    assert share(NEEDS, "3/10,tests/gone.py") == part
 
 
 @pytest.mark.parametrize("part", ["0/10", "11/10", "3", "next"])
 def test_what_is_no_part_is_refused(part: str) -> None:
     with pytest.raises(ValueError, match=f"{part}: give a part such as 3/24, or auto"):
-        share(TESTS, part)
+        share(NEEDS, part)
 
 
 def test_every_commit_has_a_turn_also_in_a_shallow_clone(tmp_path: Path) -> None:
@@ -61,7 +98,7 @@ def test_long_tests_end_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(LONG, "60")
     monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "3")
     monkeypatch.setattr(conftest, "took_s", [])
-    item: Any = SimpleNamespace(get_closest_marker=lambda name: name)
+    item: Any = SimpleNamespace(get_closest_marker=lambda name: name if name == "long" else None)
     for took_s, keywords in ((15.0, {"long"}), (90.0, {}), (5.0, {"long"})):
         conftest.pytest_runtest_setup(item)
         report: Any = SimpleNamespace(keywords=keywords, duration=took_s)

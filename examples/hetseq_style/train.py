@@ -54,9 +54,7 @@ def main() -> None:
     """Start as many processes as this node has GPUs in the job."""
     args = parse_args()
     gpus = torch.cuda.device_count() if not args.cpu else 0
-    if args.distributed_world_size == 1:
-        train(args.device_id, 0, args)
-    elif args.distributed_init_method is not None:
+    if args.distributed_init_method is not None:
         assert not gpus or args.distributed_gpus <= gpus, (
             f"--distributed-gpus {args.distributed_gpus}, but this node has {gpus}"
         )
@@ -64,13 +62,15 @@ def main() -> None:
             spawn(args.distributed_gpus, args.distributed_rank, args)
         else:
             distributed_main(0, args.device_id, args.distributed_rank, args)
-    else:
+    elif args.distributed_world_size > 1:
         assert not gpus or args.distributed_world_size <= gpus, (
             f"--distributed-world-size {args.distributed_world_size}, but this node has {gpus} GPUs: "
             "give --distributed-init-method for several nodes"
         )
         args.distributed_init_method = f"tcp://localhost:{random.randint(10000, 20000)}"
         spawn(args.distributed_world_size, 0, args)
+    else:
+        train(args.device_id, 0, args)
 
 
 def spawn(gpus: int, start_rank: int, args: argparse.Namespace) -> None:
@@ -79,7 +79,13 @@ def spawn(gpus: int, start_rank: int, args: argparse.Namespace) -> None:
 
 
 def distributed_main(i: int, first_device: int, start_rank: int, args: argparse.Namespace) -> None:
-    """The i-th process of this node: meet the others, train, part."""
+    """The i-th process of this node: meet the others, train, part.
+
+    Raises:
+        ValueError: there are no others.
+    """
+    if args.distributed_world_size == 1:
+        raise ValueError("--distributed-init-method with --distributed-world-size 1: leave it out")
     rank = start_rank + i
     cuda = torch.cuda.is_available() and not args.cpu
     if cuda:

@@ -65,7 +65,6 @@ SPECS = st.fixed_dictionaries(
         "stop_timeout_s": st.just(2.0),
         "join_timeout_s": st.just(20.0),
         "hang_timeout_s": st.just(3.0),
-        "crash_loop": st.integers(0, 2),
         "restart_wait_s": st.just(0.0),
         "min_world_size": st.integers(1, 4),
         "max_world_size": st.integers(6, 12),
@@ -117,10 +116,7 @@ class Agent:
     ) -> Report:
         failure = None
         if kind is ReportKind.FAILED:
-            fruitless = 0 if self.slots % 3 else None
-            failure = Failure(
-                local_rank=0, rank=0, exit_code=1, final=final, permanent=permanent, collectives=fruitless
-            )
+            failure = Failure(local_rank=0, rank=0, exit_code=1, final=final, permanent=permanent)
         return Report(
             node_id=self.node_id,
             incarnation=self.incarnation,

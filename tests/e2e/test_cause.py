@@ -208,7 +208,7 @@ def test_only_some_met(pair: Cluster) -> None:
 def test_workers_that_met_elsewhere_are_not_accused(pair: Cluster, tmp_path: Path) -> None:
     init = f"import os\ndist.init_process_group('gloo', init_method='file://{tmp_path}/meet', world_size=3, "
     [said] = never_met(run(pair, MET.format(init + "rank=int(os.environ['RANK']))")))
-    assert said.endswith(" unless they meet in another way than init_process_group with env://")
+    assert said.endswith(" unless they meet in another way than init_process_group with env:// or hvd.init()")
 
 
 def test_one_worker_cannot_be_alone(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_groups_are_searched_and_counted_and_a_choice_holds(chromium: Browser, s
 
 
 def test_what_a_person_unfolds_stays_so(chromium: Browser, server: Hetserver) -> None:
-    spec = {**SPEC, "max_restarts": 50, "restart_wait_s": 0, "crash_loop": 0}
+    spec = {**SPEC, "max_restarts": 50, "restart_wait_s": 0}
     running(server, "long", spec=spec)
     for number in range(1, 8):
         failure = {"local_rank": 0, "rank": 0, "exit_code": 1}

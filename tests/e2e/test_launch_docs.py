@@ -3,14 +3,16 @@
 import itertools
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import Cluster, cluster
-from tests.support.needs import needs_set_up, show
+from tests.support.needs import show
 
 PAGE = Path(__file__).parents[2] / "docs" / "launch.md"
 SLURM, TORCHRUN = "Slurm", "torchrun itself"
@@ -26,6 +28,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
 
 
 ROWS = list(rows())
+NEEDS = {"Horovod": pytest.mark.needs("horovod"), "Open MPI": pytest.mark.needs("open-mpi")}
 
 
 @pytest.fixture
@@ -39,13 +42,21 @@ def test_the_rows_are_found() -> None:
     assert {what for what, _, _ in ROWS} > {SLURM, TORCHRUN}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "nodes", "command"),
-    [pytest.param(*row, id=row[0].replace(" ", "-")) for row in ROWS if row[0] not in (SLURM, TORCHRUN)],
+    [
+        pytest.param(*row, id=row[0].replace(" ", "-"), marks=NEEDS.get(row[0], ()))
+        for row in ROWS
+        if row[0] not in (SLURM, TORCHRUN)
+    ],
 )
 def test_the_command_runs_on_two_nodes(what: str, nodes: str, command: str, job: Cluster) -> None:
-    needs_set_up("launch")
+    if what == "Horovod" and find_spec("horovod") is None:
+        pytest.skip("there is no Horovod: make horovod")
+    if what == "Open MPI" and (shutil.which("mpirun") is None or find_spec("mpi4py") is None):
+        pytest.skip("there is no Open MPI: make open-mpi")
     slots = {"a": 2, "b": 1} if nodes == "any" else {"a": 1, "b": 1}
     program, *words = shlex.split(command.replace("/shared", str(job.folder)))
     assert program == "hetagent"
@@ -70,9 +81,9 @@ def test_the_command_runs_on_two_nodes(what: str, nodes: str, command: str, job:
     show(f"{what}, slots {', '.join(map(str, slots.values()))}: $ {command}")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_torchruns_command_runs_on_two_nodes(job: Cluster) -> None:
-    needs_set_up("launch")
     (command,) = [command for what, _, command in ROWS if what == TORCHRUN]
     for name, slots in {"a": 2, "b": 1}.items():
         words = shlex.split(command.replace("host:29400", job.server.url.removeprefix("http://")))

@@ -6,6 +6,7 @@ for W ranks counted from 0 that is W(W+1)/2, which no other set of W ranks gives
 
 import re
 import shlex
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from tests.support.cluster import Agent, Cluster, cluster, leftovers, standalone, wait_for
-from tests.support.needs import needs_set_up, show
+from tests.support.needs import show
 from tests.support.servers import ROOT
 
 HETSEQ = ROOT / "examples" / "hetseq_style" / "train.py"
@@ -76,7 +77,7 @@ class Style:
 UNEVEN = {"a": 2, "b": 1}
 UNEVEN_RANKS = {"a": {(0, 0), (1, 1)}, "b": {(2, 0)}}
 HETSEQ_ARGS = (
-    "--distributed-init-method {init_method} --distributed-world-size {world_size} "
+    "--distributed-init-method {init_method:optional} --distributed-world-size {world_size} "
     "--distributed-gpus {gpus} --distributed-rank {rank_offset}"
 )
 ENV_ARGS = (
@@ -191,9 +192,9 @@ def check_output(said: str, style: Style, node: str, lives: int) -> None:
         assert len(of_rank) >= EPOCHS, said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("style", STYLES.values(), ids=STYLES.keys())
 def test_a_program_of_this_style_gets_its_ranks_and_survives_a_kill(style: Style, tmp_path: Path) -> None:
-    needs_set_up("launch")
     flags = [flag.format(folder=tmp_path) for flag in style.flags]
     with cluster(tmp_path, "--nnodes", str(len(style.nodes)), "--stop-timeout-s", "5", *flags) as job:
         start(job, style)
@@ -230,9 +231,30 @@ def test_a_formula_for_even_nodes_ends_the_job_on_all_nodes_with_the_reason(tmp_
             assert "Pass {rank_offset} and {world_size} to the script instead" in ending, job.report()
 
 
+@pytest.mark.long
+def test_hetseq_goes_on_in_a_world_of_one(tmp_path: Path) -> None:
+    """It refuses an init method there, and the job failed after three restarts."""
+    style = Style(script=HETSEQ, args=HETSEQ_ARGS, nodes={"a": 1, "b": 2}, ranks={}, rest="0.3")
+    with cluster(tmp_path, "--nnodes", "1:2", "--stop-timeout-s", "5", *style.flags) as job:
+        start(job, style)
+        a, b = job.agents["a"], job.agents["b"]
+        wait_for(lambda: len(sums(a.stderr).get(0, [])) >= 2, "two epochs", WAIT_S)
+        b.send(signal.SIGTERM)
+        assert a.wait(WAIT_S) == 0, job.report()
+        assert (job.group()["state"], job.group()["restarts"]) == ("succeeded", 0), job.report()
+        (*_, before), (*alone, after) = seen(a.stderr)
+        assert (before, alone, after >= 2) == (0, [0, 1, 0], True), job.report()
+        assert set(sums(a.stderr)[0]) == {6, 1}
+
+
 ALONE = {
-    "one GPU": Style(script=HETSEQ, args=HETSEQ_ARGS, nodes={"a": 1}, ranks={"a": {(0, 0)}}, rest="0"),
-    "several GPUs": Style(
+    "HetSeq, one GPU": Style(
+        script=HETSEQ, args=HETSEQ_ARGS, nodes={"a": 1}, ranks={"a": {(0, 0)}}, rest="0"
+    ),
+    "HetSeq, several GPUs": Style(
+        script=HETSEQ, args=HETSEQ_ARGS, nodes={"a": 2}, ranks={"a": {(0, 0), (1, 1)}}, rest="0"
+    ),
+    "mp.spawn": Style(
         script=MP_SPAWN,
         args=MP_SPAWN_ARGS,
         nodes={"a": 2},
@@ -243,9 +265,9 @@ ALONE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("style", ALONE.values(), ids=ALONE.keys())
 def test_the_same_command_does_for_one_node_alone(style: Style, tmp_path: Path) -> None:
-    needs_set_up("launch")
     words = [*style.flags, str(style.script), *style.words(tmp_path / "saved", 2)]
     output = standalone("--gpus", str(style.nodes["a"]), *words)
     assert {(rank, index) for rank, _, index, _ in seen(output)} == style.ranks["a"], output

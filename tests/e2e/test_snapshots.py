@@ -4,7 +4,8 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ AHEAD = 12
 class Job:
     """A job of which every rank logs each step and what it loads."""
 
-    def __init__(self, job: Cluster, kind: str, steps: int, *flags: str) -> None:
+    def __init__(self, job: Cluster, kind: str, steps: int, *flags: str, script: Sequence[str] = ()) -> None:
         self.job = job
         self._flags = flags
-        self._args = ["--kind", kind, "--steps", str(steps), "--step-s", "0.05"]
+        self._args = ["--kind", kind, "--steps", str(steps), "--step-s", "0.05", *script]
 
     @property
     def log(self) -> Path:
@@ -98,8 +99,8 @@ def job(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def begun(cluster: Cluster, kind: str, steps: int, *flags: str) -> Job:
-    made = Job(cluster, kind, steps, *flags)
+def begun(cluster: Cluster, kind: str, steps: int, *flags: str, script: Sequence[str] = ()) -> Job:
+    made = Job(cluster, kind, steps, *flags, script=script)
     for name in PAIR:
         made.start(name)
     return made
@@ -117,6 +118,22 @@ def test_a_killed_worker_costs_the_step_in_flight_at_most(job: Cluster) -> None:
     assert sorted(run.losses()) == list(range(1, 61))
 
 
+@pytest.mark.parametrize("script", [["--accumulate", "4"], ["--scaler"]], ids=" ".join)
+def test_steps_without_the_optimizer_are_saved_as_well(job: Cluster, script: list[str]) -> None:
+    """Gradients are accumulated, or a GradScaler leaves steps out: the state is whole all the same."""
+    run = begun(job, "ddp", 100_000, script=script)
+    number = run.trained()
+    for rank in (0, 2):
+        (victim,) = {line["pid"] for line in run.lines("step", number) if line["rank"] == rank}
+        os.kill(victim, signal.SIGKILL)
+        after = run.trained(number)
+        others = [line["step"] for line in run.lines("step", number) if line["rank"] != rank]
+        assert run.loaded(after) >= max(others), job.report()
+        saved = {line["digest"] for line in run.lines("made", number) if line["step"] == run.loaded(after)}
+        assert {line["digest"] for line in run.lines("loaded", after)} == saved
+        number = after
+
+
 @pytest.mark.parametrize(
     ("kind", "drained"),
     [
@@ -129,7 +146,7 @@ def test_a_node_that_has_to_go_loses_nothing_without_a_word_in_the_script(
     job: Cluster, kind: str, drained: bool
 ) -> None:
     # So rarely that what is lost would be seen.
-    run = begun(job, kind, 100_000, "--snapshot-every", "1000")
+    run = begun(job, kind, 100_000, "--snapshot-every-s", "3600")
     number = run.trained()
     if drained:
         job.post("nodes/b/drain")
@@ -157,6 +174,28 @@ def test_a_killed_agent_costs_nothing_even_if_it_was_the_only_one(job: Cluster) 
     assert run.reached(number) - run.loaded(after) <= 1, job.report()
 
 
+def test_shards_are_on_another_node_after_an_interval_and_a_copy_although_steps_get_long(
+    job: Cluster,
+) -> None:
+    interval_s, copy_s, slow_from = 8.0, 6.0, 100
+    run = begun(job, "fsdp2", 100_000, "--snapshot-every-s", "8", script=["--slow-from", str(slow_from)])
+    number = run.trained()
+    job.wait_for(lambda: run.reached(number) > slow_from, "long steps")
+    until, oldest_s = time.monotonic() + 3 * interval_s, 0.0
+    while time.monotonic() < until:
+        safe = job.group()["snapshot"]["safe"]["step"]
+        asked_at = time.monotonic()
+        made_at = max(line["at"] for line in run.lines("made", number) if line["step"] == safe)
+        oldest_s = max(oldest_s, asked_at - made_at)
+        time.sleep(0.2)
+    assert oldest_s <= interval_s + copy_s, job.report()
+    last = run.reached(number)
+    run.lose("b")
+    after = run.trained(number, world=2)
+    assert run.loaded(after) >= safe
+    assert last - run.loaded(after) <= (interval_s + copy_s) / 2.0
+
+
 @pytest.mark.long
 def test_shards_of_a_node_that_loses_its_memory_are_on_another(job: Cluster) -> None:
     run = begun(job, "fsdp2", 100_000)
@@ -172,8 +211,8 @@ def test_shards_of_a_node_that_loses_its_memory_are_on_another(job: Cluster) -> 
 
 
 def test_what_a_round_began_from_outlives_a_node_before_the_next_snapshot(job: Cluster) -> None:
-    """When a round ends, each shard is on its own node only; here no other snapshot is ever taken."""
-    run = begun(job, "fsdp2", 100_000, "--snapshot-every", "100000")
+    """When a round ends, each shard is on its own node only; here few others are taken."""
+    run = begun(job, "fsdp2", 100_000, "--snapshot-every-s", "3600")
     first = run.trained()
     job.post("restart")
     second = run.trained(first)
@@ -181,12 +220,12 @@ def test_what_a_round_began_from_outlives_a_node_before_the_next_snapshot(job: C
     assert began > 0
     run.lose("a")
     third = run.trained(second, world=1)
-    assert run.loaded(third) == began
+    assert run.loaded(third) >= began
     run.start("a")  # with nothing
     grown = run.trained(third)
     began = run.loaded(grown)
     run.lose("b")
-    assert run.loaded(run.trained(grown, world=2)) == began
+    assert run.loaded(run.trained(grown, world=2)) >= began
 
 
 # -- on disk ---------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """One agent may form a world; its scratch files lie in a folder of this test."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    killed_often = ("--max-restarts", "30", "--crash-loop", "0", "--restart-wait-s", "0")
+    killed_often = ("--max-restarts", "30", "--restart-wait-s", "0")
     with cluster(tmp_path, "--nnodes", "1", "--stop-timeout-s", "5", *killed_often) as made:
         made.light = True
         yield made

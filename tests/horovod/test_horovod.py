@@ -1,9 +1,12 @@
 """`--launch horovod` with Horovod itself: real server, real agents, and a program that calls `hvd.init()`."""
 
 import re
+import shutil
+import subprocess
 import sys
 import time
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -14,10 +17,10 @@ from hetagent.launch.horovod import STORE, Horovod, ranks
 from hetagent.node import network
 from tests.agent.launch.test_horovod import COMMAND, assignment, members
 from tests.support.cluster import RUN, Cluster, cluster, leftovers, standalone, wait_for
-from tests.support.needs import needs_set_up, show
+from tests.support.needs import show
 from tests.support.servers import ROOT, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.needs("horovod"), pytest.mark.slow, pytest.mark.timeout(240)]
 
 TRAIN = ROOT / "examples" / "horovod" / "train.py"
 
@@ -40,7 +43,8 @@ PLACES = {"a": [(0, 3, 0, 2, 0, 2), (1, 3, 1, 2, 0, 1)], "b": [(2, 3, 0, 1, 1, 2
 
 @pytest.fixture(autouse=True)
 def _horovod() -> None:
-    needs_set_up("horovod")
+    if find_spec("horovod") is None:
+        pytest.skip("there is no Horovod: make horovod")
 
 
 def places(job: Cluster, node: str) -> list[tuple[int, ...]]:
@@ -95,7 +99,8 @@ def test_uneven_nodes_get_horovods_ranks_and_all_come_back_from_a_kill(tmp_path:
             assert {(total, apart) for _, _, total, apart in results} == {("6", "0")}, job.report()
             assert {rank for rank, epoch, *_ in results if epoch == str(EPOCHS)} == {str(p[0]) for p in there}
             assert leftovers(name) == []
-        assert stores() == []
+            assert "met" not in job.agents[name].stderr.rpartition("outcome ")[2].partition("\n")[0]
+        assert (group["current_round"]["met"], stores()) == (3, [])
     said = ", ".join(f"{node}: {[place[:-1] for place in places(job, node)]}" for node in PLACES)
     show(f"--launch horovod on 2+1 slots: (rank, size, local rank, size, cross rank, size) {said}")
     show(
@@ -117,6 +122,36 @@ def test_a_program_may_begin_anew_within_a_round(tmp_path: Path) -> None:
     said = [line for line in output.splitlines() if line.startswith("turn ")]
     assert sorted(said) == [f"turn {turn} rank {rank} sum 3" for turn in range(3) for rank in range(2)]
     assert stores() == []
+
+
+def test_workers_that_never_met_are_a_failure_where_that_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text("import horovod.torch\n")
+    with cluster(tmp_path, "--nnodes", "2", "--launch", "horovod", "--require-rendezvous") as job:
+        for name, gpus in (("a", 2), ("b", 1)):
+            job.agent(name, gpus, script=str(tmp_path / "alone.py"))
+        assert {agent.wait() for agent in job.agents.values()} == {1}, job.report()
+        assert job.group()["why"].startswith("ranks 0, 1, 2 never met"), job.report()
+
+
+def test_built_without_mpi_it_trains_nowhere_alone_under_mpirun(tmp_path: Path) -> None:
+    """Each process took itself for rank 0 of 1, and the job succeeded."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("there is no mpirun: make test-mpi")
+    (tmp_path / "helper.py").write_text("import horovod.torch as hvd\nhvd.init()\nprint('alone')\n")
+    (tmp_path / "indirect.py").write_text("import helper\n")
+    for script, why in ((TRAIN, "would train alone"), (tmp_path / "indirect.py", "Segmentation fault")):
+        words = ["--launch", "mpi", "--max-restarts", "0", "--gpus", "2", "--device", "cpu", str(script)]
+        done = subprocess.run(
+            [sys.executable, "-m", "hetagent.cli", "--standalone", *words],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode != 0
+        assert "is built without MPI" in done.stderr
+        assert why in done.stderr
+        assert "alone\n" not in done.stdout + done.stderr
 
 
 def test_a_killed_agents_store_goes_with_it(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from hetagent.launch.mpi import folders as scratch
 from tests.netns import hosts
 from tests.netns.cluster import HostCluster
 from tests.support.cluster import Cluster, cluster, leftovers, standalone, wait_for
-from tests.support.needs import needs_set_up, show
+from tests.support.needs import show
 from tests.support.servers import ROOT, Hetserver
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.needs("open-mpi"), pytest.mark.slow, pytest.mark.timeout(240)]
 
 TRAIN = ROOT / "examples" / "mpi" / "train.py"
 FLAGS = ("--nnodes", "2", "--stop-timeout-s", "5", "--launch", "mpi")
@@ -42,7 +42,6 @@ PLACES = [(0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1)]
 
 @pytest.fixture(autouse=True)
 def _mpi() -> Iterator[None]:
-    needs_set_up("mpi")
     missing = [name for name in ("mpirun", "orted") if shutil.which(name) is None]
     missing += ["mpi4py"] if find_spec("mpi4py") is None else []
     if missing:
@@ -210,7 +209,9 @@ def test_a_master_that_dies_with_its_machine_leaves_nothing_and_another_takes_ov
 def test_a_node_that_was_started_otherwise_is_given_nothing(tmp_path: Path) -> None:
     with cluster(tmp_path, *FLAGS[:4], "--max-restarts", "0") as job:
         begin(job, "--launch", "mpi", nodes={"a": 2})
-        job.agent("b", 1)  # a process per GPU
+        job.agent(
+            "b", 1, script=str(TRAIN), args=["--epochs", "1000", "--epoch-sleep", "1"]
+        )  # a process per GPU
         assert job.agents["a"].wait() == 255  # mpirun's, that of its remote shell
         message = job.group()["root_cause"]["failure"]["message"]
         assert "n1-b was not started: the agent of node 'b' runs nothing for the master 'a'" in message

@@ -180,7 +180,6 @@ def test_create_sends_the_given_fields_only(ctl: Callable[..., str], server: Het
         ("stop-timeout-s", 3.0),
         ("lease-s", 4.0),
         ("max-disconnect-s", 66.0),
-        ("crash-loop", 0),
         ("no-restart-on", [2, 64]),
         ("restart-wait-s", 5.0),
         ("hang-timeout-s", 30.0),

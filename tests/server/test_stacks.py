@@ -1,6 +1,8 @@
 """hetctl stacks: equal stacks once, the rarest first."""
 
-from hetrdzv.protocol.rooms.stacks import Stack, collapsed
+import pytest
+
+from hetrdzv.protocol.rooms.stacks import Stack, collapsed, line_of
 
 
 def stack(rank: int, text: str = "", why: str = "") -> Stack:
@@ -16,3 +18,19 @@ def test_equal_stacks_are_put_together_and_the_odd_one_comes_first() -> None:
     assert [one.ranks for one in shown] == [[3], [0, 1, 2, 4], [5]]
     assert shown[1].nodes == ["gpu0", "gpu1", "gpu2"]
     assert shown[2].why == "it does not answer"
+
+
+@pytest.mark.parametrize(
+    ("stack", "line"),
+    [
+        (
+            'Thread 0x7f:\n  File "/v/site-packages/torch/x.py", line 9 in wait\n  File "/a/train.py", line 7 in step',
+            "train.py:7",
+        ),
+        ("Thread 41 (idle)\n    load (/a/load.py:3)\n    <module> (/a/train.py:12)", "load.py:3"),
+        ('  File "/usr/lib/python3.11/queue.py", line 171 in get', "queue.py:171"),
+        ("it does not answer", ""),
+    ],
+)
+def test_where_a_stack_is_in_the_code_of_its_script(stack: str, line: str) -> None:
+    assert line_of(stack) == line

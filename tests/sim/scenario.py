@@ -92,7 +92,6 @@ def scenario(seed: int) -> Scenario:
         lease_s=round(lease_s, 3),
         max_disconnect_s=round(max_disconnect_s, 3),
         on_join=rng.choice(tuple(OnJoin)),
-        crash_loop=rng.choice((0, 1, 3)),
         no_restart_on=rng.choice(((), (), (), (1,))),
         restart_wait_s=rng.choice((0.0, 2.0, 60.0)),
         notice_s=kindness.choice((0.0, 0.0, 0.5, 3.0, 20.0)),

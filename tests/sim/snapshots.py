@@ -265,7 +265,6 @@ class Holding(InAgent):
             ),
             held=tuple(held for held in self._slots.values() if held is not None),
             reached=self._reached,
-            every=self._every,
             refused=self._refused,
             on_disk=tuple(self._agent.world.disk[:MOST_ON_DISK]),
         )

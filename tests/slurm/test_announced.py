@@ -19,7 +19,7 @@ from tests.support.workload.worklog import WorkLog
 
 __all__ = ["server", "token_file"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.needs("slurm"), pytest.mark.slow, pytest.mark.timeout(300)]
 
 NEVER = "1000000"
 """Steps between checkpoints: only a notice has workers save."""

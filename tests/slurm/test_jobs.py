@@ -17,11 +17,11 @@ import pytest
 from tests.e2e.test_launch_docs import SLURM, rows
 from tests.slurm.cluster import PACKAGES, Job, Slurm, missing
 from tests.support.cluster import WORKLOAD
-from tests.support.needs import needs_set_up, show
+from tests.support.needs import show
 from tests.support.servers import Hetserver
 from tests.support.workload.worklog import CHECKPOINT, WorkLog, World, complaints
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.needs("slurm"), pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "deploy" / "slurm"
@@ -31,7 +31,6 @@ TOKEN = "a-token-of-the-tests-0123456789abcdef"
 
 def needs_slurm() -> None:
     """Skip where there is none."""
-    needs_set_up("slurm")
     if absent := missing():
         pytest.skip(
             f"no {', '.join(absent)} here; get it with: apt-get install --no-install-recommends {PACKAGES}"

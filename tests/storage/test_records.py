@@ -272,7 +272,6 @@ HOLDINGS = Holdings(
     key="k",
     held=(HELD,),
     reached=94,
-    every=8,
     refused=(Stamp(round=2, step=50),),
 )
 
@@ -354,7 +353,6 @@ def full() -> Group:
             notice_s=45.0,
             lease_s=6.0,
             max_disconnect_s=70.0,
-            crash_loop=5,
             no_restart_on=(2, 64),
             restart_wait_s=30.0,
             hang_timeout_s=30.0,
@@ -412,7 +410,6 @@ def full() -> Group:
         joiners_since=13.0,
         unreachable=frozenset({("gpu1", "gpu0")}),
         failed_masters=1,
-        fruitless=2,
         quick=3,
         rests_until=101.0,
         collectives=70,
@@ -638,12 +635,11 @@ def test_a_record_from_before_a_field_gets_its_default() -> None:
     assert (node.labels, node.leaving, node.script_port, node.weight) == ({}, None, 0, 1.0)
     spec = record_of(all_records(), "groups/g/group")["spec"]
     assert isinstance(spec, dict)
-    for name in ("replace_wait_s", "crash_loop", "rank_order", "master"):
+    for name in ("replace_wait_s", "rank_order", "master"):
         del spec[name]
-    news = dict.fromkeys(("seats", "unreachable", "fruitless", "quick", "rests_until", "conduct"), ...)
+    news = dict.fromkeys(("seats", "unreachable", "quick", "rests_until", "conduct"), ...)
     found = restore(edited("groups/g/group", spec=spec, **news), NOW)
     assert found["g"].group.spec.replace_wait_s == 0.0
-    assert found["g"].group.spec.crash_loop == 3
     assert (found["g"].group.spec.rank_order, found["g"].group.spec.master) == ("sticky", None)
     assert found["g"].group.conduct == {}
     assert found["g"].group.seats == ()

@@ -1,12 +1,18 @@
 """What tests need: programs of the system, or to be run by `make test-all`, since they take minutes to set up."""
 
+import fcntl
+import importlib
+import importlib.metadata
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 ALL = "HET_TEST_ALL"
 PART = "HET_TEST_PART"
@@ -15,11 +21,15 @@ PART = "HET_TEST_PART"
 LONG = "HET_TEST_LONG_S"
 """For how long the tests of a part may take, all together (seconds); those that are left then are skipped."""
 
-AUTO_LONG_S = 60.0
+AUTO_LONG_S = 120.0
 """That of `auto`: a third of it beside the other tests."""
 
 PARTS = 24
-"""A part takes about 45 s, most of them waiting."""
+"""A part takes about 80 s, most of them waiting."""
+
+TOGETHER = 3
+"""Of the tests for which something is installed, so many are in a part, all with the same need: most turns then install
+one thing or nothing."""
 
 AT_MOST = 2
 """Of the long tests in files that a commit has changed, so many run besides (the first of each file, then more)."""
@@ -27,7 +37,7 @@ AT_MOST = 2
 SHOWN = "HET_SHOWN"
 """Names the file into which tests write what tests/results.md shows of them."""
 
-UNPACKED = Path(__file__).resolve().parents[2] / ".cache" / "debian" / "usr" / "bin"
+UNPACKED = ROOT / ".cache" / "debian" / "usr" / "bin"
 """Where `make tools` puts programs whose Debian packages it does not install."""
 
 
@@ -40,6 +50,19 @@ def needs_set_up(target: str) -> None:
     """Skip the test outside `make test-TARGET` and `make test-all`, which install what it needs."""
     if os.environ.get(ALL) != "1":
         pytest.skip(f"takes minutes, or minutes to set up: make test-{target} (or make test-all)")
+
+
+@cache
+def set_up(target: str, root: Path = ROOT) -> None:
+    """Have make install what tests need; where it cannot, they skip themselves. Horovod only where it is built."""
+    torch = importlib.metadata.version("torch").replace("+", ".")
+    if target == "horovod" and not [*root.glob(f".cache/wheels/horovod-*+torch{torch}-*.whl")]:
+        return
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    with (root / "Makefile").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # pytest-xdist has several processes
+        subprocess.run(["make", "--no-print-directory", target], cwd=root, env=environment, check=False)
+    importlib.invalidate_caches()
 
 
 def show(text: str) -> None:
@@ -72,8 +95,11 @@ def turn(root: Path) -> str:
     return ",".join([f"{number % PARTS + 1}/{PARTS}", *changed])
 
 
-def share(tests: Sequence[str], part: str) -> set[str]:
+def share(needs: Mapping[str, str | None], part: str) -> set[str]:
     """Those of all long tests that a part contains: every sixteenth, say, and some in each file that is named.
+
+    Args:
+        needs: for each test, what is installed for it (a target of make); None: nothing.
 
     Raises:
         ValueError: it is no part.
@@ -85,8 +111,18 @@ def share(tests: Sequence[str], part: str) -> set[str]:
         number, parts = 0, 0
     if not 1 <= number <= parts:
         raise ValueError(f"{PART}={part}: give a part such as 3/{PARTS}, or auto")
-    tests = sorted(tests)
+    tests = sorted(needs)
+    ordinary = [test for test in tests if needs[test] is None]
+    others = [
+        [test for test in tests if needs[test] == need]
+        for need in sorted({*needs.values()} - {None}, key=str)
+    ]
+    blocks = [same[at : at + TOGETHER] for same in others for at in range(0, len(same), TOGETHER)]
     files = files[number:] + files[:number]  # where there are many, each has its turn, too
     of_files = [[test for test in tests if test.startswith(f"{file}::")] for file in files]
     besides = [of_file[at] for at in range(len(tests)) for of_file in of_files if at < len(of_file)]
-    return {*tests[number - 1 :: parts], *besides[:AT_MOST]}
+    in_turn = [
+        *ordinary[number - 1 :: parts],
+        *(test for block in blocks[number - 1 :: parts] for test in block),
+    ]
+    return {*in_turn, *besides[:AT_MOST]}

@@ -14,7 +14,6 @@ from hetrdzv.protocol.facts.causes import (
     Announced,
     BadAddress,
     Cancelled,
-    CrashLoop,
     Cut,
     Drained,
     FailedWorker,
@@ -266,10 +265,6 @@ FAILURES: list[tuple[Any, str]] = [
     (
         WorkerFault(worker=FAILED, hopeless="no_restart_on"),
         "rank 2 on gpu2 exited with code 1; no restart, since no_restart_on has exit code 1",
-    ),
-    (
-        CrashLoop(rounds=3, worker=FAILED),
-        "rank 2 on gpu2 exited with code 1; crash loop: 3 rounds in a row failed without any progress",
     ),
     (WorkersApart(apart=APART), ALONE),
     (

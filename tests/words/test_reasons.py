@@ -31,7 +31,7 @@ EVEN = parts.WorldBounds(least=8, most=16, multiple=4, min_nodes=1, max_nodes=No
 RACKS = parts.BrokenUnits(label="rack", units=Nodes.of(["r1"]), missing=B)
 ENDED = reasons.Ended(round=3, cause=MemberLost(node_id="b", why=Silent(for_s=5.0)))
 TOO_FEW = reasons.TooFew(ready=A, missing=1, until=560.0)
-NEVER = "each may have trained alone, unless they meet in another way than init_process_group with env://"
+NEVER = "each may have trained alone, unless they meet in another way than init_process_group with env:// or hvd.init()"
 
 
 def waits(what: reasons.WaitsFor, **more: object) -> reasons.Waits:
@@ -53,7 +53,7 @@ SENTENCES: list[tuple[Reason, str]] = [
         reasons.Succeeded(apart=parts.Apart(met=1, world_size=3)),
         (
             "the job succeeded, but only 1 of 3 workers met: the others may have trained alone, unless they meet in "
-            "another way than init_process_group with env://"
+            "another way than init_process_group with env:// or hvd.init()"
         ),
     ),
     (reasons.Cancelled(), "the job was cancelled"),

@@ -17,7 +17,7 @@ from hetrdzv.protocol.rooms.stalls import (
     Stuck,
     whom,
 )
-from hetrdzv.words.stalls import lasting, line_of, stall
+from hetrdzv.words.stalls import lasting, stall
 
 ONE, TWO = BlamedAll.of([("gpu2", 3)]), BlamedAll.of([("gpu2", 3), ("gpu3", 5)])
 WAITING = Ranks.of([0, 1, 2])
@@ -137,19 +137,3 @@ def test_blame_that_moves_is_another_stall_and_a_number_that_grows_is_not() -> N
     moved = Behind(waiting=WAITING, blamed=BlamedAll.of([("gpu2", 7)]), how="at", place=AT)
     assert whom(before) != whom(moved)
     assert whom(Stuck(waiting=WAITING, place=AT)) != whom(Stuck(waiting=Ranks.of([0]), place=AT))
-
-
-@pytest.mark.parametrize(
-    ("stack", "line"),
-    [
-        (
-            'Thread 0x7f:\n  File "/v/site-packages/torch/x.py", line 9 in wait\n  File "/a/train.py", line 7 in step',
-            "train.py:7",
-        ),
-        ("Thread 41 (idle)\n    load (/a/load.py:3)\n    <module> (/a/train.py:12)", "load.py:3"),
-        ('  File "/usr/lib/python3.11/queue.py", line 171 in get', "queue.py:171"),
-        ("it does not answer", ""),
-    ],
-)
-def test_where_a_stack_is_in_the_code_of_its_script(stack: str, line: str) -> None:
-    assert line_of(stack) == line

@@ -80,7 +80,7 @@ class Meeting(Room):
         """How many workers of all nodes have found each other; None: there is only one, or nobody can tell."""
         if self._workers is None or self._assignment is None:
             return None
-        met = self._workers.started.met()
+        met = self._launch.met(self._workers.started.met)
         return None if met is None else min(met, self._assignment.start.world_size)
 
 
@@ -90,7 +90,8 @@ def _described(met: int, world_size: int) -> str:
     so_far = f"only {met} of {world_size}" if met else f"none of {world_size}"
     return (
         f"{so_far} workers have met {MEET_AFTER_S:g} s after they started: unless they are still loading, "
-        "or meet in another way than init_process_group with env://, they train alone or wait for each other"
+        "or meet in another way than init_process_group with env:// or hvd.init(), they train alone or wait for each "
+        "other"
     )
 
 

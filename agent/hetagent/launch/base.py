@@ -89,7 +89,8 @@ class Launch:
         wants_members: rounds have to list all their members (`start.members`).
         wants_daemon: the master of a round may have this node run its launcher's daemon (`start.daemon`).
         uses_process_groups: scripts work together in torch's process groups, so that one without any does nothing yet.
-        meets_in_store: scripts find each other in the round's store (`init_process_group` with env://).
+        meets_in_store: scripts find each other in the round's store (`init_process_group` with env://), or in one that
+            this launch has started: see `met`.
         frees_port: the script's port is nobody's from `begin` until the script opens it.
         watches_deaths: whether the death of a process that the first one has started counts as the first failure.
         look_after_s: when to call `look`, counted from the start (seconds); None: never.
@@ -126,6 +127,14 @@ class Launch:
     def forecast(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:
         """What `begin` and `environ` will say in every round; None where only the round will tell."""
         return None
+
+    def met(self, in_store: Callable[[], int | None]) -> int | None:
+        """How many workers of all nodes have found each other, if this node knows it; asked where `meets_in_store`.
+
+        Args:
+            in_store: how many have come to the round's store.
+        """
+        return in_store()
 
     def look(self, assignment: Assignment, pid: int) -> str | None:
         """Inspect the first process some time after the start, and return a warning if something is wrong."""

@@ -39,7 +39,7 @@ LAUNCHES: Mapping[str, Kind] = {
     "horovod": Kind(
         "a process per GPU that calls hvd.init(), without mpirun and ssh",
         Horovod,
-        frozenset({"--numa-binding"}),
+        frozenset({"--numa-binding", "--require-rendezvous"}),
     ),
     "mpi": Kind("a process per GPU by mpirun (Open MPI 4), without ssh", Mpi),
 }

@@ -63,9 +63,9 @@ PARTS: Mapping[str, Sequence[str]] = {
         "--local-addr", "--interface", "--port-range", "--lease-s", "--max-disconnect-s",
     ),
     "failure": (
-        "--max-restarts", "--hang-timeout-s", "--crash-loop", "--no-restart-on", "--restart-wait-s",
+        "--max-restarts", "--hang-timeout-s", "--no-restart-on", "--restart-wait-s",
         "--require-rendezvous", "--stop-timeout-s", "--shutdown-timeout", "--notice-s", "--notice-signal",
-        "--preload", "--snapshot-to", "--snapshot-to-every-s", "--snapshot-keep", "--snapshot-every",
+        "--preload", "--snapshot-to", "--snapshot-to-every-s", "--snapshot-keep", "--snapshot-every-s",
         "--snapshot-dir", "--snapshot-memory",
     ),
     "logs": (

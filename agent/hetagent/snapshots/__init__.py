@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import FOLDER, Folder
+from hetagent.snapshots.on_disk import require_own
 
 if TYPE_CHECKING:
     from hetagent.snapshots.copying import Who
@@ -71,7 +72,7 @@ def open(  # noqa: A001 - as in `snapshots.open`
                 "ranks are on other machines, and this worker has no agent of hetrdzv",
                 file=sys.stderr,
             )
-    folder = Folder(Path(where)) if where is not None else None
+    folder = None if where is None else Folder(Path(told)) if told else _own(where)
     snaps = Snapshots(folder, State(state, per_rank or {}), who, asked=bool(told))
     _opened.append(snaps)
     return snaps
@@ -123,7 +124,18 @@ def _here(directory: str | os.PathLike[str]) -> "tuple[Folder, Who]":
             f"this worker has no agent of hetrdzv, and {who.world_size - who.local_world_size} of {who.world_size} "
             "ranks are on other machines: start it by hetagent"
         )
-    return Folder(Path(told or directory)), who
+    return Folder(Path(told)) if told else _own(directory), who
+
+
+def _own(directory: str | os.PathLike[str]) -> Folder:
+    """Where snapshots go without an agent.
+
+    Raises:
+        SnapshotError: others can write there.
+    """
+    folder = Folder(Path(directory))
+    require_own(folder.path)
+    return folder
 
 
 def _who() -> "Who":

@@ -33,6 +33,11 @@ def listen(folder: Path, rank: int, stop: Callable[[], None]) -> None:
     threading.Thread(target=run, name="hetagent-asked", daemon=True).start()
 
 
+def reached_file(folder: Path, rank: int) -> int:
+    """Open the file in which a worker writes each step that has ended: its agent reads it once the worker is dead."""
+    return os.open(folder / ASK / f"{rank}.step", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
 def hang_up(folder: Path, rank: int) -> None:
     """Be asked no more: the answer that follows is the last one, also for whoever has asked before."""
     with contextlib.suppress(OSError):
@@ -45,14 +50,12 @@ def give_up(folder: Path, rank: int, why: str) -> None:
         put(folder / ASK / f"{rank}.off", json.dumps({"why": why}).encode())
 
 
-def tell(folder: Path, rank: int, *, step: int | None, reached: int, why: str) -> None:
+def tell(folder: Path, rank: int, *, step: int | None, why: str) -> None:
     """Answer.
 
     Args:
         step: which step is saved; None: none.
-        reached: the newest step that has ended.
         why: why nothing can be saved; empty: it can.
     """
-    told = {"step": step, "reached": reached, "why": why}
     with contextlib.suppress(OSError):
-        put(folder / ASK / f"{rank}.done", json.dumps(told).encode())
+        put(folder / ASK / f"{rank}.done", json.dumps({"step": step, "why": why}).encode())

@@ -10,7 +10,6 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.tensor import DTensor, Replicate
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.snapshots.banked import NOW
 from hetagent.snapshots.devices import Copies, Devices
 from hetagent.snapshots.errors import Overtaken, SnapshotError
 from hetagent.snapshots.folder import (
@@ -66,10 +65,6 @@ class Copy:
         self._small = small
         self._files = files
         self._copies = copies
-
-    def await_turn(self) -> None:
-        """Wait until devices have come to it."""
-        self._copies.await_turn()
 
     def wait(self) -> None:
         """Wait until it is there."""
@@ -176,23 +171,13 @@ class Copier:
         return pack(self._state.alike(), self._state.own())
 
     def keep(self, step: int, values: bytes) -> None:
-        """Keep what belongs to every step.
-
-        Raises:
-            SnapshotError, OSError: there is no room for that.
-        """
+        """Keep what belongs to every step."""
         if self.devices and self._state.count() != self._count:
             self._parts()
         tensors = self._state.small()
-        if self._bank is not None and self._bank.keep(step, tensors, values):
-            return
-        path = self._folder.path / NOW
-        path.mkdir(mode=0o700, exist_ok=True)
-        (path / SMALL.format(self._who.rank)).unlink(missing_ok=True)
-        self._bank = Bank(path / SMALL.format(self._who.rank), tensors, len(values))
-        self._bank.keep(step, tensors, values)
-        index = self._index(Stamp(0, self._folder.control().round))
-        put(path / INDEX.format(self._who.rank), index.written())
+        if self._bank is None or not self._bank.keep(step, tensors, values):
+            self._bank = Bank(tensors)
+            self._bank.keep(step, tensors, values)
 
     # -- for a snapshot ------------------------------------------------------------------------------------------
 
@@ -233,13 +218,10 @@ class Copier:
         slot = self._folder.slots().get(stamp)
         return slot is not None and self._alike.keys() <= _written(slot.indexes())
 
-    def copied(
-        self, stamp: Stamp, *, every: int, now: bool, insists: bool = False, again: bool = False
-    ) -> Copy:
+    def copied(self, stamp: Stamp, *, now: bool, insists: bool = False, again: bool = False) -> Copy:
         """Copy all that is to be copied by this worker, or have devices begin to.
 
         Args:
-            every: how often one is taken (steps).
             now: the round ends, and devices have that state. So wait until the others of this node have copied theirs;
                 what they leave is this worker's. Nor is the snapshot spared that is being written to disk.
             insists: the newest one makes room.
@@ -257,7 +239,7 @@ class Copier:
             if small is None:
                 raise Overtaken(f"the values of step {stamp.step} are no longer there")
             places = self._copy(slot, alike, own, copies, now=now, again=again)
-        index = replace(self._index(stamp, every), small_bytes=small.numel())
+        index = replace(self._index(stamp), small_bytes=small.numel())
         return Copy(self._folder, slot, index, places, small, self._files, copies)
 
     def _copy(
@@ -306,7 +288,7 @@ class Copier:
             self._layouts[file] = known = places, laid_out(places, file)
         return known[1]
 
-    def _index(self, stamp: Stamp, every: int = 0) -> Index:
+    def _index(self, stamp: Stamp) -> Index:
         """This worker's part of a snapshot, as far as it is the same in all."""
         assert self._bank is not None
         return Index(
@@ -314,7 +296,6 @@ class Copier:
             rank=self._who.rank,
             world_size=self._who.world_size,
             sharded=self._sharded,
-            every=every,
             alike=self._alike,
             small=tuple(
                 replace(place, file=SMALL.format(self._who.rank)) for place in self._bank.layout.places

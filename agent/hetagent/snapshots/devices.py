@@ -90,7 +90,11 @@ class Mark:
 
 
 class Devices:
-    """The devices of a worker's state; none if all of it is on the CPU."""
+    """The devices of a worker's state; none if all of it is on the CPU.
+
+    Attributes:
+        captured: an optimizer's step has become part of a CUDA graph, which tells nobody from then on.
+    """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         found = {tensor.device for tensor in tensors if tensor.device.type not in ON_HOST}
@@ -99,6 +103,7 @@ class Devices:
         self._marks: deque[Mark] = deque(maxlen=2)  # a script is no further ahead
         self._copies: Copies | None = None
         self._watched = Watched({}, {})
+        self.captured = False
 
     def __bool__(self) -> bool:
         return bool(self._devices)
@@ -131,11 +136,13 @@ class Devices:
                 self._copies.come_first()
             self._copies = None
         if is_capturing:
-            self.forget()  # an optimizer's step that becomes part of a CUDA graph tells nobody from then on
+            self.captured = True
+            self.forget()
         elif self._marks and not self._marks[-1].changes:
-            mark = self._marks[-1]
-            mark.watched, mark.kept = self._watched, self._watched.kept()
-            mark.changes = self._now()
+            kept, changes = self._watched.kept(), self._now()
+            for mark in self._marks:
+                if not mark.changes:  # the steps after it have changed nothing
+                    mark.watched, mark.kept, mark.changes = self._watched, kept, changes
 
     def forget(self) -> None:
         """Nobody knows what was changed when."""
@@ -210,7 +217,6 @@ class Copies:
     def __init__(self, streams: Sequence[torch.Stream]) -> None:
         self._streams = streams
         self._sources: list[Tensor] = []  # their memory is not given to others until they are copied
-        self._after: Sequence[torch.Event] = ()
 
     def copy(self, source: Tensor, into: Tensor) -> None:
         """Copy a tensor, or begin to; within `begun`."""
@@ -238,14 +244,8 @@ class Copies:
 
     def come_after(self, events: Sequence[torch.Event]) -> None:
         """They wait for what devices were told."""
-        self._after = events
         for stream, event in zip(self._streams, events, strict=True):
             stream.wait_event(event)
-
-    def await_turn(self) -> None:
-        """Wait until devices have come to them."""
-        for event in self._after:
-            event.synchronize()
 
     def come_first(self) -> None:
         """What the script tells devices next waits for them."""

@@ -1,7 +1,7 @@
 """The files of snapshots on a node: three slots with a snapshot each, and what agent and workers tell each other.
 
 A slot has `shared.bin`, the tensors that all ranks have alike; `RANK.bin`, those of which a rank has parts;
-`RANK.small`, what is kept at every step; and `RANK.json`, the index of a rank's part, which is written last.
+`RANK.small`, buffers and values; and `RANK.json`, the index of a rank's part, which is written last.
 """
 
 import contextlib
@@ -21,6 +21,9 @@ FOLDER = "HET_SNAPSHOTS"
 
 SLOTS = 3
 """How many snapshots a node has: two that may be complete, and one that is being written."""
+
+EVERY_S = 30.0
+"""How far apart snapshots are at most, unless a person says so (seconds)."""
 
 VERSION = 1
 
@@ -66,15 +69,13 @@ class Control:
         round: the round; without an agent 0.
         kept: the snapshots that are not to be overwritten: what there is if a node is lost now, as far as is known;
             then what there may be, the likeliest first.
-        every: how often to take one (steps); 0: nothing is said.
-        fixed: whether a person has said so.
+        every_s: how far apart snapshots are at most (seconds).
         memory: how many bytes all slots together may have; None: whatever there is.
     """
 
     round: int = 0
     kept: tuple[Stamp, ...] = ()
-    every: int = 0
-    fixed: bool = False
+    every_s: float = EVERY_S
     memory: int | None = None
 
 
@@ -117,7 +118,6 @@ class Index:
     """A rank's part of a snapshot.
 
     Attributes:
-        every: how often its worker would take one (steps).
         alike: the tensors in `shared.bin`, whoever has copied them, with their sizes (bytes).
         tensors: those that this worker has copied, and its own parts.
         small: its tensors in `RANK.small`.
@@ -131,7 +131,6 @@ class Index:
     rank: int
     world_size: int
     sharded: bool
-    every: int = 0
     alike: Mapping[str, int] = field(default_factory=dict)
     tensors: tuple[Place, ...] = ()
     small: tuple[Place, ...] = ()
@@ -230,8 +229,7 @@ class Folder:
             control = Control(
                 round=told.get("round", 0),
                 kept=tuple(map(Stamp.read, told.get("kept", ()))),
-                every=told.get("every") or 0,
-                fixed=bool(told.get("fixed")),
+                every_s=told.get("every_s", EVERY_S),
                 memory=told.get("memory"),
             )
             self._control = changed, control
@@ -253,16 +251,13 @@ class Folder:
             if stamp is not None
         }
 
-    def begin(
-        self, stamp: Stamp, *, spares: bool = False, insists: bool = False, older: bool = False
-    ) -> Slot:
+    def begin(self, stamp: Stamp, *, spares: bool = False, insists: bool = False) -> Slot:
         """The slot for a snapshot: that which one of this node's workers has begun, or the one that is needed least.
 
         Args:
             spares: what the agent says, the newest and the one that is being written to disk are kept. Else the first
                 of what the agent says is, and a step beside this one, which others may have ended with.
             insists: the newest makes room.
-            older: nothing newer of its round makes room.
 
         Raises:
             Overtaken: all are kept.
@@ -273,7 +268,7 @@ class Folder:
             if number is not None:
                 return Slot(self.path / str(number), number, stamp)
             kept, pinned = self.control().kept, self._pinned() if spares else None
-            number = room_for(stamp, stamps, kept, pinned, spares=spares, insists=insists, older=older)
+            number = room_for(stamp, stamps, kept, pinned, spares=spares, insists=insists)
             if number is None:
                 raise Overtaken(f"no memory for step {stamp.step} before another one is safe, or on disk")
             slot = Slot(self.path / str(number), number, stamp)
@@ -406,7 +401,6 @@ def room_for(
     *,
     spares: bool,
     insists: bool = False,
-    older: bool = False,
 ) -> int | None:
     """The slot that makes room for a snapshot; None: all are kept. Pure.
 
@@ -414,7 +408,7 @@ def room_for(
         slots: what they hold.
         kept: what the agent says, see `Control`.
         pinned: the one that is being written to disk.
-        spares, insists, older: see `Folder.begin`.
+        spares, insists: see `Folder.begin`.
     """
     newest = max((known for known in slots.values() if known is not None), default=None)
     most = Need.BESIDE if not spares else Need.NEWEST if insists else Need.LITTLE
@@ -437,9 +431,5 @@ def room_for(
     free = [number for number in slots if number not in needs]
     if free:
         return free[0]
-    may = [
-        number
-        for number, (how_much, _, known) in needs.items()
-        if how_much <= most and not (older and known.round == stamp.round and known > stamp)
-    ]
+    may = [number for number, (how_much, *_) in needs.items() if how_much <= most]
     return min(may, key=needs.__getitem__, default=None)

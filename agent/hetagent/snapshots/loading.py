@@ -77,6 +77,7 @@ class Loader:
         self._rank = rank
         self._local_world_size = local_world_size
         self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._smalls: dict[tuple[Source, int], bytearray] = {}
 
     def find(self) -> Found | None:
         """The snapshot to load; None: there is none.
@@ -196,7 +197,7 @@ class Loader:
         trouble: list[tuple[Source | None, str]] = []
         for source, place in self._copies(found, item):
             try:
-                self._read_from(source, place, item, target)
+                self._read_from(found, source, place, item, target)
             except SourceError as error:
                 trouble.append((source, str(error)))
             else:
@@ -208,7 +209,12 @@ class Loader:
         copies = found.items.get(name) or found.alike.get(name) or found.parts.get((name, offset))
         return copies or self._small(found, name)
 
-    def _read_from(self, source: Source, place: Place, item: ReadItem, target: Tensor) -> None:
+    def _read_from(self, found: Found, source: Source, place: Place, item: ReadItem, target: Tensor) -> None:
+        rank = place.file.partition(".")[0]
+        if place.file == SMALL.format(rank):  # its digest is that of all of it
+            content = self._small_file(source, found.indexes[int(rank)][1])
+            target.copy_(part_of(view(torch.frombuffer(content, dtype=torch.uint8), place), item))
+            return
         is_whole = tuple(item.lengths) == place.lengths and target.dtype == dtype_of(place)
         direct = is_whole and target.is_contiguous() and target.device.type == "cpu"
         into = target if direct else self._passing_through(place)
@@ -227,19 +233,31 @@ class Loader:
 
     def _small(self, found: Found, name: str) -> list[tuple[Source, Place]]:
         """Where a small tensor lies: this rank's own if there is one, else that of the lowest rank that has it."""
-        source, index = _own_small(found, self._rank)
+        source, index = _own(found, self._rank)
         return [(source, place) for place in index.small if place.name == name]
 
     def _values(self, found: Found) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         source, index = _own(found, self._rank)
-        memory = bytearray(index.small_bytes)
         try:
-            source.read_into(SMALL.format(index.rank), 0, memoryview(memory))
-            if xxh3_64_hexdigest(memory) != index.small_digest:
-                raise SourceError(f"the values of rank {index.rank} {source.where} are corrupt")
+            content = self._small_file(source, index)
         except SourceError as error:
             self._is_bad(found, [(source, str(error))])
-        return unpack(memoryview(memory)[index.values :])
+        return unpack(memoryview(content)[index.values :])
+
+    def _small_file(self, source: Source, index: Index) -> bytearray:
+        """`RANK.small`, once it is known to be what was written.
+
+        Raises:
+            SourceError: it is not, or cannot be had.
+        """
+        key = source, index.rank
+        if key not in self._smalls:
+            content = bytearray(index.small_bytes)
+            source.read_into(SMALL.format(index.rank), 0, memoryview(content))
+            if xxh3_64_hexdigest(content) != index.small_digest:
+                raise SourceError(f"the values of rank {index.rank} {source.where} are corrupt")
+            self._smalls[key] = content
+        return self._smalls[key]
 
     def _is_bad(self, found: Found, trouble: Sequence[tuple[Source | None, str]]) -> None:
         """No copy is good: tell the agent, which has another one taken.
@@ -281,18 +299,11 @@ def _own(found: Found, rank: int) -> tuple[Source, Index]:
     return found.indexes.get(rank) or found.indexes[min(found.indexes)]
 
 
-def _own_small(found: Found, rank: int) -> tuple[Source, Index]:
-    """Like `_own`; a worker that died has left nothing of what it had on a device."""
-    own = _own(found, rank)
-    others = (found.indexes[other] for other in sorted(found.indexes))
-    return own if own[1].small else next((other for other in others if other[1].small), own)
-
-
 def _places(found: Found, rank: int) -> dict[str, Place]:
     """One place of each tensor, by name."""
     places = {name: copies[0][1] for name, copies in found.alike.items()}
     places |= {name: copies[0][1] for (name, _), copies in found.parts.items()}
-    return places | {place.name: place for place in _own_small(found, rank)[1].small}
+    return places | {place.name: place for place in _own(found, rank)[1].small}
 
 
 def _metadata(found: Found, rank: int) -> Metadata:
@@ -318,16 +329,16 @@ def _newest(folder: Folder) -> Mapping[str, Any]:
         indexes = _indexes(slot)
         if _is_complete(indexes) and not folder.bad(stamp).exists():
             source = {"path": str(slot.path), "whole": True, "ranks": dict.fromkeys(indexes, "")}
-            world_size = indexes[0].world_size
+            world_size = next(iter(indexes.values())).world_size
             return {"round": stamp.round, "step": stamp.step, "world_size": world_size, "sources": [source]}
     return {}
 
 
 def _is_complete(indexes: Mapping[int, Index]) -> bool:
-    """Whether these are the parts of all ranks, with all that they have alike."""
+    """Whether they have all that ranks have alike, and the parts of all ranks if the state is sharded."""
     found = {place.name for index in indexes.values() for place in index.tensors}
     return bool(indexes) and all(
-        set(indexes) == set(range(index.world_size)) and index.alike.keys() <= found
+        (not index.sharded or set(indexes) == set(range(index.world_size))) and index.alike.keys() <= found
         for index in indexes.values()
     )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import VERSION, Stamp
 
 MARK = "snapshot.json"
@@ -25,6 +26,9 @@ OVERTAKEN = 3
 
 CHUNK = 64 << 20
 """How much is asked of a URL at a time (bytes)."""
+
+OTHERS = 0o022
+"""Permissions of others than this user to write."""
 
 MOST_JOBS = 16
 """Of how many jobs before its own a snapshot tells that it descends from them."""
@@ -117,6 +121,31 @@ def path_of(text: str) -> Path:
 def is_url(path: Path | str) -> bool:
     """Whether that is no directory of this machine."""
     return "://" in str(path)
+
+
+def require_own(path: Path) -> None:
+    """Check that nobody else can write to a directory or a file: who loads a snapshot runs the code that is in it.
+
+    Raises:
+        SnapshotError: others can; says how to mend that.
+        OSError: nobody can tell.
+    """
+    if is_url(path):
+        return
+    try:
+        stats = path.stat()
+    except FileNotFoundError:
+        return
+    danger = "whoever can change snapshots has the job run code of theirs"
+    if stats.st_uid not in (os.geteuid(), 0):
+        raise SnapshotError(
+            f"{path} belongs to user {stats.st_uid}, not to {os.geteuid()}, who runs this, and {danger}: "
+            f"take another directory, or chown -R {os.geteuid()} {path}"
+        )
+    if stats.st_mode & OTHERS:
+        raise SnapshotError(
+            f"others can write to {path} (mode {stats.st_mode & 0o7777:o}), and {danger}: chmod -R go-w {path}"
+        )
 
 
 def read_part(path: Path, at: int, into: memoryview) -> int:

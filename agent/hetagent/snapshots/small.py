@@ -1,86 +1,66 @@
-"""What is kept at every step, in memory that outlives the worker: buffers, and values that scripts have.
-
-The last two steps are there, since living workers may be a step apart when a round ends.
-"""
+"""What is kept at every step: buffers, and values that scripts have."""
 
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from xxhash import xxh3_64
 
-from hetagent.snapshots.banked import FIRST, HEADER
-from hetagent.snapshots.devices import Copies
+from hetagent.snapshots.devices import ON_HOST, Copies
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import ALIGNED
-from hetagent.snapshots.memory import Mapped, as_bytes, laid_out, place_of, view
+from hetagent.snapshots.memory import as_bytes, laid_out, place_of, view
 
-ROOM = 4096
-"""How much longer than twice their first length values may become before another file is needed (bytes)."""
+
+@dataclass
+class Half:
+    """What was kept of one step."""
+
+    tensors: Sequence[Tensor]
+    step: int | None = None
+    values: bytes = b""
 
 
 class Bank:
-    """The small tensors and values of the last two steps.
+    """The small tensors and values of the last two steps: devices may be a step behind the script.
 
-    What is on a device is kept there first, since a copy to the host would wait for the device at every step.
+    What is on a device is kept there, since a copy to the host would wait for the device at every step.
 
     Args:
-        path: the file.
         tensors: by name, always the same ones.
-        values: how long the values are (bytes).
     """
 
-    def __init__(self, path: Path, tensors: Sequence[tuple[str, Tensor]], values: int) -> None:
+    def __init__(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         self.layout = laid_out([place_of(name, tensor) for name, tensor in tensors], "")
-        self._half = -(-(FIRST + self.layout.size + 2 * values + ROOM) // ALIGNED) * ALIGNED
-        self._file = Mapped(path, 2 * self._half)
-        self._views = [
-            [self._file.tensor(replace(place, at=start + FIRST + place.at)) for place in self.layout.places]
-            for start in (0, self._half)
-        ]
-        self._on_device: list[dict[int, Tensor]] = [{}, {}]  # by number of the tensor
-        self._newest = 0  # half
+        self._halves = [Half([torch.empty_like(tensor.detach()) for _, tensor in tensors]) for _ in range(2)]
 
     def keep(self, step: int, tensors: Sequence[tuple[str, Tensor]], values: bytes) -> bool:
-        """Keep what belongs to a step; False: another bank is needed, since it does not fit."""
-        half = 1 - self._newest
-        start, at = half * self._half, FIRST + self.layout.size
-        if at + len(values) > self._half or len(tensors) != len(self.layout.places):
+        """Keep what belongs to a step; False: another bank is needed, since these are others."""
+        self._halves.reverse()
+        half = self._halves[0]
+        half.step = None
+        if [tensor.shape for _, tensor in tensors] != [kept.shape for kept in half.tensors]:
             return False
-        HEADER.pack_into(self._file.bytes, start, -1, 0, 0)
-        for number, (_, tensor) in enumerate(tensors):
-            kept = self._views[half][number]
-            if tensor.shape != kept.shape:
-                return False
-            if tensor.device.type != "cpu":
-                there = self._on_device[half]
-                if number not in there:
-                    there[number] = torch.empty_like(tensor)
-                kept = there[number]
-            kept.copy_(tensor)
-        self._file.bytes[start + at : start + at + len(values)] = values
-        HEADER.pack_into(self._file.bytes, start, step, self.layout.size, self.layout.size + len(values))
-        self._newest = half
+        for (_, tensor), kept in zip(tensors, half.tensors, strict=True):
+            kept.copy_(tensor.detach())
+        half.step, half.values = step, values
         return True
 
     def kept(self, step: int, copies: Copies) -> Tensor | None:
         """The bytes that were kept of a step, once the copies are made; None: there are none, or no longer."""
-        for half, on_device in enumerate(self._on_device):
-            start = half * self._half
-            known, _, size = HEADER.unpack_from(self._file.bytes, start)
-            if known != step:
-                continue
-            content = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=bool(on_device))
-            as_bytes(content)[:] = self._file.bytes[start + FIRST : start + FIRST + size]
-            for number, tensor in on_device.items():
-                copies.copy(tensor, view(content, self.layout.places[number]))
-            return content
-        return None
+        half = next((half for half in self._halves if half.step == step), None)
+        if half is None:
+            return None
+        on_device = any(tensor.device.type not in ON_HOST for tensor in half.tensors)
+        size = self.layout.size + len(half.values)
+        content = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=on_device)
+        for place, tensor in zip(self.layout.places, half.tensors, strict=True):
+            copies.copy(tensor, view(content, place))
+        as_bytes(content)[self.layout.size :] = half.values
+        return content
 
 
 def pack(alike: Mapping[str, Any], own: Mapping[str, Any]) -> bytes:

@@ -5,6 +5,7 @@
 
 import pickle
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from hetagent.snapshots.errors import SnapshotError
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """What torch.compile and activation checkpointing add to the names of what they wrap."""
+
+_version = attrgetter("_version")
 
 REFUSED = {
     "FullyShardedDataParallel": "FSDP1 flattens parameters: use torch.distributed.fsdp.fully_shard (FSDP2)",
@@ -126,6 +129,10 @@ class State:
     def parameters(self) -> dict[str, Tensor]:
         """What only optimizers change."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
+
+    def versions(self) -> int:
+        """Another number once anything has changed parameters in place."""
+        return sum(map(_version, self._parameters.values()))
 
     def of_optimizers(self) -> dict[str, Tensor]:
         """The optimizers' tensors. Calls nothing of the script."""

@@ -1,39 +1,26 @@
 """Takes snapshots: when one is due, when the round ends, and what belongs to every step."""
 
 import atexit
-import math
 import os
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from statistics import median, median_low
+from statistics import median
 
 from hetagent.snapshots import asked
 from hetagent.snapshots.copying import Copier, Copy, Who
 from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Folder, Stamp
+from hetagent.snapshots.schedule import Schedule
 from hetagent.snapshots.state import State
-
-WORTH = 0.005
-"""Which part of the time snapshots may take, with what belongs to every step; of the latter at most half of it is
-counted, or too few would be taken."""
 
 STEPS_MEASURED = 16
 """Of how many of the last steps the usual length is known."""
 
-COSTS_MEASURED = 3
-"""Of so many of the last snapshots the median of their costs counts: one may have had to wait for something else."""
-
 PATIENT = 2
 """So many snapshots in a row that are due give way to one that is not safe yet; then it has to make room."""
-
-LONGEST_S = 120.0
-"""A pause that is as long grows no more for want of room: perhaps a server was away (seconds)."""
-
-GROWS = 4
-"""By how much the pause between snapshots grows at most from one to the next."""
 
 HALF_STEP_S = 5.0
 """How long a worker that is asked in the middle of an optimizer's step waits for the end of that step (seconds)."""
@@ -49,9 +36,9 @@ further after its answer (seconds): its agent is about to stop it."""
 LAST_S = 10.0
 """For how long the interpreter's end waits for threads that digest a snapshot, or make slots (seconds)."""
 
-SILENT_STEPS = 3
-"""After so many steps in a row that no optimizer has told of, a person is told what that means."""
-
+SILENT_STEPS = 16
+"""After so many steps in a row of which it is not known what has changed parameters, a person is told what that means.
+Before its first step an optimizer may accumulate gradients."""
 
 TROUBLE = (OSError, RuntimeError, ValueError)
 """What ends snapshots, but not training: no room, a device in error, files that make no sense."""
@@ -74,8 +61,10 @@ class Taker:
         self._whole = threading.Condition(self._lock)  # a step has ended
         self._clean: int | None = None  # the step after which parameters have not changed
         self._changed = False  # since the last step
-        self._silent = 0  # how many steps in a row have changed nothing
-        self._reached = 0
+        self._told = False  # an optimizer has told of a step, ever
+        self._versions = 0  # of parameters, after the last step
+        self._silent = 0  # of how many steps in a row it is not known what has changed parameters
+        self._reached: int | None = None  # a file for the agent
         self._late = ""  # why nothing could be saved the last time
         self._more: int | None = None  # how many steps training may still end; None: any number
         self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
@@ -85,12 +74,10 @@ class Taker:
         self._ahead: threading.Thread | None = None  # makes the slots
         self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
         self._due = 0  # the step that it closes
-        self._every = self._least = 1  # by what they cost, and by how fast they become safe
+        self._schedule = Schedule()
         self._overtaken = 0  # how many snapshots in a row found no slot
-        self._costs_s: deque[float] = deque(maxlen=COSTS_MEASURED)
-        self._copy_s = 0.0
+        self._took_s = 0.0  # the last one
         self._steps_s: deque[float] = deque(maxlen=STEPS_MEASURED)
-        self._own_s: deque[float] = deque(maxlen=STEPS_MEASURED)  # what steps without a snapshot took here
         self._ended_at = 0.0  # the last step (monotonic seconds)
         self._state.before_changes(self._changes)
         atexit.register(self._let_threads_end)
@@ -108,37 +95,40 @@ class Taker:
         self._state.learn()
         # Not within the lock: they may wait for a device.
         values = self._copier.values() if not self._why else b""
-        is_due = False
         with self._lock:
-            self._reached = step
-            sizes: Mapping[str, int] = {}
-            if self._ahead is None:
-                sizes = self._copier.prepare()
-            self._clean = step if self._is_told(step) and self._is_kept(step, values) else None
-            self._changed = False
-            if self._clean is not None:
-                self._copier.devices.ended(step)
-            else:
-                self._copier.devices.forget()
-            if self._ahead is None:
+            if self._reached is not None:
+                os.pwrite(self._reached, b"%d" % step, 0)  # steps count up
+            is_known = self._knows_changes(step)
+            if self._ahead is None and (
+                self._told or self._silent == SILENT_STEPS or not self._state.optimizers
+            ):
                 self._ahead = threading.Thread(
-                    target=self._make_slots, args=(sizes,), name="hetagent-slots", daemon=True
+                    target=self._make_slots,
+                    args=(self._copier.prepare(),),
+                    name="hetagent-slots",
+                    daemon=True,
                 )
                 self._ahead.start()
-            elif self._clean is not None and step % self._period() == 0 and not self._ahead.is_alive():
-                is_due = True
-                self._take_due(step)
+            is_kept = self._is_kept(step, values)
+            self._clean = step if is_known and is_kept else None
+            self._changed = False
+            self._copier.devices.ended(step)
+            # One that takes long is closed before the next is due, or ranks would leave out different ones.
+            every_s = max(self._folder.control().every_s, 4 * self._took_s)
+            is_due = self._schedule.is_due(began, every_s)
+            if is_due and is_kept and self._ahead is not None and not self._ahead.is_alive():
+                self._take_due(step, waits=not is_known)
+            if self._clean is None:
+                self._copier.devices.forget()
             if self._more:
                 self._more -= 1
             self._whole.notify_all()
             self._stand_still()
         self._ended_at = time.perf_counter()
-        if not is_due:
-            self._own_s.append(self._ended_at - began)
 
-    def begins_at(self, step: int) -> None:
-        """The state of a step was loaded."""
-        self._reached = step
+    def begins_at_loaded(self) -> None:
+        """A state was loaded, which an optimizer has made."""
+        self._told, self._versions = bool(self._state.optimizers), self._state.versions()
 
     def _changes(self) -> None:
         """An optimizer is about to change parameters: not while they are copied."""
@@ -158,15 +148,26 @@ class Taker:
             else:
                 self._whole.wait(left_s)
 
-    def _is_told(self, step: int) -> bool:
-        """Whether optimizers tell when they change parameters."""
-        self._silent = 0 if self._changed else self._silent + 1
+    def _knows_changes(self, step: int) -> bool:
+        """Whether all that changes parameters tells: optimizers do, unless they are in a CUDA graph.
+
+        Steps may do without them: gradients are accumulated, or a GradScaler leaves a step out.
+        """
+        before, self._versions = self._versions, self._state.versions()
+        self._told = self._told or self._changed
+        is_same = self._changed or self._versions == before
+        is_known = is_same and self._told and not self._copier.devices.captured
+        self._silent = 0 if is_known else self._silent + 1
         if self._silent == SILENT_STEPS:
             _say(
-                f"rank {self._who.rank} has called snaps.step({step}), but no optimizer of its state has made a step "
-                "since the call before: if something else changes parameters, steps since the last snapshot may be lost"
+                f"rank {self._who.rank} has called snaps.step({step}), but no optimizer of its state has told of a "
+                "step: if something else changes parameters, steps since the last snapshot may be lost"
             )
-        return self._changed
+        return is_known
+
+    def _is_touched(self) -> bool:
+        """Whether something has changed parameters since the last step, and no optimizer has told."""
+        return not self._changed and self._state.versions() != self._versions
 
     def _is_kept(self, step: int, values: bytes) -> bool:
         """Keep what belongs to every step; False: there is no room for that."""
@@ -189,38 +190,29 @@ class Taker:
         except TROUBLE as error:
             self._give_up(error)
 
-    def _period(self) -> int:
-        """How often to take a snapshot (steps)."""
-        control = self._folder.control()
-        fixed = control.fixed and control.every > 0
-        return max(self._least, control.every) if fixed else max(self._every, self._least, control.every)
-
-    def _take_due(self, step: int) -> None:
+    def _take_due(self, step: int, *, waits: bool) -> None:
+        """Take a snapshot; `waits`: until it is copied, since nobody knows what changes parameters next."""
         if self._closing is not None and self._closing.is_alive():
-            return  # the last one has not been closed, so snapshots are far too frequent
+            return  # the last one has not been closed
         began = time.perf_counter()
         try:
             close = self._copied(step, now=False)
+            if waits:
+                close.wait()
         except Overtaken:
             self._overtaken += 1
-            pause_s = self._period() * median(self._steps_s or [0.0])
-            if self._overtaken % PATIENT == 0 and pause_s < LONGEST_S:
-                # Nodes that leave out different ones would have none in common; all take the largest pause.
-                self._least = 2 * self._period()
             return
         except TROUBLE as error:
             self._give_up(error)
             return
         self._overtaken = 0
-        self._copy_s, self._due = time.perf_counter() - began, step
-        self._closing = threading.Thread(target=self._close_due, args=(close,), daemon=True)
+        self._due = step
+        self._closing = threading.Thread(target=self._close_due, args=(close, began), daemon=True)
         self._closing.start()
 
-    def _close_due(self, close: Copy) -> None:
+    def _close_due(self, close: Copy, began: float) -> None:
         try:
             self._copier.devices.enter()
-            close.await_turn()
-            began = time.perf_counter()
             close.finish()
         except Overtaken:
             return
@@ -228,18 +220,13 @@ class Taker:
             self._give_up(error)
             return
         self._saved = close.index.stamp
-        self._costs_s.append(self._copy_s + time.perf_counter() - began)
-        if len(self._steps_s) > 1:
-            own_s = median(list(self._own_s) or [0.0])
-            wanted = steps_apart(median_low(self._costs_s), median(list(self._steps_s)), own_s)
-            self._every = min(wanted, self._every * GROWS)  # the first ones take longer
+        self._took_s = time.perf_counter() - began
 
     def _copied(self, step: int, *, now: bool, again: bool = False) -> Copy:
         control = self._folder.control()
-        every = self._least if control.fixed else max(self._every, self._least)
         insists = self._overtaken >= PATIENT
         stamp = Stamp(step, control.round)
-        return self._copier.copied(stamp, every=every, now=now, insists=insists, again=again)
+        return self._copier.copied(stamp, now=now, insists=insists, again=again)
 
     def _give_up(self, error: Exception) -> None:
         if not self._why:
@@ -284,7 +271,7 @@ class Taker:
         if not self._copier.devices:
             if self._clean is None and self._changed and patience_s:
                 self._whole.wait(patience_s)
-            return self._clean
+            return self._clean if not self._is_touched() else None
         behind_s = min(HALF_STEP_S, max(ONE_MORE_S, STEPS_BEHIND * median(self._steps_s or [HALF_STEP_S])))
         began = time.monotonic()
         if self._changed and patience_s:
@@ -293,7 +280,7 @@ class Taker:
             if time.monotonic() > began + (behind_s if has is not None else HALF_STEP_S):
                 break  # they hang, and still have the step before, or nothing that is whole
             time.sleep(LOOKS_S)
-        return has
+        return has if not self._is_touched() else None
 
     def _is_saved(self, step: int | None) -> bool:
         """Save a step; False: devices have gone on meanwhile."""
@@ -308,7 +295,7 @@ class Taker:
             return False
         copy = self._copied(step, now=True, again=again)
         copy.wait()
-        if self._copier.devices and not self._copier.devices.still(step):
+        if self._is_touched() or (self._copier.devices and not self._copier.devices.still(step)):
             return False
         copy.finish()
         self._saved = copy.index.stamp
@@ -324,6 +311,7 @@ class Taker:
     def listen(self) -> None:
         """Answer the agent, for as long as this process lives."""
         asked.listen(self._folder.path, self._who.rank, self._stop)
+        self._reached = asked.reached_file(self._folder.path, self._who.rank)
 
     def _stop(self) -> None:
         """The agent is about to stop this worker: save, and train no further than other ranks may have come."""
@@ -344,20 +332,7 @@ class Taker:
         if not why and self._clean is None and self._saved is None:
             why = "no step has ended yet"
         step = self._saved.step if self._saved else None
-        asked.tell(self._folder.path, self._who.rank, step=step, reached=self._reached, why=why)
-
-
-def steps_apart(cost_s: float, step_s: float, own_s: float) -> int:
-    """How many steps apart snapshots are to be, so that they take `WORTH` of the time: a power of two. Pure.
-
-    Args:
-        cost_s: what one costs (seconds).
-        step_s: how long a step is (seconds).
-        own_s: what a step without a snapshot costs (seconds).
-    """
-    worth_s = WORTH * max(step_s, 1e-6)
-    apart = cost_s / (worth_s - min(own_s, worth_s / 2))
-    return 1 << math.ceil(math.log2(max(apart, 1.0)))
+        asked.tell(self._folder.path, self._who.rank, step=step, why=why)
 
 
 def _say(text: str) -> None:

@@ -8,13 +8,13 @@ A process of its own, started by the agent: training goes on meanwhile. What it 
 
 import argparse
 import contextlib
+import json
 import mmap
 import os
-import pickle
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -33,6 +33,7 @@ from hetagent.snapshots.folder import INDEX, SMALL, Index, Place, Stamp
 from hetagent.snapshots.memory import dtype_of, view
 from hetagent.snapshots.on_disk import (
     MARK,
+    OTHERS,
     OVERTAKEN,
     PART,
     Mark,
@@ -65,6 +66,8 @@ class Part:
         ranks: whose parts these are, with the digests of their indexes.
         size: of all files (bytes).
         values: digests of what has to be the same on all ranks.
+        pieces: parts of tensors.
+        items: what DCP has made bytes of.
     """
 
     ranks: Mapping[int, str]
@@ -72,6 +75,53 @@ class Part:
     results: Sequence[WriteResult]
     size: int
     values: Mapping[str, str]
+    pieces: Sequence[Place] = ()
+    items: Sequence[Place] = ()
+
+    def written(self) -> bytes:
+        """As it is in its file, but for what the node that leads writes alone."""
+        stored = {result.index: result for result in self.results}
+        told = {
+            name: [
+                {**place.told(), "stored": _stored(stored[index_of(place)])} for place in getattr(self, name)
+            ]
+            for name, index_of in _KINDS.items()
+        }
+        return json.dumps({"ranks": self.ranks, "size": self.size, "values": self.values, **told}).encode()
+
+    @classmethod
+    def read(cls, path: Path) -> "Part":
+        """That of another node.
+
+        Raises:
+            SnapshotError: it makes no sense.
+            OSError: it cannot be read.
+        """
+        from hetagent.torch_compat.checkpoints import StorageInfo
+
+        try:
+            told = json.loads(path.read_bytes())
+            places: dict[str, list[Place]] = {}
+            results = []
+            for name, index_of in _KINDS.items():
+                places[name] = []
+                for each in told[name]:
+                    size, *where = each.pop("stored")
+                    place = Place.read(each)
+                    places[name].append(place)
+                    results.append(WriteResult(index_of(place), size, StorageInfo(*where)))
+            items = [*map(_piece, places["pieces"]), *map(_item, places["items"])]
+            return cls(
+                ranks={int(rank): str(digest) for rank, digest in told["ranks"].items()},
+                plan=SavePlan(items, planner_data={}),
+                results=results,
+                size=int(told["size"]),
+                values=told["values"],
+            )
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise SnapshotError(
+                f"{path} makes no sense ({type(error).__name__}: {error}): install the same hetrdzv on all nodes"
+            ) from None
 
 
 class Planner(DefaultSavePlanner):
@@ -91,11 +141,7 @@ class Planner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         """What this node writes."""
         plan: SavePlan = super().create_local_plan()
-        more = [_piece(place) for place in self._pieces.values()]
-        more += [
-            WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO, tensor_data=None)
-            for name in self._items
-        ]
+        more = [*map(_piece, self._pieces.values()), *map(_item, self._items.values())]
         self.plan = replace(plan, items=[*plan.items, *more])
         return self.plan
 
@@ -147,11 +193,9 @@ def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: 
         rank: [place for place in index.tensors if place.name not in index.alike]
         for rank, index in indexes.items()
     }
-    planner = Planner(
-        slot,
-        pieces=[place for places in own.values() for place in places],
-        items=[place for index in indexes.values() for place in index.items],
-    )
+    pieces = [place for places in own.values() for place in places]
+    items = [place for index in indexes.values() for place in index.items]
+    planner = Planner(slot, pieces, items)
     state = _state(slot, first, alike.values()) if leads else {}
     planner.set_up_planner(state, is_coordinator=leads)
     writer = _writer(into)
@@ -166,19 +210,17 @@ def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: 
         moved = replace(
             index,
             tensors=tuple(_moved(into, place, stored[_index_of(place)]) for place in mine),
-            items=tuple(_moved(into, place, stored[MetadataIndex(place.name)]) for place in index.items),
+            items=tuple(_moved(into, place, stored[_index_of_item(place)]) for place in index.items),
         )
         if index.small_bytes:
-            small = (slot / SMALL.format(rank)).read_bytes()
-            if xxh3_64_hexdigest(small) != index.small_digest:
-                raise SnapshotError(f"the values of rank {rank} are corrupt")
-            put(into / SMALL.format(rank), small)
+            put(into / SMALL.format(rank), _small(slot, index))
         put(into / INDEX.format(rank), moved.written())
         digests[rank] = xxh3_64_hexdigest(moved.written())
     size = sum(result.size_in_bytes for result in results) + sum(
         index.small_bytes for index in indexes.values()
     )
-    return Part(digests, plan, results, size, _the_same(index.digests for index in indexes.values()))
+    values = _the_same(index.digests for index in indexes.values())
+    return Part(digests, plan, results, size, values, pieces, items)
 
 
 def _the_same(told: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -209,11 +251,23 @@ def _index(slot: Path, stamp: Stamp, rank: int) -> Index:
     return index
 
 
+def _small(slot: Path, index: Index) -> bytes:
+    """What a rank has kept beside its tensors.
+
+    Raises:
+        SnapshotError: it is corrupt.
+    """
+    content = (slot / SMALL.format(index.rank)).read_bytes()[: index.small_bytes]
+    if xxh3_64_hexdigest(content) != index.small_digest:
+        raise SnapshotError(f"the values of rank {index.rank} are corrupt")
+    return content
+
+
 def _state(slot: Path, first: Index, alike: Iterable[Place]) -> dict[str, Any]:
     """What all ranks have alike, nested as `get_state_dict` has it; buffers and values are those of one rank."""
     files = _Files(slot)
+    content = _small(slot, first) if first.small_bytes else b""
     tensors = {place.name: files.tensor(place) for place in (*alike, *first.small)}
-    content = (slot / SMALL.format(first.rank)).read_bytes() if first.small_bytes else b""
     values = unpack(memoryview(content)[first.values :], on_host=True)[0] if content else {}
     optimizers = [name.removesuffix(".param_groups") for name in values if name.endswith(".param_groups")]
     state: dict[str, Any] = {}
@@ -253,6 +307,24 @@ def _piece(place: Place) -> WriteItem:
             size=torch.Size(place.shape),
         ),
     )
+
+
+def _index_of_item(place: Place) -> MetadataIndex:
+    return MetadataIndex(place.name)
+
+
+def _item(place: Place) -> WriteItem:
+    return WriteItem(index=_index_of_item(place), type=WriteItemType.BYTE_IO, tensor_data=None)
+
+
+_KINDS: Mapping[str, Callable[[Place], MetadataIndex]] = {"pieces": _index_of, "items": _index_of_item}
+"""What a node may write that does not lead."""
+
+
+def _stored(result: WriteResult) -> tuple[int, str, int, int]:
+    """How large it was (bytes), and where it lies: in which file, from where on, and how many bytes."""
+    where = result.storage_data
+    return result.size_in_bytes, where.relative_path, where.offset, where.length
 
 
 def _moved(into: Path, place: Place, stored: Any) -> Place:
@@ -298,12 +370,12 @@ def put(path: Path, content: bytes) -> None:
     os.replace(new, path)
 
 
-def finish(
-    into: Path, stamp: Stamp, world_size: int, *, sharded: bool, wait_s: float, after: Sequence[str] = ()
-) -> None:
+def finish(into: Path, part: Part, first: Index, *, wait_s: float, after: Sequence[str] = ()) -> None:
     """Make a checkpoint of all nodes' parts, once they are there.
 
     Args:
+        part: of this node, which leads.
+        first: one of its indexes.
         after: the jobs that this one has gone on with.
         wait_s: how long to wait for them; what is not there then is left out unless the state is sharded (seconds).
 
@@ -311,28 +383,29 @@ def finish(
         SnapshotError: some are missing, or they do not fit together.
     """
     until = time.monotonic() + wait_s
-    parts: dict[Path, Part] = {}
+    world_size = first.world_size
+    parts = {into / PART.format(min(part.ranks)): part}
     while True:
         for path in into.glob(PART.format("*")):
             if path not in parts:
-                parts[path] = pickle.loads(path.read_bytes())
+                parts[path] = Part.read(path)
         digests = {rank: digest for part in parts.values() for rank, digest in part.ranks.items()}
         missing = set(range(world_size)) - digests.keys()
         if not missing or time.monotonic() >= until:
             break
         time.sleep(PAUSE_S)
-    if missing and sharded:
+    if missing and first.sharded:
         raise SnapshotError(f"the part of rank {min(missing)} is not there after {wait_s:.0f} s")
-    _the_same(getattr(part, "values", {}) for part in parts.values())  # an older agent has written none
+    _the_same(part.values for part in parts.values())
     planner = DefaultSavePlanner()
     plans = [part.plan for part in parts.values()]
     _, metadata = planner.create_global_plan(plans)
     writer = _writer(into)
     writer.finish(metadata, [list(part.results) for part in parts.values()])
     mark = Mark(
-        stamp=stamp,
+        stamp=first.stamp,
         world_size=world_size,
-        sharded=sharded,
+        sharded=first.sharded,
         size=sum(part.size for part in parts.values()),
         ranks=digests,
         after=after,
@@ -365,10 +438,11 @@ def run(
         first = _index(slot, stamp, ranks[0])
         began_at = time.monotonic()
         part = write(slot, stamp, into, ranks, leads=wait_s is not None)
-        put(into / PART.format(ranks[0]), pickle.dumps(part))
         if wait_s is not None:
             wait_s = max(wait_s, time.monotonic() - began_at)  # that of others may take as long
-            finish(into, stamp, first.world_size, sharded=first.sharded, wait_s=wait_s, after=after)
+            finish(into, part, first, wait_s=wait_s, after=after)
+        else:
+            put(into / PART.format(ranks[0]), part.written())
     except Exception:
         with contextlib.suppress(Exception):  # what went wrong first is what is said
             if wait_s is not None and not (into / MARK).exists():
@@ -409,6 +483,7 @@ def main() -> None:
         with contextlib.suppress(OSError):
             os.nice(10)
     torch.set_num_threads(1)
+    os.umask(os.umask(0) | OTHERS)
     stamp = Stamp(step=args.step, round=args.round)
     try:
         run(args.slot, stamp, args.directory, args.ranks, args.leads, args.after)

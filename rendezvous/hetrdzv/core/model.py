@@ -371,7 +371,6 @@ class Group:
         joiners_since: when the first node arrived for which a running group will restart, or None.
         unreachable: (node, master) pairs: the node could not reach the master's port.
         failed_masters: how many masters in a row no node could reach.
-        fruitless: how many rounds in a row have failed and are known to have made no progress.
         quick: how many restarts in a row came in quick succession, the last one included.
         rests_until: until when the next restart waits, since the last ones came in quick succession, or None (seconds).
         collectives: how many the last round that failed had asked for; None: unknown, or none has failed.
@@ -402,7 +401,6 @@ class Group:
     joiners_since: float | None = None
     unreachable: frozenset[tuple[str, str]] = frozenset()
     failed_masters: int = 0
-    fruitless: int = 0
     quick: int = 0
     rests_until: float | None = None
     collectives: int | None = None

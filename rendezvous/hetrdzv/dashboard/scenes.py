@@ -18,7 +18,7 @@ from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.sessions import SignedIn, csrf_of
 from hetrdzv.dashboard.timeline import Span, spans, speed_line, step_line
 from hetrdzv.protocol.pages import EventReply, GroupReply
-from hetrdzv.protocol.rooms.stacks import EARLIER, About
+from hetrdzv.protocol.rooms.stacks import EARLIER, About, line_of
 from hetrdzv.service.progress.detectors import detected
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.trail import Point
@@ -29,7 +29,6 @@ from hetrdzv.words.causes import failed_worker, failure_details
 from hetrdzv.words.past import KINDS, PastReply, past
 from hetrdzv.words.phases import Phase
 from hetrdzv.words.rooms import SUMMARY
-from hetrdzv.words.stalls import line_of
 from hetrdzv.words.warnings import warning
 
 Made = TypeVar("Made")

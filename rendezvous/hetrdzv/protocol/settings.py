@@ -181,13 +181,6 @@ class GroupSpec:
         30 * DAY_S,
         help="Seconds without any server after which an agent stops its workers.",
     )
-    crash_loop: int = _setting(
-        int,
-        3,
-        0,
-        1_000_000,
-        help="Failed rounds in a row known to have made no progress after which the job fails; 0: never.",
-    )
     no_restart_on: tuple[int, ...] = _setting(
         tuple, (), 1, 255, help="Exit codes of a worker after which the job fails at once, as in 2,64."
     )

@@ -2,7 +2,6 @@
 
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import (
-    CrashLoop,
     FailedBecause,
     FailedWorker,
     JoinTimeout,
@@ -54,7 +53,7 @@ def step_in_parts(group_id: str, reason: Reason) -> list[str]:
                 look = ["to see where the ranks were: ", f"hetctl stacks {group_id}"]
                 return [*look, *_again(group_id, stays=stays, mends=True, first="; ")]
             known = after_failure(cause) if cause is not None else ""
-            mends = not known and isinstance(cause, WorkerFault | CrashLoop) and bool(cause.worker.said)
+            mends = not known and isinstance(cause, WorkerFault) and bool(cause.worker.said)
             return _again(group_id, stays=stays, mends=mends, first=f"{known}; " if known else "")
         case reasons.Runs(lost=lost) if lost is not None and len(lost):
             return [f"{are(lost)} lost: {_start_again(lost)}"]
@@ -127,7 +126,7 @@ def _start_again(gone: Nodes) -> str:
 def after_failure(reason: FailedBecause) -> str:
     """What can be done about a job that failed."""
     match reason:
-        case WorkerFault(worker=worker) | CrashLoop(worker=worker):
+        case WorkerFault(worker=worker):
             return after_exit(worker)
         case JoinTimeout(rule=None, units=None, world=None):
             return "start the agents within --join-timeout-s of each other, or ask for fewer --nnodes"

@@ -6,7 +6,6 @@ from hetrdzv.protocol.facts.causes import (
     Announced,
     BadAddress,
     Cancelled,
-    CrashLoop,
     Cut,
     Drained,
     FailedBecause,
@@ -213,9 +212,6 @@ def failed_because(reason: FailedBecause, *, briefly: bool = False) -> str:
                     return f"{text}; no restart, since it would end the same way"
                 case "no_restart_on":
                     return f"{text}; no restart, since no_restart_on has exit code {reason.worker.exit_code}"
-        case CrashLoop():
-            rounds = f"{count(reason.rounds, 'round')} in a row failed without any progress"
-            return f"{failure(reason.worker)}; crash loop: {rounds}"
         case WorkersApart():
             return never_met(reason.apart)
         case MemberGone():

@@ -11,7 +11,7 @@ from hetrdzv.words.phrasing import count, names, one_or_more
 def never_met(apart: Apart) -> str:
     """What it means that the workers of a round have not met."""
     world = apart.world_size
-    hint = "unless they meet in another way than init_process_group with env://"
+    hint = "unless they meet in another way than init_process_group with env:// or hvd.init()"
     if apart.met:
         return f"only {apart.met} of {world} workers met: the others may have trained alone, {hint}"
     who = ", ".join(map(str, range(world))) if world <= MOST_NAMES else f"0 to {world - 1}"

@@ -1,7 +1,5 @@
 """Who is waited for in a round, in a clause: `ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 5 of 6`."""
 
-import re
-
 from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.rooms.stalls import (
     Behind,
@@ -17,19 +15,6 @@ from hetrdzv.words.phrasing import count, listed, one_or_more, ranked
 
 NO_ANSWER = {"stopped": "stopped by a signal", "blocked": "stuck in the kernel (state D)"}
 """What is wrong with a process that does not answer."""
-
-
-_FRAME = re.compile(r'File "([^"\n]+)", line (\d+) in|\(([^()\n]+):(\d+)\)$', re.MULTILINE)
-"""A frame of faulthandler, or of py-spy."""
-
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
-
-
-def line_of(stack: str) -> str:
-    """Where a stack is in the code of its script: `train.py:7`; empty: unknown."""
-    frames = [(file or other, line or number) for file, line, other, number in _FRAME.findall(stack)]
-    own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
-    return next((f"{file.rpartition('/')[2]}:{line}" for file, line in own or frames), "")
 
 
 def stall(facts: StallFacts) -> str:

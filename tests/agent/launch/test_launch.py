@@ -98,9 +98,31 @@ def test_doubled_braces_are_literal_and_several_placeholders_fit_one_word() -> N
 
 
 @pytest.mark.parametrize(
+    ("words", "alone"),
+    [
+        ("--url {init_method:optional} -g {gpus}", "-g 1"),
+        ("--url={init_method:optional} -g {gpus}", "-g 1"),
+        ("data {init_method:optional} {{x}}", "data {x}"),
+        ("{init_method:optional}", ""),
+        ("--url {init_method}", "--url tcp://10.0.0.1:2222"),
+    ],
+)
+def test_what_a_world_of_one_may_not_be_given_is_left_out_there(words: str, alone: str) -> None:
+    """As HetSeq, which refuses an init method there."""
+    launch = PerNode(command(*words.split()))
+    several = words.replace(":optional", "").replace("{{x}}", "{{{{x}}}}")
+    expected = several.format(init_method="tcp://10.0.0.1:2222", gpus=2).replace("{{", "{").replace("}}", "}")
+    assert " ".join(launch.begin(assignment()).args) == expected
+    one = assignment("a", group_rank=0, rank_offset=0, slots=1, world_size=1, nnodes=1)
+    assert " ".join(launch.begin(one).args) == alone
+
+
+@pytest.mark.parametrize(
     ("word", "named"),
     [
         ("--rank={local_rank}", "{local_rank}"),
+        ("{local_rank:optional}", "{local_rank:optional}"),
+        ("{gpus!r:optional}", "{gpus!r:optional}"),
         ("{}", "{}"),
         ("{0}", "{0}"),
         ("{gpus:03d}", "{gpus:03d}"),
@@ -121,9 +143,12 @@ def test_anything_else_in_braces_is_refused_with_what_is_known(word: str, named:
 
 
 def test_a_placeholder_that_nothing_fills_in_is_noticed() -> None:
-    assert placeholders.forgotten(["--r={rank_offset}", "{{gpus}}", '{"a": 1}', "{x}", "{gpus}"]) == [
+    assert placeholders.forgotten(
+        ["--r={rank_offset}", "{{gpus}}", '{"a": 1}', "{x}", "{gpus}", "{round:optional}"]
+    ) == [
         "gpus",
         "rank_offset",
+        "round",
     ]
 
 

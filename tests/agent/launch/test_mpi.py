@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.agent.launch.test_horovod import assignment, members
 
-from hetagent.launch.command import CommandError, WorkerCommand, worker_command
+from hetagent.launch.command import CommandError, Hopeless, WorkerCommand, worker_command
 from hetagent.launch.mpi import folders as scratch
 from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.mpirun import MEMORY, Mpi, mpirun_words
@@ -320,6 +320,46 @@ def test_ranks_run_the_script_as_python_would(launch: Mpi, tmp_path: Path) -> No
     made.end()
     assert command is not None
     assert command.args[-4:] == ("-u", str(script), "--lr", "1")
+
+
+@pytest.mark.parametrize(
+    ("linked", "script", "refused", "controller"),
+    [
+        ("libtorch_cpu.so", "import horovod.torch as hvd\n", True, None),
+        ("libtorch_cpu.so", "from horovod import torch\n", True, None),
+        ("libtorch_cpu.so", "import helpers  # not horovod\n", False, "mpi"),  # they may import it
+        ("libmpi.so.40", "import horovod.torch as hvd\n", False, None),
+    ],
+)
+def test_horovod_without_mpi_trains_nowhere_alone(
+    launch: Mpi,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    linked: str,
+    script: str,
+    refused: bool,
+    controller: str | None,
+) -> None:
+    """Each process took itself for rank 0 of 1, and the job succeeded. tests/horovod has the real one."""
+    library = tmp_path / "horovod" / "torch" / "mpi_lib_v2.so"
+    library.parent.mkdir(parents=True)
+    library.write_text(f"\0{linked}\0")
+    install(tmp_path, str(library.parents[1]), "workers-python")
+    monkeypatch.setenv("PYTHON_EXEC", str(tmp_path / "workers-python"))
+    train = tmp_path / "train.py"
+    train.write_text(script)
+    command = worker_command(str(train), [])
+    if refused:
+        with pytest.raises(
+            Hopeless, match=f"built without MPI.* {train} would train alone: give --launch horovod"
+        ):
+            Mpi(command)
+        monkeypatch.setenv("HOROVOD_CONTROLLER", "mpi")
+    made, mine = Mpi(command), assignment("a", 1)
+    mine.script_port = network.hold_port("127.0.0.1", None)
+    made.begin(mine)
+    assert made.environ(mine, 0).get("HOROVOD_CONTROLLER") == controller
+    made.end()
 
 
 # -- the relay, and folders --------------------------------------------------------------------------------

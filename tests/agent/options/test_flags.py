@@ -280,7 +280,7 @@ def test_a_setting_that_is_a_whole_number_is_sent_as_one() -> None:
 
 def test_the_groups_spec() -> None:
     given = ["--nnodes", "2:4", "--max-restarts", "0", "--on-join", "spare"]
-    given += ["--crash-loop", "5", "--no-restart-on", "2,64"]
+    given += ["--no-restart-on", "2,64"]
     given += ["--rank-order", "topology:zone,rack", "--master", "public=yes", "--unit", "rack"]
     given += ["--world-size", "8:16", "--world-size-multiple", "4"]
     seconds = {name: 1.5 for name, one in SPEC_FLAGS.items() if one.kind is float}
@@ -290,7 +290,6 @@ def test_the_groups_spec() -> None:
         "max_nodes": 4,
         "max_restarts": 0,
         "on_join": "spare",
-        "crash_loop": 5,
         "no_restart_on": (2, 64),
         "rank_order": "topology:zone,rack",
         "master": "public=yes",

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from hetagent import snapshots
 from hetagent.snapshots import taking
-from hetagent.snapshots.banked import rescue
 from hetagent.snapshots.devices import Copies
-from hetagent.snapshots.folder import INDEX, Folder, Stamp
+from hetagent.snapshots.folder import Folder, Stamp
 
 pytestmark = pytest.mark.skipif(
     not torch.accelerator.is_available(),
@@ -93,7 +92,7 @@ class Job:
         self.train(0)
         assert self.taker._ahead is not None
         self.taker._ahead.join()
-        self.taker._every = 1 << 40
+        self.taker._schedule.is_due = lambda *_: False  # type: ignore
 
     def everything(self) -> dict[str, Any]:
         """All of its state, on the CPU."""
@@ -173,11 +172,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_due_is_copied_beside_the_script_and_is_of_its_step(
     job: Job, tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
 ) -> None:
-    job.taker._every = 1
+    job.taker._schedule.is_due = lambda *_: True  # type: ignore
     began = time.perf_counter()
     job.train(2, busy)
     enqueued_s = time.perf_counter() - began
-    job.taker._every = 1 << 40
+    job.taker._schedule.is_due = lambda *_: False  # type: ignore
     assert job.taker._copier.devices.has() == 2, "the device is behind"
     closing = job.taker._closing
     assert closing is not None
@@ -221,7 +220,7 @@ def test_of_a_device_that_hangs_the_step_before_is_saved(
 ) -> None:
     """The script is ahead: it has changed what its optimizer has on the CPU, and values."""
     if due:
-        job.taker._every = 1
+        job.taker._schedule.is_due = lambda *_: True  # type: ignore
     job.train(2, lambda: [busy() for _ in range(3)])  # type: ignore[func-returns-value]
     assert job.taker._clean == 3
     assert job.taker._copier.devices.has() == 2
@@ -241,9 +240,9 @@ def test_nothing_is_changed_before_it_is_copied(
     job.train(1)
     with Copies(job.taker._copier.devices._streams[0]).begun():
         busy()
-    job.taker._every = 1
+    job.taker._schedule.is_due = lambda *_: True  # type: ignore
     job.train(2)
-    job.taker._every = 1 << 40
+    job.taker._schedule.is_due = lambda *_: False  # type: ignore
     job.train(3)
     job.train(4)
     closing = job.taker._closing
@@ -261,9 +260,9 @@ def test_a_step_that_changes_nothing_does_not_let_the_next_one_come_before_the_c
     job.train(1)
     with Copies(job.taker._copier.devices._streams[0]).begun():
         busy()
-    job.taker._every = 1
+    job.taker._schedule.is_due = lambda *_: True  # type: ignore
     job.train(2)
-    job.taker._every = 1 << 40
+    job.taker._schedule.is_due = lambda *_: False  # type: ignore
     job.taker.step(3)
     job.train(3)
     job.train(4)
@@ -370,25 +369,4 @@ def test_what_a_device_has_changed_meanwhile_is_no_snapshot(
 
     monkeypatch.setattr(taking.Taker, "_copied", late)
     job.snaps.save_now()
-    assert_loads(tmp_path, 3, history[3])
-
-
-def test_of_a_killed_worker_there_are_its_values_and_the_buffers_of_others(
-    tmp_path: Path, history: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it had on the device is gone with it."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    for rank in (1, 0):
-        monkeypatch.setenv("RANK", str(rank))
-        job = Job(tmp_path)
-        job.begin()
-        for step in (1, 2):
-            job.train(step)
-        if rank == 0:
-            job.snaps.save_now()
-    rescue(Folder(tmp_path))
-    monkeypatch.setenv("RANK", "1")
-    found = max(Folder(tmp_path).slots().items())[1]
-    assert (found.path / INDEX.format(1)).exists()
     assert_loads(tmp_path, 3, history[3])

@@ -118,7 +118,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 def test_what_lies_together_comes_with_one_request(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(monkeypatch)
     nodes.load(monkeypatch, 1)
-    assert sorted(name for name, _ in asked) == ["0.json", "0.json", "0.small", "0.small", "shared.bin"]
+    assert sorted(name for name, _ in asked) == ["0.json", "0.json", "0.small", "shared.bin"]
 
 
 def place(at: int, size: int, file: str = "0.bin") -> Place:

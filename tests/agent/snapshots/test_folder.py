@@ -87,21 +87,6 @@ def test_of_what_may_be_safe_the_likeliest_is_kept_when_a_round_ends(tmp_path: P
     assert set(folder.slots()) == {safe, may_be, Stamp(45, 2)}
 
 
-def test_nothing_newer_makes_room_for_what_a_round_had_before(tmp_path: Path) -> None:
-    """What a killed worker has kept of its last steps may be older than what the others have saved."""
-    folder = Folder(tmp_path)
-    safe, beside, saved, too_old = (Stamp(step, 2) for step in (10, 19, 20, 18))
-    for stamp in (safe, beside, saved):
-        folder.begin(stamp)
-    control(folder, round=2, kept=[safe.told(), saved.told()])
-    with pytest.raises(Overtaken):
-        folder.begin(too_old, older=True)
-    assert set(folder.slots()) == {safe, beside, saved}
-    control(folder, round=3, kept=[])
-    folder.begin(Stamp(5, 3), older=True)
-    assert set(folder.slots()) == {beside, saved, Stamp(5, 3)}, "those of another round may be of no use"
-
-
 def test_a_slot_that_is_given_away_has_no_index_any_more(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     slot = folder.begin(ONE)
@@ -114,9 +99,9 @@ def test_a_slot_that_is_given_away_has_no_index_any_more(tmp_path: Path) -> None
 def test_control_is_read_again_when_it_changes(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     assert folder.control().kept == ()
-    control(folder, round=3, kept=[[2, 8]], every=16, fixed=True, memory=9)
+    control(folder, round=3, kept=[[2, 8]], every_s=16, memory=9)
     told = folder.control()
-    assert (told.round, told.kept, told.every, told.fixed, told.memory) == (3, (Stamp(8, 2),), 16, True, 9)
+    assert (told.round, told.kept, told.every_s, told.memory) == (3, (Stamp(8, 2),), 16, 9)
 
 
 def test_claims_share_blocks_and_each_is_copied_once(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Snapshots on disk are checkpoints of DCP that it reads without us, and never of what is torn or corrupt."""
 
+import os
 import pickle
 import re
 import shutil
@@ -19,14 +20,15 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from hetagent import snapshots
 from hetagent.snapshots.copying import Who
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
 from hetagent.snapshots.loading import Loader
-from hetagent.snapshots.on_disk import MARK, PART, Mark, SnapshotId, directories, path_of, remove
+from hetagent.snapshots.on_disk import MARK, PART, Mark, SnapshotId, directories, path_of, remove, require_own
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.state import State
-from hetagent.snapshots.to_disk import finish, prune, run, write
+from hetagent.snapshots.to_disk import Part, finish, prune, run, write
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is ")
 
@@ -121,12 +123,17 @@ def test_plain_dcp_reads_it(trained: Script, slot: Slot, tmp_path: Path) -> None
     assert (mark.stamp, mark.world_size, mark.sharded) == (Stamp(STEP, 0), 1, False)
 
 
-def load(folder: Path, path: Path, script: Script) -> int | None:
+def load(folder: Path, path: Path, script: Script, rank: int = 0, world_size: int = 1) -> int | None:
     """As a worker whose agent has found it on disk."""
-    told = {"node": "", "path": str(path), "whole": True, "ranks": {"0": ""}}
-    start = {"round": 0, "step": STEP, "world_size": 1, "sources": [told]}
+    told = {
+        "node": "",
+        "path": str(path),
+        "whole": True,
+        "ranks": dict.fromkeys(map(str, range(world_size)), ""),
+    }
+    start = {"round": 0, "step": STEP, "world_size": world_size, "sources": [told]}
     Folder(folder).start = lambda: start  # type: ignore[method-assign]
-    loader = Loader(Folder(folder), 0)
+    loader = Loader(Folder(folder), rank)
     loader._folder.start = lambda: start  # type: ignore[method-assign]
     found = loader.find()
     assert found is not None
@@ -158,6 +165,23 @@ def test_what_is_corrupt_on_disk_is_not_loaded(
     (path / name).write_bytes(content)
     with pytest.raises(SnapshotError, match=rf"cannot be loaded: .*{re.escape(str(path))}"):
         load(tmp_path / "other", path, Script(1))
+
+
+def test_what_a_rank_takes_from_another_is_checked_as_well(
+    slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The buffers of a worker that died with its device are those of another one."""
+    monkeypatch.setattr("hetagent.snapshots.loading.GIVEN_UP_S", 0.0)
+    index = replace(Index.read((slot.path / "0.json").read_bytes()), world_size=2)
+    (slot.path / "0.json").write_bytes(index.written())
+    (slot.path / "1.json").write_bytes(replace(index, rank=1, small=(), tensors=()).written())
+    content = bytearray((slot.path / "0.small").read_bytes())
+    (slot.path / "1.small").write_bytes(content)
+    assert index.small
+    content[index.small[0].at] ^= 1
+    (slot.path / "0.small").write_bytes(content)
+    with pytest.raises(SnapshotError, match=r"the values of rank 0 .* are corrupt"):
+        load(tmp_path / "other", slot.path, Script(1), rank=1, world_size=2)
 
 
 def test_below_a_url_it_is_found_read_by_plain_dcp_and_removed(
@@ -198,9 +222,10 @@ def test_a_slot_that_holds_another_snapshot_by_now_is_not_written(slot: Slot, tm
 def test_without_the_parts_of_all_ranks_a_sharded_one_is_not_complete(slot: Slot, tmp_path: Path) -> None:
     path = tmp_path / "disk"
     path.mkdir()
-    write(slot.path, slot.stamp, path, [0], leads=True)
-    with pytest.raises(SnapshotError, match="the part of rank 0 is not there after 0 s"):
-        finish(path, slot.stamp, 2, sharded=True, wait_s=0.0)
+    part = write(slot.path, slot.stamp, path, [0], leads=True)
+    first = Index.read((slot.path / "0.json").read_bytes())
+    with pytest.raises(SnapshotError, match="the part of rank 1 is not there after 0 s"):
+        finish(path, part, replace(first, world_size=2, sharded=True), wait_s=0.0)
     assert Mark.read(path) is None
 
 
@@ -228,25 +253,104 @@ def test_a_mark_of_another_version_is_none(slot: Slot, tmp_path: Path) -> None:
     assert Index.read((slot.path / "0.json").read_bytes()).stamp == slot.stamp
 
 
-@pytest.mark.parametrize("digests", [{"epoch": "another"}, None], ids=["differ", "an older agent tells none"])
-def test_values_that_differ_between_nodes_do_not_get_there(
-    slot: Slot, tmp_path: Path, digests: dict[str, str] | None
-) -> None:
+@pytest.mark.parametrize("differ", [False, True])
+def test_values_that_differ_between_nodes_do_not_get_there(slot: Slot, tmp_path: Path, differ: bool) -> None:
     into = tmp_path / "disk"
     into.mkdir()
     part = write(slot.path, slot.stamp, into, [0], leads=True)
-    other = replace(part, ranks={1: "d"}, plan=SavePlan([], planner_data={}), results=[])
-    if digests is None:
-        object.__delattr__(other, "values")
-    else:
-        other = replace(other, values=dict.fromkeys(part.values, digests["epoch"]))
-        assert other.values
-    for rank, told in enumerate((part, other)):
-        (into / PART.format(rank)).write_bytes(pickle.dumps(told))
-    if digests is None:
-        finish(into, slot.stamp, 2, sharded=False, wait_s=0.0)
-        assert Mark.read(into) is not None
-    else:
+    assert part.values
+    values = dict.fromkeys(part.values, "another") if differ else part.values
+    other = Part(ranks={1: "d"}, plan=SavePlan([]), results=[], size=0, values=values)
+    (into / PART.format(1)).write_bytes(other.written())
+    first = Index.read((slot.path / "0.json").read_bytes())
+    both = replace(first, world_size=2)
+    if differ:
         with pytest.raises(SnapshotError, match="is not the same on all ranks: name it in per_rank"):
-            finish(into, slot.stamp, 2, sharded=False, wait_s=0.0)
+            finish(into, part, both, wait_s=0.0)
         assert Mark.read(into) is None
+    else:
+        finish(into, part, both, wait_s=0.0)
+        mark = Mark.read(into)
+        assert mark is not None
+        assert set(mark.ranks) == {0, 1}
+
+
+class Evil:
+    """What somebody puts into a directory of snapshots."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_part_that_somebody_else_has_put_there_runs_no_code(slot: Slot, tmp_path: Path) -> None:
+    into = tmp_path / "disk"
+    into.mkdir()
+    (into / PART.format(1)).write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+    with pytest.raises(
+        SnapshotError, match=r"/1\.part makes no sense .*: install the same hetrdzv on all nodes"
+    ):
+        run(slot.path, slot.stamp, into, [0], 5.0)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_parts_of_nodes_become_one_checkpoint(slot: Slot, tmp_path: Path) -> None:
+    """Of sharded state, which plain DCP reads then: what a node tells of its part is enough."""
+    from hetagent.snapshots.dcp import Writer
+
+    folder, into = Folder(tmp_path / "of dcp"), tmp_path / "disk"
+    state = {"weight": torch.arange(6.0).view(2, 3), "step": 3}
+    dcp.save(dict(state), storage_writer=Writer(folder, Who(0, 1, 1), STEP))
+    other = folder.slots()[Stamp(STEP, 0)]
+    index = Index.read((other.path / "0.json").read_bytes())
+    for name in ("0.json", "0.bin"):  # as if another node had written it, as rank 1
+        (other.path / name).rename(other.path / name.replace("0", "1", 1))
+    renamed = tuple(replace(place, file="1.bin") for place in index.tensors)
+    items = tuple(replace(place, file="1.bin") for place in index.items)
+    moved = replace(index, rank=1, world_size=2, tensors=renamed, items=items)
+    (other.path / "1.json").write_bytes(moved.written())
+    run(other.path, other.stamp, into, [1], None)
+    leads = write(slot.path, slot.stamp, into, [0], leads=True)
+    first = replace(Index.read((slot.path / "0.json").read_bytes()), world_size=2)
+    finish(into, leads, first, wait_s=5.0)
+    loaded: dict[str, Any] = {"weight": torch.zeros(2, 3), "step": 0}
+    dcp.load(loaded, checkpoint_id=into)
+    assert torch.equal(loaded["weight"], state["weight"])
+    assert loaded["step"] == 3
+
+
+def test_what_others_may_change_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "shared"
+    path.mkdir()
+    require_own(path)
+    require_own(tmp_path / "nowhere")
+    path.chmod(0o775)
+    with pytest.raises(
+        SnapshotError, match=rf"others can write to {path} \(mode 775\).*: chmod -R go-w {path}"
+    ):
+        require_own(path)
+    path.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+        with pytest.raises(SnapshotError, match="belongs to user 12345, not to 0"):
+            require_own(path)
+
+
+def test_without_an_agent_snapshots_are_not_read_where_others_may_write(tmp_path: Path) -> None:
+    snapshots.open({"n": {"a": 1}}, directory=tmp_path / "own")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others").chmod(0o777)
+    with pytest.raises(SnapshotError, match="others can write to"):
+        snapshots.open({"n": {"a": 1}}, directory=tmp_path / "others")
+
+
+def test_what_is_written_nobody_else_may_change(slot: Slot, tmp_path: Path) -> None:
+    path = tmp_path / "disk" / OWN.name
+    words = [str(slot.path), "0", str(STEP), str(path), "0", "--leads", "5"]
+    command = [sys.executable, "-P", "-m", "hetagent.snapshots.to_disk", *words]
+    subprocess.run(command, check=True, timeout=100, umask=0o002)
+    modes = {each.name: each.stat().st_mode & 0o022 for each in (path.parent, path, *path.iterdir())}
+    assert MARK in modes
+    assert set(modes.values()) == {0}

@@ -1,4 +1,4 @@
-"""Crash loops, exit codes that end a job at once, and restarts that wait."""
+"""Exit codes that end a job at once, and restarts that wait."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.causes import CrashLoop, FailedBecause, FailedWorker, WorkerFault
+from hetrdzv.protocol.facts.causes import FailedBecause, FailedWorker, WorkerFault
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.settings import GroupSpec
 from tests.core.driver import Story, running
@@ -29,106 +29,6 @@ def fail(story: Story, after_s: float = 1.0, **known: object) -> None:
 def cause(story: Story) -> FailedBecause:
     assert story.group.root_cause is not None
     return story.group.root_cause.reason
-
-
-def test_rounds_without_a_single_collective_are_a_crash_loop() -> None:
-    story = running("a", max_restarts=100)
-    fail(story, collectives=0)
-    fail(story, collectives=0)
-    assert story.group.state == "running"
-    fail(story, collectives=0)
-    assert cause(story) == CrashLoop(rounds=3, worker=FAILED)
-    assert story.group.restarts == 2
-    assert story.told("a").exit_code == 1
-
-
-def test_the_same_step_again_and_again_is_a_crash_loop() -> None:
-    story = running("a", max_restarts=100)
-    for _ in range(3):  # the first one got further than nothing
-        fail(story, after_s=50, step=120)
-    assert story.group.state == "running"
-    fail(story, after_s=50, step=119)
-    assert cause(story).kind == "crash_loop"
-
-
-@pytest.mark.parametrize(
-    ("after_s", "known"),
-    [
-        (90, {"step": 120}),  # the number of a step may begin at 0 again: in each epoch, after each restart
-        (30, {"collectives": 500}),  # and that of the collectives does
-        (5, {"collectives": 0, "exit_code": None, "signal": "SIGKILL"}),
-        (5, {"step": 0, "exit_code": None, "signal": "SIGTERM"}),
-    ],
-)
-def test_a_round_that_may_have_gone_on_from_a_checkpoint_is_none(
-    after_s: float, known: dict[str, object]
-) -> None:
-    story = running("a", max_restarts=100)
-    for _ in range(9):
-        fail(story, after_s=after_s, **known)
-    assert story.group.state == "running"
-    assert story.group.fruitless == 0
-
-
-def test_the_same_collectives_again_and_again_are_one_if_rounds_are_short() -> None:
-    story = running("a", max_restarts=100)
-    for _ in range(3):
-        fail(story, collectives=7)
-    assert story.group.state == "running"
-    fail(story, collectives=6)
-    assert cause(story).kind == "crash_loop"
-    story = running("a", max_restarts=100)
-    for _ in range(9):
-        fail(story, after_s=60, collectives=7)
-    assert story.group.state == "running"
-
-
-def test_a_round_of_which_nothing_is_known_is_neither_progress_nor_the_lack_of_it() -> None:
-    story = running("a", max_restarts=100)
-    for _ in range(9):
-        fail(story)
-    assert (story.group.state, story.group.fruitless) == ("running", 0)
-    fail(story, collectives=7)
-    for _ in range(2):
-        fail(story, collectives=7)
-        fail(story)
-    assert (story.group.state, story.group.fruitless, story.group.collectives) == ("running", 2, 7)
-    fail(story, after_s=90)  # it may have gone on from a checkpoint
-    assert story.group.fruitless == 0
-    for _ in range(3):
-        assert story.group.state == "running"
-        fail(story, collectives=7)
-    assert cause(story).kind == "crash_loop"
-
-
-@pytest.mark.parametrize("known", [{"step": 500}, {"collectives": 900}], ids=["step", "collectives"])
-def test_progress_breaks_the_row(known: dict[str, int]) -> None:
-    story = running("a", max_restarts=100)
-    for _ in range(3):
-        fail(story, collectives=0)
-        fail(story, collectives=0)
-        fail(story, **known)
-        known = {name: number + 1 for name, number in known.items()}
-    assert story.group.state == "running"
-
-
-def test_the_round_knows_what_its_furthest_worker_knows() -> None:
-    story = running("a", "b", max_restarts=100)
-    for _ in range(4):
-        story.failed("a", collectives=0)
-        story.failed("b", collectives=story.group.restarts + 1)
-        story.joins("a", "b")
-        story.wait(5)
-    assert story.group.fruitless == 0
-
-
-def test_a_row_can_be_longer_or_of_any_length() -> None:
-    for rounds, ends in ((1, 1), (5, 5), (0, None)):
-        story = running("a", max_restarts=100, crash_loop=rounds)
-        for number in range(1, 8):
-            if not story.group.state.terminal:
-                fail(story, collectives=0)
-                assert story.group.state.terminal == (number == ends)
 
 
 def test_an_exit_code_ends_the_job_at_once() -> None:

@@ -84,14 +84,14 @@ def test_large_groups_are_looked_at_once_however_much_their_nodes_say(looks: Seq
     for step in (8, 16, 24):
         for node in range(nodes):
             kept[node] = (*kept.get(node, ())[-2:], part(step, nodes, node, slots))
-            group = says(group, f"n{node}", *kept[node], every=8)
+            group = says(group, f"n{node}", *kept[node])
             replies.append(tally.said(group, group.nodes[f"n{node}"]))
     assert len(looks) == 1
     assert [replies[turn * nodes - 1].complete for turn in (1, 2, 3)] == [
         Stamp(round=3, step=step) for step in (8, 16, 24)
     ]
     assert {reply.complete for reply in replies[nodes : 2 * nodes - 1]} == {Stamp(round=3, step=8)}
-    assert replies[-1] == SnapshotsReply(complete=looked_at(group), every=8)
+    assert replies[-1] == SnapshotsReply(complete=looked_at(group))
 
 
 def test_a_node_that_goes_to_and_fro_costs_itself(looks: Sequence[int]) -> None:
@@ -129,9 +129,8 @@ def test_it_is_as_if_all_were_looked_at(seed: int, differ: str) -> None:
             )
             for step in sorted(dice.sample(range(6), dice.randint(0, 3)))
         )
-        group = says(group, f"n{node}", *held, every=dice.choice((0, 1, 2, 4)))
+        group = says(group, f"n{node}", *held)
         reply = tally.said(group, group.nodes[f"n{node}"])
-        assert reply.every == max(one.snapshots.every for one in group.nodes.values() if one.snapshots)
         if differ == "a":
             assert reply.complete == looked_at(group)
         elif (

@@ -417,7 +417,7 @@ def test_a_snapshot_after_which_rounds_fail_twice_alike_is_passed_by() -> None:
 
 
 def test_failures_of_other_kinds_and_from_outside_say_nothing_about_a_snapshot() -> None:
-    job = Job(max_restarts=100, crash_loop=0).begin()
+    job = Job(max_restarts=100).begin()
     copies = job.holds(held(90), held(100))
     job.again(copies)
     job.again(copies, message="A: 1")

@@ -76,21 +76,21 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
         assert "snapshot" not in await told(client, "a")
         sharded = {"sharded": True}
         part = {"ranks": [{"rank": 0, "digest": "d0"}], **sharded}
-        reply = await declare(client, "a", holdings(held(8, **part), origin=origin, every=4))
-        assert (reply.status_code, reply.json()) == (200, {"every": 4})
+        reply = await declare(client, "a", holdings(held(8, **part), origin=origin))
+        assert (reply.status_code, reply.json()) == (200, {})
         part = {"ranks": [{"rank": 1, "digest": "d1"}], **sharded}
-        reply = await declare(client, "b", holdings(held(8, **part), origin=origin, every=8))
+        reply = await declare(client, "b", holdings(held(8, **part), origin=origin))
         assert reply.json()["copy"]["source"]["ranks"] == [{"rank": 0, "digest": "d0"}]
         both = {"ranks": [{"rank": 0, "digest": "d0"}, {"rank": 1, "digest": "d1"}], **sharded}
         for name in "ab":
-            reply = await declare(client, name, holdings(held(8, **both), origin=origin, every=8))
-        assert reply.json() == {"complete": {"round": 1, "step": 8}, "every": 8}
-        reply = await declare(client, "a", holdings(held(8, **both), origin=origin, every=8, to_disk_from=12))
+            reply = await declare(client, name, holdings(held(8, **both), origin=origin))
+        assert reply.json() == {"complete": {"round": 1, "step": 8}}
+        reply = await declare(client, "a", holdings(held(8, **both), origin=origin, to_disk_from=12))
         assert reply.json()["to_disk_from"] == 12
-        other = holdings(held(8, **both), origin=origin, every=8, to_disk_from=99)
+        other = holdings(held(8, **both), origin=origin, to_disk_from=99)
         assert (await declare(client, "b", other)).json()["to_disk_from"] == 12, "b has not rank 0"
         for name in "ab":
-            reply = await declare(client, name, holdings(held(8, **both), origin=origin, every=8))
+            reply = await declare(client, name, holdings(held(8, **both), origin=origin))
         assert "to_disk_from" not in reply.json(), "it is on disk"
         shown = (await client.get(GROUP)).json()["snapshot"]
         assert shown == {

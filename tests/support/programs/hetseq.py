@@ -3,8 +3,7 @@
 The training is that of examples/hetseq_style. Source: github.com/yifding/hetseq at commit
 afdb4b0502e5223ae03ce7e9eae36b0925797d0e. `save_state` in hetseq/checkpoint_utils.py saves an empty `extra_state`,
 whatever it was given; `load_checkpoint` there looks for --restore-file in --save-dir if it has its default name, and
-as a path otherwise; `Controller.load_checkpoint` in hetseq/controller.py reads the epoch in its "train_iterator";
-`distributed_init` in hetseq/distributed_utils.py refuses a world of one.
+as a path otherwise; `Controller.load_checkpoint` in hetseq/controller.py reads the epoch in its "train_iterator".
 
 Checked on 2026-11-22 with the real program (--task mnist on made-up images, --cpu --distributed-backend gloo, torch
 2.13 with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1, `torch.cuda.device_count` and `torch.cuda.DoubleTensor` replaced): with
@@ -36,8 +35,6 @@ def parse_args() -> argparse.Namespace:
 
 def restore(device_id: int, rank: int, args: argparse.Namespace) -> None:
     """Restore what there is to restore, then train from the beginning, and save as HetSeq does."""
-    if args.distributed_world_size == 1 and args.distributed_init_method is not None:
-        raise ValueError("Cannot initialize distributed with distributed_world_size=1")
     default = args.restore_file.name in ("checkpoint_last.pt", "checkpoint_best.pt")
     path = args.save_dir / args.restore_file if default else args.restore_file
     if path.exists():

@@ -1,13 +1,17 @@
 """Trains in float64 with snapshots, and logs what it saves, what it loads, and its losses: a file for each process.
 
     snapped.py --into FOLDER --kind ddp|fsdp2 --steps N [--same-world] [--step-s 0.02] [--checkpoint-every N]
+        [--accumulate N] [--scaler] [--slow-from STEP]
 
 All ranks together take 12 samples a step, so the losses are the same in any world, up to the order of sums. With
 --same-world the model has BatchNorm and dropout, whose results depend on the world. With --checkpoint-every rank 0
-saves a file in FOLDER instead, as scripts do that know nothing of snapshots (DDP only).
+saves a file in FOLDER instead, as scripts do that know nothing of snapshots (DDP only). With --accumulate the optimizer
+makes a step only after every N; with --scaler a GradScaler leaves out every third one. From STEP on steps are long, and
+each time another rank is slow.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -22,6 +26,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hetagent import snapshots
+
+SLOW_S = 0.2, 2.0
+"""How long steps are then for most ranks, and for one of them (seconds)."""
 
 GLOBAL_BATCH = 12
 SAMPLES = 240
@@ -123,6 +130,9 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--same-world", action="store_true")
     parser.add_argument("--checkpoint-every", type=int, default=0)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--slow-from", type=int, default=1 << 30)
+    parser.add_argument("--scaler", action="store_true")
     args = parser.parse_args()
     args.into.mkdir(parents=True, exist_ok=True)
     torch.set_default_dtype(torch.float64)
@@ -150,7 +160,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(trained.parameters(), lr=0.01)
     torch.manual_seed(100 + rank)
     sampler = Sampler()
-    state = {"model": trained, "optimizer": optimizer, "sampler": sampler}
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, enabled=args.scaler)
+    state = {"model": trained, "optimizer": optimizer, "sampler": sampler, "scaler": scaler}
     snaps = (
         Checkpoints(args.into / "checkpoint.pt", state, args.checkpoint_every if rank == 0 else 0)
         if args.checkpoint_every
@@ -160,20 +171,26 @@ def main() -> None:
     note(event="loaded", step=first, digest=digest(model, optimizer) if first is not None else "")
     share = GLOBAL_BATCH // world
     for step in range(first or 0, args.steps):
+        rest_s = args.step_s if step < args.slow_from else SLOW_S[step % world == rank]
         torch.manual_seed(1000 * step + rank)  # as docs/snapshots.md advises
         samples = data[sampler.batch()[rank * share : (rank + 1) * share]]
-        loss = (trained(samples) - samples[:, :2]).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        time.sleep(args.step_s / 2)  # where whoever lives can still end the step, and the killed cannot
-        optimizer.step()
+        steps_now = (step + 1) % args.accumulate == 0
+        with contextlib.nullcontext() if steps_now else trained.no_sync():
+            loss = (trained(samples) - samples[:, :2]).square().mean()
+            overflows = float("inf") if args.scaler and step % 3 == 0 else 1.0
+            scaler.scale(loss * overflows / args.accumulate).backward()
+        time.sleep(rest_s / 2)  # where whoever lives can still end the step, and the killed cannot
+        if steps_now:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
         made_digest = digest(model, optimizer)
         note(
             event="made", step=step + 1, digest=made_digest
         )  # a snapshot may be the last that is heard of it
         snaps.step(step + 1)
         note(event="step", step=step + 1, digest=made_digest, loss=loss.item() / world)
-        time.sleep(args.step_s / 2)
+        time.sleep(rest_s / 2)
     del trained
     dist.barrier()
 

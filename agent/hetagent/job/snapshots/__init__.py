@@ -4,6 +4,7 @@
 and the workers tell each other in them, `holdings.py` what a node has (pure); other nodes fetch it from `serving.py`.
 """
 
+import contextlib
 import os
 import re
 from argparse import Namespace
@@ -14,8 +15,8 @@ from urllib.parse import urlsplit
 
 from hetagent.feature import Feature, Flags
 from hetagent.options.model import UsageError
+from hetagent.snapshots.folder import EVERY_S
 from hetagent.snapshots.on_disk import is_url, path_of
-from hetrdzv.protocol.rooms.snapshots import Holdings
 
 if TYPE_CHECKING:
     from hetagent.assembly import Node
@@ -33,12 +34,12 @@ SHM = "/dev/shm"
 
 
 class KeepSnapshots(Feature):
-    """`--snapshot-dir`, `--snapshot-memory`, `--snapshot-every`, `--snapshot-to` and what belongs to that.
+    """`--snapshot-dir`, `--snapshot-memory`, `--snapshot-every-s`, `--snapshot-to` and what belongs to that.
 
     Attributes:
         folder: where the node's folder is made.
         memory: what all snapshots of the node may take, as text; None: half of what is free.
-        every: how often one is taken (steps); 0: it is found out while the workers run.
+        every_s: how far apart they are at most (seconds).
         to: the directory that they are written to; None: they are not.
         to_every_s: how often (seconds).
         keep: how many are kept there.
@@ -54,9 +55,9 @@ class KeepSnapshots(Feature):
             "help": "What all snapshots of this node may take, such as 64G (or HET_SNAPSHOT_MEMORY; default: half of "
             "what is free there); off or 0: no snapshots.",
         },
-        "--snapshot-every": {
-            "metavar": "STEPS",
-            "help": "How often to take one (or HET_SNAPSHOT_EVERY; default 0: as often as costs half a percent).",
+        "--snapshot-every-s": {
+            "metavar": "SECONDS",
+            "help": f"How far apart they are at most (or HET_SNAPSHOT_EVERY_S; default: {EVERY_S:.0f}).",
         },
         "--snapshot-to": {
             "metavar": "DIR|URL",
@@ -78,7 +79,7 @@ class KeepSnapshots(Feature):
         self.folder = Path(self._given("dir") or SHM).absolute()
         self.memory = self._given("memory")
         self.ports = 0 if (self.memory or "").strip().lower() in ("off", "0") else 1
-        self.every = self._number("every", 0, least=0, what="a number of steps, or 0")
+        self.every_s = self._number("every_s", int(EVERY_S), least=1, what="a number of seconds")
         to = self._given("to")
         self.to = None if not to else self._url(to) if is_url(to) else Path(to).absolute()
         self.to_every_s = self._number("to_every_s", TO_EVERY_S, least=1, what="a number of seconds")
@@ -122,6 +123,7 @@ class KeepSnapshots(Feature):
             UsageError: what was asked for cannot be.
         """
         from hetagent.job.snapshots.space import parsed
+        from hetrdzv.protocol.rooms.snapshots import Holdings
 
         try:
             memory = parsed(self.memory) if self.memory is not None else None
@@ -159,13 +161,18 @@ class KeepSnapshots(Feature):
         from hetagent.job.snapshots.room import Snapshots
         from hetagent.job.snapshots.serving import Serving
         from hetagent.job.snapshots.space import space
-        from hetagent.snapshots import banked
-        from hetagent.snapshots.folder import Folder as Kept
 
-        sweep(self.folder)
         identity, options = node.identity, node.options
         alone = options.standalone or options.spec.get("max_nodes") == 1
-        folder = Folder(self.folder, identity.group, identity.node_id, node.access.servers, node.tell)
+        folder: Folder | None = None
+        if (
+            options.standalone and self.to is not None
+        ):  # the next one goes on there, if this one is the only one
+            with contextlib.suppress(BlockingIOError):
+                folder = Folder(self.folder, "standalone", identity.node_id, [str(self.to)], wait_s=0.0)
+        if folder is None:
+            folder = Folder(self.folder, identity.group, identity.node_id, node.access.servers, node.tell)
+        sweep(self.folder)
         try:
             there = space(folder.path, memory)
             serving = Serving(folder.path, identity, node.hold_port, lambda: node.place.address, node.tell)
@@ -180,9 +187,8 @@ class KeepSnapshots(Feature):
                 serving=None if alone else serving,
                 parting=None if alone else Parting(identity, line, serving, node.access.client, node.tell),
                 disk=Disk(asked, folder.path, identity, node.tell) if asked is not None else None,
-                every=self.every,
+                every_s=self.every_s,
                 one_per_node=node.launch.one_per_node,
-                rescue=lambda: banked.rescue(Kept(folder.path)),
             )
         except UsageError as error:
             folder.close(remove=False)

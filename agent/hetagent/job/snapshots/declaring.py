@@ -47,7 +47,7 @@ class Declaring:
             holdings: what this node said that it holds as it joined.
         """
         self._number, self._nnodes = number, nnodes
-        self.reply = SnapshotsReply(every=self.reply.every)
+        self.reply = SnapshotsReply()
         began = None
         if chosen is not None:
             other = chosen.origin if chosen.on_disk and chosen.origin != holdings.origin else None

@@ -5,6 +5,7 @@ It makes the directory complete.
 """
 
 import contextlib
+import json
 import math
 import os
 import subprocess
@@ -17,14 +18,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import psutil
+
 from hetagent.job.loop import Identity
 from hetagent.job.snapshots import MOST_WHY
+from hetagent.job.snapshots.folder import UNSAVED
 from hetagent.node.processes import finding as processes
 from hetagent.options.model import UsageError
-from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
-from hetagent.snapshots.on_disk import MOST_JOBS, OVERTAKEN, Mark, SnapshotId, directories, newest_first
+from hetagent.snapshots.errors import SnapshotError
+from hetagent.snapshots.folder import Folder, Index, Slot, Stamp, put
+from hetagent.snapshots.on_disk import (
+    MARK,
+    MOST_JOBS,
+    OVERTAKEN,
+    Mark,
+    SnapshotId,
+    directories,
+    newest_first,
+    require_own,
+)
 from hetrdzv.protocol.rooms.snapshots import MOST_ON_DISK, Chosen, NotWritten, OnDisk
 from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
+from hetrdzv.words.times import ago
 
 LOOK_S = 5.0
 """How often a node looks which are complete (seconds)."""
@@ -35,8 +50,9 @@ RUNNING_S = 0.5
 PARTS_S = 120.0
 """How long the node that leads waits for the parts of others (seconds)."""
 
-LAST_PARTS_S = 15.0
-"""The same of the last snapshot, which all write at the same time, unless that took the node itself longer."""
+LAST_PARTS_S = 30.0
+"""The same of the last snapshot, which all write at the same time, unless that took the node itself longer; and how
+long others then wait to see it complete."""
 
 VALUES_S = 5.0
 """The same of the last one if only their own values are missing."""
@@ -50,8 +66,11 @@ GLANCE_S = 0.05
 FIRST_S = 5.0
 """The same before the first round, after the last, and where a round ends (seconds)."""
 
-LAST_S = 60.0
-"""How long an agent that ends writes its last snapshot if nothing says how long it may (seconds)."""
+STILL_S = 60.0
+"""For how long a process that writes may neither compute nor write before it is given up (seconds)."""
+
+END_S = 2.0
+"""How long it may take to end (seconds); one that waits for a disk does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +107,7 @@ class Disk:
         self._tell = tell
         self._marks = identity.marks
         self._process: subprocess.Popen[bytes] | None = None
+        self._stuck: list[subprocess.Popen[bytes]] = []  # they wait for a disk, which nothing ends
         self._said = folder / "to_disk.stderr"
         self._writing: Stamp | None = None
         self._written: set[SnapshotId] = set()  # by this node
@@ -106,13 +126,14 @@ class Disk:
         self._reading: Future[Mapping[SnapshotId, Mark | None]] | None = None
         self._unseen: Exception | None = None  # why nobody could tell what is there
         self._said_unseen = ""
+        self._refused: list[str] = []  # what does not count since others can change it
         if not self.list(FIRST_S):
             # Else the job would begin anew.
             tell(f"waiting until {self.path} answers, where snapshots may be")
             while not self.list(FIRST_S):
                 pass
         if self._unseen is not None:
-            raise UsageError(f"{self.path}: {type(self._unseen).__name__}: {self._unseen}")
+            raise UsageError(f"{self.path}: {_text(self._unseen)}")
 
     # -- what is there -----------------------------------------------------------------------------------------
 
@@ -131,7 +152,7 @@ class Disk:
             within_s: how long to wait for that (seconds).
         """
         if self._reading is None:
-            self._reading = _reading(self.path, self._there)
+            self._reading = _reading(self.path, self._there, self._refuse)
         wait([self._reading], within_s)
         if not self._reading.done():
             return False
@@ -158,10 +179,15 @@ class Disk:
     def _say_unseen(self) -> None:
         """Say once that nobody can tell any more what is there."""
         error = self._unseen
-        text = f"cannot see the snapshots in {self.path}: {type(error).__name__}: {error}" if error else ""
+        text = f"cannot see the snapshots in {self.path}: {_text(error)}" if error else ""
         if text and text != self._said_unseen:
             self._tell(text)
         self._said_unseen = text
+
+    def _refuse(self, why: str) -> None:
+        if why not in self._refused:
+            self._refused.append(why)
+            self._tell(f"a snapshot is passed by: {why}")
 
     def _list_anew(self, until: float) -> None:
         """The same, of now: an answer that is under way may be older.
@@ -178,6 +204,24 @@ class Disk:
         mark = self._there.get(which)
         ranks = {str(rank): digest for rank, digest in mark.ranks.items()} if mark is not None else {}
         return {"node": "", "path": str(self.path / which.name), "whole": True, "ranks": ranks}
+
+    def shown(self, chosen: Chosen) -> str:
+        """What a person should know of one that a round begins from: whose it is, how old, and where."""
+        which = SnapshotId(chosen.origin, chosen.round, chosen.step)
+        whose = "this job" if which.origin == self._origin else f"job {which.origin or 'unknown'}"
+        mark = self._there.get(which)
+        at = f", written {ago(max(0.0, time.time() - mark.written_at))}" if mark is not None else ""
+        return f"of {whose}{at}: {self.path / which.name}"
+
+    def why_none(self) -> str:
+        """Why a round does not begin from any that is on disk."""
+        marks = {which: mark for which, mark in self._there.items() if mark is not None}
+        if not marks:
+            torn = f", only {len(self._there)} that are not complete" if self._there else ""
+            return f"{self.path} has no snapshot yet{torn}"
+        newest = newest_first(marks, self._origin)[0]
+        whose = "this job" if newest.origin == self._origin else f"job {newest.origin or 'unknown'}"
+        return f"those in {self.path} are not used, such as step {newest.step} of {whose}"
 
     def is_of(self, origin: str, chosen: Chosen | None = None) -> None:
         """What is written from now on is of a job.
@@ -256,48 +300,104 @@ class Disk:
     def write_last(self, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> str:
         """Write the newest snapshot of this node, unless that was done; returns whether it is on disk, in a sentence.
 
+        What is not on disk then is to stay in memory (`is_unsaved`).
+
         Args:
-            until: when that is given up (monotonic seconds).
+            until: when that is given up (monotonic seconds); what makes no progress is given up before.
             hurried: whether it has to be given up at once.
         """
-        self._write_last(ranks, until, hurried)
-        if self._failed is not None:
-            return _failed(self._failed)
         newest = max(self._folder.slots(), default=None)
-        self._list_anew(until)
-        if newest is not None and self._there.get(self._id(newest)) is not None:
-            return f"step {newest.step} is on disk: {self.path / self._id(newest).name}"
-        if newest is not None and self._id(newest) in self._written:
-            return f"step {newest.step}: this node's part is on disk, and counts once all nodes have written theirs"
-        return ""
+        if newest is None:
+            return ""
+        written = self._write_last(newest, ranks, until, hurried)
+        seen_until = min(until, time.monotonic() + LAST_PARTS_S) if written and not self._leads else 0.0
+        while True:
+            self._list_anew(until)
+            if self._there.get(self._id(newest)) is not None:
+                return f"step {newest.step} is on disk: {self.path / self._id(newest).name}"
+            if time.monotonic() >= seen_until or hurried():
+                break
+            time.sleep(RUNNING_S)
+        slot = self._folder.slots().get(newest)
+        mine = sorted(slot.indexes().keys() & {*ranks}) if slot is not None else []
+        if not mine:
+            return ""
+        with contextlib.suppress(OSError):
+            put(self._unsaved, json.dumps({"stamp": newest.told(), "ranks": mine}).encode())
+        stays = f"; it stays in this node's memory, {self._folder.path}, and the next agent writes it"
+        if written and not self._leads:
+            return f"step {newest.step} is not on disk: not all nodes have written their parts, as this one has{stays}"
+        failed = (
+            self._failed if self._failed is not None else NotWritten(stamp=_declared(newest), why="unknown")
+        )
+        return _failed(failed) + stays
 
-    def _write_last(self, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> None:
-        newest = max(self._folder.slots(), default=None)
+    def is_unsaved(self) -> bool:
+        """Whether what should be on disk is in memory alone."""
+        return self._unsaved.exists()
+
+    def write_left(self) -> None:
+        """Write what the last agent of this node could not: when its job goes on elsewhere, or anew, that is lost."""
+        try:
+            told = json.loads(self._unsaved.read_bytes())
+            stamp, ranks = Stamp.read(told["stamp"]), [int(rank) for rank in told["ranks"]]
+        except (OSError, ValueError, LookupError, TypeError):
+            return
+        slot = self._folder.slots().get(stamp)
+        if slot is not None and slot.indexes().keys() >= {*ranks} and not self._there.get(self._id(stamp)):
+            self._tell("the last agent of this node has left a snapshot in memory that is not on disk")
+            if self._write_last(stamp, ranks, math.inf, lambda: False):
+                path = self.path / self._id(stamp).name
+                self._tell(f"this node's part of the snapshot of step {stamp.step} is written: {path}")
+            while not self.list(FIRST_S):
+                pass
+        self._failed = None
+        self._written.clear()
+        self._unsaved.unlink(missing_ok=True)
+
+    def _write_last(
+        self, newest: Stamp, ranks: Sequence[int], until: float, hurried: Callable[[], bool]
+    ) -> bool:
+        """Write a snapshot; returns whether this node's part of it is on disk."""
         if self._writing is not None and self._writing != newest:
             self.close()
         self._list_anew(until)
-        if newest is None or self._there.get(self._id(newest)) is not None:
-            return
+        if self._there.get(self._id(newest)) is not None:
+            return True
         if self._process is None and self._id(newest) in self._written:
-            return
+            return self._failed is None
         if self._process is None:
             self._tell(f"writing the snapshot of step {newest.step} to {self.path}; Ctrl-C leaves it")
+            self._failed = None
             self._begin(newest, ranks, is_last=True)
+        moved, moved_at = 0.0, time.monotonic()
         while self._process is not None:
-            if time.monotonic() >= until or hurried():
-                self._fail(newest, "there was no time")
+            now = time.monotonic()
+            if (work := _work(self._process.pid)) != moved:
+                moved, moved_at = work, now
+            is_stuck = now >= moved_at + STILL_S
+            if now >= until or hurried() or is_stuck:
+                self._fail(newest, f"{self.path} did not answer" if is_stuck else "there was no time")
                 self.close()
-                return
+                return False
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.1)
             self._ended()
+        return self._failed is None and self._id(newest) in self._written
+
+    @property
+    def _unsaved(self) -> Path:
+        return self._folder.path / UNSAVED
 
     def close(self) -> None:
         """Give up what is being written."""
         process, self._process, self._writing = self._process, None, None
         if process is not None:
             process.kill()
-            process.wait()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self._stuck.append(process)
         self._wants = 0
         self._pin(None)
 
@@ -397,29 +497,57 @@ class Disk:
         return ""
 
     def _fail(self, stamp: Stamp, why: str) -> None:
-        self._failed = NotWritten(
-            stamp=Declared(round=max(1, stamp.round), step=stamp.step), why=why[:MOST_WHY]
-        )
+        self._failed = NotWritten(stamp=_declared(stamp), why=why[:MOST_WHY])
         self._tell(f"the snapshot of {_failed(self._failed)}")
 
 
-def _reading(path: Path, known: Mapping[SnapshotId, Mark | None]) -> Future[Mapping[SnapshotId, Mark | None]]:
+def _reading(
+    path: Path, known: Mapping[SnapshotId, Mark | None], refuse: Callable[[str], None]
+) -> Future[Mapping[SnapshotId, Mark | None]]:
     """Have a thread see which snapshots there are: a file server may not answer, which must not keep an agent here.
 
     Args:
         known: those that are known to be complete stay so while they are there.
+        refuse: gets why one does not count.
     """
     found: Future[Mapping[SnapshotId, Mark | None]] = Future()
 
+    def mark(path: Path) -> Mark | None:
+        try:
+            for each in (path, path / MARK):  # which vouches for all other files
+                require_own(each)
+        except SnapshotError as error:
+            refuse(str(error))
+            return None
+        return Mark.read(path)
+
     def read() -> None:
         try:
+            require_own(path)
             there = directories(path)
-            found.set_result({which: known.get(which) or Mark.read(each) for which, each in there.items()})
+            found.set_result({which: known.get(which) or mark(each) for which, each in there.items()})
         except Exception as error:
             found.set_exception(error)
 
     threading.Thread(target=read, name="snapshots on disk", daemon=True).start()
     return found
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, SnapshotError) else f"{type(error).__name__}: {error}"
+
+
+def _work(pid: int) -> float:
+    """How much a process has done by now: what it has computed (seconds), and written (bytes)."""
+    with contextlib.suppress(psutil.Error, OSError):
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        return times.user + times.system + process.io_counters().write_bytes
+    return 0.0
+
+
+def _declared(stamp: Stamp) -> Declared:
+    return Declared(round=max(1, stamp.round), step=stamp.step)
 
 
 def _failed(lack: NotWritten) -> str:

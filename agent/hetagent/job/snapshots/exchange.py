@@ -14,7 +14,6 @@ import xxhash
 from hetagent.job.snapshots import MOST_WHY, folder, holdings
 from hetagent.node.network import host_port
 from hetagent.snapshots.asked import ASK
-from hetagent.snapshots.banked import NOW
 from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Stamp
 
 SLOTS = ("0", "1", "2")
@@ -39,12 +38,10 @@ class Done:
 
     Attributes:
         step: of the newest snapshot that it has a part of; None: of none.
-        reached: the newest step that it has told.
         why: why it has saved nothing; empty: it has.
     """
 
     step: int | None
-    reached: int
     why: str
 
 
@@ -61,7 +58,7 @@ class Exchange:
         self._say = say
         self._said: set[str] = set()
         self._parts: dict[Path, tuple[tuple[int, ...], holdings.Part | None]] = {}
-        for name in (*SLOTS, ASK, BAD, NOW):
+        for name in (*SLOTS, ASK, BAD):
             (path / name).mkdir(mode=0o700, exist_ok=True)
 
     def folders(self) -> list[str]:
@@ -76,7 +73,7 @@ class Exchange:
         Args:
             origin: the job; empty: the server does not say.
         """
-        self._empty((ASK, BAD, NOW))
+        self._empty((ASK, BAD))
         (self.path / "start.json").unlink(missing_ok=True)
         if origin and origin != self.origin:
             (self.path / STAMPS).unlink(missing_ok=True)
@@ -97,18 +94,17 @@ class Exchange:
             return str(told)
         return ""
 
-    def control(self, number: int, kept: Iterable[Stamp], every: int, memory: int, *, fixed: bool) -> None:
+    def control(self, number: int, kept: Iterable[Stamp], every_s: int, memory: int) -> None:
         """Tell which snapshots are not to be overwritten, and how often to take one.
 
         Args:
             number: the round's.
             kept: what there is if a node is lost now.
-            every: steps; 0: nobody knows.
+            every_s: how far apart at most (seconds).
             memory: how much all snapshots here may take together (bytes).
-            fixed: whether a person has said how often.
         """
         stamps = [[stamp.round, stamp.step] for stamp in kept]
-        told = {"round": number, "kept": stamps, "every": every, "fixed": fixed, "memory": memory}
+        told = {"round": number, "kept": stamps, "every_s": every_s, "memory": memory}
         put(self.path / "control.json", told)
 
     def start(self, chosen: Chosen | None, own: str, on_disk: Mapping[str, Any] | None = None) -> None:
@@ -138,12 +134,9 @@ class Exchange:
 
     # -- from the workers --------------------------------------------------------------------------------------
 
-    def held(self) -> tuple[list[Held], int]:
-        """All that is held here, and how often the workers would take a snapshot (steps; 0: they do not say).
-
-        What does not count is left out, and said.
-        """
-        found, every, known = [], 0, {}
+    def held(self) -> list[Held]:
+        """All that is held here; what does not count is left out, and said."""
+        found, known = [], {}
         for slot, stamp in slots(self.path).items():
             parts = []
             for path in sorted((self.path / slot).glob("*.json")):
@@ -152,13 +145,12 @@ class Exchange:
                     parts += [part] if (part := known[path][1]) is not None else []
             if not parts:
                 continue
-            every = max(every, *(part.index.every for part in parts))
             try:
                 found.append(holdings.held(parts))
             except holdings.Unusable as error:
                 self._once(f"the snapshot of step {stamp.step} does not count here: {error}")
         self._parts = known
-        return found, every
+        return found
 
     def _part(self, path: Path, stamp: Stamp) -> tuple[tuple[int, ...], holdings.Part | None]:
         """A part, which is read again only if its file is another one now."""
@@ -191,8 +183,11 @@ class Exchange:
 
     def reached(self) -> int:
         """The newest step that a worker of this node has told."""
-        files = [*(self.path / NOW).glob("*.json"), *(self.path / ASK).glob("*.done")]
-        return max((done.reached for path in files if (done := _done(path)) is not None), default=0)
+        found = [0]
+        for path in (self.path / ASK).glob("*.step"):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(int(path.read_bytes()))
+        return max(found)
 
     def given_up(self) -> str:
         """Why a worker takes no more snapshots; empty: all do."""
@@ -285,9 +280,5 @@ def _done(path: Path) -> Done | None:
     told = _read(path)
     if not told:
         return None
-    step, reached = told.get("step"), told.get("reached")
-    return Done(
-        step if isinstance(step, int) else None,
-        reached if isinstance(reached, int) and reached > 0 else 0,
-        str(told.get("why") or "")[:500],
-    )
+    step = told.get("step")
+    return Done(step if isinstance(step, int) else None, str(told.get("why") or "")[:500])

@@ -13,16 +13,20 @@ from pathlib import Path
 PREFIX = "hets_"
 """How the names of such folders begin."""
 
-OLD_S, EMPTY_S = 3600.0, 60.0
-"""For how long nothing has been written to a folder that is swept, and to one that never held a snapshot (seconds)."""
+OLD_S, EMPTY_S, UNSAVED_S = 3600.0, 60.0, 86_400.0
+"""For how long nothing has been written to a folder that is swept, to one that never held a snapshot, and to one with
+what should be on disk (seconds)."""
+
+UNSAVED = "unsaved.json"
+"""This file says which snapshot should be on disk and is not: the next agent writes it."""
 
 LOCK, SLOTS = "lock", "slots.json"
 
 LEAVING = "leaving"
-"""This file is there while an agent that leaves serves yet what the node holds."""
+"""This file is there while an agent that leaves serves yet what the node holds, or writes it to disk."""
 
-WAIT_S = 65.0
-"""How long the next agent of the node waits for it (seconds)."""
+WAIT_S, LEAVES_S = 30.0, 600.0
+"""How long the next agent of the node waits for the one before, and for one that leaves (seconds)."""
 
 LOOK_S = 0.2
 """How often it looks (seconds)."""
@@ -31,13 +35,15 @@ LOOK_S = 0.2
 class Folder:
     """The folder of one node of a group, which no other agent uses as long as this process lives.
 
-    What an earlier agent of the same node has left in it is still there.
+    What an earlier agent of the same node has left in it is still there. One that lives yet is waited for: the server
+    lets only one agent of a node take part, so it is about to end.
 
     Args:
         parent: where it is.
         group, node_id: whose it is.
         servers: URLs of the servers that the group is on.
         tell: shows one line to the person at the terminal.
+        wait_s: how long to wait for another agent that uses it (seconds); None: see `WAIT_S` and `LEAVES_S`.
 
     Attributes:
         path: its path.
@@ -53,10 +59,12 @@ class Folder:
         node_id: str,
         servers: Sequence[str],
         tell: Callable[[str], None] = lambda text: None,
+        *,
+        wait_s: float | None = None,
     ) -> None:
         key = "\0".join([str(os.getuid()), group, node_id, *sorted(set(servers))])
         self.path = parent / (PREFIX + hashlib.sha256(key.encode()).hexdigest()[:16])
-        until = time.monotonic() + WAIT_S
+        began = time.monotonic()
         said = False
         while True:
             with contextlib.suppress(FileExistsError):
@@ -67,12 +75,16 @@ class Folder:
                 return
             except FileNotFoundError:  # its last owner has removed it just now
                 continue
-            except BlockingIOError:
-                if time.monotonic() >= until or not (self.path / LEAVING).exists():
+            except BlockingIOError as error:
+                most_s = LEAVES_S if (self.path / LEAVING).exists() else WAIT_S
+                most_s = most_s if wait_s is None else wait_s
+                if time.monotonic() >= began + most_s:
                     raise
-            if not said:
-                tell(f"waiting until the last agent of this node has left, for {WAIT_S:.0f} s at most")
-                said = True
+                if not said:
+                    tell(
+                        f"waiting until the last agent of this node has ended, {most_s:.0f} s at most: {error}"
+                    )
+                    said = True
             time.sleep(LOOK_S)
 
     def leave(self) -> None:
@@ -93,7 +105,7 @@ def sweep(parent: Path) -> None:
     """Remove the folders that agents of this user have left and nobody has come back for."""
     for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            old_s = OLD_S if (path / SLOTS).exists() else EMPTY_S
+            old_s = UNSAVED_S if (path / UNSAVED).exists() else OLD_S if (path / SLOTS).exists() else EMPTY_S
             if time.time() - _changed_at(path) < old_s:
                 continue
             lock = _locked(path)
@@ -116,9 +128,11 @@ def _locked(path: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(fd), os.stat(path / LOCK)):
             raise FileNotFoundError(path)
+        os.pwrite(fd, b"%-20d" % os.getpid(), 0)
     except BlockingIOError:
+        pid = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
-        raise BlockingIOError(f"another agent uses {path}") from None
+        raise BlockingIOError(f"another agent uses {path} (pid {pid})") from None
     except OSError:
         os.close(fd)
         raise

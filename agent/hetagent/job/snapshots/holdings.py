@@ -32,7 +32,6 @@ class Index:
     Attributes:
         v: the version of what it says.
         round, step: of which snapshot.
-        every: how often its worker would take one (steps).
         alike: the tensors that all ranks have alike, whoever has copied them, with their sizes (bytes).
         tensors: what this rank has copied.
         items: values that it has copied, where torch.distributed.checkpoint has made bytes of them.
@@ -46,7 +45,6 @@ class Index:
     rank: Rank
     world_size: Positive
     sharded: bool = False
-    every: Count = 0
     alike: Mapping[str, Count]
     tensors: tuple[Block, ...]
     items: tuple[Block, ...] = ()

@@ -1,6 +1,7 @@
 """This node's part in the snapshots of each round: what its workers hold, and from which one they begin."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -13,7 +14,7 @@ from hetagent.job.room import Environ, Room
 from hetagent.job.snapshots import exchange, holdings
 from hetagent.job.snapshots.copying import Copying
 from hetagent.job.snapshots.declaring import Declaring, asks_every_s
-from hetagent.job.snapshots.disk import GLANCE_S, LAST_S, Disk
+from hetagent.job.snapshots.disk import GLANCE_S, Disk
 from hetagent.job.snapshots.exchange import Bad, Exchange
 from hetagent.job.snapshots.folder import Folder
 from hetagent.job.snapshots.parting import Parting
@@ -59,12 +60,10 @@ class Snapshots(Room):
         folder: with the files.
         space: what they may take.
         serving: serves them to other nodes; None: there will be none.
-        every: how often a person wants a snapshot (steps); 0: it is found out while the workers run.
+        every_s: how far apart snapshots are at most (seconds).
         parting: serves them beyond the end of this agent, if others need them; None: nobody will.
         disk: writes them to disk; None: nobody wants that.
         one_per_node: a single process stands for all workers of this node.
-        rescue: adds what dead workers have kept of their last steps to the snapshots of this node, and returns the
-            newest step that one of them had told.
 
     Raises:
         OSError: the folder cannot be written to, or not be watched.
@@ -81,9 +80,8 @@ class Snapshots(Room):
         serving: Serving | None,
         parting: Parting | None = None,
         disk: Disk | None = None,
-        every: int = 0,
+        every_s: int = 30,
         one_per_node: bool = False,
-        rescue: Callable[[], int] = lambda: 0,
     ) -> None:
         self._node_id = node_id
         self._line = line
@@ -93,9 +91,8 @@ class Snapshots(Room):
         self._serving = serving
         self._parting = parting
         self._disk = disk
-        self._fixed = every
+        self._every_s = every_s
         self._one_per_node = one_per_node
-        self._rescue = rescue
         self._exchange = Exchange(folder.path, tell)
         self._copying = Copying(folder.path, tell)
         self._declaring = Declaring()
@@ -114,7 +111,8 @@ class Snapshots(Room):
         (folder.path / PINNED).unlink(missing_ok=True)  # by an agent that is gone
         if disk is not None:
             disk.is_of(self._exchange.origin)
-        self._reached = self._rescued()
+            disk.write_left()
+        self._reached = self._exchange.reached()
         self._refused: list[Stamp] = []
         self._dropped: set[Stamp] = set()  # copies of this node's that cannot be loaded
         self._holdings = Holdings()
@@ -159,12 +157,17 @@ class Snapshots(Room):
         except OSError as error:
             self._tell(f"no snapshots in this round: {error}")
         self._refresh()
+        self._tell_begin(chosen)
+
+    def _tell_begin(self, chosen: Chosen | None) -> None:
         if chosen is not None:
             lost = f", {chosen.lost} before the last" if chosen.lost else ""
-            where = " on disk" if chosen.on_disk else ""
-            self._tell(
-                f"round {assignment.round}: begins from the snapshot of step {chosen.step}{where}{lost}"
-            )
+            where = f" on disk, {self._disk.shown(chosen)}" if chosen.on_disk and self._disk else ""
+            self._tell(f"round {self._number}: begins from the snapshot of step {chosen.step}{lost}{where}")
+        elif self._disk is not None:
+            self._tell(f"round {self._number}: training begins anew: {self._disk.why_none()}")
+        elif self._opened:
+            self._tell(f"round {self._number}: training begins anew: no snapshot is complete")
 
     def _source(self, chosen: Chosen | None) -> Mapping[str, Any] | None:
         """Where workers read a snapshot that is on disk."""
@@ -222,7 +225,9 @@ class Snapshots(Room):
         try:
             if self._disk is None or not self._opened:
                 return ""
-            last = until - LEFT_S if until is not None else time.monotonic() + LAST_S
+            with contextlib.suppress(OSError):
+                self._folder.leave()
+            last = until - LEFT_S if until is not None else math.inf
             said = self._disk.write_last(self._ranks, last, hurried)
             return f"snapshot {said}" if said else ""
         finally:
@@ -232,12 +237,13 @@ class Snapshots(Room):
                 self._serving.close()
             if self._disk is not None:
                 self._disk.close()
-            self._folder.close(remove=self._over or self._drained or not self._holdings.held)
+            of_no_use = self._over or self._drained or not self._holdings.held
+            self._folder.close(remove=of_no_use and not (self._disk is not None and self._disk.is_unsaved()))
 
     # -- before the end ----------------------------------------------------------------------------------------
 
     def save(self, within_s: float) -> None:
-        if not self._over:
+        if not self._over or self._disk is not None:
             asked = {rank for rank, pipe in self._listening().items() if exchange.ask(pipe)}
             self._saving = asked | self._exchange.said_last()
             self._save_until = time.monotonic() + within_s
@@ -341,9 +347,8 @@ class Snapshots(Room):
 
     def _control(self) -> None:
         assert self._assignment is not None
-        every, number = max(self._fixed, self._declaring.reply.every), self._assignment.round
-        kept, memory, fixed = self._declaring.kept, self._space.memory, bool(self._fixed)
-        self._exchange.control(number, kept, every, memory, fixed=fixed)
+        kept, memory = self._declaring.kept, self._space.memory
+        self._exchange.control(self._assignment.round, kept, self._every_s, memory)
 
     # -- what this node has ------------------------------------------------------------------------------------
 
@@ -355,18 +360,16 @@ class Snapshots(Room):
         """
         if ended is not None and self._disk is not None:
             self._disk.list(GLANCE_S)
-        rescued = self._rescued() if ended is not None else 0
-        held, every = self._exchange.held()
+        held = self._exchange.held()
         if ended is not None:
             steps = [each.step for each in held if each.round == ended]
-            self._reached = max(rescued, self._exchange.reached(), *steps)
+            self._reached = max([self._exchange.reached(), *steps])
         self._holdings = Holdings(
             origin=self._exchange.origin,
             port=self._serving.port if self._serving is not None else 0,
             key=self._serving.key if self._serving is not None and self._serving.port else "",
             held=holdings.newest(held, self._dropped),
             reached=self._reached,
-            every=max(self._fixed, every),
             refused=tuple(self._refused),
             on_disk=self._disk.complete() if self._disk is not None else (),
             not_written=self._disk.not_written() if self._disk is not None else None,
@@ -376,13 +379,6 @@ class Snapshots(Room):
         if self._holdings != self._offered:
             self._offered = self._holdings
             self._line.offers(snapshots=self._holdings)
-
-    def _rescued(self) -> int:
-        try:
-            return self._rescue()
-        except OSError as error:  # full, perhaps
-            self._tell(f"what dead workers have kept of their last steps is lost: {error}")
-            return 0
 
     def _bad(self) -> list[Bad]:
         """The copies that workers of this round could not load."""

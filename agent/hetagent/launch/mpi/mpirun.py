@@ -2,16 +2,18 @@
 
 import ipaddress
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_node
-from hetagent.launch.command import RUNNER, CommandError, WorkerCommand
+from hetagent.launch.command import RUNNER, CommandError, Hopeless, WorkerCommand, python
 from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.folders import Scratch, sweep
 from hetagent.launch.mpi.relay import Relay
@@ -43,6 +45,16 @@ SHELL = "".join(
 )
 """Runs before every rank's program. The node's environment cannot set these: mpirun gives its own to all nodes."""
 
+CONTROLLER = "HOROVOD_CONTROLLER"
+"""Variable of Horovod's: with `mpi`, one that is built without MPI crashes instead of training alone."""
+
+FIND_HOROVOD = (
+    "import importlib.util; found = importlib.util.find_spec('horovod'); "
+    "print(*found.submodule_search_locations if found else ())"
+)
+
+IMPORTS_HOROVOD = re.compile(rb"^\s*(import|from)\s+horovod\b", re.MULTILINE)
+
 INSTALL = "install Open MPI 4, not 5, on every node (Debian 12: apt-get install openmpi-bin), or add its folder to PATH"
 
 
@@ -69,6 +81,9 @@ class Mpi(Launch):
         self._scratch: Scratch | None = None
         self._relay: Relay | None = None
         self._orted = _check()
+        self._horovod_alone = CONTROLLER not in os.environ and _horovod_without_mpi(python())
+        if command is not None:
+            self._refuse_horovod(command)
         sweep()
 
     def begin(self, assignment: Assignment) -> WorkerCommand | None:
@@ -83,7 +98,14 @@ class Mpi(Launch):
             words = orted.arguments(assignment.start.daemon)
             self._make_scratch()
             return WorkerCommand(self._orted, tuple(words), is_python=False)
-        program = _plain(self.command_of(assignment))
+        command = self.command_of(assignment)
+        self._refuse_horovod(command)
+        if self._horovod_alone:
+            assignment.notes.append(
+                f"Horovod in {python()} is built without MPI: hvd.init() crashes under --launch mpi (signal 11); "
+                "give --launch horovod"
+            )
+        program = _plain(command)
         members = assignment.start.members
         assert members is not None, "this node joined with wants_members"
         folder = self._make_scratch().files
@@ -105,6 +127,7 @@ class Mpi(Launch):
             # this machine would mistake them for their own.
             "OMPI_MCA_orte_tmpdir_base": str(self._scratch.files),
             MEMORY: str(self._scratch.memory),
+            **({CONTROLLER: "mpi"} if self._horovod_alone else {}),
         }
 
     def patience_s(self, assignment: Assignment, *, failed: bool) -> float:
@@ -118,6 +141,22 @@ class Mpi(Launch):
         if self._scratch is not None:
             self._scratch.close()
         self._relay = self._scratch = None
+
+    def _refuse_horovod(self, command: WorkerCommand) -> None:
+        """Refuse a script whose processes would not find each other: each would train alone, and succeed.
+
+        Raises:
+            Hopeless: it imports Horovod, which is built without MPI.
+        """
+        script = next(
+            (word for word in _plain(command) if word.endswith(".py") and os.path.isfile(word)), None
+        )
+        if self._horovod_alone and script is not None and IMPORTS_HOROVOD.search(Path(script).read_bytes()):
+            raise Hopeless(
+                f"Horovod in {python()} is built without MPI, so under --launch mpi each process of {script} would "
+                f"train alone: give --launch horovod, or build Horovod with HOROVOD_WITH_MPI=1. If the script does not "
+                f"call hvd.init() here, set {CONTROLLER}=mpi"
+            )
 
     def _make_scratch(self) -> Scratch:
         self._scratch = Scratch()
@@ -213,6 +252,23 @@ def _pass_on(
 def _plain(command: WorkerCommand) -> list[str]:
     """A command without our runner: several ranks would write the same error file."""
     return [command.entrypoint, *(word for word in command.args if word != str(RUNNER))]
+
+
+def _horovod_without_mpi(interpreter: str) -> bool:
+    """Whether this Python has a Horovod whose library is not linked with MPI."""
+    try:
+        done = subprocess.run(
+            [interpreter, "-c", FIND_HOROVOD],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CHECK_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    folder = os.fsdecode(done.stdout).strip()
+    libraries = [*Path(folder).rglob("mpi_lib*.so")] if folder else []
+    return bool(libraries) and not any(b"libmpi" in library.read_bytes() for library in libraries)
 
 
 def _check() -> str:

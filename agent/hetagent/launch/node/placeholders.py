@@ -23,6 +23,9 @@ KNOWN: Mapping[str, str] = {
 }
 """Every placeholder and what it stands for."""
 
+OPTIONAL = "optional"
+"""What follows a name in `--option {name:optional}`, which is left out where the world size is 1."""
+
 
 def used(words: Sequence[str]) -> set[str]:
     """The placeholders that a command uses.
@@ -36,16 +39,26 @@ def used(words: Sequence[str]) -> set[str]:
 def fill(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     """The command with its placeholders replaced; `{{` and `}}` become single braces.
 
+    With a world size of 1, words with `{name:optional}` are left out, each with the option before it.
+
     Raises:
         CommandError: as `used`.
     """
     used(words)
-    return [word.format_map(values) for word in words]
+    filled: list[str] = []
+    for word in words:
+        parts = list(string.Formatter().parse(word))
+        if values["world_size"] == "1" and any(style == OPTIONAL for _, _, style, _ in parts):
+            if not word.startswith("-") and filled and filled[-1].startswith("-"):
+                filled.pop()
+        else:
+            filled.append("".join(text + (values[name] if name else "") for text, name, _, _ in parts))
+    return filled
 
 
 def forgotten(words: Sequence[str]) -> list[str]:
     """Known placeholders in a command whose launch style fills none in; any other braces are fine there."""
-    braced = re.findall(r"(?<!\{)\{(\w+)\}(?!\})", "\0".join(words))
+    braced = re.findall(rf"(?<!\{{)\{{(\w+)(?::{OPTIONAL})?\}}(?!\}})", "\0".join(words))
     return sorted({name for name in braced if name in KNOWN})
 
 
@@ -98,7 +111,8 @@ def require_even(names: set[str], assignment: Assignment) -> None:
 
 def _names(word: str) -> Iterator[str]:
     advice = (
-        f"known are {', '.join(f'{{{name}}}' for name in KNOWN)}; a literal brace is written {{{{ or }}}}"
+        f"known are {', '.join(f'{{{name}}}' for name in KNOWN)}; {{name:{OPTIONAL}}} and the option before it are "
+        "left out where the world size is 1; a literal brace is written {{ or }}"
     )
     try:
         parts = list(string.Formatter().parse(word))
@@ -107,7 +121,7 @@ def _names(word: str) -> Iterator[str]:
     for _, name, style, conversion in parts:
         if name is None:
             continue
-        if name not in KNOWN or style or conversion:
+        if name not in KNOWN or style not in ("", OPTIONAL) or conversion:
             shown = f"{{{name}{f'!{conversion}' if conversion else ''}{f':{style}' if style else ''}}}"
             raise CommandError(f"'{word}' in the command has the unknown placeholder {shown}: {advice}")
         yield name

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from hetrdzv.core.health.conduct import STRIKES, with_blame, without_past
-from hetrdzv.core.health.crashes import count_failed_round, is_crash_loop, restart_wait_s
+from hetrdzv.core.health.crashes import count_failed_round, restart_wait_s
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.model import End, Group, Node, Round
@@ -37,7 +37,6 @@ from hetrdzv.core.selection.units import broken_units_of
 from hetrdzv.core.why import apart, no_master, no_world, not_ready, ready_of
 from hetrdzv.protocol.facts import events
 from hetrdzv.protocol.facts.causes import (
-    CrashLoop,
     FailedWorker,
     Joined,
     JoinTimeout,
@@ -219,10 +218,6 @@ def _charge(work: Work, ended: Round, first: _Failed) -> None:
     budget = group.spec.max_restarts
     if first.failure.exit_code in group.spec.no_restart_on:
         fail(work, first.cause(ended.number, "no_restart_on"))
-        return
-    if is_crash_loop(group):
-        loop = CrashLoop(rounds=group.fruitless, worker=first.worker)
-        fail(work, replace(first.cause(ended.number), reason=loop))
         return
     if group.restarts >= budget:
         fail(work, first.cause(ended.number, budget=budget))

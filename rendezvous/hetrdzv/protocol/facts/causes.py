@@ -268,15 +268,6 @@ class WorkerFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrashLoop:
-    """So many rounds in a row failed without any progress, the last one by this worker."""
-
-    kind: Literal["crash_loop"] = "crash_loop"
-    rounds: int
-    worker: FailedWorker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersApart:
     """The workers never met."""
 
@@ -320,7 +311,7 @@ class JoinTimeout:
     not_ready: NotReady | None = None
 
 
-_Fatal = WorkerFault | CrashLoop | WorkersApart | MemberGone | Unreachable | JoinTimeout
+_Fatal = WorkerFault | WorkersApart | MemberGone | Unreachable | JoinTimeout
 
 FailedBecause: TypeAlias = Annotated[_Fatal | Other, BY_KIND]
 """Why a job fails."""
@@ -346,5 +337,5 @@ class RootCause:
 
     @property
     def kind(self) -> str:
-        """`worker_failed`, `hang`, `crash_loop`, `never_met`, `node_lost`, ..., `join_timeout`."""
+        """`worker_failed`, `hang`, `never_met`, `node_lost`, ..., `join_timeout`."""
         return self.reason.kind

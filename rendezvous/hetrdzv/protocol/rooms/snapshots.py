@@ -123,7 +123,6 @@ class Holdings(Body):
         port: where its agent serves them; 0: it does not.
         key: by which members fetch them; a secret of agents.
         reached: the newest step that a worker of the node had reached in the round that has ended.
-        every: how often this node would take one (steps); 0: it does not say.
         refused: those that a worker of the node could not load.
         on_disk: those that it sees on disk, the newest first; they may be of an earlier job.
         not_written: what it has last tried to write there, in vain; None: it has written that.
@@ -136,7 +135,6 @@ class Holdings(Body):
     key: Annotated[str, MaxLen(128)] = field(default="", repr=False)
     held: Annotated[tuple[Held, ...], AtMost(MOST_HELD)] = ()
     reached: Count = 0
-    every: Count = 0
     refused: Annotated[tuple[Stamp, ...], AtMost(MOST_REFUSED)] = ()
     on_disk: Annotated[tuple[OnDisk, ...], AtMost(MOST_ON_DISK)] = ()
     not_written: NotWritten | None = None
@@ -183,13 +181,11 @@ class SnapshotsReply:
 
     Attributes:
         complete: the newest snapshot that is complete; None: none is.
-        every: how often all members take one (steps): the largest that one of them has asked for.
         copy: parts of another member that this one is to keep copies of; None: none that are known by now.
         to_disk_from: what the member with rank 0 has named, see `Holdings`; None: nothing.
     """
 
     complete: Stamp | None = None
-    every: int = 0
     copy: Copy | None = None
     to_disk_from: int | None = None
 

@@ -138,10 +138,10 @@ def test_what_was_safe_and_is_not_to_be_used_is_not_kept(declaring: Declaring) -
 
 
 def test_only_news_are_news(declaring: Declaring) -> None:
-    assert declaring.hear(SnapshotsReply(complete=stamp(10), every=4), 0.0)
-    assert not declaring.hear(SnapshotsReply(complete=stamp(10), every=4), 0.0)
+    assert declaring.hear(SnapshotsReply(complete=stamp(10), to_disk_from=4), 0.0)
+    assert not declaring.hear(SnapshotsReply(complete=stamp(10), to_disk_from=4), 0.0)
     declaring.begin(3, 3, chosen(8), Holdings(), 0.0)
-    assert declaring.reply == SnapshotsReply(every=4)
+    assert declaring.reply == SnapshotsReply()
 
 
 def test_what_a_round_did_not_begin_from_although_it_is_newer_cannot_be_safe(declaring: Declaring) -> None:

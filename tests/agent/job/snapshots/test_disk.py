@@ -1,5 +1,6 @@
 """What an agent does about snapshots on disk, but for the writing itself: tests/agent/snapshots, tests/e2e."""
 
+import math
 import os
 import threading
 import time
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.support.fuse import DeadFiles
 
 from hetagent.job.loop import Identity
 from hetagent.job.snapshots import disk as disks
@@ -141,7 +143,7 @@ def test_the_same_step_of_another_job_is_another_snapshot(node: Node) -> None:
     node.has(10, job="aaaa")
     node.holds(10, 0)
     said = node.disk.write_last([0], time.monotonic() + 60, lambda: False)
-    assert said == "step 10 is not on disk: this node does not have all of step 10", "it was tried"
+    assert said.startswith("step 10 is not on disk: this node does not have all of step 10"), "it was tried"
 
 
 @pytest.fixture
@@ -211,7 +213,11 @@ def test_where_snapshots_are_frequent_a_later_step_is_named(
 def test_what_its_writer_says_is_said_once_and_the_memory_is_free_again(node: Node) -> None:
     stamp = node.holds(10, 0)
     said = node.disk.write_last([0], time.monotonic() + 60, lambda: False)
-    assert said == "step 10 is not on disk: this node does not have all of step 10"
+    assert said == (
+        "step 10 is not on disk: this node does not have all of step 10; it stays in this node's memory, "
+        f"{node.memory.path}, and the next agent writes it"
+    )
+    assert node.disk.is_unsaved()
     assert node.disk.not_written() == NotWritten(
         stamp=Declared(round=1, step=10), why="this node does not have all of step 10"
     )
@@ -226,6 +232,8 @@ def test_what_its_writer_says_is_said_once_and_the_memory_is_free_again(node: No
     node.disk.write_last([0], time.monotonic() + 60, lambda: False)
     assert len(node.said) == 2
     assert stamp in node.memory.slots()
+    node.disk.write_left()
+    assert not node.disk.is_unsaved(), "once"
 
 
 def test_one_whose_memory_was_taken_meanwhile_is_no_news_the_first_time(node: Node) -> None:
@@ -253,17 +261,61 @@ def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
     assert node.said == []
 
 
-def test_a_part_that_others_have_not_completed_is_said_as_such(node: Node) -> None:
-    node.disk._written.add(node.disk._id(node.holds(10, 0)))
-    said = node.disk.write_last([0], time.monotonic() + 60, lambda: False)
-    assert said == "step 10: this node's part is on disk, and counts once all nodes have written theirs"
+def test_a_part_that_others_have_not_completed_is_said_as_such(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disks, "LAST_PARTS_S", 0.2)
+    node.disk._written.add(node.disk._id(node.holds(10, 1)))
+    said = node.disk.write_last([1], time.monotonic() + 60, lambda: False)
+    assert said.startswith("step 10 is not on disk: not all nodes have written their parts, as this one has;")
+    assert node.disk.is_unsaved()
     assert node.said == []
+
+
+def test_whoever_has_written_its_part_waits_until_all_have(node: Node) -> None:
+    node.disk._written.add(node.disk._id(node.holds(10, 1)))
+    threading.Timer(0.5, node.has, [10]).start()
+    said = node.disk.write_last([1], time.monotonic() + 60, lambda: False)
+    assert said == f"step 10 is on disk: {node.disk.path / SnapshotId(JOB, 1, 10).name}"
+    assert not node.disk.is_unsaved()
+
+
+def test_a_disk_that_does_not_answer_keeps_nobody_and_nothing_is_lost(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that waits for it cannot even be killed."""
+    monkeypatch.setattr(disks, "STILL_S", 2.0)
+    node.holds(10, 0)
+    with DeadFiles(tmp_path / "dead") as dead:
+        node.disk.path = dead.folder
+        monkeypatch.setattr(node.disk, "_list_anew", lambda until: None)
+        said = node.disk.write_last([0], math.inf, lambda: False)
+        assert dead.asked.is_set()
+        (process,) = node.disk._stuck
+    process.wait()
+    assert said.startswith(
+        f"step 10 is not on disk: {dead.folder} did not answer; it stays in this node's memory"
+    )
+    assert node.disk.is_unsaved()
+
+
+def test_why_a_round_begins_anew_is_known(node: Node) -> None:
+    assert node.disk.why_none() == f"{node.disk.path} has no snapshot yet"
+    node.has(10, complete=False)
+    node.declares()
+    assert node.disk.why_none() == f"{node.disk.path} has no snapshot yet, only 1 that are not complete"
+    node.has(20, job="aaaa", at=int(time.time()) - 200)
+    node.declares()
+    assert node.disk.why_none() == f"those in {node.disk.path} are not used, such as step 20 of job aaaa"
+    shown = node.disk.shown(chosen(20, job="aaaa"))
+    path = node.disk.path / "step-20-round-1-job-aaaa"
+    assert shown == f"of job aaaa, written 3 min ago: {path}"
 
 
 def test_whoever_is_in_a_hurry_leaves_it(node: Node) -> None:
     node.holds(10, 0)
     said = node.disk.write_last([0], time.monotonic() + 60, lambda: True)
-    assert said == "step 10 is not on disk: there was no time"
+    assert said.startswith("step 10 is not on disk: there was no time; it stays in this node's memory")
     assert node.said[-1] == "the snapshot of step 10 is not on disk: there was no time"
     assert node.disk.pid is None
 
@@ -342,3 +394,19 @@ def test_a_file_server_that_does_not_answer_keeps_nobody_beyond_its_time(
     monkeypatch.setattr(disks, "FIRST_S", 1_000.0)
     assert node.disk.write_last([0], time.monotonic() + 0.1, lambda: False) == ""
     never.set()
+
+
+def test_nothing_is_read_where_others_can_write(node: Node, tmp_path: Path) -> None:
+    node.has(10)
+    other = node.has(20)
+    other.chmod(0o777)
+    node.has(30).joinpath(MARK).chmod(0o664)
+    assert node.declares() == [(JOB, 10)]
+    assert sorted(node.said) == [
+        f"a snapshot is passed by: others can write to {path} (mode {mode}), and whoever can change snapshots has the "
+        f"job run code of theirs: chmod -R go-w {path}"
+        for path, mode in ((other, 777), (node.disk.path / "step-30-round-1-job-0f3a" / MARK, 664))
+    ]
+    node.disk.path.chmod(0o775)
+    with pytest.raises(UsageError, match=r"others can write to .*: chmod -R go-w"):
+        Node(tmp_path)

@@ -73,36 +73,28 @@ def test_nothing_is_chosen(files: Exchange) -> None:
 
 
 def test_workers_are_told_what_to_keep(files: Exchange) -> None:
-    files.control(4, [STAMP], 16, 1000, fixed=False)
-    assert told(files, "control.json") == {
-        "round": 4,
-        "kept": [[3, 120]],
-        "every": 16,
-        "fixed": False,
-        "memory": 1000,
-    }
-    files.control(4, (), 0, 1000, fixed=True)
-    assert (told(files, "control.json")["kept"], told(files, "control.json")["fixed"]) == ([], True)
+    files.control(4, [STAMP], 16, 1000)
+    assert told(files, "control.json") == {"round": 4, "kept": [[3, 120]], "every_s": 16, "memory": 1000}
 
 
 def test_a_round_begins_without_the_words_of_the_last_one(files: Exchange) -> None:
     files.begin("job1")
     part(files.path, 0, (3, 120))
-    for name in ("ask/0.done", "bad/3-120", "now/0.json", "start.json"):
+    for name in ("ask/0.done", "bad/3-120", "ask/0.step", "start.json"):
         (files.path / name).write_text("{}")
     os.mkfifo(files.path / "ask" / "0")
     files.begin("job1")
-    assert [list((files.path / name).iterdir()) for name in ("ask", "bad", "now")] == [[], [], []]
+    assert [list((files.path / name).iterdir()) for name in ("ask", "bad")] == [[], []]
     assert not (files.path / "start.json").exists()
-    assert files.held()[0] != []
+    assert files.held() != []
 
 
 def test_snapshots_of_another_job_go(files: Exchange) -> None:
     files.begin("job1")
     part(files.path, 0, (3, 120))
-    assert (files.origin, len(files.held()[0])) == ("job1", 1)
+    assert (files.origin, len(files.held())) == ("job1", 1)
     files.begin("job2")
-    assert (files.origin, files.held()[0]) == ("job2", [])
+    assert (files.origin, files.held()) == ("job2", [])
     assert list((files.path / "0").iterdir()) == []
 
 
@@ -111,30 +103,30 @@ def test_snapshots_of_another_job_go(files: Exchange) -> None:
 
 def test_what_the_slots_hold_is_read_and_digested(files: Exchange, said: list[str]) -> None:
     part(files.path, 0, (3, 120), rank=0)
-    part(files.path, 0, (3, 120), rank=1, tensors=[], every=16)
+    part(files.path, 0, (3, 120), rank=1, tensors=[])
     part(files.path, 2, (3, 60), rank=1, tensors=[])
-    held, every = files.held()
+    held = files.held()
     assert [(each.step, each.whole, len(each.ranks)) for each in held] == [(120, True, 2), (60, False, 1)]
     text = (files.path / "0" / "1.json").read_bytes()
     assert held[0].ranks[1] == RankPart(rank=1, digest=xxhash.xxh3_64_hexdigest(text))
-    assert (every, said) == (16, [])
+    assert said == []
 
 
 def test_a_slot_that_is_written_anew_holds_nothing_of_the_old(files: Exchange) -> None:
     part(files.path, 0, (3, 60), rank=0)
     part(files.path, 0, (3, 60), rank=1)
-    assert len(files.held()[0][0].ranks) == 2
+    assert len(files.held()[0].ranks) == 2
     part(files.path, 0, (3, 120), rank=1)
-    [held] = files.held()[0]
+    [held] = files.held()
     assert (held.step, [each.rank for each in held.ranks]) == (120, [1])
 
 
 def test_an_index_that_is_replaced_is_read_again(files: Exchange) -> None:
     part(files.path, 0, (3, 120))
-    before = files.held()[0]
-    assert files.held()[0] == before
+    before = files.held()
+    assert files.held() == before
     part(files.path, 0, (3, 120), tensors=[])
-    assert (before[0].whole, files.held()[0][0].whole) == (True, False)
+    assert (before[0].whole, files.held()[0].whole) == (True, False)
 
 
 def torn(files: Exchange) -> None:
@@ -159,7 +151,7 @@ def test_what_does_not_count_is_left_out_and_said_once(
 ) -> None:
     part(files.path, 0, (3, 120))
     spoil(files)
-    assert (files.held()[0], files.held()[0]) == ([], [])
+    assert (files.held(), files.held()) == ([], [])
     assert len(said) == 1
     assert words in said[0]
     assert "step 120" in said[0]
@@ -171,16 +163,18 @@ def test_what_does_not_count_is_left_out_and_said_once(
 def test_slots_that_make_no_sense_hold_nothing(files: Exchange, text: str) -> None:
     part(files.path, 0, (3, 120))
     (files.path / "slots.json").write_text(text)
-    assert files.held() == ([], 0)
+    assert files.held() == []
 
 
 def test_how_far_workers_had_come(files: Exchange) -> None:
     assert files.reached() == 0
-    put(files.path / "now" / "0.json", '{"reached": 7}')
-    put(files.path / "ask" / "1.done", '{"step": 4, "reached": 9, "why": ""}')
+    put(files.path / "ask" / "0.step", "7")
+    put(files.path / "ask" / "1.step", "9")
+    put(files.path / "ask" / "2.step", "nonsense")
+    put(files.path / "ask" / "1.done", '{"step": 4, "why": ""}')
     put(files.path / "ask" / "2.done", "nonsense")
     assert files.reached() == 9
-    assert files.done(1) == Done(step=4, reached=9, why="")
+    assert files.done(1) == Done(step=4, why="")
     assert (files.done(2), files.done(3)) == (None, None)
 
 

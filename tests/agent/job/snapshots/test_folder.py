@@ -23,6 +23,11 @@ from hetrdzv.protocol.rooms.snapshots import Holdings
 SERVERS = ["http://s:1"]
 
 
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "WAIT_S", 0.2)
+
+
 def made(parent: Path, group: str = "g", node_id: str = "a") -> Folder:
     return Folder(parent, group, node_id, SERVERS)
 
@@ -83,17 +88,20 @@ def aged(folder: Folder, by_s: float) -> None:
 
 
 def test_what_nobody_comes_back_for_is_swept(tmp_path: Path) -> None:
-    old, younger, empty, fresh, used = (
-        made(tmp_path, group) for group in ("old", "younger", "empty", "fresh", "used")
+    old, younger, empty, fresh, used, unsaved = (
+        made(tmp_path, group) for group in ("old", "younger", "empty", "fresh", "used", "unsaved")
     )
-    for folder in (old, younger, used):
+    for folder in (old, younger, used, unsaved):
         (folder.path / "slots.json").touch()
-    for folder, age_s in ((old, OLD_S + 1), (used, OLD_S + 1), (younger, OLD_S - 60), (empty, EMPTY_S + 1)):
+    (unsaved.path / "unsaved.json").touch()
+    for folder in (old, used, unsaved):
+        aged(folder, OLD_S + 1)
+    for folder, age_s in ((younger, OLD_S - 60), (empty, EMPTY_S + 1)):
         aged(folder, age_s)
-    for folder in (old, younger, empty, fresh):
+    for folder in (old, younger, empty, fresh, unsaved):
         folder.close(remove=False)
     sweep(tmp_path)
-    assert {*tmp_path.iterdir()} == {younger.path, fresh.path, used.path}
+    assert {*tmp_path.iterdir()} == {younger.path, fresh.path, used.path, unsaved.path}
     used.close(remove=True)
 
 
@@ -180,17 +188,17 @@ def feature(*flags: str, **environ: str) -> KeepSnapshots:
 
 def test_flags_count_more_than_variables() -> None:
     made = feature(
-        "--snapshot-every", "64", HET_SNAPSHOT_EVERY="8", HET_SNAPSHOT_MEMORY="1G", HET_SNAPSHOT_DIR="/d"
+        "--snapshot-every-s", "64", HET_SNAPSHOT_EVERY_S="8", HET_SNAPSHOT_MEMORY="1G", HET_SNAPSHOT_DIR="/d"
     )
-    assert (made.every, made.memory, str(made.folder)) == (64, "1G", "/d")
-    assert (feature().every, feature().memory, str(feature().folder)) == (0, None, "/dev/shm")
+    assert (made.every_s, made.memory, str(made.folder)) == (64, "1G", "/d")
+    assert (feature().every_s, feature().memory, str(feature().folder)) == (30, None, "/dev/shm")
 
 
 @pytest.mark.parametrize(
     ("flags", "environ", "words"),
     [
-        (["--snapshot-every", "often"], {}, "--snapshot-every often: give a number of steps"),
-        ([], {"HET_SNAPSHOT_EVERY": "-1"}, "HET_SNAPSHOT_EVERY -1: give a number of steps"),
+        (["--snapshot-every-s", "often"], {}, "--snapshot-every-s often: give a number of seconds"),
+        ([], {"HET_SNAPSHOT_EVERY_S": "0"}, "HET_SNAPSHOT_EVERY_S 0: give a number of seconds"),
         (["--snapshot-to", "d", "--snapshot-keep", "0"], {}, "--snapshot-keep 0: give a number"),
         (["--snapshot-to", "sftp://me:sesame@host/d"], {}, "--snapshot-to: no password in a URL"),
         (["--snapshot-to", "zz://d"], {}, "--snapshot-to zz://d: Unsupported filesystem: 'zz'; pip install"),
@@ -226,11 +234,11 @@ def test_off_makes_nothing(tmp_path: Path) -> None:
 
 
 def placed(folder: Path, said: list[str], offered: list[Holdings] | None = None, **environ: str) -> Any:
-    """What a node makes of its flags."""
+    """What a node makes of its flags, tells the terminal and offers to the server."""
+    offered = [] if offered is None else offered
     identity = Identity("g", "a", "1")
     options = Namespace(standalone=True, spec={})
-    heard = offered if offered is not None else []
-    line: Any = Namespace(offers=lambda **fields: heard.append(fields["snapshots"]))
+    line: Any = Namespace(offers=lambda **fields: offered.append(fields["snapshots"]))
     node: Any = Namespace(
         identity=identity,
         options=options,
@@ -253,7 +261,7 @@ def test_where_there_is_no_place_there_are_no_snapshots(
     said: list[str] = []
     offered: list[Holdings] = []
     monkeypatch.setattr(snapshots, "SHM", str(tmp_path / "nowhere"))
-    assert placed(tmp_path, said, offered, HET_SNAPSHOT_EVERY="8") is None
+    assert placed(tmp_path, said, offered, HET_SNAPSHOT_EVERY_S="8") is None
     assert len(said) == 1
     assert said[0].startswith("no snapshots on this node: [Errno 2]")
     assert offered[0].not_taken.startswith("[Errno 2]"), "hetctl why says so, too"
@@ -263,10 +271,16 @@ def test_a_node_whose_folder_another_agent_uses_does_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
+    offered: list[Holdings] = []
     monkeypatch.setattr(snapshots, "SHM", str(tmp_path))
     first = placed(tmp_path, said)
-    assert placed(tmp_path, said, HET_SNAPSHOT_EVERY="8") is None
-    assert "another agent uses" in said[0]
+    assert placed(tmp_path, said, offered, HET_SNAPSHOT_EVERY_S="8") is None
+    assert said[0].startswith(
+        "waiting until the last agent of this node has ended, 0 s at most: another agent uses"
+    )
+    assert said[1].startswith("no snapshots on this node: another agent uses")
+    assert f"(pid {os.getpid()})" in said[1]
+    assert said[1].endswith(offered[-1].not_taken), "so that `hetctl why` says it"
     first.close()
     first.leave(None, lambda: False)
     assert list(tmp_path.iterdir()) == []
@@ -280,15 +294,48 @@ def test_the_next_agent_of_a_node_waits_for_one_that_leaves(tmp_path: Path) -> N
     leaving.start()
     second = Folder(tmp_path, "g", "a", SERVERS, said.append)
     assert second.path == first.path
-    assert said == ["waiting until the last agent of this node has left, for 65 s at most"]
+    (text,) = said
+    assert text.startswith(
+        "waiting until the last agent of this node has ended, 600 s at most: another agent uses"
+    )
     with pytest.raises(BlockingIOError):  # it does not leave
         Folder(tmp_path, "g", "a", SERVERS, said.append)
     second.close(remove=True)
     leaving.join()
 
 
+def test_a_successor_has_what_its_predecessor_held_though_that_lives_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "WAIT_S", 30.0)
+    first = made(tmp_path)
+    (first.path / "kept").touch()
+    ending = threading.Timer(0.5, first.close, kwargs={"remove": False})
+    ending.start()
+    second = made(tmp_path)
+    assert (second.path / "kept").exists()
+    second.close(remove=True)
+    ending.join()
+
+
+def test_a_node_does_not_sweep_away_its_own(tmp_path: Path) -> None:
+    """Its job stood still for long, over a weekend perhaps."""
+    first = placed(tmp_path, [], HET_SNAPSHOT_DIR=str(tmp_path))
+    path = first._folder.path
+    (path / "slots.json").write_text("{}")
+    (path / "kept").touch()
+    first.close()
+    first._folder.close(remove=False)
+    for each in (*path.glob("*"), path):
+        os.utime(each, (0, 0))
+    second = placed(tmp_path, [], HET_SNAPSHOT_DIR=str(tmp_path))
+    assert (path / "kept").exists()
+    second.close()
+    second._folder.close(remove=True)
+
+
 def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "WAIT_S", 0.3)
+    monkeypatch.setattr(folders, "LEAVES_S", 0.3)
     first = Folder(tmp_path, "g", "a", SERVERS)
     first.leave()
     with pytest.raises(BlockingIOError, match="another agent uses"):

@@ -13,7 +13,7 @@ SIZES = {"shared.bin": 100, "0.bin": 50, "1.bin": 50}
 
 
 def index(rank: int = 0, **more: Any) -> dict[str, Any]:
-    told = {"v": 1, "round": 3, "step": 120, "rank": rank, "world_size": 2, "sharded": False, "every": 8}
+    told = {"v": 1, "round": 3, "step": 120, "rank": rank, "world_size": 2, "sharded": False}
     return {**told, "alike": {"a": 60, "b": 40}, "tensors": [], "digests": {}, "small_bytes": 5, **more}
 
 

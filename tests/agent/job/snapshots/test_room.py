@@ -78,9 +78,7 @@ class Ran:
 class Node:
     """A room of a node with two workers, ranks 2 and 3 of 4 unless a test says otherwise."""
 
-    def __init__(
-        self, parent: Path, serving: bool = False, rescue: Callable[["Node"], int] | None = None
-    ) -> None:
+    def __init__(self, parent: Path, serving: bool = False) -> None:
         self.line, self.said = Told(), list[str]()
         self.folder = Folder(parent, "g", "a", ())
         self.path = self.folder.path
@@ -92,7 +90,6 @@ class Node:
             folder=self.folder,
             space=Space(1000, "little space"),
             serving=self.serving,
-            rescue=lambda: rescue(self) if rescue is not None else 0,
         )
 
     def _serving(self) -> Serving:
@@ -129,7 +126,7 @@ class Node:
         return os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
 
     def answers(self, rank: int = 2, **more: Any) -> None:
-        told = {"step": 120, "reached": 120, "why": "", **more}
+        told = {"step": 120, "why": "", **more}
         put(self.path / "ask" / f"{rank}.done", json.dumps(told))
 
     def control(self) -> dict[str, Any]:
@@ -187,20 +184,17 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
     soon(lambda: poll(node), "news")
     node.room.look()
     [(request, answer)] = node.line.asked
-    assert (request.round, request.holdings.origin, request.holdings.every) == (4, "job1", 8)
+    assert (request.round, request.holdings.origin) == (4, "job1")
     assert [(held.step, held.whole) for held in request.holdings.held] == [(120, True)]
     assert node.offer == request.holdings, "whatever has this node join again"
     node.part((4, 130), slot=1)
     node.part((4, 140), slot=2)
     node.room.look()
     assert len(node.line.asked) == 1, "one at a time"
-    answer.set_result(SnapshotsReply(complete=Stamp(round=4, step=120), every=16))
+    answer.set_result(SnapshotsReply(complete=Stamp(round=4, step=120)))
     assert node.room.due_at() == 0.0
     node.room.look()
-    assert (node.control()["kept"], node.control()["every"]) == (
-        [[4, 120], [4, 130], [4, 140]],
-        16,
-    )
+    assert node.control()["kept"] == [[4, 120], [4, 130], [4, 140]]
     assert [held.step for held in node.line.asked[1][0].holdings.held] == [140, 130, 120]
 
 
@@ -265,39 +259,25 @@ def test_the_next_join_says_what_was_saved_last_and_how_far_workers_had_come(nod
     node.enters(number=4)
     os.close(node.opens())
     node.part((4, 120), slot=1)
-    node.answers(reached=123)
+    node.answers()
+    (node.path / "ask" / "2.step").write_text("123")
     node.room.end()
     assert (node.offer.reached, [held.step for held in node.offer.held]) == (123, [120])
     node.room.end()
     assert node.offer.reached == 123
 
 
-def test_what_dead_workers_had_kept_is_declared_with_the_next_join(nodes: Callable[..., Node]) -> None:
-    def rescue(node: Node) -> int:
-        if (node.path / "now" / "2.small").exists():
-            node.part((4, 130))
-            return 131
-        return 0
-
-    node = nodes(rescue=rescue)
+def test_how_far_a_killed_worker_had_come_is_declared_also_by_the_next_agent(
+    nodes: Callable[..., Node],
+) -> None:
+    node = nodes()
     node.enters()
-    (node.path / "now" / "2.small").touch()
-    node.room.look()
-    assert node.offer.held == ()
+    (node.path / "ask" / "2.step").write_text("131")
+    node.part((4, 120))
     node.room.end()
-    assert (node.offer.reached, [held.step for held in node.offer.held]) == (131, [130])
+    assert node.offer.reached == 131
     node.leaves()
-    assert nodes(rescue=rescue).offer.reached == 131, "the next agent looks, too"
-
-
-def test_a_rescue_without_space_is_said(nodes: Callable[..., Node]) -> None:
-    def full(node: Node) -> int:
-        raise OSError(28, "No space left on device")
-
-    node = nodes(rescue=full)
-    assert node.said == [
-        "what dead workers have kept of their last steps is lost: [Errno 28] No space left on device"
-    ]
+    assert nodes().offer.reached == 131
 
 
 def test_little_space_is_said_once_it_matters(node: Node) -> None:
@@ -365,7 +345,7 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     node.enters(chosen=chosen())
     told = json.loads((node.path / "start.json").read_bytes())
     assert (told["step"], told["sources"][0]["path"]) == (120, str(node.path / "0"))
-    control = {"round": 4, "kept": [[3, 120]], "every": 0, "fixed": False, "memory": 1000}
+    control = {"round": 4, "kept": [[3, 120]], "every_s": 30, "memory": 1000}
     assert node.control() == control
     assert "round 4: begins from the snapshot of step 120, 2 before the last" in node.said
     assert node.room.steady({}) == {"HET_SNAPSHOTS": str(node.path)}

@@ -6,8 +6,6 @@ ranks have alike.
 To look at all nodes at each message would take as long as there are nodes, each time.
 """
 
-from collections import Counter
-
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rooms.snapshots.complete import gathered_for, is_copied, stamp_of, usable
 from hetrdzv.protocol.rooms.snapshots import Held, Holdings, SnapshotsReply, Stamp
@@ -44,7 +42,6 @@ class Tally:
         self._values: dict[_Key, dict[str, str]] = {}
         self._differ: set[_Key] = set()
         self._known: dict[str, Holdings | None] = {}
-        self._every: Counter[int] = Counter()
         self._stale = False
         self._said = 0
         for one in gathered_for(group, self._origin, sorted(self._members), group.last_round):
@@ -58,8 +55,6 @@ class Tally:
         """Add what a node holds; returns what of it may make a snapshot complete."""
         news: list[Held] = []
         self._known[node.node_id] = node.snapshots
-        if node.node_id in self._members and node.snapshots is not None:
-            self._every[node.snapshots.every] += 1
         for held in usable(group, node, self._origin, self._alone):
             if held.round <= group.last_round and not _is_newer(self._complete, stamp_of(held)):
                 self._gather(held, node.node_id)
@@ -101,15 +96,13 @@ class Tally:
         before = self._known.get(node.node_id)
         if before is not node.snapshots:
             if before is not None:
-                self._every[before.every] -= node.node_id in self._members
                 self._stale = self._stale or self._has_dropped(before, node.snapshots)
             for held in self._add(group, node):
                 self._judge(held)
         self._said += 1
         if self._stale and self._said > len(group.nodes) // COUNTED_ANEW_FOR:
             self._count(group)
-        every = max((often for often, nodes in self._every.items() if nodes > 0), default=0)
-        return SnapshotsReply(complete=None if self._stale else self._complete, every=every)
+        return SnapshotsReply(complete=None if self._stale else self._complete)
 
     def _has_dropped(self, before: Holdings, after: Holdings | None) -> bool:
         """Whether a node has less of the snapshot that is complete, or of one that is being gathered."""

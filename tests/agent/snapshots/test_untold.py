@@ -1,0 +1,128 @@
+"""Steps that no optimizer tells of: the state is whole if nothing has changed parameters, and else nobody knows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.agent.snapshots.test_round_trip import Job, adamw, assert_same, settle
+
+from hetagent import snapshots
+from hetagent.snapshots.folder import Folder
+
+
+def rare(folder: Path) -> Job:
+    """A job of which no snapshot is due, so that what is lost is seen."""
+    job = Job(folder, adamw)
+    assert job.snaps._taker is not None
+    job.snaps._taker._schedule.is_due = lambda *_: False  # type: ignore[method-assign]
+    return job
+
+
+def test_a_step_without_the_optimizer_is_saved_with_its_own_values(tmp_path: Path) -> None:
+    job = rare(tmp_path)
+    job.train(0, 3)
+    for step in (4, 5):
+        job.seen["losses"].append(step)
+        job.snaps.step(step)
+    job.snaps.save_now()
+    again = Job(tmp_path, adamw)
+    assert again.snaps.load() == 5
+    assert_same(again.everything(), job.everything())
+
+
+def test_it_is_saved_although_the_worker_has_just_begun_from_a_snapshot(tmp_path: Path) -> None:
+    first = rare(tmp_path)
+    first.train(0, 3)
+    first.snaps.save_now()
+    job = rare(tmp_path)
+    assert job.snaps.load() == 3
+    job.snaps.step(4)
+    settle(job.snaps)
+    job.snaps.save_now()
+    assert Job(tmp_path, adamw).snaps.load() == 4
+
+
+def test_the_first_steps_before_the_optimizers_first_one_are_no_trouble(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its state is not there yet."""
+    job = Job(tmp_path, adamw)
+    for step in range(1, 9):
+        job.snaps.step(step)
+    job.train(9, 12)
+    job.snaps.step(13)
+    job.snaps.save_now()
+    again = Job(tmp_path, adamw)
+    assert again.snaps.load() == 13
+    assert_same(again.everything(), job.everything())
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["since the last step", "before it"])
+def test_what_something_else_has_changed_is_not_saved_between_steps(tmp_path: Path, after: bool) -> None:
+    job = rare(tmp_path)
+    job.train(0, 3)
+    job.snaps.save_now()
+    with torch.no_grad():
+        job.model.unused.weight.add_(1)
+    if after:
+        job.snaps.step(4)
+    job.snaps.save_now()
+    assert Job(tmp_path, adamw).snaps.load() == 3
+
+
+def test_where_nothing_tells_what_is_due_is_taken_within_the_step_and_it_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(tmp_path, adamw)
+    for step in range(1, 40):
+        with torch.no_grad():
+            job.model.unused.weight.add_(1)
+        job.snaps.step(step)
+        settle(job.snaps)
+    job.snaps.save_now()
+    assert capfd.readouterr().err.count("steps since the last snapshot may be lost") == 1
+    again = Job(tmp_path, adamw)
+    step = again.snaps.load()
+    assert step is not None
+    assert step > 16
+    lag = job.model.unused.weight - again.model.unused.weight
+    assert torch.allclose(lag, torch.full_like(lag, 39 - step))
+
+
+def test_a_model_without_an_optimizer_of_torch_has_what_is_due_from_the_start(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    snaps = snapshots.open({"model": model}, directory=tmp_path)
+    for step in (1, 2):
+        with torch.no_grad():
+            model.weight.fill_(step)
+        snaps.step(step)
+        settle(snaps)
+    assert max(Folder(tmp_path).slots()).step == 2
+
+
+def test_once_a_step_is_part_of_a_cuda_graph_nothing_is_saved_between_steps(tmp_path: Path) -> None:
+    job = rare(tmp_path)
+    job.train(0, 3)
+    job.snaps.save_now()
+    assert job.snaps._taker is not None
+    job.snaps._taker._copier.devices.captured = True
+    job.train(3, 5)
+    job.snaps.save_now()
+    assert Job(tmp_path, adamw).snaps.load() == 3
+
+
+def test_buffers_are_those_of_the_step_although_the_next_one_has_changed_them(tmp_path: Path) -> None:
+    """A worker is asked for its last step at any time, in the middle of a forward pass, say."""
+    job = rare(tmp_path)
+    job.train(0, 3)
+    before = job.everything()
+    before = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in before.items()
+    }
+    job.model(torch.ones(6, 4, dtype=torch.float64))
+    assert not torch.equal(job.model.body[1].running_mean, before["body.1.running_mean"])
+    job.snaps.save_now()
+    again = Job(tmp_path, adamw)
+    assert again.snaps.load() == 3
+    assert_same(again.everything(), before)

@@ -89,10 +89,10 @@ class Job:
 
     def begin(self) -> None:
         """Make the first step, after which there are slots; no snapshot is due by itself from then on."""
+        self.taker._schedule.is_due = lambda *_: False  # type: ignore
         self.train(0)
         assert self.taker._ahead is not None
         self.taker._ahead.join()
-        self.taker._schedule.is_due = lambda *_: False  # type: ignore
 
     def everything(self) -> dict[str, Any]:
         """All of its state, on the CPU."""

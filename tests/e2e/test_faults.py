@@ -80,7 +80,7 @@ def test_a_short_stop_is_no_loss_and_a_second_agent_with_a_node_id_in_use_is_ref
     assert pair.pids() == before
 
     intruder = pair.agent("b", 1)
-    assert intruder.wait() == statuses.UNFIT
+    assert intruder.wait(90) == statuses.UNFIT  # it waits for the other one to end, for a while
     assert "node id 'b' of group 'job' belongs to an agent at 127.0.0.1 that is alive" in intruder.stderr
     assert "--node-id" in intruder.stderr
     pair.agents["b"] = rightful

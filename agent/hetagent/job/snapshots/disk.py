@@ -306,7 +306,12 @@ class Disk:
             until: when that is given up (monotonic seconds); what makes no progress is given up before.
             hurried: whether it has to be given up at once.
         """
-        newest = max(self._folder.slots(), default=None)
+        indexes = {stamp: slot.indexes().keys() & {*ranks} for stamp, slot in self._folder.slots().items()}
+        closed = [
+            stamp for stamp, mine in indexes.items() if mine
+        ]  # not one that a worker was taking as it ended
+        newest = max((stamp for stamp in closed if len(indexes[stamp]) == len(ranks)), default=None)
+        newest = newest if newest is not None else max(closed, default=None)
         if newest is None:
             return ""
         written = self._write_last(newest, ranks, until, hurried)

@@ -261,6 +261,14 @@ def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
     assert node.said == []
 
 
+def test_what_a_worker_was_taking_as_it_ended_is_not_the_last_one(node: Node) -> None:
+    node.holds(10, 0)
+    node.memory.begin(Stamp(20, 1))
+    said = node.disk.write_last([0], time.monotonic() + 60, lambda: False)
+    assert said.startswith("step 10 is not on disk: this node does not have all of step 10; it stays")
+    assert node.disk.is_unsaved()
+
+
 def test_a_part_that_others_have_not_completed_is_said_as_such(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -282,6 +282,7 @@ class Both:
         record = json.loads(text("error"))
         if record is not None:
             del record["message"]["extraInfo"]["timestamp"]
+            record.pop("raised_at", None)
         outputs = [re.sub("0x[0-9a-f]{8,}", "ADDRESS", text(name)) for name in ("stdout", "stderr")]
         return Ended(status, *outputs, record, json.loads(text("seen")))
 

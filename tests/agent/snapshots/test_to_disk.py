@@ -123,17 +123,12 @@ def test_plain_dcp_reads_it(trained: Script, slot: Slot, tmp_path: Path) -> None
     assert (mark.stamp, mark.world_size, mark.sharded) == (Stamp(STEP, 0), 1, False)
 
 
-def load(folder: Path, path: Path, script: Script, rank: int = 0, world_size: int = 1) -> int | None:
+def load(folder: Path, path: Path, script: Script) -> int | None:
     """As a worker whose agent has found it on disk."""
-    told = {
-        "node": "",
-        "path": str(path),
-        "whole": True,
-        "ranks": dict.fromkeys(map(str, range(world_size)), ""),
-    }
-    start = {"round": 0, "step": STEP, "world_size": world_size, "sources": [told]}
+    told = {"node": "", "path": str(path), "whole": True, "ranks": {"0": ""}}
+    start = {"round": 0, "step": STEP, "world_size": 1, "sources": [told]}
     Folder(folder).start = lambda: start  # type: ignore[method-assign]
-    loader = Loader(Folder(folder), rank)
+    loader = Loader(Folder(folder), 0)
     loader._folder.start = lambda: start  # type: ignore[method-assign]
     found = loader.find()
     assert found is not None
@@ -165,23 +160,6 @@ def test_what_is_corrupt_on_disk_is_not_loaded(
     (path / name).write_bytes(content)
     with pytest.raises(SnapshotError, match=rf"cannot be loaded: .*{re.escape(str(path))}"):
         load(tmp_path / "other", path, Script(1))
-
-
-def test_what_a_rank_takes_from_another_is_checked_as_well(
-    slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The buffers of a worker that died with its device are those of another one."""
-    monkeypatch.setattr("hetagent.snapshots.loading.GIVEN_UP_S", 0.0)
-    index = replace(Index.read((slot.path / "0.json").read_bytes()), world_size=2)
-    (slot.path / "0.json").write_bytes(index.written())
-    (slot.path / "1.json").write_bytes(replace(index, rank=1, small=(), tensors=()).written())
-    content = bytearray((slot.path / "0.small").read_bytes())
-    (slot.path / "1.small").write_bytes(content)
-    assert index.small
-    content[index.small[0].at] ^= 1
-    (slot.path / "0.small").write_bytes(content)
-    with pytest.raises(SnapshotError, match=r"the values of rank 0 .* are corrupt"):
-        load(tmp_path / "other", slot.path, Script(1), rank=1, world_size=2)
 
 
 def test_below_a_url_it_is_found_read_by_plain_dcp_and_removed(

@@ -15,7 +15,8 @@ from tests.support.workload.worklog import WorkLog
 
 from hetagent import progress, statuses
 from hetagent.job import notice
-from hetagent.job.notice import NoticeFiles, handles
+from hetagent.job.notice import NoticeFiles
+from hetagent.node.processes.finding import handles
 from hetrdzv.protocol.directive import NoticeReply
 
 pytestmark = [

@@ -99,6 +99,7 @@ class Taker:
             if self._reached is not None:
                 os.pwrite(self._reached, b"%d" % step, 0)  # steps count up
             is_known = self._knows_changes(step)
+            has_slots = self._ahead is not None and not self._ahead.is_alive()
             if self._ahead is None and (
                 self._told or self._silent == SILENT_STEPS or not self._state.optimizers
             ):
@@ -116,7 +117,7 @@ class Taker:
             # One that takes long is closed before the next is due, or ranks would leave out different ones.
             every_s = max(self._folder.control().every_s, 4 * self._took_s)
             is_due = self._schedule.is_due(began, every_s)
-            if is_due and is_kept and self._ahead is not None and not self._ahead.is_alive():
+            if is_due and is_kept and has_slots:
                 self._take_due(step, waits=not is_known)
             if self._clean is None:
                 self._copier.devices.forget()

@@ -21,8 +21,9 @@ def test_ctrl_c_in_the_middle_of_an_import_is_quiet(tmp_path: Path, program: str
     os.mkfifo(tmp_path / "reached")
     stub = f"open({str(tmp_path / 'reached')!r}, 'w').close()\nimport signal\nsignal.pause()\n"
     (tmp_path / f"{importing}.py").write_text(stub)
+    (script := tmp_path / "train.py").touch()
     source = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {program}"
-    command = [sys.executable, "-c", source, "--standalone", "--device", "cpu", "--gpus", "1", "train.py"]
+    command = [sys.executable, "-c", source, "--standalone", "--device", "cpu", "--gpus", "1", str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
         (tmp_path / "reached").read_text()  # returns once the import has got there
         running.send_signal(signal.SIGINT)

@@ -52,6 +52,7 @@ def test_an_abort_tells_what_the_library_said(pair: Cluster) -> None:
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [4_000, 9_000_000])
 def test_a_long_line_is_told_with_its_beginning(pair: Cluster, size: int) -> None:
     script = f"raise RuntimeError('Missing keys: ' + 'layer, ' * ({size} // 7) + 'last')"
@@ -123,6 +124,7 @@ LINGERS = (
 )
 
 
+@pytest.mark.long
 def test_a_worker_that_has_raised_and_does_not_end_is_the_cause(pair: Cluster) -> None:
     """A thread that is no daemon keeps its process alive; the others wait for it."""
     agents = run(pair, "import time; time.sleep(600)", "--max-restarts", "0", b=LINGERS)
@@ -136,6 +138,7 @@ def test_a_worker_that_has_raised_and_does_not_end_is_the_cause(pair: Cluster) -
     assert {agent.wait() for agent in agents.values()} == {1}
 
 
+@pytest.mark.long
 def test_it_is_the_cause_of_what_fails_elsewhere_before_that_is_known(pair: Cluster) -> None:
     a = "import time; time.sleep(4); raise RuntimeError('timed out')"
     for cause in causes(run(pair, a, "--max-restarts", "0", b=LINGERS)):
@@ -144,6 +147,7 @@ def test_it_is_the_cause_of_what_fails_elsewhere_before_that_is_known(pair: Clus
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("leaves", ["0", "1", "2"])
 def test_a_rank_that_had_left_is_named_beside_those_that_miss_it(pair: Cluster, leaves: str) -> None:
     """Rank 1 is on the node of a rank that fails, 0 is the master, 2 a node's only one."""

@@ -138,6 +138,7 @@ def test_a_preempted_node_has_its_grace_and_the_others_are_told_why(job: Cluster
     job.end_well("a", "c")
 
 
+@pytest.mark.long
 @pytest.mark.gloo
 def test_a_worker_that_saves_at_sigterm_still_has_its_data_loaders(pair: Cluster) -> None:
     pair.start(PAIR, do="load@2")

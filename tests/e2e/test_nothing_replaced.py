@@ -43,6 +43,7 @@ with open(sys.argv[1], "w") as file:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preload", ["none", "torch"])
 def test_nothing_of_torch_distributed_is_replaced_in_a_worker(tmp_path: Path, preload: str) -> None:
     script = tmp_path / "script.py"

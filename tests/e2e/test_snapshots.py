@@ -118,6 +118,7 @@ def test_a_killed_worker_costs_the_step_in_flight_at_most(job: Cluster) -> None:
     assert sorted(run.losses()) == list(range(1, 61))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", [["--accumulate", "4"], ["--scaler"]], ids=" ".join)
 def test_steps_without_the_optimizer_are_saved_as_well(job: Cluster, script: list[str]) -> None:
     """Gradients are accumulated, or a GradScaler leaves steps out: the state is whole all the same."""
@@ -174,6 +175,7 @@ def test_a_killed_agent_costs_nothing_even_if_it_was_the_only_one(job: Cluster) 
     assert run.reached(number) - run.loaded(after) <= 1, job.report()
 
 
+@pytest.mark.long
 def test_shards_are_on_another_node_after_an_interval_and_a_copy_although_steps_get_long(
     job: Cluster,
 ) -> None:

@@ -78,7 +78,7 @@ def test_a_program_says_its_step_in_a_file_and_stacks_and_logs_are_shown_or_not(
 
 
 def test_a_file_system_that_does_not_answer_costs_no_lease(rig: Make, tmp_path: Path) -> None:
-    made = rig(SAYS, report_stacks=True, lease_s=1.0)
+    made = rig(SAYS, report_stacks=True, lease_s=3.0)
 
     def stall() -> None:
         soon(lambda: [one["step"] for one in workers(made)] == [17], "a step")
@@ -86,7 +86,7 @@ def test_a_file_system_that_does_not_answer_costs_no_lease(rig: Make, tmp_path: 
         os.mkfifo(folder / "pipe")
         silent = os.open(folder / "pipe", os.O_RDWR)  # whoever reads it waits
         os.replace(folder / "pipe", folder / "0")
-        time.sleep(3.0)
+        time.sleep(7.0)
         (folder / "file").touch()
         os.replace(folder / "file", folder / "0")
         os.close(silent)

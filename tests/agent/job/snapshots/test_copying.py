@@ -139,7 +139,7 @@ def alike(nodes: Nodes, name: str, at: int, content: bytes, *ranks: int) -> None
 
 def declared(node: Path) -> Held:
     """What a node declares of its only snapshot."""
-    (held,), _ = Exchange(node, pytest.fail).held()
+    (held,) = Exchange(node, pytest.fail).held()
     return held
 
 

@@ -168,7 +168,7 @@ def test_a_start_that_fails_beside_a_worker_that_does_not_die(
 
     def second_fails(self: SubprocessHandler, args: Any, env: Any) -> Any:
         if theirs:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
+            raise OSError(5, "Input/output error")
         process = popen(self, args, env)
         theirs.append(process.pid)
         return process
@@ -178,7 +178,7 @@ def test_a_start_that_fails_beside_a_worker_that_does_not_die(
     monkeypatch.setattr(made.agent, "_be_ready", once_gone(lambda: theirs, made.agent._be_ready))
     assert made.run(end) == 1
     soon(lambda: not tails(), "the end of what copies output")
-    assert "Resource temporarily unavailable" in made.group()["root_cause"]["message"]
+    assert "Input/output error" in made.group()["root_cause"]["message"]
 
 
 def once_gone(pids: Callable[[], list[int]], then: Callable[[], None]) -> Callable[[], None]:

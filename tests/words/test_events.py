@@ -67,7 +67,7 @@ EIGHT = WorldBounds(least=8, most=8, multiple=1, min_nodes=1, max_nodes=None)
 APART = Apart(met=0, world_size=4)
 ALONE = (
     "ranks 0, 1, 2, 3 never met: each may have trained alone, unless they meet in another way than "
-    "init_process_group with env://"
+    "init_process_group with env:// or hvd.init()"
 )
 SHOWN: list[tuple[Facts, str]] = [
     (events.GroupCreated(group_id="bert"), "group 'bert' was created"),
@@ -194,7 +194,7 @@ SHOWN: list[tuple[Facts, str]] = [
         events.NeverMet(apart=Apart(met=3, world_size=8)),
         (
             "only 3 of 8 workers met: the others may have trained alone, unless they meet in another way than "
-            "init_process_group with env://"
+            "init_process_group with env:// or hvd.init()"
         ),
     ),
     *SNAPSHOTS,

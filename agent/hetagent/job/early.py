@@ -26,7 +26,7 @@ class Over(Exception):
     """There is nothing to join; `outcome` says why."""
 
     def __init__(self, options: Options, outcome: DirectiveReply) -> None:
-        super().__init__(outcome.why)
+        super().__init__()
         self._options, self.outcome = options, outcome
 
     def report(self) -> int:

@@ -165,9 +165,7 @@ class KeepSnapshots(Feature):
         identity, options = node.identity, node.options
         alone = options.standalone or options.spec.get("max_nodes") == 1
         folder: Folder | None = None
-        if (
-            options.standalone and self.to is not None
-        ):  # the next one goes on there, if this one is the only one
+        if options.standalone and self.to is not None:  # the next agent goes on there, unless another uses it
             with contextlib.suppress(BlockingIOError):
                 folder = Folder(self.folder, "standalone", identity.node_id, [str(self.to)], wait_s=0.0)
         if folder is None:

@@ -57,9 +57,7 @@ class Workers:
     ) -> None:
         self._kept = kept
         self._spawns = spawns
-        self._owed: dict[
-            int, int
-        ] = {}  # the signal that a worker's helpers get once it has ended, by its pid
+        self._owed: dict[int, int] = {}  # signals that a worker's helpers get once it has ended, by its pid
         self.started = started
         self._incarnation = incarnation
         self._sids = frozenset(started.pids.values())

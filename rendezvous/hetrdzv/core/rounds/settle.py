@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from hetrdzv.core.health.conduct import STRIKES, with_blame, without_past
-from hetrdzv.core.health.crashes import count_failed_round, restart_wait_s
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
+from hetrdzv.core.health.restart_backoff import count_failed_round, restart_wait_s
 from hetrdzv.core.model import End, Group, Node, Round
 from hetrdzv.core.rooms.table import ROOMS, needed
 from hetrdzv.core.rounds.notice import waited_for

@@ -7,7 +7,7 @@ workers, lost nodes and hangs say nothing about it: they would have happened any
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hetrdzv.core.health.crashes import FROM_OUTSIDE
+from hetrdzv.core.health.restart_backoff import FROM_OUTSIDE
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rooms.snapshots.complete import Gathered, began_from
 from hetrdzv.protocol.facts.causes import FailedWorker, MemberLeft, Stopped

@@ -162,6 +162,8 @@ class Snapshots(Room):
     def _tell_begin(self, chosen: Chosen | None) -> None:
         if chosen is not None:
             lost = f", {chosen.lost} before the last" if chosen.lost else ""
+            if chosen.lost is None and not chosen.on_disk:
+                lost = "; nobody is left who knows how many steps are lost"
             where = f" on disk, {self._disk.shown(chosen)}" if chosen.on_disk and self._disk else ""
             self._tell(f"round {self._number}: begins from the snapshot of step {chosen.step}{lost}{where}")
         elif self._disk is not None:

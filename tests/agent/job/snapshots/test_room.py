@@ -351,6 +351,12 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     assert node.room.steady({}) == {"HET_SNAPSHOTS": str(node.path)}
 
 
+def test_that_nobody_knows_what_is_lost_is_said(node: Node) -> None:
+    node.enters(chosen=replace(chosen(), lost=None))
+    unknown = "nobody is left who knows how many steps are lost"
+    assert f"round 4: begins from the snapshot of step 120; {unknown}" in node.said
+
+
 def test_a_copy_that_cannot_be_loaded_ends_the_round_and_is_refused(node: Node) -> None:
     node.enters(number=3)
     node.part((3, 120))

@@ -99,7 +99,6 @@ def hetrdzv(tries: int, *, announced: bool) -> tuple[list[Gone], int]:
             print(f"  {'announced' if announced else 'not announced'}: {victim} {one}", flush=True)
             gone.append(one)
             number = after.round
-            job.post(f"nodes/{victim}/undrain")  # who comes and goes so often would be set aside
             start(victim)
         return gone, int(job.group()["restarts"])
 

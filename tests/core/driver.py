@@ -20,7 +20,7 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import Directive, directive, heading
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Conduct, Group, Node
+from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why
 from hetrdzv.protocol.facts.events import Event, Facts
@@ -91,11 +91,6 @@ class Story:
         fields |= more
         self.do(Join(node_id=node_id, incarnation=inc, slots=slots, after_round=after, **fields))
         return self.told(node_id)
-
-    def has_gone(self, node_id: str, times: int) -> None:
-        """A node has ended so many rounds by going, the last of them now."""
-        conduct = {**self.group.conduct, node_id: Conduct(departures=times, free_at=self.now)}
-        self.group = replace(self.group, conduct=conduct)
 
     def joins(self, *node_ids: str) -> None:
         for node_id in node_ids:

@@ -104,23 +104,6 @@ def test_a_node_that_goes_during_a_planned_stop_hastens_it() -> None:
     assert story.ended == "left", "the workers of c are being stopped"
 
 
-def test_a_node_that_has_to_go_again_and_again_is_set_aside() -> None:
-    """As one that is lost again and again: it restarts everybody each time."""
-    story = heeding("a", "b", notice_s=0.0)
-    for times in range(3):
-        story.leaving("b", grace_s=20.0)
-        for node_id in ("a", "b"):
-            story.report(node_id, "ready_to_stop")
-        story.leave("b")
-        assert story.group.conduct["b"].departures == times + 1
-        story.join("b", inc=f"b-{times + 2}", takes_notice=True)
-        story.joins("a")
-        story.wait(1.0)
-        story.started(*story.order)
-    assert story.facts("node_set_aside")
-    assert story.order == ["a"]
-
-
 def test_a_drained_node_that_goes_by_itself_is_gone_whoever_lets_it_back() -> None:
     story = heeding("a", "b")
     story.drain("b")

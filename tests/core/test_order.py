@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import combinations, permutations
 
-from hetrdzv.core.health.conduct import STRIKES
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.order import Former, Likeness, fill, in_order, may_be_master, place
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
@@ -383,19 +382,6 @@ def test_a_lost_master_is_waited_for_if_nobody_else_may() -> None:
     assert (what.ready, what.rule) == (ready(["n1"], 1), "n2")
     story.join("n2", inc="n2-2")
     story.wait(1)
-    assert story.order == ["n2", "n1"]
-
-
-def test_a_node_set_aside_is_taken_if_only_it_may_be_master() -> None:
-    story = Story(min_nodes=1, master="n2", last_call_s=0)
-    story.join("n1")
-    story.join("n2")
-    story.started("n1", "n2")
-    story.has_gone("n2", STRIKES - 1)
-    story.leave("n2")
-    story.join("n1")
-    story.join("n2", inc="n2-2")
-    assert story.group.conduct["n2"].aside
     assert story.order == ["n2", "n1"]
 
 

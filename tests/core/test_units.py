@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.health.conduct import STRIKES
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.joining import spare_unit
 from hetrdzv.core.selection.order import may_be_master
@@ -73,7 +72,7 @@ def test_the_best_set_of_units_is_taken(apart: bool) -> None:
             seats=tuple(name for name in names if dice.random() < 0.6),
             last=tuple(name for name in names if dice.random() < 0.5),
             unreachable=frozenset(dice.sample(pairs, min(len(pairs), 4))) if apart else frozenset(),
-            taken_last=frozenset(name for name in names if dice.random() < 0.1),
+            used_last=frozenset(name for name in names if dice.random() < 0.1),
         )
         answer = case.answer()
         seen["taken" if isinstance(answer, Selection) else answer.lack] += 1
@@ -383,17 +382,3 @@ def test_nodes_without_the_label_are_units_by_themselves() -> None:
     assert story.group.round.warnings == (
         NoLabel(label="rack", orders="units", nodes=Nodes.of(["n2", "n3"])),
     )
-
-
-def test_a_node_set_aside_sets_its_rack_aside() -> None:
-    story = racks(max_nodes=2)
-    story.has_gone("n2", STRIKES - 1)
-    story.leave("n2")
-    story.join("n2", inc="n2-2", labels={"rack": "a"})
-    story.join("n1")
-    assert story.group.conduct["n2"].aside
-    assert story.order == ["n3", "n4"]
-    story.started("n3", "n4")
-    story.lose("n3")
-    story.join("n4")
-    assert story.order == ["n1", "n2"], "it is needed"

@@ -73,7 +73,7 @@ def test_all_searches_of_a_selection_share_their_work(
     )
     masters = frozenset(one.node_id for one in ready if one.labels.get("public"))
     answer = select(
-        spec, ready, unreachable=pairs, taken_last=masters
+        spec, ready, unreachable=pairs, used_last=masters
     )  # so that the best set has none of them
     assert sum(sums) <= 2 * subset.MOST_WORK
     assert isinstance(answer, Selection)

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core.model import Conduct, Node
+from hetrdzv.core.model import Node
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.selection import subset
-from hetrdzv.core.selection.ready import next_round
 from hetrdzv.core.selection.select import MASTERS_TRIED, Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.errors import InvalidSpec
@@ -73,7 +72,7 @@ def random_case(rng: random.Random) -> Case:
     rng.shuffle(seats)
     last = tuple(name for name in seats if rng.random() < 0.7)
     late = frozenset(name for name in names if rng.random() < 0.15)
-    return Case(spec, ready, tuple(seats), last, taken_last=late)
+    return Case(spec, ready, tuple(seats), last, used_last=late)
 
 
 def test_the_best_set_is_chosen() -> None:
@@ -210,18 +209,6 @@ def test_a_smaller_world_waits_for_a_replacement() -> None:
     found.slots = {**found.slots, "e": 4}
     found.story.join("e", 4)
     assert (found.world, found.story.order) == (8, ["a", "e"])
-
-
-def test_who_is_set_aside_is_taken_where_its_slots_are_needed() -> None:
-    spec = GroupSpec(world_size_multiple=4)
-    ready = [node("a", 2), node("b", 1), node("c", 2)]
-    group = Story(world_size_multiple=4).group
-    conduct = {"b": Conduct(aside=True, free_at=1.0), "c": Conduct(aside=True, free_at=2.0)}
-    nodes = {one.node_id: one for one in ready}
-    answer = next_round(replace(group, spec=spec, nodes=nodes, conduct=conduct))
-    assert chosen(answer) == ["a", "c"]
-    answer = next_round(replace(group, spec=spec, nodes=nodes | {"d": node("d", 2)}, conduct=conduct))
-    assert chosen(answer) == ["a", "d"]
 
 
 def test_after_three_masters_that_nobody_reaches_no_more_are_tried() -> None:

@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Any
 
 from hetrdzv.core.commands import Drain, NoteStall, Restart, Undrain
@@ -33,12 +32,7 @@ LOOKS_S = 0.2
 
 @dataclass(slots=True)
 class Case:
-    """A change, what was planned for it, and what shows that it has begun.
-
-    Attributes:
-        until: when time alone frees a node that is set aside (seconds): another change, which nobody planned.
-        midway: what is planned when it has begun, without any further change; None before.
-    """
+    """A change, what was planned for it, and what shows that it has begun."""
 
     kind: str
     what: str
@@ -46,7 +40,6 @@ class Case:
     planned: Plan
     has_begun: Callable[[Group], bool]
     since: float
-    until: float
     midway: Plan | None = None
 
 
@@ -214,16 +207,12 @@ class PlannedWorld(World):
         self.kinds[what] += 1
         who = [*changes.remove, *changes.drain, *(f"{one.node_id}={one.slots}" for one in changes.add)]
         self.checks.say("PLAN", f"{what} {who}: {planned.reason}; {planned.members}")
-        until = min((one.free_at for one in group.conduct.values() if one.aside), default=inf)
         words = " ".join([what, *who])
-        self._case = Case(what, words, changes, planned, has_begun, self.timeline.now, until)
+        self._case = Case(what, words, changes, planned, has_begun, self.timeline.now)
 
     # -- comparing -------------------------------------------------------------------------------------------
 
     def _compare(self, case: Case, group: Group) -> None:
-        if self.server.served_s >= case.until:
-            self.kinds[case.kind] -= 1
-            return
         self.ends[group.state] += 1
         real = _real(group, self.server.served_s)
         for when, planned in (("before", case.planned), ("midway", case.midway)):

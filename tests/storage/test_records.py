@@ -27,7 +27,7 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Cancellation, Conduct, End, Group, Member, Node, Notice, Round
+from hetrdzv.core.model import Cancellation, End, Group, Member, Node, Notice, Round
 from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.protocol.facts.causes import (
     BadAddress,
@@ -426,7 +426,7 @@ def full() -> Group:
             ),
             wanted=Stamp(round=3, step=80),
         ),
-        conduct={"gpu0": Conduct(departures=3, free_at=190.0, aside=True, blamed=2)},
+        failed_rounds={"gpu0": 2},
         root_cause=RootCause(
             reason=WorkerFault(worker=FailedWorker.of("gpu0", failure), hopeless="permanent"),
             round=4,
@@ -637,11 +637,11 @@ def test_a_record_from_before_a_field_gets_its_default() -> None:
     assert isinstance(spec, dict)
     for name in ("replace_wait_s", "rank_order", "master"):
         del spec[name]
-    news = dict.fromkeys(("seats", "unreachable", "quick", "rests_until", "conduct"), ...)
+    news = dict.fromkeys(("seats", "unreachable", "quick", "rests_until", "failed_rounds"), ...)
     found = restore(edited("groups/g/group", spec=spec, **news), NOW)
     assert found["g"].group.spec.replace_wait_s == 0.0
     assert (found["g"].group.spec.rank_order, found["g"].group.spec.master) == ("sticky", None)
-    assert found["g"].group.conduct == {}
+    assert found["g"].group.failed_rounds == {}
     assert found["g"].group.seats == ()
     assert restore(edited("groups/g/round", finished=..., end=...), NOW)["g"].group.active_round is not None
 

@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.selection.order import Former, may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
@@ -23,12 +22,12 @@ class Case:
     seats: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
     unreachable: AbstractSet[tuple[str, str]] = frozenset()
-    taken_last: AbstractSet[str] = frozenset()
+    used_last: AbstractSet[str] = frozenset()
 
     def answer(self) -> Selection | Shortfall:
         """What it answers."""
         last = Former(dict.fromkeys(self.last, 1))
-        return select(self.spec, self.ready, self.seats, last, self.unreachable, 0, self.taken_last)
+        return select(self.spec, self.ready, self.seats, last, self.unreachable, 0, self.used_last)
 
 
 def fits(spec: GroupSpec, found: Sequence[Node]) -> bool:
@@ -46,7 +45,7 @@ def fits(spec: GroupSpec, found: Sequence[Node]) -> bool:
 def best_of_all(case: Case) -> list[str] | None:
     """The best set, in natural order; None where none keeps the bounds.
 
-    The smallest of (-world, ranks taken last, ranks that move, ranks without a place, nodes, names) is best. All ranks
+    The smallest of (-world, ranks used last, ranks that move, ranks without a place, nodes, names) is best. All ranks
     of a unit count if those of one of its nodes do.
     """
     best: tuple[int, int, int, int, int, tuple[int, ...]] | None = None
@@ -62,7 +61,7 @@ def best_of_all(case: Case) -> list[str] | None:
             continue
         world = sum(one.slots for one in found)
         chosen = [items[place] for place in places]
-        late = world - _ranks(chosen, {one.node_id for one in found} - case.taken_last)
+        late = world - _ranks(chosen, {one.node_id for one in found} - case.used_last)
         moves = world - _ranks(chosen, case.last)
         fresh = world - _ranks(chosen, case.seats)
         key = (-world, late, moves, fresh, len(found), places)
@@ -83,12 +82,12 @@ def not_best(old: Group, new: Group) -> str:
     formed = new.round
     if formed is None or new.last_round == old.last_round or formed.number != new.last_round:
         return ""
-    if not new.spec.sized or new.spec != old.spec or new.job != old.job or set_aside(new):
+    if not new.spec.sized or new.spec != old.spec or new.job != old.job:
         return ""
     members = [new.nodes[member.node_id] for member in formed.members]
     ready = [*members, *whole(new, ready_nodes(new))]
     last = tuple(member.node_id for member in old.round.members) if old.round is not None else ()
-    expected = best_of_all(Case(new.spec, ready, old.seats, last, taken_last=taken_last(new)))
+    expected = best_of_all(Case(new.spec, ready, old.seats, last, used_last=new.used_last))
     names = sorted((member.node_id for member in formed.members), key=natural_key)
     if expected == names or (new.unreachable and fits(new.spec, members)):
         return ""

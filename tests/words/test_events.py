@@ -171,11 +171,7 @@ SHOWN: list[tuple[Facts, str]] = [
     (events.NodeDrained(), "gpu2 was drained"),
     (events.NodeUndrained(), "gpu2 may join again"),
     (
-        events.NodeSetAside(departures=3, for_s=60.0),
-        "gpu2 has come and gone 3 times: for 60 s it is kept as a spare, unless it is needed",
-    ),
-    (
-        events.NodeSetAside(blamed=3),
+        events.NodeUsedLast(failures=3),
         "workers on gpu2 caused the last 3 failures: other nodes are preferred to it",
     ),
     (events.NodeSucceeded(), "all workers of gpu2 succeeded"),

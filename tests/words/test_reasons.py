@@ -302,11 +302,7 @@ CLAUSES: list[tuple[WhyLeftOut, str]] = [
         "with the 2 nodes of its rack and their 12 slots the world size would be 20, above max_world_size, which is 16",
     ),
     (
-        reasons.SetAside(group_id="g", node_id="b", times=3, until=555.0),
-        "it has come and gone 3 times: only used if needed for 55 s more; to change that: hetctl undrain g b",
-    ),
-    (
-        reasons.TakenLast(group_id="g", node_id="b", failures=3),
+        reasons.UsedLast(group_id="g", node_id="b", failures=3),
         (
             "its workers caused the last 3 failures of its rounds, so other nodes are preferred; to change that: "
             "hetctl undrain g b"

@@ -26,7 +26,6 @@ from hetrdzv.core.commands import (
     Undrain,
 )
 from hetrdzv.core.directive import has_got_stop
-from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.health.hangs import hang_of, note_stall
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Node, Round
 from hetrdzv.core.rooms.table import ROOMS
@@ -519,13 +518,12 @@ def _drain(work: Work, command: Drain) -> None:
 
 def _undrain(work: Work, command: Undrain) -> None:
     group = work.group
-    lifted = command.node_id in set_aside(group) | taken_last(group)
-    if command.node_id not in group.drained and not lifted:
+    if command.node_id not in group.drained | group.used_last:
         if command.node_id not in group.nodes:
             raise UnknownNode(f"group '{group.group_id}' has no node '{command.node_id}', drained or not")
         return
-    conduct = {name: record for name, record in group.conduct.items() if name != command.node_id}
-    work.change(drained=group.drained - {command.node_id}, conduct=conduct)
+    failed_rounds = {name: times for name, times in group.failed_rounds.items() if name != command.node_id}
+    work.change(drained=group.drained - {command.node_id}, failed_rounds=failed_rounds)
     node = group.nodes.get(command.node_id)
     if node is not None and isinstance(node.leaving, Drained) and may_save(group, node):
         work.change_node(node, leaving=None)  # its agent has not been told to exit

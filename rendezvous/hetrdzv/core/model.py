@@ -19,22 +19,8 @@ from hetrdzv.protocol.rooms.stalls import Hang, StallFacts, kind_of
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conduct:
-    """How a node has behaved in this job, over all its incarnations (health/conduct.py).
-
-    Attributes:
-        departures: how many rounds it has ended by going, each soon after it was free to join.
-        free_at: when it last went, or, if it was set aside for that, until when (seconds).
-        aside: whether it is set aside until then.
-        blamed: of how many failures in a row, of rounds that it was in, its workers were the root cause.
-    """
-
-    departures: int = 0
-    free_at: float = 0.0
-    aside: bool = False
-    blamed: int = 0
+USED_LAST_AFTER = 3
+"""A node whose workers were the root cause of so many failed rounds in a row is used last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +362,7 @@ class Group:
         collectives: how many the last round that failed had asked for; None: unknown, or none has failed.
         step: the highest step that a script has told, as far as failures say; None: none has.
         snapshots: what is kept of those of this job (rooms/snapshots); None: its nodes hold none.
-        conduct: nodes that did not stay, or whose workers failed, by node id.
+        failed_rounds: how many failed rounds in a row the workers of a node were the root cause of, by node id.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
         cancellation: who cancelled this job; None: nobody.
@@ -406,7 +392,7 @@ class Group:
     collectives: int | None = None
     step: int | None = None
     snapshots: Kept | None = None
-    conduct: Mapping[str, Conduct] = field(default_factory=dict)
+    failed_rounds: Mapping[str, int] = field(default_factory=dict)
     root_cause: RootCause | None = None
     previous_outcome: GroupState | None = None
     cancellation: Cancellation | None = None
@@ -422,6 +408,11 @@ class Group:
     def live(self) -> list[Node]:
         """Nodes of any job that are neither lost nor left."""
         return [node for node in self.nodes.values() if not node.gone]
+
+    @property
+    def used_last(self) -> frozenset[str]:
+        """The nodes whose workers keep failing, until a person lifts that (`hetctl undrain`) or a new job begins."""
+        return frozenset(name for name, times in self.failed_rounds.items() if times >= USED_LAST_AFTER)
 
     @property
     def active_round(self) -> Round | None:

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from math import inf
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Cancellation, Conduct, End, Group, Node, Round, Stall
+from hetrdzv.core.model import Cancellation, End, Group, Node, Round, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
 from hetrdzv.core.selection.joining import Spare, growth, lost_members, spare_reason, spare_slots, spare_unit
@@ -305,8 +305,6 @@ def why_left_out(group: Group, node: Node) -> WhyLeftOut:
 
 
 def _why_spare(group: Group, node: Node, active: Round) -> SpareReason:
-    conduct = group.conduct.get(node.node_id, Conduct())
-    group_id, node_id = group.group_id, node.node_id
     match spare_reason(group, node, active):
         case Spare.ON_JOIN:
             return reasons.Spare(kind="on_join")
@@ -328,12 +326,9 @@ def _why_spare(group: Group, node: Node, active: Round) -> SpareReason:
             return broken
         case Spare.WORLD_SIZE:
             return _misfit(group, node, active)
-        case Spare.SET_ASIDE:
-            return reasons.SetAside(
-                group_id=group_id, node_id=node_id, times=conduct.departures, until=conduct.free_at
-            )
-        case Spare.TAKEN_LAST:
-            return reasons.TakenLast(group_id=group_id, node_id=node_id, failures=conduct.blamed)
+        case Spare.USED_LAST:
+            failures = group.failed_rounds[node.node_id]
+            return reasons.UsedLast(group_id=group.group_id, node_id=node.node_id, failures=failures)
 
 
 def _misfit(group: Group, node: Node, active: Round) -> reasons.Misfit:

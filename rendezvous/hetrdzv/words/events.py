@@ -155,13 +155,8 @@ def _node_undrained(facts: events.NodeUndrained, event: Event) -> str:
     return f"{event.node_id} may join again"
 
 
-def _node_set_aside(facts: events.NodeSetAside, event: Event) -> str:
-    if facts.blamed is not None:
-        return f"workers on {event.node_id} caused the last {facts.blamed} failures: other nodes are preferred to it"
-    return (
-        f"{event.node_id} has come and gone {facts.departures} times: for {facts.for_s or 0.0:.0f} s it is kept as a "
-        f"spare, unless it is needed"
-    )
+def _node_used_last(facts: events.NodeUsedLast, event: Event) -> str:
+    return f"workers on {event.node_id} caused the last {facts.failures} failures: other nodes are preferred to it"
 
 
 def _node_succeeded(facts: events.NodeSucceeded, event: Event) -> str:
@@ -238,7 +233,7 @@ _TEXTS: Mapping[type, Callable[[Any, Event], str]] = {
     events.NodeLost: _node_lost,
     events.NodeDrained: _node_drained,
     events.NodeUndrained: _node_undrained,
-    events.NodeSetAside: _node_set_aside,
+    events.NodeUsedLast: _node_used_last,
     events.NodeSucceeded: _node_succeeded,
     events.WorkerFailed: _worker_failed,
     events.NeverMet: _never_met,

@@ -264,11 +264,7 @@ def left_out(reason: LeftOutReason, clock: Clock, *, gone: bool = True) -> str:
             return broken(reason)
         case reasons.Misfit():
             return misfit(reason)
-        case reasons.SetAside(times=times, until=until):
-            lift = _undrain(reason.group_id, reason.node_id)
-            left = clock.left(until)
-            return f"it has come and gone {times} times: only used if needed for {left} more; to change that: {lift}"
-        case reasons.TakenLast(failures=number):
+        case reasons.UsedLast(failures=number):
             lift = _undrain(reason.group_id, reason.node_id)
             return (
                 f"its workers caused the last {number} failures of its rounds, so other nodes are preferred; "

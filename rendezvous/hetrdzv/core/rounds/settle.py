@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from hetrdzv.core.health.conduct import STRIKES, with_blame, without_past
 from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.health.restart_backoff import count_failed_round, restart_wait_s
-from hetrdzv.core.model import End, Group, Node, Round
+from hetrdzv.core.model import USED_LAST_AFTER, End, Group, Node, Round
 from hetrdzv.core.rooms.table import ROOMS, needed
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
@@ -60,7 +59,6 @@ def settle(work: Work) -> None:
     """Apply everything that follows from the group's state and the time."""
     expire(work)
     if not work.group.state.terminal:
-        work.change(conduct=without_past(work.group.conduct, work.now))
         for room in ROOMS:
             room.pass_time(work)
     if work.group.state.terminal:
@@ -147,11 +145,16 @@ def _judge(work: Work) -> None:
 
 
 def _note_blame(work: Work, ended: Round, node_id: str) -> None:
-    """Count a failure against its node; one that had the last few in a row is taken last from now on."""
-    work.change(conduct=with_blame(work.group.conduct, ended, node_id, work.now))
-    times = work.group.conduct[node_id].blamed
-    if times == STRIKES:
-        work.say(events.NodeSetAside(blamed=times), node_id)
+    """Count a failed round against a node, and end the rows of the others that were in it."""
+    known = {
+        name: times
+        for name, times in work.group.failed_rounds.items()
+        if name in work.group.nodes and (name == node_id or ended.member(name) is None)
+    }
+    times = known.get(node_id, 0) + 1
+    work.change(failed_rounds={**known, node_id: times})
+    if times == USED_LAST_AFTER:
+        work.say(events.NodeUsedLast(failures=times), node_id)
 
 
 class _Failed(NamedTuple):

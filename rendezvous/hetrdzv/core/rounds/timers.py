@@ -186,7 +186,6 @@ def deadline(group: Group, *, own_leases: bool = True) -> float | None:
 def _timers(group: Group) -> Iterator[float]:
     if group.state.terminal:
         return
-    yield from (conduct.free_at for conduct in group.conduct.values() if conduct.aside)
     if group.snapshots is not None:
         yield from group.snapshots.parting.values()
     if (active := group.active_round) is not None:

@@ -5,7 +5,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import ceil, inf
 
-from hetrdzv.core.health.conduct import with_departure
 from hetrdzv.core.model import Cancellation, End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.notice import notice_until
 from hetrdzv.core.rounds.timers import Leases, expired
@@ -185,21 +184,8 @@ def withdraw(
         stop_kindly(work, cause)
     elif gone_at is not None:
         stop_kindly(work, cause, gone_at)
-        _note_departure(work, node)
     else:
         end_round(work, cause, since=since)
-        if work.group.round is not current:
-            _note_departure(work, node)
-
-
-def _note_departure(work: Work, node: Node) -> None:
-    """Count a round that a node has ended by going; one that has done so too often is set aside."""
-    group = work.group
-    work.change(conduct=with_departure(group.conduct, node.node_id, work.now))
-    known = work.group.conduct[node.node_id]
-    if known.aside:
-        facts = events.NodeSetAside(departures=known.departures, for_s=known.free_at - work.now)
-        work.say(facts, node.node_id)
 
 
 def set_leaving(work: Work, node: Node, why: Going, gone_at: float | None = None) -> None:

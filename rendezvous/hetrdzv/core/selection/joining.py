@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
-from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.memo import kept, kept_for
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.order import former_round
-from hetrdzv.core.selection.ready import READ, needed, ready_nodes
+from hetrdzv.core.selection.ready import READ, ready_nodes
 from hetrdzv.core.selection.select import Shortfall, select
 from hetrdzv.core.selection.units import broken_units, value_of, whole
 from hetrdzv.core.selection.worlds import Worlds
@@ -53,8 +52,7 @@ class Spare(StrEnum):
     BROKEN_UNIT = "broken_unit"
     WORLD_SIZE = "world_size"
     NOT_LARGER = "not_larger"
-    SET_ASIDE = "set_aside"
-    TAKEN_LAST = "taken_last"
+    USED_LAST = "used_last"
 
 
 @kept_for(*READ)
@@ -64,12 +62,7 @@ def growth(group: Group) -> Growth:
     if active is None or _nobody_joins(group) is not None:
         return Growth()
     local = is_loopback(active.master.address)
-    aside = set_aside(group)
-    waiting = [
-        node
-        for node in ready_nodes(group)
-        if node.node_id not in aside and is_loopback(node.address) is local
-    ]
+    waiting = [node for node in ready_nodes(group) if is_loopback(node.address) is local]
     if not waiting:
         return Growth()
     members = [group.nodes[member.node_id] for member in active.members]
@@ -77,14 +70,14 @@ def growth(group: Group) -> Growth:
     sized = group.spec.sized
     if sized and not _may_grow(group.spec, active, waiting):
         return Growth()
-    there = needed(group, _all_or_none(group, [*members, *waiting]))
+    there = _all_or_none(group, [*members, *waiting])
     answer = select(
         group.spec,
         there,
         group.seats,
         former_round(group),
         group.unreachable,
-        taken_last=taken_last(group),
+        used_last=group.used_last,
     )
     if isinstance(answer, Shortfall):
         return Growth()
@@ -153,11 +146,9 @@ def _may_grow(spec: GroupSpec, active: Round, waiting: Iterable[Node]) -> bool:
 
 def spare_reason(group: Group, node: Node, active: Round) -> Spare:
     """Why a ready node that is not a joiner is kept as a spare."""
-    if node.node_id in set_aside(group):
-        return Spare.SET_ASIDE
     reason = _nobody_joins(group)
-    if reason is Spare.FULL and node.node_id in taken_last(group):
-        return Spare.TAKEN_LAST
+    if reason is Spare.FULL and node.node_id in group.used_last:
+        return Spare.USED_LAST
     if reason is not None:
         return reason
     if (node.node_id, active.master.node_id) in group.unreachable:

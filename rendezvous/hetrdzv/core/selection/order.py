@@ -108,18 +108,18 @@ def by_gaps(
     nodes: Mapping[str, Node],
     seats: Sequence[str],
     last: Former,
-    taken_last: AbstractSet[str] = frozenset(),
+    used_last: AbstractSet[str] = frozenset(),
 ) -> Mapping[str, int]:
     """The nodes that would fill the gaps of the last round, numbered by how well they fit.
 
     Args:
         nodes: all that could be taken, by node id.
         seats: places of the past, in rank order.
-        taken_last: node ids that fill no gap that another can fill.
+        used_last: node ids that fill no gap that another can fill.
     """
     places = frozenset(seats)
     newcomers = [node_id for node_id in nodes if node_id not in places]
-    newcomers.sort(key=lambda node_id: (node_id in taken_last, natural_key(node_id)))
+    newcomers.sort(key=lambda node_id: (node_id in used_last, natural_key(node_id)))
     taken = _fill(rank_order(spec.rank_order), nodes, seats, last, newcomers)
     return {node_id: number for number, node_id in enumerate(taken.values())}
 

@@ -2,18 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 
-from hetrdzv.core.budget import Budget
-from hetrdzv.core.health.conduct import set_aside, taken_last
 from hetrdzv.core.memo import kept, kept_for
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.order import former_round
 from hetrdzv.core.selection.select import Selection, Shortfall, select
-from hetrdzv.core.selection.subset import MOST_WORK
-from hetrdzv.core.selection.units import in_units, whole
+from hetrdzv.core.selection.units import whole
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.addresses import is_loopback
 
-READ = ("spec", "nodes", "drained", "job", "round", "seats", "unreachable", "failed_masters", "conduct")
+READ = ("spec", "nodes", "drained", "job", "round", "seats", "unreachable", "failed_masters", "failed_rounds")
 """The fields of a group that decide which nodes form its rounds."""
 
 
@@ -49,36 +46,13 @@ def next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
     return select(
         group.spec,
-        needed(group, whole(group, ready_nodes(group))),
+        whole(group, ready_nodes(group)),
         group.seats,
         former_round(group),
         group.unreachable,
         group.failed_masters,
-        taken_last(group),
+        group.used_last,
     )
-
-
-def needed(group: Group, ready: Sequence[Node]) -> Sequence[Node]:
-    """The ready nodes without those set aside, unless the bounds need them; all if finding out takes too long."""
-    aside = set_aside(group)
-    if not aside:
-        return ready
-    conduct, spec = group.conduct, group.spec
-    units = in_units(spec, ready)
-    free = [unit for unit in units if all(node.node_id not in aside for node in unit)]
-    apart = [unit for unit in units if any(node.node_id in aside for node in unit)]
-    apart.sort(key=lambda unit: max(conduct[node.node_id].free_at for node in unit if node.node_id in aside))
-    needed = [node for unit in free for node in unit]
-    searched = spec.sized or spec.master is not None
-    budget = Budget(MOST_WORK)
-    for unit in apart:
-        if len(needed) >= spec.min_nodes:
-            if not searched or isinstance(select(spec, needed, budget=budget), Selection):
-                break
-            if not budget.allows(8 * len(needed)):
-                return ready
-        needed += unit
-    return needed
 
 
 def out_of_reach(group: Group, active: Round) -> list[Node]:

@@ -93,7 +93,7 @@ def select(
     last: Former = NO_ROUND,
     unreachable: Pairs = frozenset(),
     failed_masters: int = 0,
-    taken_last: AbstractSet[str] = frozenset(),
+    used_last: AbstractSet[str] = frozenset(),
     budget: Budget | None = None,
 ) -> Selection | Shortfall:
     """Choose the nodes of the next round.
@@ -109,13 +109,13 @@ def select(
         last: the last round, or none.
         unreachable: pairs among all nodes of the group.
         failed_masters: how many masters in a row no node could reach.
-        taken_last: node ids before which all others are taken.
+        used_last: node ids before which all others are taken.
         budget: what is left of the work that all searches share; None: `MOST_WORK`. Beyond it a world is looked for
             nearby, of masters only the first `TRIED_ANYWAY` are tried.
     """
     kind = _Sized if spec.sized else _Counted
     budget = budget if budget is not None else Budget(subset.MOST_WORK)
-    return kind(spec, ready, seats, last, taken_last, budget).select(unreachable, failed_masters)
+    return kind(spec, ready, seats, last, used_last, budget).select(unreachable, failed_masters)
 
 
 class _Choice:
@@ -127,14 +127,14 @@ class _Choice:
         ready: Sequence[Node],
         seats: Sequence[str],
         last: Former,
-        taken_last: AbstractSet[str],
+        used_last: AbstractSet[str],
         budget: Budget,
     ) -> None:
         self._spec = spec
         self._ready = ready
         self._seats = seats
         self._last = last
-        self._taken_last = taken_last
+        self._used_last = used_last
         self._budget = budget
 
     @cached_property
@@ -148,7 +148,7 @@ class _Choice:
     @cached_property
     def _gaps(self) -> Mapping[str, int]:
         """The nodes that fill gaps, with their ranks: 0 fits best."""
-        return by_gaps(self._spec, self._by_id, self._seats, self._last, self._taken_last)
+        return by_gaps(self._spec, self._by_id, self._seats, self._last, self._used_last)
 
     @cached_property
     def _allowed(self) -> AbstractSet[str]:
@@ -208,7 +208,7 @@ class _Counted(_Choice):
         return sorted(
             self._by_id,
             key=lambda node_id: (
-                node_id in self._taken_last,
+                node_id in self._used_last,
                 node_id not in self._last.slots,
                 node_id not in self._seated,
                 self._gaps.get(node_id, none),
@@ -306,7 +306,7 @@ class _Sized(_Choice):
     def _kind_of(self, node: Node) -> Kind:
         name = node.node_id
         return Kind(
-            name in self._taken_last, name not in self._last.slots, name not in self._seated, node.slots
+            name in self._used_last, name not in self._last.slots, name not in self._seated, node.slots
         )
 
     def _best(self, without: AbstractSet[str], master: str | None = None) -> list[str] | None:
@@ -346,7 +346,7 @@ class _Sized(_Choice):
             by_slots.setdefault(node.slots, []).append(node.node_id)
         for slots, node_ids in by_slots.items():
             usable = [node_id for node_id in node_ids if node_id not in excluded] if excluded else node_ids
-            for last, some in _split(usable, self._taken_last):
+            for last, some in _split(usable, self._used_last):
                 for stays, part in _split(some, self._last.slots):
                     for seated, alike in _split(part, self._seated):
                         kinds[Kind(last, not stays, not seated, slots)] = alike

@@ -261,18 +261,11 @@ class NodeUndrained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSetAside:
-    """It is taken last.
+class NodeUsedLast:
+    """Its workers were the root cause of so many failed rounds in a row that others are used before it."""
 
-    Attributes:
-        departures, for_s: it came and went so many times, and is a spare for so long (seconds).
-        blamed: so many failures in a row were its workers'.
-    """
-
-    kind: Literal["node_set_aside"] = "node_set_aside"
-    departures: int | None = None
-    for_s: float | None = None
-    blamed: int | None = None
+    kind: Literal["node_used_last"] = "node_used_last"
+    failures: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +375,7 @@ _Known = (
     | NodeLost
     | NodeDrained
     | NodeUndrained
-    | NodeSetAside
+    | NodeUsedLast
     | NodeSucceeded
     | WorkerFailed
     | NeverMet

@@ -328,27 +328,16 @@ class Misfit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetAside:
-    """A node has come and gone so often that it is kept as a spare, unless it is needed."""
+class UsedLast:
+    """Others are used before a node whose workers were the cause of so many failures in a row."""
 
-    kind: Literal["set_aside"] = "set_aside"
-    group_id: str
-    node_id: str
-    times: int
-    until: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakenLast:
-    """Others are taken before a node whose workers were the cause of so many failures in a row."""
-
-    kind: Literal["taken_last"] = "taken_last"
+    kind: Literal["used_last"] = "used_last"
     group_id: str
     node_id: str
     failures: int
 
 
-SpareReason = Spare | Full | OutOfReach | BrokenUnits | Misfit | SetAside | TakenLast
+SpareReason = Spare | Full | OutOfReach | BrokenUnits | Misfit | UsedLast
 WhyLeftOut: TypeAlias = Annotated[NoCommand | NotReady | Joins | SpareReason, BY_KIND]
 
 

@@ -372,25 +372,21 @@ def test_restart_drain_undrain_cancel_delete_say_what_happened(ctl: Callable[...
     assert "there is no group" in ctl("get", name, status=1)
 
 
-def test_a_plan_of_a_group_and_dry_runs_change_nothing(ctl: Callable[..., str], job: Job) -> None:
+def test_dry_runs_change_nothing(ctl: Callable[..., str], job: Job) -> None:
     job.run()
     before = job.ask(lambda client: client.events(job.group)).last
-    nodes = rows(ctl("plan", job.group, "--without", "gpu1", "--with", "6"), "NODE")
-    assert [row[:2] for row in nodes] == [
-        ["spare1", "master"],
-        [LONG, "member"],
-        ["znew1", "spare"],
-        ["gpu1", "gone"],
-    ]
-    assert nodes[1][2:] == ["2-5", "2", "4", "restarts; offset was 8"]
     drained = ctl("drain", job.group, "gpu1", "--dry-run")
+    nodes = rows(drained, "NODE")
+    assert [row[:2] for row in nodes] == [["spare1", "master"], [LONG, "member"], ["gpu1", "gone"]]
+    assert nodes[1][2:] == ["2-5", "2", "4", "restarts; offset was 8"]
     assert "if        gpu1 is drained\n" in drained
     assert "because   gpu1 is leaving: drained\n" in drained
     restarted = ctl("restart", job.group, "--dry-run")
     assert "because   a restart was requested\n" in restarted
     assert "then      round 2, world size 12 on 2 nodes; master gpu1\n" in restarted
     assert json.loads(ctl("restart", job.group, "--dry-run", "--json"))["restarted"] == ["gpu1", LONG]
-    assert "then   the same: round 1 goes on\n" in ctl("plan", job.group)
+    said = ctl("restart", job.group, "--dry-run", "--from", "3", status=2)
+    assert "--dry-run does not show what --from" in said
     assert "has no node 'gpu7'" in ctl("drain", job.group, "gpu7", "--dry-run", status=1)
     assert job.ask(lambda client: client.events(job.group)).last == before
 
@@ -489,22 +485,21 @@ def test_describe_shows_settings_that_differ_rounds_and_events(ctl: Callable[...
     assert json.loads(ctl("describe", job.group, "-o", "json"))["group"]["group_id"] == job.group
 
 
-def test_why(ctl: Callable[..., str], job: Job) -> None:
+def test_describe_begins_with_why(ctl: Callable[..., str], job: Job) -> None:
     job.run()
-    assert ctl("why", job.group) == "running: round 1 runs on 2 nodes, world size 12\n"
-    assert f"{job.group}  running: round 1 runs on" in ctl("why")
+    assert ctl("describe", job.group).startswith("running: round 1 runs on 2 nodes, world size 12\n\ngroup ")
     job.leave(LONG, "SIGTERM")
-    text = ctl("why", job.group)
+    text = ctl("describe", job.group).split("\n\n")[0] + "\n"
     assert text.startswith("waiting: gpu1 has to stop its workers")
     assert "round 1 ended" not in text.splitlines()[0], "that has a line of its own"
     assert f"  {LONG} has left: SIGTERM\n" in text
     assert f": {LONG} left: SIGTERM\n" in text.splitlines(keepends=True)[-1]
 
 
-def test_why_a_job_failed(ctl: Callable[..., str], job: Job) -> None:
+def test_describe_of_a_failed_job_begins_with_what_to_do(ctl: Callable[..., str], job: Job) -> None:
     job.run()
     job.fail()
-    text = ctl("why", job.group)
+    text = ctl("describe", job.group).split("\n\n")[0] + "\n"
     assert text.splitlines()[:3] == [
         "failed: RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)",
         f"next: to begin again, once that is mended: hetctl restart {job.group}, then start hetagent on each node",
@@ -559,8 +554,6 @@ def test_nothing_in_a_reply_means_anything_to_a_terminal(ctl: Callable[..., str]
     evil = "\x1b[31mred\x1b]0;title\x07\x9b2J\u202e"
     job.join("gpu1", 8, f"10.0.0.11{evil}", not_ready=evil, labels={"x": evil})
     for words in (
-        ("why",),
-        ("why", job.group),
         ("describe", job.group),
         ("describe", job.group, "gpu1"),
         ("get", "nodes", "-o", "wide"),
@@ -578,7 +571,7 @@ def test_wait_returns_when_the_group_is_there(ctl: Callable[..., str], job: Job)
         assert ended(waiting) == (0, running, "")
     assert ctl("wait", job.group, "--for", "running", "--timeout", "0") == running
     said = ctl("wait", job.group, "--for", "ended", "--timeout", "0.01", status=3)
-    assert said == f"hetctl: group '{job.group}' has not ended after 0.01 s: hetctl why {job.group}\n"
+    assert said == f"hetctl: group '{job.group}' has not ended after 0.01 s: hetctl describe {job.group}\n"
     job.fail()
     assert ctl("wait", job.group, "--for", "ended").startswith(f"group '{job.group}' has failed: RuntimeErr")
     assert ctl("wait", job.group, "--for", "failed")
@@ -646,11 +639,11 @@ def test_time_that_passes_is_no_change() -> None:
     assert without_moments(before | {"nodes": nodes}) == kept | {"nodes": [{"why": "x", "reason": None}]}
 
 
-def test_watch_and_top_redraw_a_terminal_and_leave_the_last_view(job: Job) -> None:
+def test_watch_redraws_a_terminal_and_leaves_the_last_view(job: Job) -> None:
     job.run()
     controller, terminal = pty.openpty()
     try:
-        with process("top", job.group, stdout=terminal) as running:
+        with process("describe", job.group, "--watch", stdout=terminal) as running:
             os.close(terminal)
             shown = b""
             while b"running" not in shown:
@@ -665,12 +658,6 @@ def test_watch_and_top_redraw_a_terminal_and_leave_the_last_view(job: Job) -> No
         assert job.group.encode() in after
     finally:
         os.close(controller)
-
-
-def test_top_into_a_pipe_shows_once(ctl: Callable[..., str], job: Job) -> None:
-    job.run()
-    assert rows(ctl("top", job.group), "NODE")[0][0] == "gpu1"
-    assert job.group in [row[0] for row in rows(ctl("top"), "GROUP")]
 
 
 def test_logs_come_from_the_agents(job: Job) -> None:
@@ -885,7 +872,7 @@ def test_who_is_not_ready_and_what_differs_is_shown(ctl: Callable[..., str], job
     assert "; gpu2 is not ready: node check failed: Xid 79" in shown
 
 
-@pytest.mark.parametrize("command", ["get", "events", "plan", "restart", "cancel", "delete"])
+@pytest.mark.parametrize("command", ["get", "events", "describe", "restart", "cancel", "delete"])
 def test_unknown_group(ctl: Callable[..., str], command: str) -> None:
     assert ctl(command, "nope", status=1).startswith("hetctl: there is no group 'nope'")
 

@@ -1,4 +1,4 @@
-"""hetctl snapshots with a real hetserver: what there is, why one is not complete, and a person's choice."""
+"""Snapshots in hetctl, with a real hetserver: what there is, why one is not complete, and a person's choice."""
 
 import asyncio
 import json
@@ -70,28 +70,24 @@ def test_snapshots_are_listed_and_one_is_chosen(
         "30 1 no 2.5 GB gpu1 no node has all that its ranks have alike "
         "20 1 yes 2.5 GB gpu1 - 10 1 yes 2.5 GB gpu1 - "
     )
-    assert (
-        shown(server, capsys, "snapshots", "bert") == f"{table}the next round begins from step 20 of round 1"
-    )
-    chosen = f"{table}the next round begins from step 10 of round 1, which was chosen with --use"
-    assert shown(server, capsys, "snapshots", "bert", "--use", "10") == chosen
-    reply = json.loads(shown(server, capsys, "snapshots", "bert", "--json"))
-    assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 10, "origin": None}, True)
-    refused = shown(server, capsys, "snapshots", "bert", "--use", "30", status=1)
+    described = shown(server, capsys, "describe", "bert")
+    assert f"{table}the next round begins from step 20 of round 1" in described
+    assert "GONE SNAPSHOT WHY bert" in (wide := shown(server, capsys, "get", "groups", "-o", "wide"))
+    assert " 0 step 20 round 1" in wide
+    assert " 0 - round 1" in wide
+    refused = shown(server, capsys, "restart", "bert", "--from", "30", status=1)
     assert refused == (
         "hetctl: group 'bert' has no complete snapshot of step 30; there are those of step 20, 10"
     )
-    assert "step 10 is safe (gpu1)" in shown(server, capsys, "describe", "bert")
-    assert "GONE SNAPSHOT WHY bert" in (wide := shown(server, capsys, "get", "groups", "-o", "wide"))
-    assert " 0 step 10 round 1" in wide
-    assert " 0 - round 1" in wide
+    assert "group 'bert' restarts" in shown(server, capsys, "restart", "bert", "--from", "10")
+    described = shown(server, capsys, "describe", "bert")
+    assert "the next round begins from step 10 of round 1, which was chosen with restart --from" in described
+    assert "step 10 is safe (gpu1)" in described
+    reply = json.loads(shown(server, capsys, "describe", "bert", "--json"))["snapshots"]
+    assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 10, "origin": None}, True)
 
 
 def test_without_snapshots_that_is_said(server: Hetserver, capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(server, capsys, "snapshots", "plain") == (
-        "no agent that is here has a snapshot of group 'plain', in memory or on disk; what was written to "
-        "--snapshot-to is found by the next ones"
-    )
     assert "snapshot" not in shown(server, capsys, "describe", "plain")
 
 

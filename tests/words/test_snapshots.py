@@ -104,7 +104,7 @@ HAPPENED: list[tuple[Facts, str]] = [
     (
         SnapshotPassedBy(what=PassedBy(stamp=STAMP, why=NotWanted())),
         (
-            "the snapshot of step 100 of round 2 is passed by: an older one was chosen with hetctl snapshots --use"
+            "the snapshot of step 100 of round 2 is passed by: an older one was chosen with hetctl restart --from"
         ),
     ),
     (
@@ -137,7 +137,7 @@ def test_what_is_missing(lack: Lack, clause: str) -> None:
     [
         (FailedAgain(worker=NAN), AGAIN),
         (NotLoaded(nodes=BOTH), "workers on gpu1, gpu2 could not load any copy of it"),
-        (NotWanted(), "an older one was chosen with hetctl snapshots --use"),
+        (NotWanted(), "an older one was chosen with hetctl restart --from"),
     ],
     ids=lambda value: getattr(value, "kind", ""),
 )

@@ -1,12 +1,8 @@
 """In which order people are shown groups, on the page and by hetctl."""
 
-from collections.abc import Callable, Iterable
-
 import click
-import pytest
-from rich.console import RenderableType
 
-from hetrdzv.cli.hetctl.look import get, top
+from hetrdzv.cli.hetctl.look import get
 from hetrdzv.cli.hetctl.tables import lines
 from hetrdzv.protocol.pages import CountsReply, GroupsReply, GroupSummary
 from hetrdzv.words.urgency import RECENT_S, urgency
@@ -46,10 +42,9 @@ def test_what_needs_attention_comes_first() -> None:
     assert tuple(sorted(by_name, key=urgency)) == IN_ORDER
 
 
-@pytest.mark.parametrize("view", [get._groups_view, top._groups])
-def test_hetctl_lists_them_in_that_order(view: Callable[[GroupsReply], Iterable[RenderableType]]) -> None:
+def test_hetctl_lists_them_in_that_order() -> None:
     by_name = GroupsReply(groups=tuple(sorted(IN_ORDER, key=lambda group: group.group_id)))
     with click.Context(click.Command("get")):
-        shown = [(line.split() or [""])[0] for line in lines(*view(by_name))]
+        shown = [(line.split() or [""])[0] for line in lines(*get._groups_view(by_name))]
     names = [group.group_id for group in IN_ORDER]
     assert [word for word in shown if word in names] == names

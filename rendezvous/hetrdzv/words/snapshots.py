@@ -105,7 +105,7 @@ def passed_by(value: PassedBy) -> str:
         case NotLoaded():
             return f"workers on {names(value.why.nodes)} could not load any copy of it"
         case NotWanted():
-            return "an older one was chosen with hetctl snapshots --use"
+            return "an older one was chosen with hetctl restart --from"
         case _:
             assert_never(value.why)
 

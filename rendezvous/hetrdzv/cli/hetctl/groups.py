@@ -16,8 +16,11 @@ from hetrdzv.cli.hetctl.options import (
     command,
     shared,
 )
+from hetrdzv.client import Client
+from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes
+from hetrdzv.protocol.rooms.snapshots import USE_SNAPSHOT, UseRequest
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
@@ -85,13 +88,33 @@ def create(group: str, command: tuple[str, ...], **fields: object) -> None:
 
 @command("End a group's round so that another forms.")
 @GROUP
+@click.option(
+    "--from",
+    "step",
+    type=click.IntRange(0),
+    metavar="STEP",
+    help="Go on from the complete snapshot of this step; newer ones are passed by.",
+)
 @DRY_RUN
-def restart(group: str, dry_run: bool) -> None:
-    """End the round of GROUP so that another forms, or start a finished job again; does not count as a restart."""
+def restart(group: str, step: int | None, dry_run: bool) -> None:
+    """End the round of GROUP so that another forms, or start a finished job again; does not count as a restart.
+
+    hetctl describe GROUP lists the snapshots that there are.
+    """
     if dry_run:
+        if step is not None:
+            raise click.UsageError(
+                "--dry-run does not show what --from would do: hetctl describe lists the snapshots"
+            )
         show_plan(group, Changes(restart=True))
         return
-    reply = call(lambda client: client.restart(group))
+
+    async def ask(client: Client) -> GroupReply:
+        if step is not None:
+            await client.ask(USE_SNAPSHOT, group, UseRequest(step=step))
+        return await client.restart(group)
+
+    reply = call(ask)
     tell(reply, f"group '{group}' restarts, {standing(reply)}")
 
 

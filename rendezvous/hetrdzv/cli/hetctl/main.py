@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from hetrdzv import __version__
-from hetrdzv.cli.hetctl import dashboard, events, groups, nodes, plan, snapshots, stacks
+from hetrdzv.cli.hetctl import dashboard, events, groups, nodes, stacks
 from hetrdzv.cli.hetctl.calls import complain
-from hetrdzv.cli.hetctl.look import describe, get, history, logs, top, wait
+from hetrdzv.cli.hetctl.look import describe, get, history, logs, wait
 from hetrdzv.cli.hetctl.options import takes_shared
 from hetrdzv.cli.usage import wrong
 from hetrdzv.protocol.errors import HetError
@@ -18,14 +18,10 @@ SUBCOMMANDS: Mapping[str, Sequence[click.Command]] = {
     "look": (
         get.get,
         describe.describe,
-        describe.why,
-        top.top,
         events.events,
         logs.logs,
         stacks.stacks,
         history.history,
-        snapshots.snapshots,
-        plan.plan,
     ),
     "act": (groups.restart, groups.cancel, nodes.drain, nodes.undrain, wait.wait),
     "set up": (

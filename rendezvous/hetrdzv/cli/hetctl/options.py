@@ -43,7 +43,6 @@ class Typed(ParamType):
 GROUP_ID = NODE_ID = Typed("id", checked_id)
 GROUP = click.argument("group", type=GROUP_ID)
 NODE = click.argument("node", type=NODE_ID)
-MAYBE_GROUP = click.argument("group", type=GROUP_ID, required=False)
 RANKS = click.option(
     "--rank",
     type=click.IntRange(0),

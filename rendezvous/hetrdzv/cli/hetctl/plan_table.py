@@ -45,21 +45,7 @@ def _heading(plan: Plan, request: Changes) -> Table:
 
 def _supposed(request: Changes) -> str:
     """What the plan supposes, in a clause."""
-    named = [node.node_id for node in request.add if node.node_id]
-    others = [str(node.slots) for node in request.add if not node.node_id]
-    clauses = [
-        (names(request.remove), len(request.remove), "goes", "go"),
-        (names(request.drain), len(request.drain), "is drained", "are drained"),
-        (names(named), len(named), "joins", "join"),
-        (
-            f"{count(len(others), 'node')} with {', '.join(others)} slot{'s' * (others != ['1'])}",
-            len(others),
-            "joins",
-            "join",
-        ),
-        ("the group", int(request.restart), "is restarted", ""),
-    ]
-    return "; ".join(f"{who} {goes if number == 1 else go}" for who, number, goes, go in clauses if number)
+    return f"{names(request.drain)} is drained" if request.drain else "the group is restarted"
 
 
 def _then(plan: Plan) -> str:

@@ -1,58 +1,18 @@
-"""The subcommand `snapshots`: from which steps a group's job can go on, and which of them the next round takes."""
+"""The snapshots of a group as a table: from which steps its job can go on, and which of them the next round takes."""
 
 from collections.abc import Iterator
 
-import click
 from rich.console import RenderableType
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, print_json
-from hetrdzv.cli.hetctl.options import GROUP, command, shared
-from hetrdzv.client import Client
-from hetrdzv.protocol.rooms.snapshots import (
-    SNAPSHOTS_OF,
-    USE_SNAPSHOT,
-    SnapshotShown,
-    SnapshotsShown,
-    UseRequest,
-)
+from hetrdzv.protocol.rooms.snapshots import SnapshotShown, SnapshotsShown
 from hetrdzv.words.phrasing import names
 from hetrdzv.words.snapshots import lacks, passed_by
 
 
-@command("Show the snapshots of a group, or choose one.")
-@GROUP
-@click.option(
-    "--use", type=click.IntRange(0), metavar="STEP", help="Have the next round begin from this step."
-)
-def snapshots(group: str, use: int | None) -> None:
-    """Show the snapshots that the nodes of GROUP hold: of which step, where, and why one is not complete or passed by.
-
-    With --use the next round begins from the snapshot of that step, and newer ones are passed by. Nothing stops for
-    that: hetctl restart GROUP ends the round that runs. Needs an admin token.
-    """
-
-    async def ask(client: Client) -> SnapshotsShown:
-        if use is None:
-            return await client.ask(SNAPSHOTS_OF, group)
-        return await client.ask(USE_SNAPSHOT, group, UseRequest(step=use))
-
-    reply = call(ask)
-    if shared().as_json:
-        print_json(reply)
-    else:
-        tables.show(*view(reply))
-
-
 def view(reply: SnapshotsShown) -> Iterator[RenderableType]:
     """Snapshots as a terminal shows them."""
-    if not reply.snapshots:
-        yield Text(
-            f"no agent that is here has a snapshot of group '{reply.group_id}', in memory or on disk; what was written "
-            "to --snapshot-to is found by the next ones"
-        )
-        return
     table = tables.new_table(
         *tables.numbers("STEP", "ROUND"),
         tables.word("COMPLETE"),
@@ -70,11 +30,10 @@ def view(reply: SnapshotsShown) -> Iterator[RenderableType]:
             tables.one_line(_why_not(one)),
         )
     yield table
-    yield ""
     if reply.next is None:
         yield Text("a round that forms now begins from none of them")
     else:
-        chosen = ", which was chosen with --use" if reply.wanted else ""
+        chosen = ", which was chosen with restart --from" if reply.wanted else ""
         yield Text(
             f"the next round begins from step {reply.next.step} of round {reply.next.round}{chosen}{_in_danger(reply)}"
         )

@@ -109,7 +109,7 @@ def chosen(step: int, number: int = 1, job: str = JOB) -> Chosen:
 
 
 def test_a_job_that_went_back_keeps_what_it_writes_then(node: Node) -> None:
-    """Since `hetctl snapshots --use`, for instance: step 30 of the first round is older than 20 of the second."""
+    """Since `hetctl restart --from`, for instance: step 30 of the first round is older than 20 of the second."""
     for step in (10, 20, 30):
         node.has(step)
     newer = node.has(20, number=2)

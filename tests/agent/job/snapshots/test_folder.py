@@ -264,7 +264,7 @@ def test_where_there_is_no_place_there_are_no_snapshots(
     assert placed(tmp_path, said, offered, HET_SNAPSHOT_EVERY_S="8") is None
     assert len(said) == 1
     assert said[0].startswith("no snapshots on this node: [Errno 2]")
-    assert offered[0].not_taken.startswith("[Errno 2]"), "hetctl why says so, too"
+    assert offered[0].not_taken.startswith("[Errno 2]"), "hetctl describe says so, too"
 
 
 def test_a_node_whose_folder_another_agent_uses_does_without(
@@ -280,7 +280,7 @@ def test_a_node_whose_folder_another_agent_uses_does_without(
     )
     assert said[1].startswith("no snapshots on this node: another agent uses")
     assert f"(pid {os.getpid()})" in said[1]
-    assert said[1].endswith(offered[-1].not_taken), "so that `hetctl why` says it"
+    assert said[1].endswith(offered[-1].not_taken), "so that `hetctl describe` says it"
     first.close()
     first.leave(None, lambda: False)
     assert list(tmp_path.iterdir()) == []

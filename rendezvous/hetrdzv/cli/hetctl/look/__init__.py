@@ -1,1 +1,1 @@
-"""Subcommands that look at groups and change nothing: get, describe, why, history, wait, top, logs."""
+"""Subcommands that look at groups and change nothing: get, describe, history, wait, logs."""

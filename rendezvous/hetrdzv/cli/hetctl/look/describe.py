@@ -1,4 +1,4 @@
-"""The subcommands describe and why: all about a group or a node, and only what explains where it stands."""
+"""The subcommand describe: why a group or a node stands where it stands, what to do, and everything else about it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -9,16 +9,17 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, print_json, standing
+from hetrdzv.cli.hetctl import snapshots, tables
+from hetrdzv.cli.hetctl.calls import call, print_json
 from hetrdzv.cli.hetctl.look import one_group
 from hetrdzv.cli.hetctl.look.history import past_view
 from hetrdzv.cli.hetctl.look.watch import WATCH, look
-from hetrdzv.cli.hetctl.options import GROUP, MAYBE_GROUP, NODE_ID, command, shared
+from hetrdzv.cli.hetctl.options import GROUP, NODE_ID, command, shared
 from hetrdzv.cli.hetctl.rooms import OF_NODE
 from hetrdzv.client import Client
 from hetrdzv.protocol.facts.reasons import Waits
 from hetrdzv.protocol.pages import EventReply, EventsReply, GroupReply, NodeReply
+from hetrdzv.protocol.rooms.snapshots import SNAPSHOTS_OF, SnapshotsShown
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.words.past import past
 from hetrdzv.words.phrasing import names, predicate
@@ -33,22 +34,29 @@ class _Described:
 
     group: GroupReply
     events: tuple[EventReply, ...]
+    snapshots: SnapshotsShown | None = None
 
 
 async def _described(client: Client, group: str) -> _Described:
     shown = await client.group(group)
     history: EventsReply = await client.events(group)
-    return _Described(group=shown, events=history.events)
+    held: SnapshotsShown | None = None
+    if shown.snapshot is not None:
+        held = await client.ask(SNAPSHOTS_OF, group)
+    return _Described(group=shown, events=history.events, snapshots=held)
 
 
 @command("Show everything about a group, or about a node of it.")
 @GROUP
 @click.argument("node", type=NODE_ID, required=False)
-def describe(group: str, node: str | None) -> None:
-    """Show everything about GROUP: nodes, settings, workers, rounds, the last events; or about its NODE."""
+@WATCH
+def describe(group: str, node: str | None, watch: bool) -> None:
+    """Show why GROUP stands where it stands and what to do next, then everything about it; or all about its NODE."""
     if node is None:
-        look(lambda client: _described(client, group), _group_view)
+        look(lambda client: _described(client, group), _group_view, watch=watch)
         return
+    if watch:
+        raise click.UsageError("--watch shows a group: name no node with it")
     reply = call(lambda client: _described(client, group))
     nodes = {shown.node_id: shown for shown in reply.group.nodes}
     if node not in nodes:
@@ -62,7 +70,12 @@ def describe(group: str, node: str | None) -> None:
 
 def _group_view(reply: _Described) -> Iterator[RenderableType]:
     workers = reply.group.current_round is not None and bool(reply.group.current_round.workers)
-    yield from one_group.group_view(reply.group, ranks=workers, most=one_group.MOST_ROWS)
+    yield from _reasons(reply)
+    yield ""
+    yield from one_group.group_view(reply.group, ranks=workers, most=one_group.MOST_ROWS, explained=True)
+    if reply.snapshots is not None and reply.snapshots.snapshots:
+        yield ""
+        yield from snapshots.view(reply.snapshots)
     changed = {
         name: value
         for name, value in reply.group.spec.items()
@@ -119,25 +132,8 @@ def _value(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-# -- why ---------------------------------------------------------------------------------------------------
-
-
-@command("Say why a group stands where it stands.")
-@MAYBE_GROUP
-@WATCH
-def why(group: str | None, watch: bool) -> None:
-    """Say in a few lines what GROUP does and waits for, and whose fault that is; or of all groups in a line each."""
-    if group is None:
-        look(
-            lambda client: client.groups(),
-            lambda reply: (Text(f"{shown.group_id}  {standing(shown)}") for shown in reply.groups),
-            watch=watch,
-        )
-    else:
-        look(lambda client: _described(client, group), _reasons, watch=watch)
-
-
 def _reasons(reply: _Described) -> Iterator[RenderableType]:
+    """What a group does or waits for, whose fault that is, and what to do next."""
     group = reply.group
     state = group.shown_state
     rounds = past(reply.events, datetime.now(UTC)).rounds

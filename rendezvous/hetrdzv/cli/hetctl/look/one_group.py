@@ -30,7 +30,7 @@ MOST_ROWS = 64
 
 
 def group_view(
-    group: GroupReply, *, ranks: bool = False, most: int | None = None
+    group: GroupReply, *, ranks: bool = False, most: int | None = None, explained: bool = False
 ) -> Iterator[RenderableType]:
     """One group: a heading, its nodes in rank order, nodes that are gone, the root cause of a failure.
 
@@ -38,8 +38,9 @@ def group_view(
         ranks: show how far each worker has come as well.
         most: how many nodes, workers and nodes that are gone are shown at most: of more those that need attention;
             None: all.
+        explained: why it stands there, and the root cause, have been shown.
     """
-    yield _heading(group)
+    yield _heading(group, explained)
     here = [node for node in group.nodes if not node.gone]
     live = here if most is None else nsmallest(most, here, key=lambda node: node.shown_state in FINE)
     live.sort(key=lambda node: (node.group_rank is None, node.group_rank or 0))
@@ -66,18 +67,16 @@ def group_view(
         yield _gone_table(gone[:most])
         if most is not None and len(gone) > most:
             yield Text(f"and {len(gone) - most} more: hetctl get {group.group_id}")
-    if group.root_cause is not None:
+    if group.root_cause is not None and not explained:
         yield ""
         yield from root_cause(group.root_cause)
 
 
-def _heading(group: GroupReply) -> Table:
+def _heading(group: GroupReply, explained: bool) -> Table:
     current = group.current_round
     facts: list[tuple[str, RenderableType]] = [
         ("group", group.group_id),
-        ("state", tables.state_text(group.shown_state)),
-        ("why", tables.one_line(tables.why(group))),
-        *([("next", tables.one_line(group.next_step))] if group.next_step else ()),
+        *([] if explained else _standing(group)),
         ("job", str(group.job)),
         ("round", _round(current)),
     ]
@@ -95,9 +94,16 @@ def _heading(group: GroupReply) -> Table:
         ("command", tables.plain(shlex.join(group.spec.get("command") or ()))),
         ("drained", ", ".join(group.drained)),
         ("unreachable", _unreachable(group)),
-        *(("warning", tables.one_line(warning)) for warning in group.warnings),
+        *(("warning", tables.one_line(warning)) for warning in group.warnings if not explained),
     ]
     return tables.new_grid(fact for fact in facts if fact[1] or fact[0] == "why")
+
+
+def _standing(group: GroupReply) -> Iterator[tuple[str, RenderableType]]:
+    yield "state", tables.state_text(group.shown_state)
+    yield "why", tables.one_line(tables.why(group))
+    if group.next_step:
+        yield "next", tables.one_line(group.next_step)
 
 
 def _unreachable(group: GroupReply) -> str:

@@ -41,7 +41,7 @@ def wait(group: str, wanted: str, timeout: float | None) -> None:
     try:
         reply = call(lambda client: _until(client, group, wanted, timeout))
     except TimeoutError:
-        complain(f"group '{group}' {_not_yet(wanted)} after {timeout:g} s: hetctl why {group}")
+        complain(f"group '{group}' {_not_yet(wanted)} after {timeout:g} s: hetctl describe {group}")
         ctx.exit(TIMED_OUT)
     if reply is None:
         complain(f"group '{group}' was deleted")

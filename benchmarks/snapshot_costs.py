@@ -183,7 +183,7 @@ def fetched(megabytes: float, table: Table) -> None:
     import torch
 
     from hetagent import snapshots
-    from hetagent.job.loop import Identity
+    from hetagent.context import Identity
     from hetagent.job.snapshots.serving import Serving
     from hetagent.node.network import hold_port
     from hetagent.snapshots.folder import FOLDER, Folder

@@ -59,7 +59,7 @@ ADDITIONS = {
         new={
             f"{AGENT}/launch/loud.py": """
 from typing import ClassVar
-from hetagent.feature import Flags
+from hetagent.options.values import Flags
 from hetagent.launch.base import Launch
 
 class Loud(Launch):
@@ -78,7 +78,7 @@ class Loud(Launch):
         },
         shows="""
 from hetagent.launch.choose import launch_of
-from hetagent.options.model import UsageError
+from hetagent.errors import UsageError
 from hetagent.options.parse import parse
 
 def launch(*flags):
@@ -257,7 +257,7 @@ assert asyncio.run(said.send(Server())).text == "ONWARDS"
                 ('"nccl": _nccl(torch)', '"acme": "7.1", '),
             ),
             f"{AGENT}/node/gpu/devices.py": (
-                ("from hetagent.options.model", "from hetagent.node.gpu.discovery import others\n"),
+                ("from hetagent.errors", "from hetagent.node.gpu.discovery import others\n"),
                 ("        if not is_rocm():\n", "        return others(), 'ACME_VISIBLE', ''\n"),
             ),
             f"{SERVER}/protocol/facts/warnings.py": (

@@ -2,28 +2,32 @@
 
 import os
 import random
-import socket
 import sys
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from string import Template
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
+from hetagent.context import Access, AgentContext, Identity
+from hetagent.errors import AgentError, UsageError
 from hetagent.job.after_start import LaunchLook, Meeting
-from hetagent.job.leaving import CTRL_C_S, AgentError
-from hetagent.job.loop import Agent, Identity
+from hetagent.job.announced.watching import Announcements
+from hetagent.job.leaving import CTRL_C_S
+from hetagent.job.loop import Agent
 from hetagent.job.notice import Notices
+from hetagent.job.output.collapse import Merged
 from hetagent.job.output.kept import Consoles
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.ports import Ports
 from hetagent.job.ready.fitness import Check
 from hetagent.job.ready.gpus_free import GpusFree
+from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
+from hetagent.job.ready_file import Presence
 from hetagent.job.room import Room, kept
 from hetagent.job.summary import closing_block
 from hetagent.job.workers.store import HetRendezvousHandler
@@ -32,86 +36,29 @@ from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
 from hetagent.launch.command import WorkerCommand, checksum, script_name
-from hetagent.node import console, names, network
+from hetagent.node import console, names
 from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices, numa
-from hetagent.node.place import Place, find_place
+from hetagent.node.place import find_place
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.guardian import Guardian
 from hetagent.node.standalone import GROUP_PREFIX, OwnServer
 from hetagent.node.versions import versions
-from hetagent.options.model import Options, UsageError
+from hetagent.options.model import Options
 from hetagent.options.torchrun import typed
 from hetagent.protocol.line import Line
 from hetagent.protocol.offer import Offer
 from hetagent.protocol.session.session import Session
 from hetagent.slots import check_files, isolated, narrow, slots_of
 from hetagent.torch_compat import flags as torchs
-from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls
-from hetrdzv.client.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import UNSET
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.rooms.shares import Measured
 
 PREFIX = "[${node_id}:${rank}] "
 """What lines of the workers begin with on the console unless a template was given (pytorch/pytorch#75087)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """How to speak to the servers."""
-
-    servers: Sequence[str]
-    token: str | None
-    token_file: Path | None
-    tls: ClientTls
-
-    def newest_token(self) -> str | None:
-        """What the token's file holds by now; None: there is no file."""
-        return reread_token(self.token_file)
-
-    def secrets(self) -> list[str]:
-        """What must not be shown to anybody."""
-        return list(filter(None, [self.token, self.newest_token()]))
-
-    def client(self) -> Client:
-        """A connection."""
-        return Client(self.servers, token=self.token, renew_token=self.newest_token, tls=self.tls)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """What is known of this node before it joins, of which all parts of its agent are made.
-
-    Attributes:
-        command: what the workers run; None: the group's command.
-        devices: those that were chosen; None: nobody has looked at them.
-        place: its address.
-        versions: of torch, the driver and others, by name.
-        tell: shows one line to the person at the terminal.
-    """
-
-    options: Options
-    access: Access
-    identity: Identity
-    command: WorkerCommand | None
-    devices: devices.Devices | None
-    slots: int
-    place: Place
-    launch: Launch
-    versions: Mapping[str, str]
-    tell: Callable[[str], None]
-
-    def hold_port(self) -> socket.socket:
-        """A listening socket on the address that this node offers."""
-        return network.hold_port(self.place.address, self.options.port_range)
-
-    def hold_script_port(self) -> socket.socket:
-        """The same for a port that may be free for some seconds before the script opens it."""
-        return network.hold_port(
-            self.place.address, self.options.port_range, chosen_by_kernel=not self.launch.frees_port
-        )
 
 
 def run(
@@ -139,11 +86,11 @@ def run(
     name = names.Name(options.node_id) if known else names.take(options.node_id, options.group, servers)
     options = replace(options, node_id=name.node_id)
     tell = partial(console.tell, f"hetagent[{name.node_id}]")
-    node = _node(options, command, access, tell, name.notes)
+    context = _context(options, command, access, tell, name.notes)
     logs_specs = _logs_specs(options)
-    agent = _agent(node, server, logs_specs)
-    kind = "worker" if node.devices is None else "CPU worker" if node.devices.kind == "cpu" else "GPU"
-    what = f"{counted(node.slots, kind)} at {node.place.address}"
+    agent = _agent(context, server, logs_specs)
+    kind = "worker" if context.devices is None else "CPU worker" if context.devices.kind == "cpu" else "GPU"
+    what = f"{counted(context.slots, kind)} at {context.place.address}"
     tell(f"joining group '{options.group}' at {', '.join(servers)} with {what}")
     try:
         agent.run()
@@ -169,13 +116,13 @@ def run(
     return status
 
 
-def _node(
+def _context(
     options: Options,
     command: WorkerCommand | None,
     access: Access,
     tell: Callable[[str], None],
     notes: Sequence[str],
-) -> Node:
+) -> AgentContext:
     """Look at this node, and clean up what an earlier agent has left on it.
 
     Args:
@@ -196,7 +143,7 @@ def _node(
     _sweep(identity, tell)
     if slots > 1 and "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that workers do not fight for cores
-    return Node(
+    return AgentContext(
         options=options,
         access=access,
         identity=identity,
@@ -220,7 +167,7 @@ def require_ports(options: Options, launch: Launch, slots: int) -> None:
         return
     first, last = options.port_range
     alone = options.standalone or options.spec.get("max_nodes") == 1
-    snapshots = 0 if alone else sum(feature.ports for feature in options.features)
+    snapshots = 0 if alone else options.snapshots.ports
     launcher = launch.more_ports(slots)
     needed, there = 2 + snapshots + launcher, last - first + 1
     if there >= needed:
@@ -235,34 +182,35 @@ def require_ports(options: Options, launch: Launch, slots: int) -> None:
     )
 
 
-def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent:
+def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent:
     """All parts of an agent, put together."""
-    options, launch, tell = node.options, node.launch, node.tell
-    handler = HetRendezvousHandler(options.group, options.node_id, node.hold_port)
-    starter = _starter(node, handler, logs_specs)
+    options, launch, tell = context.options, context.launch, context.tell
+    handler = HetRendezvousHandler(options.group, options.node_id, context.hold_port)
+    starter = _starter(context, handler, logs_specs)
     rooms: list[Room] = []
-    line, readiness = _line(node, partial(kept, rooms))
-    _furnish(rooms, node, line)
+    announcements = _announcements(context)
+    line, readiness = _line(context, partial(kept, rooms), announcements)
+    rooms += _rooms(context, line, announcements, rooms)
     if server is not None:
         server.watch(line.give_up)
-    worker_env = node.place.socket_env(os.environ)
+    worker_env = context.place.socket_env(os.environ)
 
     def moved() -> bool:
-        lost = node.place.address
-        if not node.place.moved():
+        lost = context.place.address
+        if not context.place.moved():
             return False
-        tell(f"this node has lost its address {lost}; offering {node.place.address} from now on")
-        line.offers(address=node.place.address)
+        tell(f"this node has lost its address {lost}; offering {context.place.address} from now on")
+        line.offers(address=context.place.address)
         worker_env.clear()
-        worker_env.update(node.place.socket_env(os.environ))
+        worker_env.update(context.place.socket_env(os.environ))
         return True
 
     return Agent(
-        identity=node.identity,
+        identity=context.identity,
         line=line,
-        guardian=_guardian(node),
+        guardian=_guardian(context),
         starter=starter,
-        ports=Ports(handler, node.hold_script_port, moved),
+        ports=Ports(handler, context.hold_script_port, moved),
         launch=launch,
         readiness=readiness,
         rooms=rooms,
@@ -272,7 +220,7 @@ def _agent(node: Node, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent
         own_graces_s=options.own_graces_s,
         ctrl_c_s=CTRL_C_S if console.is_attended() and not _has_stop_timeout(options) else None,
         tell=tell,
-        secrets=node.access.secrets,
+        secrets=context.access.secrets,
         signals=options.signals,
     )
 
@@ -282,85 +230,132 @@ def _has_stop_timeout(options: Options) -> bool:
     return options.shutdown_timeout_s is not None or "stop_timeout_s" in options.spec
 
 
-def _line(node: Node, kept: Callable[[], Collection[int]]) -> tuple[Line, Readiness]:
+def _announcements(context: AgentContext) -> Announcements | None:
+    """What looks whether this machine is taken away; None: nobody has asked for that."""
+    options = context.options
+    if not (options.watched or options.leave_when):
+        return None
+    from hetagent.job.announced.sources import announcements
+
+    return announcements(
+        options.watched, options.leave_when, context.identity.incarnation, context.tell, options.grace_s
+    )
+
+
+def _line(
+    context: AgentContext, kept: Callable[[], Collection[int]], announcements: Announcements | None
+) -> tuple[Line, Readiness]:
     """What tells the group what this node offers, and what is found out about it before each round.
 
     Args:
         kept: the sessions of what is kept for later rounds.
     """
-    options = node.options
+    options = context.options
 
     def offers(**fields: Any) -> None:
         line.offers(**fields)
 
-    readiness = _readiness(node, offers, kept)
+    readiness = _readiness(context, offers, kept, announcements)
     offer = _offer(
         options,
-        node.slots,
-        node.place.address,
-        node.devices,
-        node.launch,
-        device={**node.versions, **readiness.facts},
-        wants_command=node.command is None,
+        context.slots,
+        context.place.address,
+        context.devices,
+        context.launch,
+        device={**context.versions, **readiness.facts},
+        wants_command=context.command is None,
         ready_within_s=readiness.within_s,
     )
     session = Session(
         options.group,
         options.node_id,
-        node.identity.incarnation,
+        context.identity.incarnation,
         offer,
         random.Random(),
         connect_timeout_s=options.connect_timeout_s,
     )
     line = Line(
         session,
-        node.access.client,
-        node.tell,
+        context.access.client,
+        context.tell,
         lambda text, left: console.show_live(text and f"hetagent[{options.node_id}]: {text}", left),
     )
     return line, readiness
 
 
-def _guardian(node: Node) -> Guardian:
-    access = node.access
+def _guardian(context: AgentContext) -> Guardian:
+    access = context.access
     return Guardian(
-        incarnation=node.identity.incarnation,
-        servers=() if node.options.standalone else access.servers,  # its own server dies with this process
+        incarnation=context.identity.incarnation,
+        servers=() if context.options.standalone else access.servers,  # its own server dies with this process
         token=access.token,
         token_file=access.token_file,
         tls=access.tls,
-        group=node.options.group,
-        node_id=node.options.node_id,
+        group=context.options.group,
+        node_id=context.options.node_id,
     )
 
 
-def _starter(node: Node, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -> TorchStarter:
+def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -> TorchStarter:
     """What makes the workers."""
-    options = node.options
+    options = context.options
     prefix = options.torchrun.log_line_prefix_template or os.environ.get(
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", PREFIX
     )
-    command = node.command
+    command = context.command
     entrypoint, args = (sys.executable, ()) if command is None else (command.entrypoint, command.args)
     return TorchStarter(
-        torchs.worker_spec(options.torchrun, node.slots, handler, entrypoint, args),
+        torchs.worker_spec(options.torchrun, context.slots, handler, entrypoint, args),
         logs_specs,
         Template(prefix).safe_substitute(node_id=options.node_id),
         Consoles() if options.report_output else None,
-        merged=next((made for each in options.features if (made := each.merged) is not None), None),
+        merged=Merged if options.collapse else None,
     )
 
 
-def _furnish(rooms: list[Room], node: Node, line: Line) -> None:
-    """Make the optional features with work of their own in each round; none needs to know of the others."""
-    options, launch, tell = node.options, node.launch, node.tell
-    made: list[Room | None] = [
+def _rooms(
+    context: AgentContext, line: Line, announcements: Announcements | None, all_rooms: Sequence[Room]
+) -> list[Room]:
+    """The optional parts with work of their own in each round.
+
+    Args:
+        all_rooms: what will be all of them.
+    """
+    from hetagent.job.progress.watcher import Watcher
+    from hetagent.job.snapshots.start import snapshots_of
+    from hetagent.sharing.files import ShareRoom
+    from hetagent.standby.keeper import standbys_of
+
+    options, launch, tell = context.options, context.launch, context.tell
+
+    def recount(number: int, others: bool) -> None:
+        for room in all_rooms:
+            room.recount(number, others)
+
+    ready_file = Presence(options.ready_file, tell) if options.ready_file is not None else None
+    if ready_file is not None:
+        line.on_known(ready_file.change)
+    rooms: list[Room | None] = [
         Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
         Meeting(line, launch, tell, must_meet=options.require_rendezvous),
         LaunchLook(launch, tell),
-        *(feature.room(node, line, rooms) for feature in options.features),
+        Watcher(
+            line,
+            launch,
+            cpu=devices.is_cpu_job(context.devices),
+            reports_stacks=options.report_output,
+            keeps_stacks=options.torchrun.log_dir is not None,
+            reports_logs=options.report_output,
+            secrets=context.access.secrets,
+            say=tell,
+        ),
+        ShareRoom(line.ask, tell, recount, one_per_node=launch.one_per_node),
+        ready_file,
+        announcements,
+        snapshots_of(context, options.snapshots, line),
+        standbys_of(context, options.preload),
     ]
-    rooms += [room for room in made if room is not None]
+    return [room for room in rooms if room is not None]
 
 
 def _offer(
@@ -414,12 +409,32 @@ def _offer(
     return offer
 
 
-def _readiness(node: Node, offers: Callable[..., None], kept: Callable[[], Collection[int]]) -> Readiness:
+def _readiness(
+    context: AgentContext,
+    offers: Callable[..., None],
+    kept: Callable[[], Collection[int]],
+    announcements: Announcements | None,
+) -> Readiness:
     """What is asked of this node before each round."""
+    from hetagent.speeds import speed_check
+
+    def on_measured(speeds: Sequence[float], measured: Measured) -> None:
+        offers(speeds=tuple(speeds), measured=measured)
+
+    options, identity = context.options, context.identity
     gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
     checks: list[Check | None] = [
-        GpusFree(gpus, node.identity.incarnation, kept=kept) if gpus else None,
-        *(feature.check(node, offers) for feature in node.options.features),
+        GpusFree(gpus, identity.incarnation, kept=kept) if gpus else None,
+        speed_check(context, options.measure, options.measure_dtype, on_measured),
+        NodeCheck(
+            options.node_check,
+            identity.incarnation,
+            environ={processes.NODE_ID: identity.node_id},
+            secrets=context.access.secrets,
+        )
+        if options.node_check
+        else None,
+        announcements,
     ]
     return Readiness([check for check in checks if check is not None])
 

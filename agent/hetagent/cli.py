@@ -43,23 +43,22 @@ def _run() -> int:
     if missing := [module for module in NEEDS if find_spec(module) is None]:
         say(f"hetagent needs {' and '.join(missing)}: pip install 'hetrdzv[agent]'")
         return statuses.USAGE
+    from hetagent.errors import AgentError, CommandError, NotFound, UsageError
     from hetagent.job import early, failures
-    from hetagent.job.leaving import AgentError
-    from hetagent.launch.command import CommandError, NotFound
     from hetagent.node.gpu.numa import NumaError
     from hetagent.node.network import NetworkError
     from hetagent.node.processes.guardian import GuardianError
     from hetagent.node.standalone import own_server
     from hetagent.options import release
-    from hetagent.options.model import UsageError
     from hetagent.options.parse import parse
 
     try:
         options = parse(sys.argv[1:], os.environ)
         token, tls = _token(options), _tls(options)
-        for feature in options.features:
-            if (done := feature.instead(options, token, tls)) is not None:
-                return done
+        if options.check:
+            from hetagent.check.run import run
+
+            return run(options, token, tls)
         command = early.command(options)
         if not options.standalone:
             early.look(options, token, tls)

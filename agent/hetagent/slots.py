@@ -5,11 +5,11 @@ import resource
 from collections.abc import Callable
 from dataclasses import replace
 
-from hetagent.job.leaving import AgentError
+from hetagent.errors import AgentError, UsageError
 from hetagent.launch.command import MORE_FILES
 from hetagent.launch.kinds import kinds_with
 from hetagent.node.gpu import devices
-from hetagent.options.model import Options, UsageError
+from hetagent.options.model import Options
 from hetagent.options.torchrun import typed
 from hetagent.torch_compat.flags import local_world_size
 from hetrdzv.protocol.settings import MAX_SLOTS

@@ -3,20 +3,17 @@
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hetagent.context import AgentContext
 from hetagent.node.gpu import devices
 from hetagent.sharing import cache, policy
 from hetagent.sharing.check import SpeedCheck
 from hetagent.sharing.subject import NotMeasurable, subject
 from hetrdzv.protocol.rooms.shares import Measured
 
-if TYPE_CHECKING:
-    from hetagent.assembly import Node
-
 
 def speed_check(
-    node: "Node", mode: str, dtype: str, on_measured: Callable[[Sequence[float], Measured], None]
+    node: AgentContext, mode: str, dtype: str, on_measured: Callable[[Sequence[float], Measured], None]
 ) -> SpeedCheck | None:
     """What measures this node's slots before the first round; None: they are not to be measured, or cannot be.
 

@@ -19,18 +19,18 @@ from tests.support.cluster import NO_STANDBYS
 from tests.support.servers import ROOT, Hetserver
 
 from hetagent import assembly, cli, statuses
-from hetagent.job.leaving import AgentError
-from hetagent.job.loop import Identity
+from hetagent.context import Identity
+from hetagent.errors import AgentError, CommandError, UsageError
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.launch.base import Launch
-from hetagent.launch.command import CommandError, WorkerCommand, group_command, worker_command
+from hetagent.launch.command import WorkerCommand, group_command, worker_command
 from hetagent.launch.mpi.mpirun import Mpi
 from hetagent.node import network
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import finding as processes
 from hetagent.node.standalone import own_server
-from hetagent.options.model import Options, Std, UsageError
+from hetagent.options.model import Options, Std
 from hetagent.options.parse import parse
 from hetagent.slots import isolated, slots_of
 from hetrdzv import __version__

@@ -18,8 +18,9 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing import Std as TorchsStd
 
+from hetagent.errors import UsageError
 from hetagent.job.workers.store import HetRendezvousHandler
-from hetagent.options.model import Std, UsageError
+from hetagent.options.model import Std
 from hetagent.options.parse import parse
 from hetagent.torch_compat import flags as torchs
 from hetagent.torch_compat import starting, store

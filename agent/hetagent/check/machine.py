@@ -4,12 +4,13 @@ import os
 from collections.abc import Mapping, Sequence
 
 from hetagent.check.findings import Finding, Grade
+from hetagent.errors import UsageError
 from hetagent.node import network
 from hetagent.node.console import counted
 from hetagent.node.gpu import devices, memory
 from hetagent.node.gpu.discovery import memory_of
 from hetagent.options import release
-from hetagent.options.model import Options, UsageError
+from hetagent.options.model import Options
 from hetagent.slots import narrow, slots_of
 from hetrdzv import __version__
 from hetrdzv.protocol.texts.addresses import is_loopback

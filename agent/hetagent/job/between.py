@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 
-from hetagent.job.leaving import AgentError
+from hetagent.errors import AgentError
 from hetagent.job.ports import Ports
 from hetagent.job.ready.readiness import Readiness
 from hetagent.launch.base import Launch

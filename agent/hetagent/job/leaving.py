@@ -22,10 +22,6 @@ GOODBYE_S = 2.0
 """Of that, this is kept for saying goodbye (seconds), but at most half of it."""
 
 
-class AgentError(RuntimeError):
-    """This node cannot continue; the text says what to change."""
-
-
 class AtWork(enum.Enum):
     """What workers of this node do when it has to go."""
 

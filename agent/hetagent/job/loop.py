@@ -8,10 +8,11 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from hetagent.context import Identity
+from hetagent.errors import CommandError, PermanentStartError, Starved
 from hetagent.job import failures
 from hetagent.job.account import STOPPING, Account, Motion, Spent
 from hetagent.job.between import Between, Once
@@ -23,7 +24,7 @@ from hetagent.job.room import Room, kept
 from hetagent.job.workers.leftovers import Leftovers
 from hetagent.job.workers.starter import Exit
 from hetagent.launch.base import Assignment, Launch
-from hetagent.launch.command import CommandError, Hopeless, Starved, explained
+from hetagent.launch.command import explained
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes import signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
@@ -45,24 +46,6 @@ class _Waking(Protocol):
     """Wakes the loop while its descriptor is readable."""
 
     def fileno(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who this agent is: what marks its workers as its own."""
-
-    group: str
-    node_id: str
-    incarnation: str
-
-    @property
-    def marks(self) -> dict[str, str]:
-        """The environment of its processes, by which whoever clears away after it finds them."""
-        return {
-            processes.GROUP: self.group,
-            processes.NODE_ID: self.node_id,
-            processes.INCARNATION: self.incarnation,
-        }
 
 
 class Agent:
@@ -592,7 +575,7 @@ class Agent:
             local_rank=-1,
             rank=-1,
             message=message[: failures.MAX_CHARACTERS],
-            permanent=isinstance(error, Hopeless),
+            permanent=isinstance(error, PermanentStartError),
             final=isinstance(error, Starved),
         )
         self._line.say(reports.failed(self._round, failure))

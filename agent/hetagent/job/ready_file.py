@@ -2,44 +2,11 @@
 
 import os
 import threading
-from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
 
-from hetagent.feature import Feature, Flags
+from hetagent.errors import UsageError
 from hetagent.job.room import Room
-from hetagent.options.model import UsageError
-
-if TYPE_CHECKING:
-    from hetagent.assembly import Node
-    from hetagent.protocol.line import Line
-
-
-class ReadyFile(Feature):
-    """`--ready-file`."""
-
-    flags: ClassVar[Flags] = {
-        "--ready-file": {
-            "metavar": "FILE",
-            "help": "A file that is there while the server has this node, in a round or not: for readiness probes.",
-        },
-    }
-
-    def __init__(self, args: Namespace, environ: Mapping[str, str]) -> None:
-        self._path = Path(args.ready_file).absolute() if args.ready_file else None
-
-    def room(self, node: "Node", line: "Line", others: "Sequence[Room]") -> "Room | None":
-        """The file, which is not there yet.
-
-        Raises:
-            UsageError: it cannot be made.
-        """
-        if self._path is None:
-            return None
-        made = Presence(self._path, node.tell)
-        line.on_known(made.change)
-        return made
 
 
 class Presence(Room):

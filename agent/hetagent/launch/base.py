@@ -7,8 +7,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from hetagent.feature import Flags
-from hetagent.launch.command import CommandError, WorkerCommand, group_command
+from hetagent.errors import CommandError
+from hetagent.launch.command import WorkerCommand, group_command
+from hetagent.options.values import Flags
 from hetagent.protocol.topics import Message
 from hetrdzv.protocol.directive import StartReply
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
+from hetagent.errors import UsageError
 from hetagent.launch.base import Launch, Setup
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.kinds import LAUNCHES, OWN_FLAGS, kinds_with
 from hetagent.launch.node import placeholders
 from hetagent.node.gpu.devices import VISIBLE
-from hetagent.options.model import Options, UsageError
+from hetagent.options.model import Options
 from hetagent.options.torchrun import dest
 
 

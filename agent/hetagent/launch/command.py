@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetagent.errors import CommandError, NotFound, PermanentStartError, Starved
 from hetagent.worker import runner
 
 MAX_NAME = 256
@@ -21,36 +22,16 @@ MORE_FILES = "raise it: ulimit -n 4096, LimitNOFILE= of systemd, --ulimit nofile
 RUNNER = Path(runner.__file__).resolve()
 
 
-class CommandError(ValueError):
-    """A command that cannot be started here; the text says what to change."""
-
-
-class Hopeless(CommandError):
-    """Trying again would not help."""
-
-
-class Starved(CommandError):
-    """This node lacks what it takes to start a process; others may have it."""
-
-
-class NotFound(Hopeless):
-    """The script or the program is not there."""
-
-
-class Misfit(Hopeless):
-    """The command cannot be right on the nodes of this round."""
-
-
 def explained(error: Exception) -> Exception:
     """Why workers could not be started, with what to change where that is known."""
     match error:
         case OSError(errno=errno.ENOEXEC, filename=path):
-            return Hopeless(
+            return PermanentStartError(
                 f"'{path}' is no program that this machine can run: a script begins with a line such as #!/bin/bash, "
                 "and for Python --no-python is left out"
             )
         case OSError(errno=errno.ENOENT, filename=str() as path) if os.path.isfile(path):
-            return Hopeless(
+            return PermanentStartError(
                 f"'{path}' cannot be run: the program that its first line (#!) names is not on this node"
             )
         case OSError(errno=errno.EMFILE):

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from hetagent.feature import Flags
+from hetagent.errors import CommandError
 from hetagent.launch.base import PLAIN, Assignment, Launch, Setup
-from hetagent.launch.command import CommandError, WorkerCommand
+from hetagent.launch.command import WorkerCommand
 from hetagent.node.gpu.devices import VISIBLE
+from hetagent.options.values import Flags
 
 
 class PerGpu(Launch):

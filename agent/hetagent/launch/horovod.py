@@ -8,8 +8,9 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from hetagent import worker
+from hetagent.errors import CommandError
 from hetagent.launch.base import PLAIN, Assignment, Setup
-from hetagent.launch.command import CommandError, WorkerCommand, python
+from hetagent.launch.command import WorkerCommand, python
 from hetagent.launch.gpu import PerGpu
 from hetagent.node import network
 from hetrdzv.protocol.directive import MemberReply

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hetagent.feature import Flags
 from hetagent.launch.base import Launch
 from hetagent.launch.gpu import PerGpu
 from hetagent.launch.horovod import Horovod
 from hetagent.launch.mpi.mpirun import Mpi
 from hetagent.launch.node.program import PerNode
+from hetagent.options.values import Flags
 
 
 @dataclass(frozen=True, slots=True)

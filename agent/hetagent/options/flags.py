@@ -9,21 +9,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hetagent.feature import Flags
-from hetagent.features import FEATURES
+from hetagent.errors import UsageError
 from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES, OWN_FLAGS
 from hetagent.node.network import parse_port_range
 from hetagent.options import usage
-from hetagent.options.model import UsageError
+from hetagent.options.parts import KEEP, SHM, TO_EVERY_S
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
-from hetagent.options.values import GRACE_S, ON_OFF, grace, notice_signal, told
+from hetagent.options.values import GRACE_S, ON_OFF, Flags, grace, notice_signal, told
 from hetagent.protocol.session.contact import CONNECT_TIMEOUT_S
+from hetagent.snapshots.folder import EVERY_S
 from hetrdzv import __version__
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 from hetrdzv.protocol.texts import typed
 
 SPEC_FLAGS: Mapping[str, Setting] = {name: setting for name, setting in SETTINGS.items() if setting.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
+
+MODES = ("auto", "on", "off", "again")
+"""When slots are measured (`sharing/policy.py`)."""
+
+DTYPES = ("auto", "float32", "tf32", "float16", "bfloat16")
 
 OUR_FLAGS: Flags = {
     "--gpus": {
@@ -37,7 +42,8 @@ OUR_FLAGS: Flags = {
     },
     "--report-output": {
         "choices": ON_OFF,
-        "help": "Report the end of what workers write to the server (or HET_REPORT_OUTPUT; default on).",
+        "help": "Report the end of what workers write, and their stacks, to the server (or HET_REPORT_OUTPUT; default "
+        "on).",
     },
     "--notice-signal": {
         "type": told(notice_signal),
@@ -117,8 +123,76 @@ OUR_FLAGS: Flags = {
         "metavar": "S",
         "help": f"Seconds to wait for a server's first answer (default: {CONNECT_TIMEOUT_S:g}).",
     },
+    "--check": {
+        "action": "store_true",
+        "help": "Join nothing: check devices, versions, servers, the address to offer and the way to the other nodes.",
+    },
+    "--node-check": {
+        "metavar": "COMMAND",
+        "help": "This node is ready only while this /bin/sh command exits with 0 (or HET_NODE_CHECK).",
+    },
+    "--ready-file": {
+        "metavar": "FILE",
+        "help": "A file that is there while the server has this node, in a round or not: for readiness probes.",
+    },
+    "--watch": {
+        "metavar": "WHAT",
+        "help": "Leave, once all workers could save, when the cloud announces that it takes this machine away (or "
+        "HET_WATCH). spot: AWS, Google Cloud or Azure say so; spot,rebalance: also when AWS says that it may.",
+    },
+    "--leave-when": {
+        "metavar": "FILE|COMMAND",
+        "help": "The same when this file appears, or this /bin/sh command exits with 0 (or HET_LEAVE_WHEN).",
+    },
+    "--collapse": {
+        "action": "store_true",
+        "help": "Show identical lines of several ranks of this node as one, with all their ranks in front; "
+        "without -t and -r as -t 3.",
+    },
+    "--preload": {
+        "metavar": "MODULE[,MODULE...]",
+        "help": "What standby processes import ahead of a restart (or HET_PRELOAD); auto, the default: torch, and "
+        "what the script imports; none: no standbys.",
+    },
+    "--measure": {
+        "choices": MODES,
+        "help": "Measure how fast this node's slots are before it joins (or HET_MEASURE). auto: if the script "
+        "imports hetagent.shares or hetagent.uneven (default); on: always, or take what was measured earlier; "
+        "again: once more; off: never.",
+    },
+    "--measure-dtype": {
+        "choices": DTYPES,
+        "default": "auto",
+        "help": "In which dtype --measure computes; auto: float16 on GPUs, float32 on CPUs (default).",
+    },
+    "--snapshot-dir": {
+        "metavar": "DIR",
+        "help": f"Where snapshots are kept (hetagent.snapshots): a tmpfs (or HET_SNAPSHOT_DIR; default: {SHM}).",
+    },
+    "--snapshot-memory": {
+        "metavar": "SIZE|off",
+        "help": "What all snapshots of this node may take, such as 64G (or HET_SNAPSHOT_MEMORY; default: half of "
+        "what is free there); off or 0: no snapshots.",
+    },
+    "--snapshot-every-s": {
+        "metavar": "SECONDS",
+        "help": f"How far apart they are at most (or HET_SNAPSHOT_EVERY_S; default: {EVERY_S:.0f}).",
+    },
+    "--snapshot-to": {
+        "metavar": "DIR|URL",
+        "help": "Also write snapshots to a directory that all nodes share, or an object store, as checkpoints of "
+        "torch.distributed.checkpoint: DIR/GROUP/step-... (or HET_SNAPSHOT_TO; default: no).",
+    },
+    "--snapshot-to-every-s": {
+        "metavar": "SECONDS",
+        "help": f"How often to write one (or HET_SNAPSHOT_TO_EVERY_S; default: {TO_EVERY_S}).",
+    },
+    "--snapshot-keep": {
+        "metavar": "N",
+        "help": f"How many to keep there (or HET_SNAPSHOT_KEEP; default: {KEEP}).",
+    },
 }
-"""The flags that torchrun does not have; --launch beside them, and those of launch styles and optional features."""
+"""The flags that torchrun does not have; --launch beside them, and those of launch styles."""
 
 SEE_HELP = "; see hetagent --help"
 
@@ -196,7 +270,7 @@ def parser() -> Parser:
     made.add_argument(
         "--launch", choices=LAUNCHES, default=DEFAULT_LAUNCH, help=f"How to start workers: {styles}."
     )
-    for flags in (OUR_FLAGS, OWN_FLAGS, *(feature.flags for feature in FEATURES)):
+    for flags in (OUR_FLAGS, OWN_FLAGS):
         for flag, settings in flags.items():
             made.add_argument(flag, **settings)
     for name, setting in SPEC_FLAGS.items():

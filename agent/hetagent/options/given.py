@@ -4,7 +4,7 @@ import signal
 from argparse import Namespace
 from collections.abc import Mapping
 
-from hetagent.options.model import UsageError
+from hetagent.errors import UsageError
 from hetagent.options.torchrun import source, typed
 from hetagent.options.values import UNHANDLED
 from hetrdzv.protocol.texts.typed import nodes

@@ -7,20 +7,7 @@ from enum import IntFlag
 from pathlib import Path
 from typing import Any
 
-from hetagent.feature import Feature
-
-
-class UsageError(ValueError):
-    """The command line makes no sense, or asks for what is not here; the text says what to change.
-
-    Args:
-        finding: what is wrong.
-        advice: what to do about it, where that does not follow from what is wrong.
-    """
-
-    def __init__(self, finding: str, advice: str = "") -> None:
-        super().__init__(f"{finding}: {advice}" if advice else finding)
-        self.finding, self.advice = finding, advice
+from hetagent.options.parts import Preload, SnapshotOptions
 
 
 class Std(IntFlag):
@@ -68,7 +55,7 @@ class Options:
         launch_flags: what was given of the flags that are only for some launch styles, by name.
         notice_signal: what workers get when their round is about to end; None: only the file.
         require_rendezvous: whether it is a failure if workers end well but have not met.
-        report_output: whether the end of what workers write is kept, and reported.
+        report_output: whether the end of what workers write is kept, and reported, and their stacks.
         gpus, nproc_per_node: as given; at most one of them.
         weight: how fast each worker of this node is, compared with those of others; None: nobody said.
         spec: the given settings of the group, by name.
@@ -79,8 +66,14 @@ class Options:
         own_graces_s: the same for signals that come earlier than others (seconds).
         script: the training script, module or program; None: the group's command.
         notes: remarks to show at the start.
+        check: look at this machine, and join nothing.
+        collapse: identical lines of several ranks become one.
+        node_check: a command that says whether this node is fit; empty: none.
+        ready_file: a file that is there while the server has this node; None: none.
+        watched: what clouds may announce; see `parts.watched`.
+        leave_when: a file or command that says when to leave; empty: none.
+        measure, measure_dtype: whether and how slots are measured.
         torchrun: the options that are torchrun's alone.
-        features: optional features, each with its own flags.
     """
 
     servers: tuple[str, ...]
@@ -115,5 +108,14 @@ class Options:
     script: str | None
     script_args: tuple[str, ...]
     notes: tuple[str, ...]
+    check: bool
+    collapse: bool
+    node_check: str
+    ready_file: Path | None
+    watched: frozenset[str]
+    leave_when: str
+    preload: Preload
+    snapshots: SnapshotOptions
+    measure: str
+    measure_dtype: str
     torchrun: TorchrunOptions
-    features: tuple[Feature, ...]

@@ -8,13 +8,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from hetagent.features import FEATURES
+from hetagent.errors import UsageError
 from hetagent.launch.kinds import OWN_FLAGS
 from hetagent.node.names import host_name
 from hetagent.node.standalone import fresh_group
-from hetagent.options import given
-from hetagent.options.flags import SPEC_FLAGS, parser
-from hetagent.options.model import Options, Streams, TorchrunOptions, UsageError
+from hetagent.options import given, slurm
+from hetagent.options.flags import MODES, SPEC_FLAGS, parser
+from hetagent.options.model import Options, Streams, TorchrunOptions
+from hetagent.options.parts import SnapshotOptions, preload, watched
 from hetagent.options.torchrun import REFUSED, dest, source, typed, variable
 from hetagent.options.values import GRACE_S, grace, is_on, streams
 from hetrdzv.client import servers_from
@@ -41,9 +42,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     ours = parser()
     args = ours.parse_args(list(argv))
     _refuse(args)
-    features = tuple(feature(args, environ) for feature in FEATURES)
     grace_s = _or_variable(args.grace_s, "HET_GRACE_S", grace, environ)
-    filled = [note for feature in features for note in feature.fill(args, environ)]
+    filled = slurm.fill(args, environ)
+    if args.collapse and args.redirects == args.tee == "0":
+        args.tee = "3"
     return _options(
         Options,
         args,
@@ -66,7 +68,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         script_args=tuple(args.training_script_args),
         notes=(*filled, *_ignored(environ), *_misplaced(args, ours.flags())),
         torchrun=_torchrun(args),
-        features=features,
+        node_check=args.node_check or environ.get("HET_NODE_CHECK", ""),
+        ready_file=Path(args.ready_file).absolute() if args.ready_file else None,
+        watched=watched(args, environ),
+        leave_when=args.leave_when or environ.get("HET_LEAVE_WHEN", ""),
+        preload=preload(args, environ),
+        snapshots=SnapshotOptions(args, environ),
+        measure=_measure(args, environ),
     )
 
 
@@ -114,6 +122,10 @@ def _options(kind: type[T], args: Namespace, **made: object) -> T:
 
 def _refuse(args: Namespace) -> None:
     """Refuse flags that cannot apply, contradict each other or mean nothing on their own."""
+    if args.check and args.standalone:
+        raise UsageError(
+            "--check looks at servers and other nodes, and --standalone has none: leave one of them out"
+        )
     refused = [f"{flag}: {why}" for flag, why in REFUSED.items() if getattr(args, dest(flag)) is not None]
     if len(refused) == 1:
         raise UsageError(refused[0].replace(":", " cannot be used with hetagent:", 1))
@@ -228,6 +240,15 @@ def _spec(args: Namespace) -> dict[str, object]:
             )
         spec["min_nodes"] = spec["max_nodes"] = 1
     return spec
+
+
+def _measure(args: Namespace, environ: Mapping[str, str]) -> str:
+    mode: str = args.measure or environ.get("HET_MEASURE") or "auto"
+    if mode not in MODES:
+        raise UsageError(f"HET_MEASURE={mode} in the environment: give one of {', '.join(MODES)}")
+    if args.measure_dtype == "tf32" and args.device == "cpu":
+        raise UsageError("--measure-dtype tf32: CPU workers have none; give float32")
+    return mode
 
 
 def _streams(flag: str, text: str) -> Streams:

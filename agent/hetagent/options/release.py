@@ -3,7 +3,7 @@
 import re
 from importlib.metadata import PackageNotFoundError, version
 
-from hetagent.options.model import UsageError
+from hetagent.errors import UsageError
 
 OLDEST = (2, 6)
 """The first release of torch that works."""

@@ -9,10 +9,9 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hetagent.feature import Feature
+from hetagent.errors import UsageError
 from hetagent.node.console import counted
 from hetagent.options import given
-from hetagent.options.model import UsageError
 from hetagent.options.torchrun import TORCHRUNS_SIGNALS
 from hetagent.options.values import UNHANDLED
 
@@ -108,40 +107,40 @@ class Step:
     preempt_s: int | None = None
 
 
-class Slurm(Feature):
-    """Fills in what was not given from the environment of a job step."""
+def fill(args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
+    """Fill in flags that were not given from the environment of a job step.
 
-    def fill(self, args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
-        """Set flags; returns what was taken, and what looks like a mistake.
+    Returns:
+        what was taken, and what looks like a mistake.
 
-        Raises:
-            UsageError: what the flags ask for cannot work in this step.
-        """
-        signals = given.signals(args)
-        from_slurm = defaults(
-            environ,
-            Given(
-                group=given.group(args, environ),
-                node_id=args.node_id,
-                gpus=args.gpus,
-                workers=args.nproc_per_node,
-                cpu=args.device == "cpu",
-                nnodes=given.nnodes(args),
-                signals=None if args.signals_to_handle == TORCHRUNS_SIGNALS else signals,
-                grace=args.grace_s is not None or bool(environ.get("HET_GRACE_S")),
-                world_size=args.world_size is not None or args.world_size_multiple is not None,
-                standalone=bool(args.standalone),
-            ),
+    Raises:
+        UsageError: what the flags ask for cannot work in this step.
+    """
+    signals = given.signals(args)
+    from_slurm = defaults(
+        environ,
+        Given(
+            group=given.group(args, environ),
+            node_id=args.node_id,
+            gpus=args.gpus,
+            workers=args.nproc_per_node,
+            cpu=args.device == "cpu",
+            nnodes=given.nnodes(args),
+            signals=None if args.signals_to_handle == TORCHRUNS_SIGNALS else signals,
+            grace=args.grace_s is not None or bool(environ.get("HET_GRACE_S")),
+            world_size=args.world_size is not None or args.world_size_multiple is not None,
+            standalone=bool(args.standalone),
+        ),
+    )
+    for name in ("group", "node_id", "gpus", "nnodes"):
+        if (value := getattr(from_slurm, name)) is not None:
+            setattr(args, name, str(value))
+    if from_slurm.signals:
+        args.signals_to_handle = ",".join(
+            dict.fromkeys(each.name for each in (*signals, *from_slurm.signals))
         )
-        for name in ("group", "node_id", "gpus", "nnodes"):
-            if (value := getattr(from_slurm, name)) is not None:
-                setattr(args, name, str(value))
-        if from_slurm.signals:
-            args.signals_to_handle = ",".join(
-                dict.fromkeys(each.name for each in (*signals, *from_slurm.signals))
-            )
-        args.own_graces_s = from_slurm.own_graces_s
-        return from_slurm.notes
+    args.own_graces_s = from_slurm.own_graces_s
+    return from_slurm.notes
 
 
 def defaults(environ: Mapping[str, str], given: Given) -> Defaults:

@@ -2,10 +2,7 @@
 
 from argparse import Action, ArgumentParser, HelpFormatter, Namespace
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
-
-if TYPE_CHECKING:
-    from hetagent.options.flags import Parser
+from typing import Any, Protocol, cast
 
 USAGE = "hetagent [flags] [script [its arguments]]"
 
@@ -56,7 +53,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     "node": (
         "--gpus", "--nproc-per-node", "--device", "--node-id", "--role", "--label", "--weight", "--measure",
         "--measure-dtype", "--isolate-gpus", "--virtual-local-rank", "--numa-binding", "--check", "--node-check",
-        "--node-check-timeout-s", "--ready-file", "--watch", "--leave-when", "--grace-s",
+        "--ready-file", "--watch", "--leave-when", "--grace-s",
     ),
     "network": (
         "--server", "--token-file", "--ca-cert", "--client-cert", "--client-key", "--connect-timeout-s",
@@ -70,11 +67,17 @@ PARTS: Mapping[str, Sequence[str]] = {
     ),
     "logs": (
         "--log-dir", "--tee", "--redirects", "--collapse", "--log-line-prefix-template", "--local-ranks-filter",
-        "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--report-output", "--report-stacks",
+        "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--report-output",
     ),
     "advanced": (),
 }  # fmt: skip
 """The parts of `--help-all`, each with its flags in order; the last has those that no other names."""
+
+
+class _Parser(Protocol):
+    def shown(self) -> Sequence[Action]:
+        """The flags that `--help-all` shows."""
+        ...
 
 
 class Print(Action):
@@ -90,7 +93,7 @@ class Print(Action):
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
     ) -> None:
-        print(self.const(cast("Parser", parser).shown()), end="")
+        print(self.const(cast(_Parser, parser).shown()), end="")
         parser.exit()
 
 

@@ -4,12 +4,16 @@ import re
 import signal
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from hetagent.options.model import Std, Streams, UsageError
+from hetagent.errors import UsageError
+from hetagent.options.model import Std, Streams
 from hetrdzv.protocol.texts.typed import seconds
 
 T = TypeVar("T")
+
+Flags = Mapping[str, Mapping[str, Any]]
+"""Flags by name, each with the arguments of argparse's `add_argument`."""
 
 ON_OFF = (ON, OFF) = ("on", "off")
 

@@ -8,12 +8,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from hetagent.context import AgentContext
+from hetagent.errors import UsageError
 from hetagent.job.room import Room
 from hetagent.job.workers.starter import Program
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
-from hetagent.standby import AUTO, memory
+from hetagent.options.parts import AUTO, Preload
+from hetagent.standby import memory
 from hetagent.standby.imports import SETTLED_S, Imports
 from hetagent.standby.process import END_TIMEOUT_S, NotTaken, Standby, fits
 from hetagent.torch_compat.flags import PRELOADED
@@ -263,3 +267,24 @@ class Standbys(Room):
                 f"no more standbys, so a restart imports everything again: {ATTEMPTS} in a row failed; "
                 f"the last one {how}"
             )
+
+
+def standbys_of(context: AgentContext, preload: Preload) -> Standbys | None:
+    """The standbys. Where there can be none, a line says why.
+
+    Raises:
+        UsageError: the flag asks for them where there can be none.
+    """
+    problem, launch, command = None, context.options.launch, context.command
+    if launch != "gpu":
+        problem = f"--launch {launch} starts processes of other kinds"
+    elif command is not None and not command.is_python:
+        problem = f"{Path(command.entrypoint).name} is not a Python script"
+    if not preload.modules:
+        return None
+    if problem is None:
+        return Standbys(preload.modules, context.tell)
+    if preload.given is not None:
+        raise UsageError(f"--preload {preload.given} makes no sense here, since {problem}: leave it out")
+    context.tell(f"no standby processes, so restarts import everything again: {problem}")
+    return None

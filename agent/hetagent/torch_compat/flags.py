@@ -14,7 +14,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpec
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.utils import macros
 
-from hetagent.options.model import Streams, TorchrunOptions, UsageError
+from hetagent.errors import UsageError
+from hetagent.options.model import Streams, TorchrunOptions
 
 try:
     from torch.numa import binding as numa

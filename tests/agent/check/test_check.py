@@ -15,9 +15,10 @@ from hetagent.check import findings, machine, reach
 from hetagent.check.findings import Finding, Grade
 from hetagent.check.reach import Peer
 from hetagent.check.run import run
+from hetagent.errors import UsageError
 from hetagent.node.gpu.memory import Holder, Usage
 from hetagent.node.network import Interface
-from hetagent.options.model import Options, UsageError
+from hetagent.options.model import Options
 from hetagent.options.parse import parse
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.protocol import codec

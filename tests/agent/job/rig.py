@@ -17,9 +17,9 @@ import psutil
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import Std
 
-from hetagent.feature import MergeLines
+from hetagent.context import Identity
 from hetagent.job.after_start import LaunchLook, Meeting
-from hetagent.job.loop import Agent, Identity
+from hetagent.job.loop import Agent
 from hetagent.job.notice import Notices
 from hetagent.job.output.kept import Consoles
 from hetagent.job.output.logs import RoundLogsSpecs
@@ -28,6 +28,7 @@ from hetagent.job.progress.watcher import Watcher
 from hetagent.job.ready.node_check import NodeCheck
 from hetagent.job.ready.readiness import Readiness
 from hetagent.job.room import Room
+from hetagent.job.workers.starter import MergeLines
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Launch

@@ -19,9 +19,9 @@ from tests.agent.job.rig import SIGNALS, Make, soon
 from tests.support.servers import free_port
 from torch.distributed.elastic.multiprocessing import Std
 
+from hetagent.errors import AgentError
 from hetagent.job import after_start
 from hetagent.job.after_start import LaunchLook
-from hetagent.job.leaving import AgentError
 from hetagent.job.output import collapse
 from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.job.room import Room

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.agent.job.rig import Make, OtherNode, Rig, soon
 
+from hetagent.errors import CommandError
 from hetagent.launch.base import Assignment, Launch
-from hetagent.launch.command import CommandError, WorkerCommand
+from hetagent.launch.command import WorkerCommand
 
 PATIENCE_S = 1.0
 SPEC = {"min_nodes": 2, "max_nodes": 2, "max_restarts": 1, "lease_s": 60.0}

@@ -1,14 +1,13 @@
 """The file that shows that the server has this node."""
 
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from tests.agent.job.rig import Make, OtherNode, soon
 from tests.agent.protocol.session.driver import Bench, problem
 
-from hetagent.job.ready_file import Presence, ReadyFile
-from hetagent.options.model import UsageError
+from hetagent.errors import UsageError
+from hetagent.job.ready_file import Presence
 from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.requests.joining import SpecFields
 
@@ -71,7 +70,6 @@ def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         Presence(tmp_path / "none" / "ready", print)
     with pytest.raises(UsageError, match="something else of that name"):
         Presence(tmp_path, print)
-    assert ReadyFile(Namespace(ready_file=None), {}).room(None, None, ()) is None  # type: ignore[arg-type]
 
 
 def test_a_file_that_is_something_else_stays(tmp_path: Path) -> None:

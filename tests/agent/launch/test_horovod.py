@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hetagent.errors import CommandError
 from hetagent.launch.base import Assignment, Setup
-from hetagent.launch.command import CommandError, WorkerCommand
+from hetagent.launch.command import WorkerCommand
 from hetagent.launch.horovod import Horovod, ranks
 from hetagent.node import network
 from hetrdzv.protocol.directive import MasterReply, MemberReply, StartReply

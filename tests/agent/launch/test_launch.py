@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from hetagent.errors import CommandError, UnevenRanksError, UsageError
 from hetagent.launch import choose, kinds
 from hetagent.launch.base import Assignment, Launch, Setup
 from hetagent.launch.choose import launch_of, notes
-from hetagent.launch.command import CommandError, Misfit, WorkerCommand
+from hetagent.launch.command import WorkerCommand
 from hetagent.launch.gpu import PerGpu, entries
 from hetagent.launch.kinds import LAUNCHES, Kind
 from hetagent.launch.node import init_file, placeholders
@@ -21,7 +22,6 @@ from hetagent.launch.node.init_file import InitFile
 from hetagent.launch.node.program import PerNode
 from hetagent.node.processes import finding as processes
 from hetagent.options import flags
-from hetagent.options.model import UsageError
 from hetagent.options.parse import parse
 from hetrdzv.protocol.directive import MasterReply, StartReply
 
@@ -169,7 +169,7 @@ def test_a_formula_for_even_nodes_is_refused(args: str, changes: dict[str, int],
     if not refused:
         launch.begin(assignment(**changes))
         return
-    with pytest.raises(Misfit, match="the nodes of this round have different GPU counts") as caught:
+    with pytest.raises(UnevenRanksError, match="the nodes of this round have different GPU counts") as caught:
         launch.begin(assignment(**changes))
     assert "{rank_offset} and {world_size}" in str(caught.value)
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from tests.agent.launch.test_horovod import assignment, members
 
-from hetagent.launch.command import CommandError, Hopeless, WorkerCommand, worker_command
+from hetagent.errors import CommandError, PermanentStartError
+from hetagent.launch.command import WorkerCommand, worker_command
 from hetagent.launch.mpi import folders as scratch
 from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.mpirun import MEMORY, Mpi, mpirun_words
@@ -351,7 +352,7 @@ def test_horovod_without_mpi_trains_nowhere_alone(
     command = worker_command(str(train), [])
     if refused:
         with pytest.raises(
-            Hopeless, match=f"built without MPI.* {train} would train alone: give --launch horovod"
+            PermanentStartError, match=f"built without MPI.* {train} would train alone: give --launch horovod"
         ):
             Mpi(command)
         monkeypatch.setenv("HOROVOD_CONTROLLER", "mpi")

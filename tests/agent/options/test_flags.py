@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from hetagent.errors import UsageError
 from hetagent.options import usage
 from hetagent.options.flags import SPEC_FLAGS, parser
-from hetagent.options.model import Options, Std, TorchrunOptions, UsageError
+from hetagent.options.model import Options, Std, TorchrunOptions
 from hetagent.options.parse import parse
 from hetagent.options.torchrun import REFUSED, spellings
 from hetrdzv.protocol.settings import Setting

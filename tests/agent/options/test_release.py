@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.support.servers import ROOT
 
+from hetagent.errors import UsageError
 from hetagent.options import release
-from hetagent.options.model import UsageError
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.options.model import Options, UsageError
+from hetagent.errors import UsageError
+from hetagent.options.model import Options
 from hetagent.options.parse import parse
 from hetagent.options.values import GRACE_S
 

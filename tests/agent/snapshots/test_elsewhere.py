@@ -11,7 +11,7 @@ import pytest
 from tests.agent.snapshots.test_round_trip import STEPS, Job, adamw, assert_same
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.job.loop import Identity
+from hetagent.context import Identity
 from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import hold_port
 from hetagent.snapshots.folder import FOLDER, Folder, Place, Stamp

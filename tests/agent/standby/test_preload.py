@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
+from hetagent.errors import UsageError
 from hetagent.launch.command import WorkerCommand
-from hetagent.options.model import UsageError
-from hetagent.standby import Preload
+from hetagent.options import parts
+from hetagent.options.parts import Preload
+from hetagent.standby.keeper import standbys_of
 
 SCRIPT = WorkerCommand("python", ("-u", "runner.py", "train.py"), is_python=True)
 PROGRAM = WorkerCommand("/opt/bin/train", (), is_python=False)
 
-NO_LINE: Any = None
-
 
 def preload(given: str | None, variable: str | None = None) -> Preload:
     environ = {} if variable is None else {"HET_PRELOAD": variable}
-    return Preload(Namespace(preload=given), environ)
+    return parts.preload(Namespace(preload=given), environ)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_names_that_are_no_modules(given: str | None, variable: str | None) -> N
 @pytest.mark.parametrize("command", [SCRIPT, None])  # or the group's
 def test_there_are_standbys_for_python_scripts(command: WorkerCommand | None) -> None:
     told: list[str] = []
-    room = preload("decimal").room(node("gpu", command, told), NO_LINE, [])
+    room = standbys_of(node("gpu", command, told), preload("decimal"))
     assert room is not None
     room.close()
     assert told == []
@@ -68,13 +68,13 @@ def test_where_there_can_be_none_a_line_says_why(
 ) -> None:
     told: list[str] = []
     here = node(launch, command, told)
-    assert preload(None).room(here, NO_LINE, []) is None
+    assert standbys_of(here, preload(None)) is None
     (said,) = told
     assert said.startswith(f"no standby processes, so restarts import everything again: {problem}")
-    assert preload(None, "none").room(here, NO_LINE, []) is None
-    assert preload("none").room(here, NO_LINE, []) is None
+    assert standbys_of(here, preload(None, "none")) is None
+    assert standbys_of(here, preload("none")) is None
     with pytest.raises(UsageError, match=f"^--preload torch makes no sense here, since {problem}"):
-        preload("torch").room(here, NO_LINE, [])
+        standbys_of(here, preload("torch"))
     assert told == [said]
 
 

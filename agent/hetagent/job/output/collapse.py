@@ -2,12 +2,9 @@
 
 import threading
 import time
-from argparse import Namespace
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TextIO
-
-from hetagent.feature import Feature, Flags, MergeLines
+from typing import TextIO
 
 WAIT_S = 0.5
 """How long a line waits for its like from other ranks (seconds); torch looks for new lines every 0.1 s."""
@@ -17,32 +14,6 @@ MOST_CHARACTERS = 64 << 10
 
 MOST_LINES = 1000
 """How many lines wait at most."""
-
-
-class Collapse(Feature):
-    """`--collapse`."""
-
-    flags: ClassVar[Flags] = {
-        "--collapse": {
-            "action": "store_true",
-            "help": "Show identical lines of several ranks of this node as one, with all their ranks in front; "
-            "without -t and -r as -t 3.",
-        },
-    }
-
-    def __init__(self, args: Namespace, environ: Mapping[str, str]) -> None:
-        self._is_wanted: bool = args.collapse
-
-    def fill(self, args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
-        """Have both streams shown if nobody says which."""
-        if self._is_wanted and args.redirects == args.tee == "0":
-            args.tee = "3"
-        return ()
-
-    @property
-    def merged(self) -> MergeLines | None:
-        """See `Merged`."""
-        return Merged if self._is_wanted else None
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ LATE_S = 0.5
 NOT_TORCH = "its collectives are not those of torch.distributed"
 """Why the collectives of Horovod's workers cannot be known."""
 
-OFF = "this node shows no stacks (--report-stacks off)"
+OFF = "this node shows no stacks (--report-output off)"
 
 FEW_WORKERS = 1_024
 """Of a world of so many workers the server gets the logs of each round as it ends; of a larger one from nodes where a

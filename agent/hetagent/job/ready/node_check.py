@@ -6,23 +6,15 @@ import select
 import subprocess
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, ClassVar
 
-from hetagent.feature import Feature, Flags
 from hetagent.job.failures import concealed, plain_text, sendable
 from hetagent.job.ready.fitness import READY, Check, Fitness
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
-from hetagent.options.values import told
-from hetrdzv.protocol.texts.typed import seconds
-
-if TYPE_CHECKING:
-    from hetagent.assembly import Node
 
 TIMEOUT_S = 60.0
-"""How long it may take by default (seconds)."""
+"""How long it may take (seconds)."""
 
 MOST_LINES, MOST_CHARACTERS = 3, 500
 """How much of its output a reason has: the end."""
@@ -30,39 +22,6 @@ MOST_LINES, MOST_CHARACTERS = 3, 500
 KEPT_BYTES = 8192
 LOOK_S = 0.1
 """How often to look whether it has ended, or is no longer wanted (seconds)."""
-
-
-class SiteCheck(Feature):
-    """`--node-check`."""
-
-    flags: ClassVar[Flags] = {
-        "--node-check": {
-            "metavar": "COMMAND",
-            "help": "This node is ready only while this /bin/sh command exits with 0 (or HET_NODE_CHECK).",
-        },
-        "--node-check-timeout-s": {
-            "type": told(seconds),
-            "default": TIMEOUT_S,
-            "metavar": "S",
-            "help": f"Seconds after which --node-check is killed and counts as failed (default: {TIMEOUT_S:g}).",
-        },
-    }
-
-    def __init__(self, args: Namespace, environ: Mapping[str, str]) -> None:
-        self.command: str = args.node_check or environ.get("HET_NODE_CHECK", "")
-        self.timeout_s: float = args.node_check_timeout_s
-
-    def check(self, node: "Node", offers: Callable[..., None]) -> Check | None:
-        """The command."""
-        if not self.command:
-            return None
-        return NodeCheck(
-            self.command,
-            node.identity.incarnation,
-            environ={processes.NODE_ID: node.identity.node_id},
-            timeout_s=self.timeout_s,
-            secrets=node.access.secrets,
-        )
 
 
 class NodeCheck(Check):
@@ -84,7 +43,7 @@ class NodeCheck(Check):
         incarnation: str,
         *,
         environ: Mapping[str, str] = {},
-        timeout_s: float,
+        timeout_s: float = TIMEOUT_S,
         secrets: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._command = command

@@ -20,11 +20,11 @@ from typing import cast
 
 import psutil
 
-from hetagent.job.loop import Identity
-from hetagent.job.snapshots import MOST_WHY
+from hetagent.context import Identity
+from hetagent.errors import UsageError
 from hetagent.job.snapshots.folder import UNSAVED
+from hetagent.job.snapshots.holdings import MOST_WHY
 from hetagent.node.processes import finding as processes
-from hetagent.options.model import UsageError
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp, put
 from hetagent.snapshots.on_disk import (

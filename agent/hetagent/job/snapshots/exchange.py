@@ -11,7 +11,8 @@ from typing import Any
 
 import xxhash
 
-from hetagent.job.snapshots import MOST_WHY, folder, holdings
+from hetagent.job.snapshots import folder, holdings
+from hetagent.job.snapshots.holdings import MOST_WHY
 from hetagent.node.network import host_port
 from hetagent.snapshots.asked import ASK
 from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Stamp

@@ -10,6 +10,9 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import Count, Positive, Rank, ShortText
 from hetrdzv.protocol.rooms.snapshots import MOST_HELD, MOST_VALUES, Digest, Held, RankPart, Stamp
 
+MOST_WHY = 256
+"""How long a reason may be that the server hears (characters)."""
+
 
 class Unusable(ValueError):
     """A part of a snapshot that does not count; the text says why."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from math import inf
 
-from hetagent.job.loop import Identity
+from hetagent.context import Identity
 from hetagent.job.snapshots.serving import Serving
 from hetagent.protocol.line import Line
 from hetagent.protocol.reports import parting

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from socket import socket
 
-from hetagent.job.loop import Identity
+from hetagent.context import Identity
 from hetagent.job.snapshots import serving_process
 from hetagent.node.network import NetworkError
 from hetagent.node.processes import finding as processes

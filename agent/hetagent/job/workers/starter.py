@@ -5,8 +5,9 @@ started, or taken from an optional feature that has started them ahead (`Room.ta
 """
 
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TextIO
 
 from hetagent.node.processes.signals import signal_name
 
@@ -53,6 +54,11 @@ class Started:
     outputs: Mapping[int, Callable[[], tuple[bytes, bytes] | None]] = field(default_factory=dict)
     catch_up: Callable[[float | None], bool] = lambda until: True
     met: Callable[[], int | None] = lambda: None
+
+
+MergeLines = Callable[[TextIO, Sequence[int], int, Callable[[str, str], str]], Any]
+"""Makes what takes the workers' lines on their way to the console: of the console, the local ranks, the global rank of
+local rank 0, and what a line of some ranks begins with (global and local ones, as text)."""
 
 
 @dataclass(frozen=True, slots=True)

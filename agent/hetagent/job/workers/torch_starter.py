@@ -19,11 +19,10 @@ from typing import Any, TextIO
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure
 
-from hetagent.feature import MergeLines
 from hetagent.job.failures import read_record, tail
 from hetagent.job.output.console import drained
 from hetagent.job.output.kept import STDERR, STDOUT, Consoles, Kept
-from hetagent.job.workers.starter import Exit, Program, Started, Take, no_process
+from hetagent.job.workers.starter import Exit, MergeLines, Program, Started, Take, no_process
 from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.launch.base import Assignment, Forecast
 from hetagent.launch.command import WorkerCommand

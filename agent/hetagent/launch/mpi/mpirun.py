@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hetagent.errors import CommandError, PermanentStartError
 from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_node
-from hetagent.launch.command import RUNNER, CommandError, Hopeless, WorkerCommand, python
+from hetagent.launch.command import RUNNER, WorkerCommand, python
 from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.folders import Scratch, sweep
 from hetagent.launch.mpi.relay import Relay
@@ -146,13 +147,13 @@ class Mpi(Launch):
         """Refuse a script whose processes would not find each other: each would train alone, and succeed.
 
         Raises:
-            Hopeless: it imports Horovod, which is built without MPI.
+            PermanentStartError: it imports Horovod, which is built without MPI.
         """
         script = next(
             (word for word in _plain(command) if word.endswith(".py") and os.path.isfile(word)), None
         )
         if self._horovod_alone and script is not None and IMPORTS_HOROVOD.search(Path(script).read_bytes()):
-            raise Hopeless(
+            raise PermanentStartError(
                 f"Horovod in {python()} is built without MPI, so under --launch mpi each process of {script} would "
                 f"train alone: give --launch horovod, or build Horovod with HOROVOD_WITH_MPI=1. If the script does not "
                 f"call hvd.init() here, set {CONTROLLER}=mpi"

@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from hetagent.launch.command import CommandError
+from hetagent.errors import CommandError
 from hetrdzv.protocol.directive import MemberReply
 from hetrdzv.protocol.requests.daemon import PROGRAM
 

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from hetagent.errors import CommandError
 from hetagent.launch.base import Assignment
-from hetagent.launch.command import CommandError
 
 PATIENCE_S = 10.0
 """How long a node waits until it sees the master's file in the directory (seconds); NFS takes a moment."""

@@ -4,8 +4,8 @@ import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 
+from hetagent.errors import CommandError, UnevenRanksError
 from hetagent.launch.base import Assignment
-from hetagent.launch.command import CommandError, Misfit
 from hetagent.node.network import host_port
 
 KNOWN: Mapping[str, str] = {
@@ -92,7 +92,7 @@ def require_even(names: set[str], assignment: Assignment) -> None:
     taken twice or be missing, and all nodes would wait for each other.
 
     Raises:
-        Misfit: says what it would compute, and what to pass instead.
+        UnevenRanksError: says what it would compute, and what to pass instead.
     """
     start = assignment.start
     even = (
@@ -100,7 +100,7 @@ def require_even(names: set[str], assignment: Assignment) -> None:
     )
     if even or not {"node_rank", "gpus"} <= names or "rank_offset" in names:
         return
-    raise Misfit(
+    raise UnevenRanksError(
         f"the nodes of this round have different GPU counts, but the command has {{node_rank}} and {{gpus}} without "
         f"{{rank_offset}}: {{node_rank}} * {{gpus}} is {start.group_rank * start.slots} here, and the first rank of "
         f"this node is {start.rank_offset}; {{nnodes}} * {{gpus}} is {start.nnodes * start.slots}, and the world size "

@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from hetagent.feature import Flags
+from hetagent.errors import CommandError
 from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_node
-from hetagent.launch.command import CommandError, WorkerCommand
+from hetagent.launch.command import WorkerCommand
 from hetagent.launch.node import placeholders
 from hetagent.launch.node.init_file import InitFile
 from hetagent.node.network import listens
 from hetagent.node.processes import finding as processes
+from hetagent.options.values import Flags
 
 LOOK_AFTER_S = 30.0
 """When the node's processes are counted after their start (seconds)."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hetagent.errors import UsageError
 from hetagent.node.console import counted
 from hetagent.node.gpu.discovery import Gpu, NoGpus, discover, is_rocm, visible_to_torch
-from hetagent.options.model import UsageError
 from hetrdzv.protocol.settings import MAX_SLOTS
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

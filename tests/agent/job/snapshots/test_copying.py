@@ -10,7 +10,7 @@ import pytest
 from tests.agent.job.snapshots.standin import part, put
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.job.loop import Identity
+from hetagent.context import Identity
 from hetagent.job.snapshots import copying
 from hetagent.job.snapshots.copying import fetch
 from hetagent.job.snapshots.exchange import Exchange

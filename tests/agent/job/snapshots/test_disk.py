@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tests.support.fuse import DeadFiles
 
-from hetagent.job.loop import Identity
+from hetagent.context import Identity
+from hetagent.errors import UsageError
 from hetagent.job.snapshots import disk as disks
 from hetagent.job.snapshots.disk import FIRST_S, Asked, Disk
-from hetagent.options.model import UsageError
 from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
 from hetagent.snapshots.on_disk import MARK, Mark, SnapshotId
 from hetagent.snapshots.to_disk import prune

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from hetagent.job import snapshots
-from hetagent.job.loop import Identity
-from hetagent.job.snapshots import KeepSnapshots, space
+from hetagent.context import Identity
+from hetagent.errors import UsageError
 from hetagent.job.snapshots import folder as folders
+from hetagent.job.snapshots import space
 from hetagent.job.snapshots.folder import EMPTY_S, OLD_S, Folder, sweep
-from hetagent.options.model import UsageError
+from hetagent.job.snapshots.start import snapshots_of
+from hetagent.options import parts
 from hetagent.options.parse import parse
+from hetagent.options.parts import SnapshotOptions
 from hetrdzv.protocol.rooms.snapshots import Holdings
 
 SERVERS = ["http://s:1"]
@@ -181,17 +183,16 @@ def test_a_real_file_system_is_looked_at() -> None:
 # -- flags -----------------------------------------------------------------------------------------------------
 
 
-def feature(*flags: str, **environ: str) -> KeepSnapshots:
-    options = parse(["--server", "http://h:1", *flags, "train.py"], environ)
-    return next(each for each in options.features if isinstance(each, KeepSnapshots))
+def asked(*flags: str, **environ: str) -> SnapshotOptions:
+    return parse(["--server", "http://h:1", *flags, "train.py"], environ).snapshots
 
 
 def test_flags_count_more_than_variables() -> None:
-    made = feature(
+    made = asked(
         "--snapshot-every-s", "64", HET_SNAPSHOT_EVERY_S="8", HET_SNAPSHOT_MEMORY="1G", HET_SNAPSHOT_DIR="/d"
     )
     assert (made.every_s, made.memory, str(made.folder)) == (64, "1G", "/d")
-    assert (feature().every_s, feature().memory, str(feature().folder)) == (30, None, "/dev/shm")
+    assert (asked().every_s, asked().memory, str(asked().folder)) == (30, None, "/dev/shm")
 
 
 @pytest.mark.parametrize(
@@ -211,26 +212,26 @@ def test_flags_count_more_than_variables() -> None:
 )
 def test_what_makes_no_sense_is_refused(flags: list[str], environ: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        feature(*flags, **environ)
+        asked(*flags, **environ)
 
 
 def test_off_makes_nothing(tmp_path: Path) -> None:
     nobody: Any = None
     for size in ("off", "0"):
         assert (
-            feature("--snapshot-memory", size, "--snapshot-dir", str(tmp_path)).room(nobody, nobody, ())
+            snapshots_of(nobody, asked("--snapshot-memory", size, "--snapshot-dir", str(tmp_path)), nobody)
             is None
         )
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(
         UsageError, match="--snapshot-to needs snapshots, and --snapshot-memory turns them off"
     ):
-        feature("--snapshot-memory", "off", "--snapshot-to", str(tmp_path)).room(nobody, nobody, ())
+        snapshots_of(nobody, asked("--snapshot-memory", "off", "--snapshot-to", str(tmp_path)), nobody)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"--snapshot-to .*/file: File exists"):
-        feature("--snapshot-to", str(tmp_path / "file")).room(nobody, nobody, ())
+        snapshots_of(nobody, asked("--snapshot-to", str(tmp_path / "file")), nobody)
     with pytest.raises(UsageError, match="--snapshot-memory: 'some' is not a size"):
-        feature("--snapshot-memory", "some").room(nobody, nobody, ())
+        snapshots_of(nobody, asked("--snapshot-memory", "some"), nobody)
 
 
 def placed(folder: Path, said: list[str], offered: list[Holdings] | None = None, **environ: str) -> Any:
@@ -247,7 +248,9 @@ def placed(folder: Path, said: list[str], offered: list[Holdings] | None = None,
         launch=Namespace(one_per_node=False),
         hold_port=None,
     )
-    return feature(*(["--snapshot-dir", str(folder)] if not environ else []), **environ).room(node, line, ())
+    return snapshots_of(
+        node, asked(*(["--snapshot-dir", str(folder)] if not environ else []), **environ), line
+    )
 
 
 def test_a_place_that_was_named_has_to_be_there(tmp_path: Path) -> None:
@@ -260,7 +263,7 @@ def test_where_there_is_no_place_there_are_no_snapshots(
 ) -> None:
     said: list[str] = []
     offered: list[Holdings] = []
-    monkeypatch.setattr(snapshots, "SHM", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(parts, "SHM", str(tmp_path / "nowhere"))
     assert placed(tmp_path, said, offered, HET_SNAPSHOT_EVERY_S="8") is None
     assert len(said) == 1
     assert said[0].startswith("no snapshots on this node: [Errno 2]")
@@ -272,7 +275,7 @@ def test_a_node_whose_folder_another_agent_uses_does_without(
 ) -> None:
     said: list[str] = []
     offered: list[Holdings] = []
-    monkeypatch.setattr(snapshots, "SHM", str(tmp_path))
+    monkeypatch.setattr(parts, "SHM", str(tmp_path))
     first = placed(tmp_path, said)
     assert placed(tmp_path, said, offered, HET_SNAPSHOT_EVERY_S="8") is None
     assert said[0].startswith(

@@ -13,7 +13,7 @@ from tests.agent.job.rig import soon
 from tests.agent.job.snapshots.standin import part
 from tests.agent.job.test_store import start
 
-from hetagent.job.loop import Identity
+from hetagent.context import Identity
 from hetagent.job.snapshots import parting as partings
 from hetagent.job.snapshots.parting import SERVES_S, Parting
 from hetagent.job.snapshots.serving import Serving

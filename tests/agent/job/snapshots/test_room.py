@@ -17,7 +17,7 @@ from tests.agent.job.snapshots import standin
 from tests.agent.job.snapshots.standin import part, put
 from tests.agent.job.test_store import start
 
-from hetagent.job.loop import Identity
+from hetagent.context import Identity
 from hetagent.job.snapshots import declaring
 from hetagent.job.snapshots.folder import Folder
 from hetagent.job.snapshots.room import Snapshots

@@ -15,7 +15,7 @@ import pytest
 from tests.agent.job.rig import soon
 from tests.agent.job.snapshots.standin import part
 
-from hetagent.job.loop import Identity
+from hetagent.context import Identity
 from hetagent.job.snapshots import serving
 from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import NetworkError, hold_port

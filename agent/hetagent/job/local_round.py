@@ -264,10 +264,10 @@ class LocalRound:
             self._note_end(self._workers, failed or self._lingering(self._workers))
         if self.phase is not Phase.ENDING or self._end is None or time.monotonic() < self._end.due_at:
             return None
+        self._workers.catch_up()  # what it has written may be the reason to give up
         if self._end.failure is not None and self.gives_up():
             return None  # it has failed for that reason, which is no failure of the script
         self._move(Phase.ENDED)
-        self._workers.catch_up()
         return self._end
 
     def _lingering(self, workers: Workers) -> list[Exit]:

@@ -1,7 +1,7 @@
 """Snapshots are at most an interval apart, and of the same steps on all ranks, however long steps are."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
@@ -36,11 +36,13 @@ def a_busy_machine(dice: random.Random) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("durations", [slower_at_once, evaluations, a_busy_machine])
-def test_all_ranks_take_the_same_steps_and_no_interval_is_longer(durations: object) -> None:
-    for seed in range(30):
-        dice = random.Random(f"{durations}.{seed}")
+def test_all_ranks_take_the_same_steps_and_no_interval_is_longer(
+    durations: Callable[[random.Random], Iterator[float]],
+) -> None:
+    for seed in range(60):
+        dice = random.Random(f"{durations.__name__}.{seed}")
         ranks, at, taken, longest_s = [Schedule() for _ in range(4)], 0.0, [0.0], 0.0
-        for step_s in durations(dice):  # type: ignore[operator]
+        for step_s in durations(dice):
             at += step_s
             longest_s = max(longest_s, step_s)
             # Ranks are up to half a step apart.
@@ -50,7 +52,7 @@ def test_all_ranks_take_the_same_steps_and_no_interval_is_longer(durations: obje
             if at > LONG_S:
                 break
         apart = max(after - before for before, after in pairwise([*taken, at]))
-        assert apart <= EVERY_S + longest_s, seed
+        assert apart <= EVERY_S + 1.5 * longest_s, seed
 
 
 @pytest.mark.parametrize("step_s", [0.001, 0.01, 0.3, 4.0])

@@ -107,7 +107,7 @@ def begins(node: Node, until: float | None = None, *, alone: bool = False, **mor
 def test_it_says_what_it_serves_and_waits_until_the_others_have_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partings, "QUIET_S", 0.5)
+    monkeypatch.setattr(partings, "QUIET_S", 1.1)
     monkeypatch.setattr(partings, "ASK_S", 0.05)
     assert begins(node)
     (report,) = node.others.reports
@@ -119,7 +119,7 @@ def test_it_says_what_it_serves_and_waits_until_the_others_have_it(
     finishing = threading.Thread(target=node.finishes)
     finishing.start()
     node.fetched()
-    time.sleep(1.0)
+    time.sleep(1.3)
     assert finishing.is_alive(), "they have not begun to load"
     node.others.says = "others_load"
     for _ in range(4):

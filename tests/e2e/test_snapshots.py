@@ -212,6 +212,7 @@ def test_shards_of_a_node_that_loses_its_memory_are_on_another(job: Cluster) -> 
     assert run.loaded(grown) > 0
 
 
+@pytest.mark.long
 def test_what_a_round_began_from_outlives_a_node_before_the_next_snapshot(job: Cluster) -> None:
     """When a round ends, each shard is on its own node only; here few others are taken."""
     run = begun(job, "fsdp2", 100_000, "--snapshot-every-s", "3600")
@@ -243,7 +244,8 @@ def to_disk(cluster: Cluster, every_s: int) -> tuple[str, ...]:
     return "--snapshot-to", str(cluster.folder / "disk"), "--snapshot-to-every-s", str(every_s)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.long), "fsdp2"])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_nodes_that_all_have_to_go_leave_their_last_step_on_disk(job: Cluster, kind: str) -> None:
     run = begun(job, kind, 100_000, *to_disk(job, 600), "--grace-s", "100")
     number = run.trained()

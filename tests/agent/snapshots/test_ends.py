@@ -70,6 +70,7 @@ dcp.async_save({"model": model.state_dict()}, storage_writer=Slow("checkpoint"))
 """
 
 
+@pytest.mark.long
 def test_the_last_step_is_saved_by_an_exception_while_a_checkpoint_is_written_beside_it(
     tmp_path: Path,
 ) -> None:

@@ -360,7 +360,13 @@ def test_what_is_due_is_left_out_until_there_is_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [f"{file} {what}" for file in ("large", "small") for what in ("bit", "end", "zeros")]
+    "kind",
+    [
+        "large bit",
+        "small end",
+        "small zeros",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("large end", "large zeros", "small bit")),
+    ],
 )
 def test_a_corrupt_copy_is_found_and_the_older_one_is_taken(tmp_path: Path, kind: str) -> None:
     random_ = random.Random(kind)

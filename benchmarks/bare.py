@@ -11,7 +11,6 @@ HEADERS = [
     (b"content-type", b"application/json"),
     (b"content-length", str(len(BODY)).encode()),
     (b"het-api-version", b"1"),
-    (b"het-api-minor", b"1"),
 ]
 
 

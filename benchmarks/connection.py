@@ -6,7 +6,7 @@ from typing import Self
 
 HEAD = (
     "Host: 127.0.0.1\r\nAccept: application/json\r\nAccept-Encoding: gzip, deflate\r\n"
-    "Connection: keep-alive\r\nHet-Api-Version: 1\r\nHet-Api-Minor: 1\r\n"
+    "Connection: keep-alive\r\nHet-Api-Version: 1\r\n"
 )
 """What an agent sends with every request, so that parsing it costs the server as much."""
 

@@ -250,7 +250,6 @@ class Node(Connection):
         self._away = False
         self._join_due = self.known = False
         self._reports: list[dict[str, Any]] = []
-        self._socket = ""
         self._retry: asyncio.TimerHandle | None = None
         self._connecting: asyncio.Task[Any] | None = None  # the loop itself keeps no reference
 
@@ -317,16 +316,6 @@ class Node(Connection):
         if self.transport is not None:
             self.transport.abort()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._socket = ""
-
-    def _name_socket(self) -> None:
-        """Tell the server our end of the connection with each poll: no proxy is in between, so polls may be long."""
-        assert self.transport is not None
-        host, port = self.transport.get_extra_info("sockname")[:2]
-        self._socket = f"Het-Socket: {host}:{port}\r\n"
-
     def closed(self) -> None:
         if self.fleet.closing or self.kind == "dead":
             return
@@ -382,7 +371,7 @@ class Node(Connection):
         path = f"{self.path}/directive"
         if not self.fleet.tells or self.kind != "start":
             query = f"incarnation={self.incarnation}&after={self.version}&wait={wait_s:g}"
-            return request("GET", f"{path}?{query}", more=self._socket)
+            return request("GET", f"{path}?{query}")
         done = int(self.fleet.loop.time() * 10)
         collectives = {
             "name": "0",
@@ -396,7 +385,7 @@ class Node(Connection):
         ]
         body = {"incarnation": self.incarnation, "after": self.version, "wait_s": wait_s}
         progress = {"round": self.round, "workers": workers}
-        return request("POST", path, {**body, "progress": progress}, self._socket)
+        return request("POST", path, {**body, "progress": progress})
 
     def offer(self) -> dict[str, Any]:
         """The body of its join."""
@@ -425,8 +414,6 @@ class Node(Connection):
                 case _:
                     counts.polls += 1
             directive = json.loads(body)
-            if asked == "poll" and not self._socket and directive.get("keepalive_s") is not None:
-                self._name_socket()
             self._failures, self._away = 0, False
             self.heard_from = self._sent_at
             self._obey(directive)

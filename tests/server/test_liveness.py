@@ -8,11 +8,9 @@ from hetrdzv.core.group import empty
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.service.liveness.leases import (
-    MAX_BLIND_POLL_S,
     MAX_POLL_S,
     SPARE_PLACES,
     Leases,
-    longest_lease,
     pace,
 )
 
@@ -131,13 +129,13 @@ def test_after_a_stall_everybody_has_a_full_lease() -> None:
 
 
 def test_after_a_load_everybody_has_the_longest_lease_that_was_granted() -> None:
-    leases, many = Leases(), group_of(*(f"n{number}" for number in range(1_000)))
-    longest = longest_lease(5.0, 1_000)
+    leases, many = Leases(), group_of(*(f"n{number}" for number in range(5_000)))
+    longest = pace(5.0, 5_000).lease_s
     leases.restore([many], 100.0)
-    assert len(leases) == 1_000
-    assert longest == pace(5.0, 1_000, direct=True).lease_s > 5.0
+    assert len(leases) == 5_000
+    assert longest > 5.0
     assert lost(leases, many, 100.0 + longest) == []
-    assert len(lost(leases, many, 100.1 + longest)) == 1_000
+    assert len(lost(leases, many, 100.1 + longest)) == 5_000
 
 
 def test_who_is_gone_is_forgotten_once_its_lease_is_over() -> None:
@@ -176,20 +174,18 @@ def test_connections_that_break_again_and_again_do_not_make_the_heap_grow() -> N
 
 
 @pytest.mark.parametrize(
-    ("lease_s", "nodes", "direct", "poll_s", "lease"),
+    ("lease_s", "nodes", "poll_s", "lease"),
     [
-        (5.0, 2, True, 2.5, 5.0),
-        (0.5, 2, True, 0.25, 0.5),
-        (3600.0, 2, False, MAX_BLIND_POLL_S, 3600.0),
-        (3600.0, 2, True, MAX_POLL_S, 3600.0),
-        (5.0, 990, True, 30.0, 60.0),
-        (5.0, 1_000, False, 2.5, 5.0),
-        (5.0, 10_000, True, MAX_POLL_S, 120.0),
-        (5.0, 10_000, False, 20.0, 40.0),
+        (5.0, 2, 2.5, 5.0),
+        (0.5, 2, 0.25, 0.5),
+        (3600.0, 2, MAX_POLL_S, 3600.0),
+        (5.0, 1_250, 2.5, 5.0),
+        (5.0, 10_000, 20.0, 40.0),
+        (5.0, 16_384, MAX_POLL_S, 60.0),
     ],
 )
 def test_the_pace_follows_the_lease_and_the_number_of_nodes(
-    lease_s: float, nodes: int, direct: bool, poll_s: float, lease: float
+    lease_s: float, nodes: int, poll_s: float, lease: float
 ) -> None:
-    found = pace(lease_s, nodes, direct=direct)
+    found = pace(lease_s, nodes)
     assert (found.poll_s, found.lease_s) == (poll_s, lease)

@@ -24,7 +24,7 @@ from hetrdzv.auth.tls import ClientTls, ServerTls, TlsError
 from hetrdzv.cli import etcd, hetctl, hetserver
 from hetrdzv.cli.shared import Shared
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.errors import HetError, Problem, Unreachable
+from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.service.service import Service
 from hetrdzv.settings import Settings
@@ -55,6 +55,13 @@ def encrypted(tls: Tls, *args: str) -> Hetserver:
     return Hetserver("memory", 0, None, "--tls-cert", str(tls.cert), "--tls-key", str(tls.key), *args)
 
 
+class Strict(Hetserver):
+    """A server that nobody can ask without a certificate."""
+
+    def _try(self) -> None:
+        socket.create_connection(("127.0.0.1", self.port), 1.0).close()
+
+
 @pytest.fixture(scope="module")
 def server(mine: Tls) -> Iterator[Hetserver]:
     with encrypted(mine) as running:
@@ -66,7 +73,17 @@ def server(mine: Tls) -> Iterator[Hetserver]:
 @pytest.fixture(scope="module")
 def strict(mine: Tls) -> Iterator[Hetserver]:
     """A server that requires client certificates."""
-    with encrypted(mine, "--tls-client-ca", str(mine.ca)) as running:
+    with Strict(
+        "memory",
+        0,
+        None,
+        "--tls-cert",
+        str(mine.cert),
+        "--tls-key",
+        str(mine.key),
+        "--tls-client-ca",
+        str(mine.ca),
+    ) as running:
         yield running
         assert running.stop() == 0
         assert "Traceback" not in running.log
@@ -134,27 +151,10 @@ async def test_a_certificate_that_is_none_for_this_server_or_day(
 
 async def test_the_wrong_scheme_is_told(server: Hetserver, mine: Tls) -> None:
     url = server.url.replace("https:", "http:")
-    assert await ask(url) == f"{url} answered, but speaks TLS: use https://"
+    assert "if it speaks TLS, give https://" in await ask(url)
     with Hetserver() as plain:
         said = await ask(plain.url.replace("http:", "https:"), ClientTls(mine.ca))
         assert said == f"https://127.0.0.1:{plain.port} answered, but does not speak TLS: use http://"
-
-
-async def test_the_wrong_scheme_is_told_to_whoever_sends_much(server: Hetserver) -> None:
-    """The answer is read though more comes after it: a connection that was closed would be reset."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"PUT /v1/groups/g/nodes/n HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")
-    for _ in range(10):
-        writer.write(b"x" * 10_000)
-        await writer.drain()
-        await asyncio.sleep(0.01)
-    said = (await reader.read()).decode()
-    assert said.startswith("HTTP/1.1 426 Upgrade Required\r\n")
-    head, _, text = said.partition("\r\n\r\n")
-    assert text == "this server speaks TLS: use https://\n"
-    assert f"Content-Length: {len(text)}" in head
-    writer.close()
-    await writer.wait_closed()
 
 
 def handshake(server: Hetserver, version: ssl.TLSVersion) -> str:
@@ -186,29 +186,14 @@ async def test_a_client_certificate_is_asked_for(
     both.write_bytes(node.key.read_bytes() + node.cert.read_bytes())
     assert await ask(strict.url, ClientTls(mine.ca, both)) == "ok"
     async with Client([strict.url], tls=ClientTls(mine.ca)) as client:
-        with pytest.raises(Problem, match="requires a client certificate: give --client-cert") as error:
+        with pytest.raises(Unreachable):
             await client.groups()
-        assert (error.value.status, error.value.code) == (403, "certificate_required")
     said = await ask(strict.url, ClientTls(mine.ca, theirs.cert, theirs.key))
     assert "is our --client-cert signed by the authority in its --tls-client-ca?" in said
     expired = ours.issue("old", days=-1)
     assert "is our --client-cert signed by" in await ask(
         strict.url, ClientTls(mine.ca, expired.cert, expired.key)
     )
-
-
-def get(server: Hetserver, tls: Tls, path: str) -> int:
-    context = ssl.create_default_context(cafile=tls.ca)
-    with closing(
-        http.client.HTTPSConnection("127.0.0.1", server.port, timeout=WAIT_S, context=context)
-    ) as connection:
-        connection.request("GET", path)
-        return connection.getresponse().status
-
-
-def test_probes_need_no_certificate(strict: Hetserver, mine: Tls) -> None:
-    assert [get(strict, mine, path) for path in ("/healthz", "/readyz", "/docs")] == [200] * 3
-    assert [get(strict, mine, path) for path in ("/metrics", "/v1/groups", "/healthz/")] == [403] * 3
 
 
 # -- as without TLS ----------------------------------------------------------------------------------------
@@ -226,6 +211,15 @@ def node_state(server: Hetserver, tls: Tls) -> str:
         return str(json.loads(connection.getresponse().read())["nodes"][0]["state"])
 
 
+def get(server: Hetserver, tls: Tls, path: str) -> int:
+    context = ssl.create_default_context(cafile=tls.ca)
+    with closing(
+        http.client.HTTPSConnection("127.0.0.1", server.port, timeout=WAIT_S, context=context)
+    ) as connection:
+        connection.request("GET", path)
+        return connection.getresponse().status
+
+
 def test_a_poll_that_is_cut_is_seen_and_a_stop_waits_for_nobody(mine: Tls) -> None:
     with encrypted(mine) as server, ExitStack() as stack:
         context = ssl.create_default_context(cafile=mine.ca)
@@ -235,7 +229,7 @@ def test_a_poll_that_is_cut_is_seen_and_a_stop_waits_for_nobody(mine: Tls) -> No
             return stack.enter_context(context.wrap_socket(raw, server_hostname="127.0.0.1"))
 
         def join(stream: ssl.SSLSocket, incarnation: str) -> None:
-            spec = {"min_nodes": 2, "lease_s": 600}
+            spec = {"min_nodes": 2, "lease_s": 60}
             body = json.dumps({**OFFER, "incarnation": incarnation, "spec": spec}).encode()
             head = "PUT /v1/groups/g/nodes/a?wait=60 HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             stream.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -253,7 +247,7 @@ def test_a_poll_that_is_cut_is_seen_and_a_stop_waits_for_nobody(mine: Tls) -> No
         polls = [connect() for _ in range(3)]
         for number, poll in enumerate(polls):
             head = f"PUT /v1/groups/h/nodes/n{number}?wait=60 HTTP/1.1\r\nHost: localhost\r\n"
-            body = json.dumps({**OFFER, "spec": {"min_nodes": 9, "lease_s": 600}})
+            body = json.dumps({**OFFER, "spec": {"min_nodes": 9, "lease_s": 60}})
             poll.sendall(
                 f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
             )
@@ -451,8 +445,8 @@ def test_the_way_shown_to_nodes_has_what_they_need(mine: Tls, tmp_path: Path) ->
 
 
 def test_a_server_asks_clients_only_where_it_was_told(mine: Tls) -> None:
-    assert not ServerTls(mine.cert, mine.key, None).asks_clients
-    assert ServerTls(mine.cert, mine.key, mine.ca).asks_clients
+    assert ServerTls(mine.cert, mine.key, None).context.verify_mode is ssl.CERT_NONE
+    assert ServerTls(mine.cert, mine.key, mine.ca).context.verify_mode is ssl.CERT_REQUIRED
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,13 @@ import pytest
 from hetrdzv.protocol.rooms.stacks import EARLIER, LEAST_OF_WORKER, MOST_OF_WORKER, About, Stack
 from hetrdzv.service.progress import traces as module
 from hetrdzv.service.progress.traces import ENTRY, Traces
-from hetrdzv.service.quotas import MOST_HELD, Quotas
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
 def traces() -> Traces:
-    return Traces(lambda: AT, Quotas())
+    return Traces(lambda: AT)
 
 
 def wrote(traces: Traces, number: int, *texts: str, group: str = "g", world: int = 8) -> None:
@@ -104,18 +103,3 @@ def test_the_group_with_the_oldest_news_gives_way(traces: Traces, monkeypatch: p
         wrote(traces, 1, "." * 10, group=group)
     wrote(traces, 2, "", group="a")
     assert [bool(traces.rounds(group, About.LOGS)) for group in "abc"] == [True, False, True]
-
-
-def test_a_token_has_room_for_so_much() -> None:
-    quotas = Quotas(lambda: ["g*"])
-    traces = Traces(lambda: AT, quotas)
-    quotas.holds("g", "records", MOST_HELD - 1)
-    wrote(traces, 1, "fits")
-    assert traces.rounds("g", About.LOGS) == {1}
-    wrote(traces, 2, "does not")
-    assert traces.rounds("g", About.LOGS) == {1}
-    traces.forget("g")
-    wrote(traces, 3, "fits again")
-    assert traces.rounds("g", About.LOGS) == {3}
-    traces.clear()
-    assert traces.rounds("g", About.LOGS) == frozenset()

@@ -36,9 +36,6 @@ def test_the_table_keeps_it_over_rounds_and_forgets_it_with_the_job() -> None:
             "g", "a", NodeProgress(round=number, workers=(Worker(rank=0, step=step), Worker(rank=1))), at
         )
     assert table.trail("g") == ((0.0, 1, 10), (40.0, 1, 20), (80.0, 2, 15))
-    before = table.size("g")
-    table.note("g", "a", NodeProgress(round=2, workers=(Worker(rank=0, step=16), Worker(rank=1))), 120.0)
-    assert table.size("g") > before
     table.forget("g")
     assert table.trail("g") == ()
     table.note("silent", "a", NodeProgress(round=1, workers=(Worker(rank=0),)), 0.0)

@@ -177,6 +177,6 @@ class Hetserver:
 
 
 class Impatient(Hetserver):
-    """A hetserver that does not wait long for headers and bodies (programs/impatient.py)."""
+    """A hetserver that does not wait long for bodies (programs/impatient.py)."""
 
     module = "tests.support.programs.impatient"

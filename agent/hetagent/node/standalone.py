@@ -8,10 +8,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 
-CONNECTIONS = 256
-"""The most connections to a server for one node: its agent's, and people's with hetctl. It needs few open files."""
-
-
 GROUP_PREFIX = "standalone-"
 """What the ids begin with that `fresh_group` makes."""
 
@@ -48,7 +44,6 @@ def own_server() -> Iterator[OwnServer]:
             [
                 *(sys.executable, "-m", "hetrdzv.cli.hetserver", "--fd", str(listener.fileno())),
                 *("--store", "memory", "--log-level", "error", "--stop-at-eof"),
-                *("--max-connections", str(CONNECTIONS)),
             ],
             stdin=subprocess.PIPE,
             pass_fds=(listener.fileno(),),

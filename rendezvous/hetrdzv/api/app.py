@@ -12,7 +12,6 @@ from hetrdzv.api import problems
 from hetrdzv.api.bound import Table
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
-from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.refused import RefusalLog
 from hetrdzv.api.room import Room
 from hetrdzv.api.rooms import HANDLERS
@@ -21,10 +20,8 @@ from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.dashboard.room import Dashboard
 from hetrdzv.protocol.errors import HetError, NotLeader
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.quotas import Quotas
 from hetrdzv.service.replica import Replica, SingleReplica
 from hetrdzv.service.service import Service
-from hetrdzv.settings import DEFAULT_LIMITS, Limits
 
 ROOMS: Sequence[type[Room]] = (Dashboard,)
 """Optional features with state of their own, or pages; each can be taken out with its row."""
@@ -45,10 +42,7 @@ def create_app(
     token: str | None = None,
     tokens: Tokens | None = None,
     any_host: bool = False,
-    certified: bool = False,
-    limits: Limits = DEFAULT_LIMITS,
     metrics: Metrics | None = None,
-    quotas: Quotas | None = None,
 ) -> ASGIApp:
     """An ASGI application for a service or a replica; the caller starts and closes that.
 
@@ -56,10 +50,7 @@ def create_app(
         token: a token that may do everything, instead of `tokens`.
         tokens: every request must carry one of them; None: no token is required.
         any_host: whether it answers to every host name although it has no token.
-        certified: whether clients must show a certificate.
-        limits: bound its memory.
         metrics: shared by services that follow one another.
-        quotas: what the groups of each token may take; the same as the service's.
     """
     app = Starlette(routes=TABLE.routes)
     app.router.redirect_slashes = False
@@ -71,7 +62,6 @@ def create_app(
     problems.install(app, refuse)
     if token is not None:
         tokens = Tokens({token: EVERYTHING})
-    admission = Admission(limits.max_polls_per_address)
     return Gate(
         app=app,
         table=TABLE,
@@ -79,11 +69,8 @@ def create_app(
         tokens=tokens,
         rooms=[room(app, tokens) for room in ROOMS],
         refuse=refuse,
-        admission=admission,
         refusals=refusals,
-        quotas=quotas or Quotas(),
         any_host=any_host,
-        certified=certified,
     )
 
 

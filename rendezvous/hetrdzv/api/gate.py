@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,15 +16,12 @@ from hetrdzv.api import problems
 from hetrdzv.api.bound import Bound, Table
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.http.body import PARSED, Body
-from hetrdzv.api.http.calling import ACCEPT, CERTIFIED
-from hetrdzv.api.http.limits import Admission
 from hetrdzv.api.refused import RefusalLog, client_of
 from hetrdzv.api.room import Room
 from hetrdzv.auth.hosts import same_origin, trusted_host
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.protocol.errors import (
-    CertificateRequired,
     ForeignHost,
     HetError,
     LeaderLost,
@@ -33,7 +29,6 @@ from hetrdzv.protocol.errors import (
     Unauthorized,
 )
 from hetrdzv.protocol.http import versions
-from hetrdzv.service.quotas import Quotas
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +52,8 @@ class Gate:
         tokens: every request must carry one of them; None: no token is required.
         rooms: optional features, which may know who asks for a page without a token.
         refuse: a refusal as an answer.
-        admission: limits what is in progress at once.
         refusals: logs who is refused.
-        quotas: what the groups of each token may take.
         any_host: whether a server without tokens answers to every host name (`--insecure`).
-        certified: whether clients must show a certificate.
     """
 
     app: ASGIApp
@@ -70,23 +62,18 @@ class Gate:
     tokens: Tokens | None
     rooms: Sequence[Room]
     refuse: Callable[[HetError, Request], Response]
-    admission: Admission
     refusals: RefusalLog
-    quotas: Quotas
     any_host: bool
-    certified: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         scope = dict(scope)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        reply, account = _Reply(send), None
+        reply = _Reply(send)
         try:
             if scope["path"].startswith(GROUP_PATHS):
-                versions.check_request(
-                    headers.get(versions.MAJOR_HEADER.lower()), headers.get(versions.MINOR_HEADER.lower())
-                )
+                versions.check_request(headers.get(versions.HEADER.lower()))
             row, scope["path_params"] = self.table.find(scope["method"], scope["path"])
             if not row.route.path:
                 row = self._open_at(row, scope, reply)
@@ -94,14 +81,7 @@ class Gate:
                 permit = self._permit(scope, headers, is_page=row.route.page)
                 permit.check(row.route, scope["path_params"].get("group_id"), scope["method"], scope["path"])
                 permit.put_into(scope)
-                account = self.quotas.asks(permit.grant.scope)
-            go_on = partial(self._pass_on, row, scope, headers, receive, reply)
-            host = scope["client"][0] if scope.get("client") else ""
-            work = self.admission.admit(row.route.size, host, headers.get("accept", ""), go_on)
-            if account is None:
-                await work
-            else:
-                await account.charged(work)
+            await self._pass_on(row, scope, headers, receive, reply)
         except HetError as error:
             self.refusals.note(error, client_of(scope), scope["method"], scope["path"])
             await self._refuse(reply, error, scope)
@@ -127,11 +107,9 @@ class Gate:
         self, row: Bound, scope: Scope, headers: dict[str, str], receive: Receive, reply: "_Reply"
     ) -> None:
         is_open = row.route.role is None
-        with Body(headers, receive, self.admission.bodies) as body:
+        with Body(headers, receive) as body:
             if not await body.read():
                 return
-            if not is_open and (accept := scope.get("state", {}).get(ACCEPT)) is not None:
-                accept()
             if scope["path"].startswith(GROUP_PATHS) or (row.route.page and not is_open):
                 self.dispatcher.assign(scope)
                 reply.may_begin = lambda: self.dispatcher.still_answers(scope)
@@ -159,12 +137,8 @@ class Gate:
             is_page: of a route for people, to which a browser that is signed in has access.
 
         Raises:
-            CertificateRequired, Unauthorized, ForeignHost: nothing at all.
+            Unauthorized, ForeignHost: nothing at all.
         """
-        if self.certified and not scope.get("state", {}).get(CERTIFIED):
-            raise CertificateRequired(
-                "this server requires a client certificate: give --client-cert and --client-key"
-            )
         if self.tokens is not None:
             if is_page and "authorization" not in headers:
                 for room in self.rooms:

@@ -16,6 +16,7 @@ from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import (
     HetError,
     InvalidRequest,
+    RequestTooSlow,
     SpecConflict,
     StaleRound,
     Unauthorized,
@@ -49,6 +50,7 @@ class StaleReport(StaleRound):
 
 _HEADERS: Mapping[type[HetError], Mapping[str, str]] = {
     Unauthorized: {"www-authenticate": "Bearer"},
+    RequestTooSlow: {"connection": "close"},  # whatever comes of it yet is not waited for
 }
 """Headers that belong to an error."""
 

@@ -1,9 +1,7 @@
 """Reads what a request gives to a route: names in its path, parameters, a body. What is wrong is told by name."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import make_dataclass, replace
-from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -13,10 +11,7 @@ from hetrdzv.api.http.body import PARSED
 from hetrdzv.api.problems import InvalidField
 from hetrdzv.protocol import bounds, codec
 from hetrdzv.protocol.codec import Malformed, Mistake
-from hetrdzv.protocol.http import versions
-from hetrdzv.protocol.http.route import Route
-
-logger = logging.getLogger(__name__)
+from hetrdzv.protocol.http.route import Role, Route
 
 PATH_KINDS: Mapping[str, Any] = {"group_id": bounds.Id, "node_id": bounds.Id, "name": bounds.ShortText}
 """The types of the names in paths."""
@@ -75,7 +70,7 @@ class Reader:
                 if name in self._known:
                     texts[name] = values if self._known[name] else values[-1]
                 elif not self._route.page:
-                    self._unknown(name[:80], request)
+                    self._unknown(name[:80])
         for name, header in self._headers.items():
             if (text := request.headers.get(header)) is not None:
                 texts[name] = text
@@ -86,12 +81,11 @@ class Reader:
         """The name of a parameter as requests have it: headers have dashes."""
         return self._headers.get(name, name) if isinstance(name, str) else name
 
-    def _unknown(self, name: str, request: Request) -> None:
-        """Refuse an unknown query parameter, as bodies do with fields."""
-        if not versions.is_newer(request.headers):
+    def _unknown(self, name: str) -> None:
+        """Refuse an unknown query parameter, as bodies do with fields; agents' are ignored."""
+        if self._route.role is not Role.AGENT:
             known = ", ".join(self._known) or "none"
             raise InvalidField(name, f"there is no such query parameter here; known parameters: {known}")
-        ignored(f"query parameter '{name}'")
 
     async def _body(self, request: Request) -> Any:
         kind, data = self._route.body, (await request.receive()).get("body", b"")
@@ -101,21 +95,9 @@ class Reader:
             what = "must be a JSON object, sent with Content-Type: application/json" if data else "is missing"
             raise Malformed((Mistake((), f"it {what}"),))
         try:
-            return codec.read(kind, data)
-        except Malformed as error:
-            if not versions.is_newer(request.headers):
-                raise
-            for unknown in (mistake for mistake in error.mistakes if mistake.unknown):
-                ignored(f"field '{unknown.field}' of a {kind.__name__}")
-            return codec.read(kind, data, unknown="ignore")
+            return codec.read(kind, data, unknown="ignore" if self._route.role is Role.AGENT else "refuse")
         finally:
             request.scope.get(PARSED, _nothing)()  # a poll may wait for long, and its body be large
-
-
-@lru_cache(maxsize=256)
-def ignored(what: str) -> None:
-    """Log, once, that something in a newer client's requests is ignored."""
-    logger.warning("ignoring %s: a client is newer than this server; upgrade hetserver to use it", what)
 
 
 def _parsed(query: bytes) -> Mapping[str, list[str]]:

@@ -18,7 +18,7 @@ EVERY_S = 60.0
 SOURCES_KEPT = 1_000
 """How many refusals are remembered at once. When more come within `EVERY_S`, the others are only counted."""
 
-ACCESS = frozenset({"unauthorized", "forbidden", "certificate_required", "foreign_host", "version_mismatch"})
+ACCESS = frozenset({"unauthorized", "forbidden", "foreign_host", "version_mismatch"})
 """Refusals that say that a client may not speak to this server: warnings. The others are information."""
 
 ROUTINE = frozenset({"stale_round", "unknown_group", "unknown_node", "not_leader", "group_finishing"})

@@ -140,7 +140,6 @@ class ServerTls(Reloaded):
     def __init__(self, cert: Path, key: Path | None, client_ca: Path | None) -> None:
         super().__init__([cert, key or cert], "the previous certificate stays in use")
         self._cert, self._key = cert, key
-        self.asks_clients = client_ca is not None
         self.context = _server_context()
         _load(self.context, cert, key, "--tls-cert", "--tls-key")
         if client_ca is not None:
@@ -151,8 +150,7 @@ class ServerTls(Reloaded):
                 raise TlsError(
                     f"--tls-client-ca {client_ca} is not a PEM file of certificates ({error})"
                 ) from None
-            # a client without one is told so by gate.py; one with a wrong one gets no connection
-            self.context.verify_mode = ssl.CERT_OPTIONAL
+            self.context.verify_mode = ssl.CERT_REQUIRED
 
     def reload(self, *, now: bool) -> None:
         """Take the new certificate, if it can be used."""

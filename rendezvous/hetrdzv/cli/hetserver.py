@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -9,7 +10,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,7 @@ import click
 from hetrdzv import __version__
 from hetrdzv import settings as all_settings
 from hetrdzv.api.app import create_app
-from hetrdzv.api.http.garbage import Collector
 from hetrdzv.api.http.server import HttpServer
-from hetrdzv.api.http.turns import new_event_loop
 from hetrdzv.auth.files import is_private
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.auth.token_files import TokenFile, require_token_file
@@ -33,10 +31,9 @@ from hetrdzv.cli.usage import OneLine
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.texts.addresses import is_loopback
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.quotas import Quotas
 from hetrdzv.service.replica import Replica, SingleReplica
 from hetrdzv.service.service import Service
-from hetrdzv.settings import Limits, Settings
+from hetrdzv.settings import Settings
 from hetrdzv.storage import open_store
 from hetrdzv.storage.base import StateStore
 
@@ -74,8 +71,7 @@ def _serve_on_socket(settings: Settings, values: Mapping[str, Any]) -> None:
     if settings.insecure and settings.token_file is not None:
         raise CannotServe("--insecure means no token, but --token-file names one: give only one of the two")
     tls = _tls(settings)
-    limits, short = _within_open_files(settings.limits)
-    settings = replace(settings, limits=limits)
+    files = _raise_open_files()
     with listen(settings.host, settings.port) if settings.fd is None else inherited(settings.fd) as listener:
         url = settings.store or _default_store()
         shared = next((kind for kind in SHARED if kind.names(url)), None)
@@ -87,8 +83,7 @@ def _serve_on_socket(settings: Settings, values: Mapping[str, Any]) -> None:
                 "and give its file to each of them with --token-file"
             )
         tokens, made = _tokens(listener, settings)
-        quotas = Quotas(tokens.scopes) if tokens is not None else Quotas()
-        make_service = partial(Service, metrics=metrics, limits=settings.limits, quotas=quotas)
+        make_service = partial(Service, metrics=metrics, limits=settings.limits)
         for kind in SHARED:
             if kind is not shared:
                 kind.refuse(values)
@@ -105,11 +100,8 @@ def _serve_on_socket(settings: Settings, values: Mapping[str, Any]) -> None:
             )
         else:
             make_replica = partial(SingleReplica, make_service(_store(url)))
-        first_lines = partial(_say_first, settings, listener, tokens, url, made=made, short=short)
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(
-                _serve(make_replica, metrics, quotas, listener, tokens, tls, url, settings, first_lines)
-            )
+        first_lines = partial(_say_first, settings, listener, tokens, url, made=made, files=files)
+        asyncio.run(_serve(make_replica, metrics, listener, tokens, tls, url, settings, first_lines))
 
 
 def state_home() -> Path:
@@ -185,13 +177,13 @@ def _say_first(
     store: str,
     *,
     made: bool,
-    short: str,
+    files: int,
 ) -> None:
     """Say where this server and its page are, and how an agent starts.
 
     Args:
         made: whether its token was just made.
-        short: what this process may not have enough of; empty: nothing.
+        files: how many this process may open.
     """
     address, port = listener.getsockname()[:2]
     name = socket.gethostname() if address in ("0.0.0.0", "::") else address
@@ -209,8 +201,12 @@ def _say_first(
             "start an agent there: hetagent --server %s --token-file token%s --group NAME train.py",
             address, tokens.path, " (just made, mode 0600)" if made else "", url, tls,
         )  # fmt: skip
-    if short:
-        logger.warning(short)
+    if files < FEW_FILES:
+        logger.warning(
+            "this process may open only %d files, so about as many nodes can be connected: "
+            "raise its limit (ulimit -Hn, LimitNOFILE=)",
+            files,
+        )
 
 
 def _tls_flags(settings: Settings) -> str:
@@ -221,37 +217,32 @@ def _tls_flags(settings: Settings) -> str:
     return f" --ca-cert ca.pem{client}"
 
 
-SPARE = 1024
-"""How many files a server opens at most beside its connections."""
+OPEN_FILES, FEW_FILES = 1 << 16, 4096
+"""How many files this process wants to be able to open, for every node keeps a connection open, and what is few."""
 
 
-def _within_open_files(limits: Limits) -> tuple[Limits, str]:
-    """Raise the limit on open files, usually 1024: every node keeps a connection open.
-
-    Returns:
-        the limits, with as many connections as that allows, and a warning if they are fewer than a person has asked
-        for, or too few for anybody (else it is empty).
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.max_connections * 5 // 4 + SPARE
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    with contextlib.suppress(OSError, ValueError):  # then there will be fewer
+def _raise_open_files() -> int:
+    """Raise the limit on open files, usually 1024, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if most <= soft:
+        return soft
+    with contextlib.suppress(OSError, ValueError):  # then there will be fewer connections
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    possible = (most - min(SPARE, most // 4)) * 4 // 5
-    if possible >= limits.max_connections:
-        return limits, ""
-    asked = limits.max_connections != Limits().max_connections
-    text = (
-        f"this process may open {most} files, so {possible} connections, and not {limits.max_connections} "
-        "(--max-connections); raise its limit (ulimit -Hn, LimitNOFILE=)"
-    )
-    return replace(limits, max_connections=possible), text if asked or possible < SPARE else ""
+    return most
+
+
+def _rest_from_garbage() -> None:
+    """Have Python look for garbage rarely: with 10,000 nodes each look holds the event loop for 0.2 to 0.5 s."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
+    gc.enable()
 
 
 async def _serve(
     make_replica: Callable[[], Replica],
     metrics: Metrics,
-    quotas: Quotas,
     listener: socket.socket,
     tokens: TokenFile | None,
     tls: ServerTls | None,
@@ -264,10 +255,7 @@ async def _serve(
         replica,
         tokens=tokens,
         any_host=settings.insecure,
-        certified=tls is not None and tls.asks_clients,
-        limits=settings.limits,
         metrics=metrics,
-        quotas=quotas,
     )
 
     def reload(*, now: bool = True) -> None:
@@ -275,15 +263,15 @@ async def _serve(
             if files is not None:
                 files.refresh(now=now)
 
-    server = HttpServer(app, replica, settings.limits, tls, reload)
+    server = HttpServer(app, replica, tls, reload)
     with server.signals():
         try:
             await replica.start()
-            collector = Collector()
+            _rest_from_garbage()
             if settings.stop_at_eof:
                 server.watch_stdin()
             say_first()
-            with _regularly(lambda: reload(now=False), collector.look):
+            with _regularly(lambda: reload(now=False)):
                 await server.serve(sockets=[listener])
         finally:
             await replica.close()

@@ -5,7 +5,11 @@ import socket
 
 from hetrdzv.api.http.server import BACKLOG
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.http.keepalive import keep_alive
 from hetrdzv.settings import Settings
+
+SILENT_S = 75.0
+"""After how long the kernel closes the connection of a host that is gone (seconds). Leases do not depend on it."""
 
 
 class CannotServe(HetError, code="cannot_serve"):
@@ -31,6 +35,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise CannotServe(f"cannot listen on {host}: {error.strerror}; give --host another address") from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keep_alive(listener, SILENT_S)  # which connections inherit
     try:
         listener.bind(address)
         listener.listen(BACKLOG)

@@ -23,7 +23,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Unauthorized
 from hetrdzv.protocol.http import routes, versions
-from hetrdzv.protocol.http.keepalive import SOCKET_HEADER, keep_alive, name_of
+from hetrdzv.protocol.http.keepalive import keep_alive
 from hetrdzv.protocol.http.route import Reply, Route
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.requests.joining import JoinRequest
@@ -85,7 +85,6 @@ class Client:
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
         self._renew_token = renew_token
-        self._polls_from: str | None = None  # our end of the connection that answered the last poll
         headers = {**versions.HEADERS, "Accept": "application/json"}
         if token is not None:
             headers["Authorization"] = _bearer(token)
@@ -138,10 +137,7 @@ class Client:
         self, route: Route[DirectiveReply], group: str, node: str, *, wait_s: float, **what: Any
     ) -> DirectiveReply:
         late_s = min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
-        headers = {SOCKET_HEADER: self._polls_from} if self._polls_from is not None else {}
-        response = await self._send(
-            route, (group, node), headers=headers, wait_s=wait_s, late_s=late_s, **what
-        )
+        response = await self._send(route, (group, node), wait_s=wait_s, late_s=late_s, **what)
         reply = self._parsed(route, response)
         self._watch(response, reply.keepalive_s)
         return reply
@@ -185,7 +181,7 @@ class Client:
             return await self._send(routes.EVENTS, (group,), headers=headers, wait_s=silence_s, stream=True)
 
         def parse(data: str) -> EventReply:
-            return parsed(EventReply, data, self._servers.last, newer=self._servers.newer)
+            return parsed(EventReply, data, self._servers.last)
 
         return follow.history(connect, parse, after)
 
@@ -211,19 +207,16 @@ class Client:
     def _parsed(self, route: Route[Reply], response: httpx.Response) -> Reply:
         if route.reply is NoneType:
             return cast(Reply, None)
-        newer = versions.is_newer(response.headers)
-        return parsed(route.reply, response.content, self._servers.last, newer=newer)
+        return parsed(route.reply, response.content, self._servers.last)
 
     def _watch(self, response: httpx.Response, within_s: float | None) -> None:
-        """Have the kernel notice when the server's host is gone, and remember which connection polls use."""
-        self._polls_from = None
+        """Have the kernel notice when the server's host is gone."""
         stream = response.extensions.get("network_stream")
         if stream is None or within_s is None:
             return
         sock = stream.get_extra_info("socket")
         with contextlib.suppress(OSError, AttributeError):  # closed meanwhile, or nothing of the kind
-            if keep_alive(sock, within_s):
-                self._polls_from = name_of(sock.getsockname())
+            keep_alive(sock, within_s)
 
     async def _send(
         self,

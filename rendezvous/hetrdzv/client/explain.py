@@ -40,9 +40,7 @@ def unusable(response: httpx.Response, server: str) -> HetError | None:
 
     Redirects (3xx) are left to the caller, which knows the other servers.
     """
-    status, version = response.status_code, response.headers.get(versions.MAJOR_HEADER)
-    if status == 426 and "TLS" in response.headers.get("Upgrade", ""):
-        return NotHetserver(f"{server} answered, but speaks TLS: use https://")
+    status, version = response.status_code, response.headers.get(versions.HEADER)
     if version is None:
         if status in (502, 503, 504):
             return Unreachable(f"HTTP {status} from a proxy in front of it")
@@ -108,7 +106,7 @@ def transport_error(
         texts = (cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror)
         reason = next(texts, None)
         return Unreachable(f"no connection ({reason})" if reason else "no connection")
-    hint = ""
+    hint = "" if answered_before else tls_hint
     if with_tls and tls.cert is not None and not answered_before:
         hint = "; is our --client-cert signed by the authority in its --tls-client-ca?"
     return Unreachable(f"connection cut before the answer came{hint}")
@@ -154,14 +152,10 @@ def problem_of(response: httpx.Response) -> Problem:
     )
 
 
-def parsed(kind: type[_R], data: bytes | str, server: str, *, newer: bool) -> _R:
+def parsed(kind: type[_R], data: bytes | str, server: str) -> _R:
     """A reply from its JSON.
 
-    Args:
-        newer: whether the server speaks a newer minor version of the API than this client.
-
     Raises:
-        VersionMismatch: a newer server says something that this client must not ignore.
         NotHetserver: it is none of this kind.
     """
     try:
@@ -169,12 +163,9 @@ def parsed(kind: type[_R], data: bytes | str, server: str, *, newer: bool) -> _R
     except codec.Malformed as error:
         first = error.mistakes[0]
         what = f"{kind.__name__} ({first.field or 'the whole of it'}: {first.text})"
-        if newer:
-            raise VersionMismatch(
-                f"{server} is newer and sent a {what} that this version of hetrdzv does not understand: "
-                f"upgrade it here"
-            ) from None
-        raise NotHetserver(f"{server} answered, but not with a {what}: check --server") from None
+        raise NotHetserver(
+            f"{server} answered, but not with a {what}: check --server, or upgrade hetrdzv here if it is newer"
+        ) from None
 
 
 def _is_cut(error: httpx.ProtocolError) -> bool:

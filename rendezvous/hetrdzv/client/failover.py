@@ -12,7 +12,6 @@ from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client.explain import MaybeDone, transport_error, unusable, verdict
 from hetrdzv.client.urls import normal_url
 from hetrdzv.protocol.errors import HetError, Unavailable
-from hetrdzv.protocol.http.versions import is_newer
 
 SILENCE_S = 1.0
 """With several servers: when an answer is this late, the others are asked as well (seconds)."""
@@ -27,13 +26,11 @@ class Servers:
     Attributes:
         urls: normalised, without duplicates.
         last: the one that answered last; it is asked first next time.
-        newer: whether that one speaks a newer minor version of the API.
     """
 
     def __init__(self, urls: Sequence[str], tls: ClientTls) -> None:
         self.urls: tuple[str, ...] = tuple(urls)
         self.last = self.urls[0]
-        self.newer = False
         self._tls = tls
         self._answered: set[str] = set()
 
@@ -83,7 +80,7 @@ class Servers:
                         self._answered.add(server)
                         failure = unusable(response, server) or self._redirected(response, server, queue)
                         if failure is None:
-                            self.last, self.newer = server, is_newer(response.headers)
+                            self.last = server
                             return response
                         failures[server] = failure
                         ask_again.add(server)

@@ -129,10 +129,6 @@ class PlanTooLarge(Refused, code="plan_too_large"):
     """A plan takes more work than it may."""
 
 
-class TooMuchStored(Refused, code="too_much_stored"):
-    """The groups of one token pattern hold as much of the server's memory as they may."""
-
-
 # -- requests that the server refuses before any group sees them --------------------------------------------
 
 
@@ -153,6 +149,8 @@ class BodyTooLarge(HetError, code="body_too_large", status=413):
 class RequestTooSlow(HetError, code="request_too_slow", status=408):
     """The request did not arrive in time."""
 
+    field = "body"
+
 
 class Unauthorized(HetError, code="unauthorized", status=401):
     """The token is missing or wrong."""
@@ -160,18 +158,6 @@ class Unauthorized(HetError, code="unauthorized", status=401):
 
 class Forbidden(HetError, code="forbidden", status=403):
     """The token's role or groups do not allow the request."""
-
-
-class CertificateRequired(HetError, code="certificate_required", status=403):
-    """The server requires a client certificate, and none was presented."""
-
-
-class TooManyPolls(HetError, code="too_many_polls", status=503):
-    """The client's address has reached its limit of open polls and event streams."""
-
-
-class Busy(HetError, code="busy", status=503):
-    """The server has reached its limit of work in progress."""
 
 
 class ForeignHost(HetError, code="foreign_host", status=403):

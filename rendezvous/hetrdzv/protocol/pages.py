@@ -359,7 +359,6 @@ class HealthReply:
     service: str = "hetserver"
     version: str = __version__
     api_version: int = versions.MAJOR
-    api_minor: int = versions.MINOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,6 @@ from hetrdzv.protocol.errors import GroupQuarantined, StorageError
 from hetrdzv.protocol.facts.events import Event
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.wakes import Wakes
-from hetrdzv.service.sizes import Sizes
 from hetrdzv.storage import records
 from hetrdzv.storage.base import Batch, Snapshot, StateStore
 from hetrdzv.storage.records import Quarantined, Restored, StoredEvent
@@ -106,7 +105,6 @@ class Ledger:
         quarantined: groups that are in the store but cannot be served, by id.
         is_loaded: whether `groups` is what the store holds.
         is_failing: whether the last commit failed.
-        sizes: how many bytes are stored of each group.
     """
 
     def __init__(self, store: StateStore, wall: Callable[[], datetime], metrics: Metrics) -> None:
@@ -127,7 +125,6 @@ class Ledger:
         self.quarantined: dict[str, Quarantined] = {}
         self.is_loaded = False
         self.is_failing = False
-        self.sizes = Sizes()
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -143,10 +140,6 @@ class Ledger:
             return True
         new = sum(head.group is not None and name not in self.groups for name, head in self._heads.items())
         return known + new < most
-
-    def names(self) -> set[str]:
-        """The groups that there are, or that were proposed."""
-        return {*self.groups, *self._heads}
 
     def is_settled(self, group_id: str) -> bool:
         """Whether no change of a group is waiting for a commit."""
@@ -265,7 +258,6 @@ class Ledger:
             self._clock_stored = now  # if this fails, the next attempt can wait as long
             await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))
             self._metrics.committed(time.perf_counter() - began)
-            self.sizes.changed(puts, deletes)
             self.is_failing = False
         loud = {p.group_id for p in proposals if not p.quiet}
         published = [
@@ -384,8 +376,6 @@ class Ledger:
         large = len(snapshot.records) > LARGE
         read = await asyncio.to_thread(parse) if large else parse()
         self._clock_stored = snapshot.clock
-        self.sizes.clear()
-        self.sizes.changed(snapshot.records, ())
         self.groups = {group_id: restored.group for group_id, restored in read.groups.items()}
         self._events = {
             group_id: deque(restored.events, maxlen=EVENTS_KEPT) for group_id, restored in read.groups.items()

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from time import thread_time
 from typing import Any
 
 from hetrdzv.core.commands import Command, Disconnect, Join, NoteRefusal, Put, Report, Tick
@@ -39,7 +38,6 @@ from hetrdzv.service.polls.watchers import FOLLOWERS, Watchers
 from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.traces import Traces
-from hetrdzv.service.quotas import Quotas, metered
 from hetrdzv.service.refusals import Refusals
 from hetrdzv.service.retention import Retention, require_places, require_room
 from hetrdzv.service.timers import Timers
@@ -53,6 +51,9 @@ logger = logging.getLogger(__name__)
 RETRY_S = 1.0
 """How long to wait before retrying what failed (seconds)."""
 
+MAX_SUSPECT_LEASE_S = 60.0
+"""A lost connection makes a node suspect only where the lease of its group is at most this long (seconds)."""
+
 
 class Service:
     """All groups of one store.
@@ -63,7 +64,6 @@ class Service:
         wall: wall-clock time for events, for people only.
         metrics: outlives this service.
         limits: how many groups of how many nodes are kept, and for how long.
-        quotas: what the groups of each token may take.
 
     Attributes:
         silence: when nodes were heard, and which leases they have.
@@ -82,9 +82,7 @@ class Service:
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         metrics: Metrics | None = None,
         limits: Limits = DEFAULT_LIMITS,
-        quotas: Quotas | None = None,
     ) -> None:
-        self._quotas = quotas or Quotas()
         self._clock = make_clock(0.0)
         self._unsettled: set[str] = set()  # groups to settle at the end of this turn
         self._unable: set[str] = set()  # groups whose tick has failed
@@ -94,7 +92,7 @@ class Service:
         self._watchers = Watchers()
         self._timers = Timers(self._judge)
         self.silence = Silence(self._clock, lambda: self._ledger.groups, self._spawn, self._judge)
-        self.traces = Traces(wall, self._quotas)
+        self.traces = Traces(wall)
         self.questions = Questions(self._watchers.wake, self.now)
         self.progress = Progress(
             lambda: self._ledger.groups,
@@ -103,7 +101,6 @@ class Service:
             self._spawn,
             self.questions,
             self.traces,
-            self._quotas,
         )
         self.refusals = Refusals(self.now)
         self.plans = Plans(limits)
@@ -225,11 +222,8 @@ class Service:
             if not isinstance(command, Join | Put):
                 raise _unknown(group_id)
             require_room(self._ledger, self._limits)
-            self._quotas.require_room(group_id, self._ledger.names(), self._limits)
             head = empty(group_id, now)
         require_places(head, command, self._limits)
-        if isinstance(command, Join | Put) and not _is_known(head, command):
-            self._quotas.require_memory(group_id)
         if isinstance(command, Report) and command.age_s:
             served_s = self._clock.age(command.age_s)
             command = replace(command, age_s=served_s, unserved_s=command.age_s - served_s)
@@ -289,21 +283,20 @@ class Service:
         await self._ledger.propose(group_id, None)
 
     async def cut(self, group_id: str, node_id: str, incarnation: str) -> None:
-        """Make a node suspect whose open poll was cut, unless this server's own lateness may be the reason."""
+        """Make a node suspect whose open poll was cut, unless this server's own lateness may be the reason.
+
+        Whoever asks for a lease of more than `MAX_SUSPECT_LEASE_S` expects connections to be lost.
+        """
         self.silence.forgive_stall()
+        group = self._ledger.groups.get(group_id)
+        if group is not None and group.spec.lease_s > MAX_SUSPECT_LEASE_S:
+            return
         if self.silence.excuses_cut(group_id, node_id, incarnation):
             return
         try:
             await self.execute(group_id, Disconnect(node_id, incarnation))
         except HetError as error:  # the group is gone, or the server stops: nobody is left to suspect
             logger.debug("cut of %s in group %s: %s", node_id, group_id, error)
-
-    def cut_unless_heard(self, group_id: str, node_id: str, incarnation: str, since: float) -> None:
-        """Make a node suspect if it was not heard after a moment (seconds on the server's clock)."""
-        group = self._ledger.groups.get(group_id)
-        node = group.nodes.get(node_id) if group is not None else None
-        if group is not None and node is not None and self.silence.heard_at(group, node) <= since:
-            self._spawn(self.cut(group_id, node_id, incarnation))
 
     async def _head(self, group_id: str) -> Group | None:
         """The state that the next command applies to; None: there is no such group."""
@@ -321,19 +314,13 @@ class Service:
             await self._ledger.work()
             try:
                 for group_id in sorted(self._unsettled):
-                    began = thread_time()
                     if not self._settle(group_id):
                         self._unable.add(group_id)
-                    self._quotas.spent(group_id, thread_time() - began)
                 for group_id in sorted(self._unable):
                     self._isolate(group_id)
-                steps: list[float] = []
-                changes: list[Change] = await metered(self._ledger.commit(self.now()), steps.append)
-                for change in changes:
-                    began = thread_time()
-                    self._published(change)
-                    own_s = sum(steps) / len(changes) + thread_time() - began
-                    self._quotas.spent(change.group_id, own_s)
+                for change in await self._ledger.commit(self.now()):
+                    log_events(change)
+                    self._follow_up(change)
                 for group_id, proposals in self._ledger.take_unfit().items():
                     self._isolate(group_id, proposals)
             except NothingWritten as error:
@@ -376,24 +363,17 @@ class Service:
         """
         self._unsettled.discard(group_id)
         self._unable.discard(group_id)
-        base, began = self._ledger.groups.get(group_id), thread_time()
+        base = self._ledger.groups.get(group_id)
         apply_apart(self._ledger, group_id, proposals, self.now(), self.silence.leases)
-        self._quotas.spent(group_id, thread_time() - began)
         if base is not None and group_id in self._ledger.quarantined:
             self._follow_up(Change(group_id, base, None))
         elif base is not None:
             self._timers.set(group_id, RETRY_S)
 
-    def _published(self, change: Change) -> None:
-        """Count a committed change, set the timer of its group, wake the polls that it affects."""
-        if self._quotas.may_log(change.group_id, len(change.events)):
-            log_events(change)
-        self._follow_up(change)
-
     def _follow_up(self, change: Change) -> None:
+        """Count a committed change, set the timer of its group, wake the polls that it affects."""
         now = self.now()
         self._metrics.published(change.group_id, change.old, change.new, change.events, now)
-        self._quotas.holds(change.group_id, "records", self._ledger.sizes.of(change.group_id))
         if change.new is None:
             self._timers.set(change.group_id, None)
             self.silence.leases.forget(change.group_id)
@@ -435,7 +415,6 @@ class Service:
         self._metrics.forget()
         for group in self._ledger.groups.values():
             self._set_timer(group, ticks_after_s)
-            self._quotas.holds(group.group_id, "records", self._ledger.sizes.of(group.group_id))
         self._watchers.wake_all()
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -502,12 +481,6 @@ class Service:
     def waiting(self) -> int:
         """How many polls and followers wait."""
         return self._watchers.count()
-
-
-def _is_known(group: Group, command: Join | Put) -> bool:
-    """Whether a command comes from an agent that the group has."""
-    node = group.nodes.get(command.node_id) if isinstance(command, Join) else None
-    return node is not None and isinstance(command, Join) and node.incarnation == command.incarnation
 
 
 def _unknown(group_id: str) -> UnknownGroup:

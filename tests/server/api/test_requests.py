@@ -68,11 +68,9 @@ def nested(depth: int) -> str:
         ({"spec": {"min_nodes": True}}, "spec.min_nodes", "valid integer"),
         ({"spec": {"min_nodes": None}}, "spec.min_nodes", "valid integer"),
         ({"spec": {"lease_s": True}}, "spec.lease_s", "valid number"),
-        ({"spec": {"min_gpu": 2}}, "spec.min_gpu", "there is no such field"),
         ({"spec": {"command": "train.py"}}, "spec.command", "valid array"),
         ({"spec": {"command": ["x" * 16_385]}}, "spec.command.0", "at most 16384"),
         ({"spec": {"on_join": "explode"}}, "spec.on_join", "'restart' or 'spare'"),
-        ({"slot": 4}, "slot", "there is no such field"),
     ],
 )
 async def test_a_field_of_a_join_that_is_wrong_is_named(
@@ -193,9 +191,9 @@ async def test_half_a_character_is_refused() -> None:
 
 async def test_several_wrong_fields_are_all_named() -> None:
     async with serving() as (service, _), api(service) as client:
-        reply = await client.put(NODE, json={"slots": 0, "x": 1})
+        reply = await client.put(NODE, json={"slots": 0})
         detail = problem(reply, 422, "invalid_request", "incarnation")
-        assert detail == "incarnation: it is missing; also wrong: slots, address, port, x"
+        assert detail == "incarnation: it is missing; also wrong: slots, address, port"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +212,6 @@ async def test_several_wrong_fields_are_all_named() -> None:
         ("/v1/groups/g/nodes/n/directive?incarnation=i&wait=inf", "wait"),
         ("/v1/groups/g/nodes/n/directive?incarnation=i&wait=soon", "wait"),
         ("/v1/groups/g/nodes/n/directive?incarnation=i&after=" + "x" * 257, "after"),
-        ("/v1/groups/g/nodes/n/directive?incarnation=i&wiat=1", "wiat"),
         ("/v1/groups/g/events?after=-1", "after"),
         ("/v1/groups/g/events?since=1", "since"),
         ("/v1/groups?after=1", "after"),
@@ -314,7 +311,6 @@ async def test_the_api_version_is_in_every_reply() -> None:
         for version in ({}, {"Het-Api-Version": "1"}, {"Het-Api-Version": "01"}):
             reply = await client.get("/v1/groups", headers=version)
             assert (reply.status_code, reply.headers.get_list("het-api-version")) == (200, ["1"])
-            assert reply.headers.get_list("het-api-minor") == [str(versions.MINOR)]
 
 
 @pytest.mark.parametrize(
@@ -460,7 +456,6 @@ async def test_a_server_that_stops_says_so() -> None:
             "service": "hetserver",
             "version": __version__,
             "api_version": versions.MAJOR,
-            "api_minor": versions.MINOR,
         }
 
 

@@ -1,13 +1,16 @@
-"""Reads the body of a request, with a limit on its size; the connection limits the time it may take."""
+"""Reads the body of a request, with a limit on its size and on the time that it may take."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Self
 
 from starlette.types import Message, Receive
 
-from hetrdzv.api.http.limits import Bodies
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_VALUES
-from hetrdzv.protocol.errors import BodyTooLarge
+from hetrdzv.protocol.errors import BodyTooLarge, RequestTooSlow
+
+ARRIVAL_S = 10.0
+"""How long a body may take to arrive (seconds)."""
 
 PARSED = "hetrdzv.parsed"
 """In the scope of a request: to be called if its body is dropped long before its answer (`Body.parsed`)."""
@@ -19,14 +22,11 @@ class Body:
     Args:
         headers: of the request, by lower-case names.
         receive: the ASGI channel that the body comes from.
-        held: where large bodies are counted, for the length of a `with` block.
     """
 
-    def __init__(self, headers: Mapping[str, str], receive: Receive, held: Bodies) -> None:
+    def __init__(self, headers: Mapping[str, str], receive: Receive) -> None:
         self._headers = headers
         self._receive = receive
-        self._held = held
-        self._size = 0
         self._first: list[Message] = []
 
     def __enter__(self) -> Self:
@@ -36,10 +36,8 @@ class Body:
         self.parsed()
 
     def parsed(self) -> None:
-        """The body is not needed any more: it counts for nothing from now on."""
+        """The body is not needed any more."""
         self._first.clear()
-        size, self._size = self._size, 0
-        self._held.grow(size, 0)
 
     async def receive(self) -> Message:
         """The ASGI channel for the application: the whole body at once, then whatever follows."""
@@ -49,7 +47,7 @@ class Body:
         """Read the body; False if the client disconnected before it had sent everything.
 
         Raises:
-            BodyTooLarge, Busy: it is refused.
+            BodyTooLarge, RequestTooSlow: it is refused.
         """
         length = self._headers.get("content-length", "0")
         if _number(length) > MAX_BODY_BYTES:
@@ -58,16 +56,18 @@ class Body:
             return True
         body = bytearray()
         more = True
-        while more:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                return False
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > MAX_BODY_BYTES:
-                raise BodyTooLarge(f"body: it has more than {MAX_BODY_BYTES} bytes")
-            self._held.grow(self._size, len(body))
-            self._size = len(body)
+        try:
+            async with asyncio.timeout(ARRIVAL_S):
+                while more:
+                    message = await self._receive()
+                    if message["type"] != "http.request":
+                        return False
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > MAX_BODY_BYTES:
+                        raise BodyTooLarge(f"body: it has more than {MAX_BODY_BYTES} bytes")
+        except TimeoutError:
+            raise RequestTooSlow(f"body: it did not arrive within {ARRIVAL_S:g} s") from None
         if len(body) > MAX_VALUES and _has_many_values(body):
             raise BodyTooLarge(f"body: it has more than {MAX_VALUES} values")
         self._first = [{"type": "http.request", "body": bytes(body), "more_body": False}]

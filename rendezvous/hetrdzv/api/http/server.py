@@ -8,15 +8,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from hetrdzv.api.http.connections import GRACE_S, protocol_factory
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.service.replica import Replica
-from hetrdzv.settings import Limits
+
+GRACE_S = 1
+"""How long open requests may take after a stop was requested (seconds); polls are answered at once."""
+
+KEEP_ALIVE_S = 75
+"""How long a connection is kept on which no request comes (seconds)."""
 
 BACKLOG = 4_096
 """Connections that may wait to be accepted; the kernel takes no more than net.core.somaxconn, 4096 by default."""
@@ -35,17 +38,14 @@ class HttpServer(uvicorn.Server):
         self,
         app: ASGIApp,
         replica: Replica,
-        limits: Limits,
         tls: ServerTls | None,
         reload: Callable[[], None],
     ) -> None:
-        # uvicorn's types want a class and whole seconds
-        make_protocol: Any = protocol_factory(limits, tls)
-        idle_s: Any = limits.idle_timeout_s
         super().__init__(
             uvicorn.Config(
                 app,
-                http=make_protocol,
+                loop="asyncio",
+                http="httptools",
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -53,8 +53,9 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 backlog=BACKLOG,
                 proxy_headers=False,
-                timeout_keep_alive=idle_s,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=GRACE_S,
+                ssl_context_factory=None if tls is None else lambda config, make: tls.context,
             )
         )
         self._replica = replica

@@ -1,5 +1,7 @@
 """Routes about one node of a group: join, poll for the directive, report, leave, drain."""
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -7,9 +9,7 @@ from hetrdzv.api import views, workers
 from hetrdzv.api.bound import Handlers
 from hetrdzv.api.commands import daemon_command, join_command, report_command
 from hetrdzv.api.dispatch import polls_of, service_of
-from hetrdzv.api.http.calling import calling
 from hetrdzv.api.problems import InvalidField, StaleReport
-from hetrdzv.api.reading import ignored
 from hetrdzv.auth.policy import permit_of
 from hetrdzv.core.commands import Drain, Join, Leave, Renew, Report, StartDaemon, Undrain
 from hetrdzv.core.memo import kept
@@ -19,19 +19,16 @@ from hetrdzv.protocol.bounds import UNSET
 from hetrdzv.protocol.errors import SpecConflict, StaleRound
 from hetrdzv.protocol.facts.reasons import NodeReason
 from hetrdzv.protocol.http import routes
-from hetrdzv.protocol.http.keepalive import SOCKET_HEADER, name_of
-from hetrdzv.protocol.http.versions import is_newer
 from hetrdzv.protocol.requests.daemon import DaemonRequest
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.rooms.stacks import LogsRequest, StacksRequest
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.polls.directives import Told, tell
 
 handlers = Handlers()
-
-_SOCKET_HEADER = SOCKET_HEADER.lower().encode()
 
 REPLIES_KEPT = 4
 """How many replies to waiting nodes are kept per group; all its nodes get the same."""
@@ -55,15 +52,15 @@ async def get_directive(
 ) -> bytes | None:
     """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease."""
     command = Renew(node_id, incarnation, after)
-    return await _answer_poll(request, group_id, command, after, wait, direct=_is_direct(request))
+    return await _answer_poll(request, group_id, command, after, wait)
 
 
 @handlers(routes.POLL)
 async def poll(request: Request, group_id: str, node_id: str, body: PollRequest) -> bytes | None:
     """The same poll, which also says how far the node's workers have come. May be answered with a question."""
-    command, direct = Renew(node_id, body.incarnation, body.after), _is_direct(request)
+    command = Renew(node_id, body.incarnation, body.after)
     return await _answer_poll(
-        request, group_id, command, body.after, body.wait_s, direct=direct, asks=True, progress=body.progress
+        request, group_id, command, body.after, body.wait_s, asks=True, progress=body.progress
     )
 
 
@@ -74,26 +71,27 @@ async def _answer_poll(
     after: str | None,
     wait_s: float,
     *,
-    direct: bool = False,
     asks: bool = False,
     progress: NodeProgress | None = None,
 ) -> bytes | None:
-    polls, node_id, caller = polls_of(request), command.node_id, calling(request.scope)
-    if caller.gone:  # it has asked again meanwhile, or will
-        return None
-    told = await polls.answer(
-        caller, group_id, command, after, wait_s, direct=direct, asks=asks, progress=progress
-    )
+    polls, node_id, caller = polls_of(request), command.node_id, Caller()
+    watching = asyncio.ensure_future(_hang_up(request, caller)) if wait_s > 0 else None
+    try:
+        told = await polls.answer(caller, group_id, command, after, wait_s, asks=asks, progress=progress)
+    finally:
+        if watching is not None:
+            watching.cancel()
     if told is None:  # nobody reads it
         return None
     asked = asks and polls.service.questions.next(group_id, node_id) is not None
     return views.asking_json(polls.service, node_id, told) if asked else _directive(told)
 
 
-def _is_direct(request: Request) -> bool:
-    """Whether no proxy is between us and the agent: it sees the same address of its connection as we do."""
-    own = next((value for name, value in request.scope["headers"] if name == _SOCKET_HEADER), None)
-    return own is not None and own.decode("latin-1") == name_of(request.scope.get("client"))
+async def _hang_up(request: Request, caller: Caller) -> None:
+    """Tell a caller once its client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    caller.hang_up()
 
 
 def _directive(told: Told) -> bytes:
@@ -144,11 +142,9 @@ async def report(request: Request, group_id: str, node_id: str, body: ReportRequ
     """Report on a member's workers. A report on an older round gets 409 and the current directive."""
     command = report_command(node_id, body)
     if command is None:
-        if not is_newer(request.headers):
-            *most, last = map(repr, map(str, ReportKind))
-            what = f"Input should be {', '.join(most)} or {last} (given: {body.kind!r:.80})"
-            raise InvalidField("kind", what)
-        ignored(f"reports of kind '{body.kind[:80]}'")
+        *most, last = map(repr, map(str, ReportKind))
+        what = f"Input should be {', '.join(most)} or {last} (given: {body.kind!r:.80})"
+        raise InvalidField("kind", what)
     return await _answer_member(request, group_id, node_id, body.incarnation, command)
 
 
@@ -161,15 +157,12 @@ async def start_daemon(request: Request, group_id: str, node_id: str, body: Daem
 
 
 async def _answer_member(
-    request: Request, group_id: str, speaker: str, incarnation: str, command: Report | StartDaemon | None
+    request: Request, group_id: str, speaker: str, incarnation: str, command: Report | StartDaemon
 ) -> bytes | None:
     """Execute what a member of a round says and reply with its directive, even if the round is over."""
     service = service_of(request)
-    if calling(request.scope).gone:
-        return None
     try:
-        if command is not None:
-            await service.execute(group_id, command)
+        await polls_of(request).execute(group_id, command)
     except StaleRound as error:
         told = views.directive_reply(*tell(service, group_id, speaker, incarnation))
         raise StaleReport(str(error), told) from None

@@ -15,18 +15,11 @@ from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
 from hetrdzv.protocol.states import ReportKind
 
-POLLS_PER_S = 33
-"""How many polls a second a server wants from nodes whose connection breaks when their host is gone."""
+POLLS_PER_S = 500
+"""How many polls a second a server has time for."""
 
-MAX_POLL_S = 60.0
-"""No poll of such a node waits longer (seconds)."""
-
-BLIND_POLLS_PER_S = 500
-"""How many polls a second it wants from nodes behind a proxy, where only polls show that they are alive."""
-
-MAX_BLIND_POLL_S = 30.0
-"""No poll of such a node waits longer (seconds)."""
-
+MAX_POLL_S = 30.0
+"""No poll waits longer (seconds)."""
 
 SPARE_PLACES = 64
 """How many more entries than nodes the heap may have; the rest are out of date."""
@@ -45,22 +38,15 @@ class Pace:
     lease_s: float
 
 
-def pace(lease_s: float, nodes: int, *, direct: bool) -> Pace:
+def pace(lease_s: float, nodes: int) -> Pace:
     """How a node keeps in touch: few nodes poll twice per lease, more of them as often as the server has time for.
 
     Args:
         lease_s: the group's setting (seconds).
         nodes: how many this server has in all its groups.
-        direct: whether the node's connection breaks when its host or the network does: no proxy is in between.
     """
-    per_s, most_s = (POLLS_PER_S, MAX_POLL_S) if direct else (BLIND_POLLS_PER_S, MAX_BLIND_POLL_S)
-    poll_s = min(max(lease_s / 2, nodes / per_s), most_s)
+    poll_s = min(max(lease_s / 2, nodes / POLLS_PER_S), MAX_POLL_S)
     return Pace(poll_s, max(lease_s, 2 * poll_s))
-
-
-def longest_lease(lease_s: float, nodes: int) -> float:
-    """The longest lease that a server with so many nodes grants (seconds)."""
-    return max(pace(lease_s, nodes, direct=direct).lease_s for direct in (True, False))
 
 
 @dataclass(slots=True)
@@ -190,7 +176,7 @@ class Leases:
         self._groups, self._heap, self._overdue, self._count = {}, [], {}, 0
         nodes = sum(len(group.nodes) for group in groups)
         for group in groups:
-            lease_s = longest_lease(group.spec.lease_s, nodes)
+            lease_s = pace(group.spec.lease_s, nodes).lease_s
             for node in group.nodes.values():
                 if not node.gone:
                     self.heard(group.group_id, node.node_id, node.incarnation, lease_s, now)

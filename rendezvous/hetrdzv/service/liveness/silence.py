@@ -25,12 +25,9 @@ HEARTBEAT_S = 0.25
 LATE_S = 0.01
 """A delay of the event loop up to this length is not left out of any lease (seconds)."""
 
-LISTEN_TURNS = 6
-"""How many turns of the event loop it takes to read what is in a few sockets: accept a connection, read it, run what
+LISTEN_TURNS = 12
+"""How many turns of the event loop it takes to read what is in the sockets: accept a connection, read it, run what
 handles the request, with some to spare."""
-
-NODES_PER_TURN = 32
-"""Another turn for so many nodes: a turn reads 128 sockets (api/http/turns.py), and nodes may have two."""
 
 STALE_CUTS_S = 1.0
 """How long after a stall or a delay connections may still turn out to have been cut because of it (seconds)."""
@@ -97,13 +94,9 @@ class Silence:
         """When a node was last heard (seconds on the server's clock)."""
         return self.leases.heard_at(group.group_id, node)
 
-    def promise(self, group: Group, node_id: str, incarnation: str, *, direct: bool) -> Pace:
-        """How a node is to keep in touch from now on; it is granted that lease.
-
-        Args:
-            direct: whether its connection breaks when its host does: no proxy is in between.
-        """
-        promised = pace(group.spec.lease_s, len(self.leases), direct=direct)
+    def promise(self, group: Group, node_id: str, incarnation: str) -> Pace:
+        """How a node is to keep in touch from now on; it is granted that lease."""
+        promised = pace(group.spec.lease_s, len(self.leases))
         self.leases.grant(group.group_id, node_id, incarnation, promised.lease_s)
         return promised
 
@@ -157,7 +150,7 @@ class Silence:
 
     async def listen(self) -> None:
         """Read what is in the sockets before anybody is judged."""
-        for _ in range(LISTEN_TURNS + len(self.leases) // NODES_PER_TURN):
+        for _ in range(LISTEN_TURNS):
             await asyncio.sleep(0)
 
     async def _look(self) -> None:

@@ -31,16 +31,13 @@ def directive_of(service: Service, group_id: str, node_id: str, incarnation: str
     return group, directive(group, node, service.now())
 
 
-def tell(service: Service, group_id: str, node_id: str, incarnation: str, *, direct: bool = False) -> Told:
+def tell(service: Service, group_id: str, node_id: str, incarnation: str) -> Told:
     """What a node has to do now, and how it keeps in touch; it is granted that lease.
 
     Raises as `directive_of` does.
-
-    Args:
-        direct: whether its connection breaks when its host does: no proxy is in between.
     """
     group, told = directive_of(service, group_id, node_id, incarnation)
-    return group, told, service.silence.promise(group, node_id, incarnation, direct=direct)
+    return group, told, service.silence.promise(group, node_id, incarnation)
 
 
 async def watch(
@@ -51,7 +48,6 @@ async def watch(
     version: str | None,
     wait_s: float,
     *,
-    direct: bool = False,
     caller: Caller | None = None,
     asks: bool = False,
 ) -> Told | None:
@@ -74,6 +70,6 @@ async def watch(
         now_version = heading_of(service, group_id, node_id, incarnation).version
         asked = asks and service.questions.next(group_id, node_id) is not None
         if now_version != version or asked or left_s <= 0 or service.stopping:
-            return tell(service, group_id, node_id, incarnation, direct=direct)
+            return tell(service, group_id, node_id, incarnation)
         await service.wait(group_id, node_id, left_s, caller)
     return None

@@ -3,17 +3,21 @@
 Knows nothing of HTTP, so that the simulation runs it too.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
-from hetrdzv.core.commands import Join, Renew
+from hetrdzv.core.commands import Command, Join, Renew
+from hetrdzv.core.model import Group
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.polls.directives import Told, heading_of, tell, watch
 from hetrdzv.service.service import Service
+
+AT_ONCE = 128
+"""How many requests of agents are executed and committed at once."""
 
 Speaker = tuple[str, str, str]
 """Group id, node id and incarnation."""
@@ -29,6 +33,7 @@ class Polls:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._open: Counter[Speaker] = Counter()
+        self._turn = asyncio.Semaphore(AT_ONCE)
 
     def __len__(self) -> int:
         return self._open.total()
@@ -41,7 +46,6 @@ class Polls:
         after: str | None,
         wait_s: float,
         *,
-        direct: bool = False,
         asks: bool = False,
         progress: NodeProgress | None = None,
     ) -> Told | None:
@@ -50,7 +54,6 @@ class Polls:
         A join waits while there is nothing to do, another poll until the version is not `after`.
 
         Args:
-            direct: whether the connection breaks when the client's host does: no proxy is in between.
             asks: whether its agent can be asked something, and answer.
             progress: what it says of its workers; None: nothing.
 
@@ -60,9 +63,8 @@ class Polls:
         speaker = (group_id, command.node_id, command.incarnation)
         # counted before the command: an older poll may be found cut while that is committed
         with self._counted(speaker):
-            group = await self.service.execute(group_id, command)
-            direct = direct and caller.watch(group.spec.lease_s)
-            granted = self.service.silence.promise(group, *speaker[1:], direct=direct)
+            group = await self.execute(group_id, command)
+            granted = self.service.silence.promise(group, *speaker[1:])
             if asks:
                 self.service.questions.can_be_asked(group, *speaker[1:])
             if progress is not None:
@@ -72,23 +74,21 @@ class Polls:
                 after = head.version if head.kind is DirectiveKind.WAIT else None
             wait_s = min(wait_s, granted.poll_s)
             if head.version == after and wait_s > 0:
-                told = await watch(
-                    self.service, *speaker, after, wait_s, direct=direct, caller=caller, asks=asks
-                )
-                if told is None:
-                    if self._open[speaker] == 1:  # this was the agent's only poll
-                        await self.service.cut(*speaker)
-                    return None
-            else:
-                told = tell(self.service, *speaker, direct=direct)
-            if direct:  # the answer may be on its way to a host that is gone
-                caller.answering(partial(self._broken, speaker, self.service.now()), told[2].lease_s)
-            return told
+                told = await watch(self.service, *speaker, after, wait_s, caller=caller, asks=asks)
+                if told is None and self._open[speaker] == 1:  # this was the agent's only poll
+                    await self.service.cut(*speaker)
+                return told
+            return tell(self.service, *speaker)
 
-    def _broken(self, speaker: Speaker, answered_at: float) -> None:
-        """A connection broke after its last poll had been answered."""
-        if not self._open[speaker]:
-            self.service.cut_unless_heard(*speaker, answered_at)
+    async def execute(self, group_id: str, command: Command) -> Group:
+        """Apply what an agent says to its group, as `Service.execute` does, a few at a time.
+
+        When thousands of agents speak at once, the first are answered before the last are read.
+        """
+        if isinstance(command, Renew):  # nearly always only a heartbeat, which is not to wait for the store
+            return await self.service.execute(group_id, command)
+        async with self._turn:
+            return await self.service.execute(group_id, command)
 
     @contextmanager
     def _counted(self, speaker: Speaker) -> Iterator[None]:

@@ -15,7 +15,6 @@ from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.table import LATE_S, Seen, Table
 from hetrdzv.service.progress.traces import Traces
 from hetrdzv.service.progress.trail import Point
-from hetrdzv.service.quotas import Quotas
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +29,6 @@ class Progress:
         spawn: runs a task for as long as the server does.
         questions: what agents can be asked about their workers.
         traces: keeps what was learnt of workers that hang.
-        quotas: how much memory the groups of each token may take: samples beyond that are not kept.
     """
 
     def __init__(
@@ -41,9 +39,7 @@ class Progress:
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         questions: Questions,
         traces: Traces,
-        quotas: Quotas,
     ) -> None:
-        self._quotas = quotas
         self._groups = groups
         self._now = now
         self._execute = execute
@@ -66,13 +62,10 @@ class Progress:
         member = active.member(node_id) if active is not None else None
         if active is None or member is None or told.round != active.number or not told.workers:
             return
-        if not self._quotas.may_grow(group_id):
-            return
         told = replace(told, workers=tuple(one for one in told.workers if one.rank in member.ranks))
         seen_at = self._now() - told.age_s
         known_until = seen_at + told.known_s + poll_s + LATE_S
         self._table.note(group_id, node_id, told, seen_at, known_until)
-        self._quotas.holds(group_id, "samples", self._table.size(group_id))
         if active.trains_at is None:
             self._note_training(group_id, active)
         if active.stall is not None or any(worker.still for worker in told.workers):
@@ -140,15 +133,13 @@ class Progress:
         if new is None or new.state.terminal:
             self._table.forget(group_id)
             self._begun.pop(group_id, None)
-            self._quotas.holds(group_id, "samples", 0)
             for judge in self._judges:
                 judge.forget(group_id)
 
     def clear(self) -> None:
         """The groups were loaded again."""
         self._begun.clear()
-        for group_id in self._table.clear():
-            self._quotas.holds(group_id, "samples", 0)
+        self._table.clear()
         for judge in self._judges:
             judge.clear()
 

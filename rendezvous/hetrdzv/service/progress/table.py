@@ -11,7 +11,7 @@ from math import inf
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.warnings import Unseen
 from hetrdzv.protocol.rooms.progress import UNKNOWN, NodeProgress, Worker
-from hetrdzv.service.progress.trail import POINT_BYTES, Point, Trail
+from hetrdzv.service.progress.trail import Point, Trail
 
 RATE_S = 5.0
 """A rate is measured over at least this long (seconds)."""
@@ -110,16 +110,11 @@ class Furthest:
     unseen: bool = False
 
 
-SAMPLE_BYTES, LANE_BYTES = 600, 250
-"""About how much memory a sample takes, and each process group in it."""
-
-
 class Table:
     """The newest samples of all workers of the newest round of each group."""
 
     def __init__(self) -> None:
         self._rounds: dict[str, tuple[int, dict[int, Seen]]] = {}
-        self._sizes: dict[str, int] = {}
         self._trails: dict[str, Trail] = {}
 
     def note(
@@ -139,12 +134,10 @@ class Table:
         if number != progress.round:
             workers = {}
             self._rounds[group_id] = (progress.round, workers)
-            self._sizes[group_id] = 0
         for sample in progress.workers:
             before = workers.get(sample.rank)
             if before is not None and before.seen_at > seen_at:
                 continue
-            self._sizes[group_id] += _size(sample) - (_size(before.sample) if before is not None else 0)
             workers[sample.rank] = Seen(
                 node_id,
                 sample,
@@ -189,23 +182,15 @@ class Table:
         """Which steps its job has made over the last hour, across its rounds."""
         return self._trails[group_id].points if group_id in self._trails else ()
 
-    def size(self, group_id: str) -> int:
-        """About how much memory the samples of a group take (bytes)."""
-        return self._sizes.get(group_id, 0) + POINT_BYTES * len(self._trails.get(group_id, ()))
-
     def forget(self, group_id: str) -> None:
         """A group was deleted."""
         self._rounds.pop(group_id, None)
-        self._sizes.pop(group_id, None)
         self._trails.pop(group_id, None)
 
-    def clear(self) -> list[str]:
-        """The groups were loaded again; returns those of which something was known."""
-        known = list(self._rounds)
+    def clear(self) -> None:
+        """The groups were loaded again."""
         self._rounds.clear()
-        self._sizes.clear()
         self._trails.clear()
-        return known
 
 
 def _began_at(sample: Worker, before: Seen | None, seen_at: float) -> float:
@@ -218,7 +203,3 @@ def _unseen_since(sample: Worker, before: Seen | None, seen_at: float) -> float:
     if sample.state != UNKNOWN and not sample.unseen:
         return inf
     return min(seen_at, before.unseen_since) if before is not None else seen_at
-
-
-def _size(sample: Worker) -> int:
-    return SAMPLE_BYTES + LANE_BYTES * len(sample.collectives)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from hetrdzv.protocol.rooms.stacks import EARLIER, About, Stack, fitting_of
-from hetrdzv.service.quotas import Quotas
 
 MOST = 64 << 20
 """How much is kept of all groups together (characters)."""
@@ -38,12 +37,10 @@ class Traces:
 
     Args:
         wall: wall-clock time.
-        quotas: how much memory the groups of each token may take.
     """
 
-    def __init__(self, wall: Callable[[], datetime], quotas: Quotas) -> None:
+    def __init__(self, wall: Callable[[], datetime]) -> None:
         self._wall = wall
-        self._quotas = quotas
         self._of: dict[str, dict[tuple[About, int], Trace]] = {}  # the group with the oldest news first
         self._sizes: dict[str, int] = {}
 
@@ -67,8 +64,6 @@ class Traces:
         Args:
             world_size: of that round: the more workers it has, the less is kept of each.
         """
-        if not self._quotas.may_grow(group_id):
-            return
         trace = self.of(group_id, About.LOGS, number) or Trace(number, self._wall())
         most = fitting_of(world_size)
         logs = {one.rank: one.shortened(About.LOGS, most) for one in told}
@@ -79,15 +74,12 @@ class Traces:
         self._keep(group_id, About.LOGS, trace)
 
     def _keep(self, group_id: str, about: About, trace: Trace) -> None:
-        if not self._quotas.may_grow(group_id):
-            return
         self._of[group_id] = traces = self._of.pop(group_id, {})
         traces[about, trace.round] = trace
         newest = sorted(number for its, number in traces if its is about)[-EARLIER:]
         for key in [key for key in traces if key[0] is about and key[1] not in newest]:
             del traces[key]
         self._sizes[group_id] = sum(one.size for one in traces.values())
-        self._quotas.holds(group_id, "traces", self._sizes[group_id])
         while sum(self._sizes.values()) > MOST:
             self.forget(next(iter(self._of)))
 
@@ -106,7 +98,6 @@ class Traces:
         """A group is gone."""
         self._of.pop(group_id, None)
         self._sizes.pop(group_id, None)
-        self._quotas.holds(group_id, "traces", 0)
 
     def clear(self) -> None:
         """The groups were loaded again."""

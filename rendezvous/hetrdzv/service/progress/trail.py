@@ -9,9 +9,6 @@ EVERY_S = 30.0
 KEPT_S = 3600.0
 """Older points are forgotten (seconds)."""
 
-POINT_BYTES = 200
-"""About how much memory a point takes."""
-
 
 class Point(NamedTuple):
     """How far a job had come at a moment.

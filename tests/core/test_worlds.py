@@ -10,7 +10,8 @@ import pytest
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.rounds.timers import deadline
-from hetrdzv.core.selection import subset
+from hetrdzv.core.selection import best_set
+from hetrdzv.core.selection.order import Former
 from hetrdzv.core.selection.select import MASTERS_TRIED, Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.errors import InvalidSpec
@@ -72,7 +73,8 @@ def random_case(rng: random.Random) -> Case:
     rng.shuffle(seats)
     last = tuple(name for name in seats if rng.random() < 0.7)
     late = frozenset(name for name in names if rng.random() < 0.15)
-    return Case(spec, ready, tuple(seats), last, used_last=late)
+    former = Former(dict.fromkeys(last, 1))
+    return Case(spec, ready, tuple(seats), former, used_last=late)
 
 
 def test_the_best_set_is_chosen() -> None:
@@ -105,23 +107,22 @@ def test_permutations_and_more_nodes() -> None:
             assert larger.world_size >= answer.world_size
 
 
-@pytest.mark.parametrize("work", [1, 50, 2_000])
-def test_what_is_too_much_work_is_still_allowed(work: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subset, "MOST_WORK", work)
+@pytest.mark.parametrize("most", [4, 6])
+def test_of_many_nodes_a_set_within_all_bounds_is_found(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with more nodes than `MOST_EXACT`: not the best set, but an allowed one, and rarely none."""
+    monkeypatch.setattr(best_set, "MOST_EXACT", most)
     rng = random.Random(16)
-    worse = 0
-    for _ in range(CASES // 4):
+    found = missed = 0
+    for _ in range(CASES // 2):
         case = random_case(rng)
-        answer, worlds = case.answer(), Worlds.of(case.spec)
-        expected = best_of_all(case)
+        answer, expected = case.answer(), best_of_all(case)
         if isinstance(answer, Shortfall):
-            worse += expected is not None
+            missed += expected is not None
             continue
-        assert worlds.allows(answer.world_size)
-        assert case.spec.min_nodes <= len(answer.nodes) <= (case.spec.max_nodes or 99)
+        found += 1
+        assert fits(case.spec, answer.nodes), case
         assert len(set(chosen(answer) or ())) == len(answer.nodes)
-        worse += chosen(answer) != expected
-    print(work, worse)
+    assert missed <= found // 4
 
 
 def test_who_reaches_the_master_makes_the_largest_world() -> None:
@@ -274,8 +275,8 @@ def test_at_the_largest_world_nobody_is_waited_for() -> None:
             [5, 3],
             {"min_world_size": 12, "max_world_size": 12, "max_nodes": 3},
             ready("ab", 1, 8),
-            0,
-            {"never": (3, 5)},
+            4,
+            {"too_small": True},
         ),
         (
             [15, 3, 13, 5, 11, 7, 9],
@@ -318,7 +319,7 @@ def test_who_gave_up_leaves_too_few_slots() -> None:
     assert (failed.gave_up, failed.left) == (Nodes.of(["a"]), left)
 
 
-def test_never_agrees_with_trying() -> None:
+def test_what_never_fits_is_found_by_no_trying() -> None:
     rng = random.Random(18)
     for _ in range(CASES // 2):
         sizes = {rng.randint(1, 7) for _ in range(rng.randint(1, 3))}
@@ -330,7 +331,7 @@ def test_never_agrees_with_trying() -> None:
         for _ in range(14 if most is not None else 24):
             sums |= {(world + size, nodes + 1) for world, nodes in sums for size in sizes if world < 60}
         ever = any(worlds.allows(world) and fewest <= nodes <= (many or 99) for world, nodes in sums)
-        assert worlds.never(sizes) is not ever, (worlds, sizes)
+        assert not (worlds.never(sizes) and ever), (worlds, sizes)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ class Checks:
             self.violate("invariants", wrong)
         if new.last_round > old.last_round and new.active_round is not None and (left := left_behind(new)):
             self.violate(
-                "all nodes of a unit or none", f"round {new.last_round} is without {', '.join(left)}"
+                "all ready nodes of a unit or none", f"round {new.last_round} is without {', '.join(left)}"
             )
         if wrong := not_best(old, new):
             self.violate("the best set", wrong)

@@ -4,7 +4,7 @@ Parts are replaced by what they are called, so a line may look as it likes. Whic
 tells `make mutants`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -17,7 +17,7 @@ from hetagent.protocol.session.session import Session
 from hetrdzv.core import directive
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds import settle, timers, transitions
-from hetrdzv.core.selection import subset
+from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.service import ledger
 from hetrdzv.service.liveness import clock
@@ -74,8 +74,15 @@ def _ahead(real: Callable[..., Any]) -> Callable[..., Any]:
     return group
 
 
-def _downward(worlds: Worlds, size: int, start: int = 0, unit: int = 1) -> Iterator[int]:
-    return iter(range(size, 0, -1))
+def _downward(worlds: Worlds, size: int, start: int = 0, unit: int = 1) -> range:
+    return range(size - (size - start) % unit, 0, -unit)
+
+
+def _any_number(real: Any) -> Any:
+    def near_full(items: Any, worlds: Worlds, leaders: Any) -> Any:
+        return real(items, replace(worlds, min_nodes=1, max_nodes=None), leaders)
+
+    return near_full
 
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
@@ -92,7 +99,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "nobody corrects who is ready": (Session, "_is_contradicted", lambda session, number, directive: False),
     "who has to go is given no time": (transitions, "notice_until", lambda group, now, gone_at: now + 0.05),
     "any world size is a multiple": (Worlds, "downward", _downward),
-    "bounds in nodes are forgotten": (subset._Search, "is_allowed", lambda search, found: True),
+    "bounds in nodes are forgotten": (best_set, "_near_full", _any_number(best_set._near_full)),
     **{what: how for of_room in PLANTED_IN_ROOMS for what, how in of_room.items()},
 }
 """What is broken: the module or class, the name in it, and what it becomes."""

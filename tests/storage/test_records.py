@@ -325,8 +325,6 @@ def full() -> Group:
         gone_at=0.1 + 0.2,
         gone_why=Silent(for_s=5.0),
         former=("w",),
-        heir="gpu0x",
-        maybe_late=True,
         replaced=(Difference("max_nodes", "2", "5"),),
     )
     end = End(

@@ -1,14 +1,14 @@
 """The best set of nodes, found by trying every set: what the core's selection is held against."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.selection.order import Former, may_be_master
+from hetrdzv.core.selection.order import NO_ROUND, Former, by_gaps, former_round, may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.core.selection.select import Selection, Shortfall, select
-from hetrdzv.core.selection.units import whole
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 
@@ -20,14 +20,13 @@ class Case:
     spec: GroupSpec
     ready: Sequence[Node]
     seats: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
+    last: Former = NO_ROUND
     unreachable: AbstractSet[tuple[str, str]] = frozenset()
     used_last: AbstractSet[str] = frozenset()
 
     def answer(self) -> Selection | Shortfall:
         """What it answers."""
-        last = Former(dict.fromkeys(self.last, 1))
-        return select(self.spec, self.ready, self.seats, last, self.unreachable, 0, self.used_last)
+        return select(self.spec, self.ready, self.seats, self.last, self.unreachable, 0, self.used_last)
 
 
 def fits(spec: GroupSpec, found: Sequence[Node]) -> bool:
@@ -45,36 +44,36 @@ def fits(spec: GroupSpec, found: Sequence[Node]) -> bool:
 def best_of_all(case: Case) -> list[str] | None:
     """The best set, in natural order; None where none keeps the bounds.
 
-    The smallest of (-world, ranks used last, ranks that move, ranks without a place, nodes, names) is best. All ranks
-    of a unit count if those of one of its nodes do.
+    The largest world is best; of equals the set that has the first item in the order of preference, then the second.
     """
-    best: tuple[int, int, int, int, int, tuple[int, ...]] | None = None
     units: dict[str, list[Node]] = {}
     for one in sorted(case.ready, key=lambda one: natural_key(one.node_id)):
         value = one.labels.get(case.spec.unit) if case.spec.unit is not None else None
         units.setdefault(f"node {one.node_id}" if value is None else f"unit {value}", []).append(one)
-    items = list(units.values())
-    for mask in range(1, 1 << len(items)):
-        places = tuple(place for place in range(len(items)) if mask >> place & 1)
-        found = [one for place in places for one in items[place]]
-        if not fits(case.spec, found):
+    by_id = {one.node_id: one for one in case.ready}
+    gaps = by_gaps(case.spec, by_id, case.seats, case.last, case.used_last)
+
+    def preference(unit: list[Node]) -> tuple[object, ...]:
+        names = [one.node_id for one in unit]
+        return (
+            any(name in case.used_last for name in names),
+            not all(name in case.last.slots for name in names),
+            not all(name in case.seats for name in names),
+            min(gaps.get(name, len(gaps)) for name in names),
+            -sum(one.slots for one in unit) / len(unit),
+            natural_key(names[0]),
+        )
+
+    items = sorted(units.values(), key=preference)
+    best: tuple[int, tuple[bool, ...], list[str]] | None = None
+    for left_out in product((False, True), repeat=len(items)):
+        found = [one for unit, without in zip(items, left_out, strict=True) if not without for one in unit]
+        if not found or not fits(case.spec, found):
             continue
-        world = sum(one.slots for one in found)
-        chosen = [items[place] for place in places]
-        late = world - _ranks(chosen, {one.node_id for one in found} - case.used_last)
-        moves = world - _ranks(chosen, case.last)
-        fresh = world - _ranks(chosen, case.seats)
-        key = (-world, late, moves, fresh, len(found), places)
+        key = (-sum(one.slots for one in found), left_out, [one.node_id for one in found])
         if best is None or key < best:
             best = key
-    if best is None:
-        return None
-    return sorted((one.node_id for place in best[-1] for one in items[place]), key=natural_key)
-
-
-def _ranks(units: Iterable[Sequence[Node]], of: Collection[str]) -> int:
-    """The ranks of the units of which every node is one of some."""
-    return sum(one.slots for unit in units if all(each.node_id in of for each in unit) for one in unit)
+    return None if best is None else sorted(best[-1], key=natural_key)
 
 
 def not_best(old: Group, new: Group) -> str:
@@ -85,8 +84,8 @@ def not_best(old: Group, new: Group) -> str:
     if not new.spec.sized or new.spec != old.spec or new.job != old.job:
         return ""
     members = [new.nodes[member.node_id] for member in formed.members]
-    ready = [*members, *whole(new, ready_nodes(new))]
-    last = tuple(member.node_id for member in old.round.members) if old.round is not None else ()
+    ready = [*members, *ready_nodes(new)]
+    last = replace(former_round(old), nodes=new.nodes)
     expected = best_of_all(Case(new.spec, ready, old.seats, last, used_last=new.used_last))
     names = sorted((member.node_id for member in formed.members), key=natural_key)
     if expected == names or (new.unreachable and fits(new.spec, members)):

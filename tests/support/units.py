@@ -1,21 +1,13 @@
-"""What holds of units at the moment when a round has formed, in other words than the core's."""
+"""Whether a round takes the ready nodes of a unit together."""
 
 from hetrdzv.core.model import Group
+from hetrdzv.core.selection.ready import ready_nodes
 
 
 def left_behind(group: Group) -> list[str]:
-    """The nodes that are here, but not in the round, though another node of their unit is."""
+    """The nodes that are ready, but not in the round, though another node of their unit is."""
     label, current = group.spec.unit, group.round
     if label is None or current is None:
         return []
-    members = {member.node_id for member in current.members}
-    taken = {group.nodes[node_id].labels.get(label) for node_id in members} - {None}
-    return [
-        node_id
-        for node_id, node in group.nodes.items()
-        if node_id not in members
-        and node.labels.get(label) in taken
-        and node.job == group.job
-        and not node.gone
-        and node_id not in group.drained
-    ]
+    taken = {group.nodes[member.node_id].labels.get(label) for member in current.members} - {None}
+    return [node.node_id for node in ready_nodes(group) if node.labels.get(label) in taken]

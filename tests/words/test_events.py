@@ -36,7 +36,6 @@ from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.events import CLASSES, Event, Facts
 from hetrdzv.protocol.facts.parts import (
     Apart,
-    BrokenUnits,
     CutOff,
     NoMaster,
     NotReady,
@@ -291,14 +290,6 @@ FAILURES: list[tuple[Any, str]] = [
             "not enough nodes joined within 60 s: 0 nodes with 0 slots ready; the world size must be 8; gpu2, gpu3 are "
             "not ready; gpu2: Xid 79"
         ),
-    ),
-    (
-        JoinTimeout(
-            within_s=60.0,
-            ready=Ready(nodes=Nodes.of(["gpu1"]), want=1, slots=8),
-            units=BrokenUnits(label="rack", units=Nodes.of(["r1"]), missing=Nodes.of(["gpu2"])),
-        ),
-        "not enough nodes joined within 60 s: 1 node with 8 slots ready (gpu1); rack r1 is incomplete without gpu2",
     ),
     (
         JoinTimeout(within_s=60.0, ready=Ready(nodes=Nodes.of(["gpu1", "gpu2"]), want=2), rule="public=yes"),

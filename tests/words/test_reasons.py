@@ -28,7 +28,6 @@ NOBODY = Ready(want=2)
 MANY = Nodes.of(f"gpu{number}" for number in range(1, 8))
 B = Nodes.of(["b"])
 EVEN = parts.WorldBounds(least=8, most=16, multiple=4, min_nodes=1, max_nodes=None)
-RACKS = parts.BrokenUnits(label="rack", units=Nodes.of(["r1"]), missing=B)
 ENDED = reasons.Ended(round=3, cause=MemberLost(node_id="b", why=Silent(for_s=5.0)))
 TOO_FEW = reasons.TooFew(ready=A, missing=1, until=560.0)
 NEVER = "each may have trained alone, unless they meet in another way than init_process_group with env:// or hvd.init()"
@@ -155,10 +154,6 @@ SENTENCES: list[tuple[Reason, str]] = [
             "1 of 2 nodes ready (a), but it may not be master, since master is zone=x; waiting for one that may "
             "(at most 1 min 0 s more)"
         ),
-    ),
-    (
-        waits(reasons.UnitsBroken(ready=A, units=RACKS)),
-        "1 of 2 nodes ready (a), but rack r1 is incomplete without b: waiting for it, or for other nodes",
     ),
     (
         waits(reasons.NoCommand(group_id="g", nodes=Nodes.of(["a", "b"]))),
@@ -291,11 +286,6 @@ CLAUSES: list[tuple[WhyLeftOut, str]] = [
             "a, the master, offers address 127.0.0.1, which no other host can reach: start hetagent there with "
             "--local-addr or --interface"
         ),
-    ),
-    (RACKS, "rack r1 is incomplete without b"),
-    (
-        parts.BrokenUnits(label="rack", units=Nodes.of(["r2", "r10"]), missing=B),
-        "rack r2, r10 are incomplete: r2 lacks b",
     ),
     (
         reasons.Misfit(nodes=2, unit="rack", slots=12, world_size=20, bounds=EVEN),

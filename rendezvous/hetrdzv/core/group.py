@@ -48,7 +48,6 @@ from hetrdzv.core.rounds.transitions import (
     stop,
     stop_kindly,
     take_out,
-    take_place_in_unit,
     withdraw,
 )
 from hetrdzv.core.why import apart
@@ -199,8 +198,6 @@ def _join(work: Work, command: Join) -> None:
             replaced=replaced,
         )
     )
-    if node is None or node.heir is not None or node.job != group.job:
-        take_place_in_unit(work, command.node_id)
     facts = events.NodeJoined(
         slots=command.slots, address=command.address, not_ready=quoted(command.not_ready)
     )
@@ -246,7 +243,6 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
     """A known incarnation joins: it acknowledges `stop`, returns, is ready or no longer, or repeats itself."""
     if (node.phase is NodePhase.LEFT or isinstance(node.gone_why, AgentDied)) and node.rejected is None:
         raise StaleIncarnation(f"node '{node.node_id}' has left the group; to rejoin, restart its agent")
-    new_in_unit = node.gone and node.heir is not None
     node = heard(work, node)
     group = work.group
     if node.rejected is not None or node.job != group.job or group.state.terminal:
@@ -274,10 +270,7 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         daemon=(),
         gone_at=None,
         gone_why=None,
-        heir=None,
     )
-    if new_in_unit:
-        take_place_in_unit(work, node.node_id)
     if returns:
         work.say(events.NodeReturned(), node.node_id)
     _note_readiness(work, node, command.not_ready)
@@ -304,7 +297,7 @@ def _renew(work: Work, command: Renew) -> bool:
     """Renew the lease; returns whether anything else can have changed."""
     node = require_speaker(work.group, command.node_id, command.incarnation)
     knows = has_got_stop(work.group, node, command.holds)
-    news = node.cut_at is not None or node.in_doubt or knows
+    news = node.cut_at is not None or knows
     node = heard(work, node)
     if knows:
         work.change_node(node, stop_told_at=work.now)
@@ -510,9 +503,7 @@ def _drain(work: Work, command: Drain) -> None:
         return
     work.change(drained=group.drained | {command.node_id})
     work.say(events.NodeDrained(), command.node_id)
-    if node.gone and node.heir is None:
-        work.change_node(node, heir=node.node_id)
-    elif not group.state.terminal:
+    if not (node.gone or group.state.terminal):
         set_leaving(work, node, Drained())
 
 

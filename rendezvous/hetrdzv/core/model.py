@@ -103,9 +103,6 @@ class Node(Offer):
         cut_at: when an open poll of the agent was cut; None once it is heard from again (memory only).
         stop_told_at: when the agent first said that it has got what tells it to stop, its newest round having ended:
             an answer may be lost on its way; None before (memory only).
-        heir: the node that takes its place in its unit, unless it is heard again (units.py); itself: nobody
-            needs to, a person having drained it; None: nobody does.
-        maybe_late: its join may have come late, after its heir's, from an agent that is gone, until it is heard again.
     """
 
     node_id: str
@@ -126,19 +123,12 @@ class Node(Offer):
     cut_at: float | None = None
     stop_told_at: float | None = None
     former: tuple[str, ...] = ()
-    heir: str | None = None
-    maybe_late: bool = False
     replaced: tuple[Difference, ...] = ()
 
     @property
     def gone(self) -> bool:
         """Whether the node is lost or has left."""
         return self.phase.gone
-
-    @property
-    def in_doubt(self) -> bool:
-        """Whether it is not known to be gone, but seems to have come back under another name."""
-        return self.heir is not None and not self.gone
 
     @property
     def stopped(self) -> bool:

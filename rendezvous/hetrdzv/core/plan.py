@@ -9,7 +9,6 @@ from collections.abc import Set as AbstractSet
 from itertools import count
 from math import inf, nextafter
 
-from hetrdzv.core.budget import Budget
 from hetrdzv.core.commands import Command, Drain, Join, Leave, NoteStall, Renew, Report, Restart, Tick
 from hetrdzv.core.directive import heading
 from hetrdzv.core.group import step
@@ -69,10 +68,11 @@ class _Rehearsal:
     def __init__(self, group: Group, now: float) -> None:
         self.group, self.now = group, now
         self.events: list[Event] = []
-        self._budget = Budget(MOST_WORK)
+        self._work_left = MOST_WORK
 
     def do(self, command: Command, *, settles: bool = True) -> None:
-        if not self._budget.allows(len(self.group.nodes) if settles or isinstance(command, Tick) else 1):
+        self._work_left -= len(self.group.nodes) if settles or isinstance(command, Tick) else 1
+        if self._work_left < 0:
             raise PlanTooLarge(
                 f"what group '{self.group.group_id}' would do takes more than {MOST_WORK:,} steps to work out: plan "
                 "fewer changes"

@@ -8,14 +8,13 @@ from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Cancellation, End, Group, Node, Round, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
-from hetrdzv.core.selection.joining import Spare, growth, lost_members, spare_reason, spare_slots, spare_unit
+from hetrdzv.core.selection.joining import growth, lost_members, spare_reason
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_nodes
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall
-from hetrdzv.core.selection.units import broken_units_of
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.facts import parts, reasons
 from hetrdzv.protocol.facts.parts import quoted
-from hetrdzv.protocol.facts.reasons import GroupReason, SpareReason, WaitsFor, WhyLeftOut
+from hetrdzv.protocol.facts.reasons import GroupReason, WaitsFor, WhyLeftOut
 from hetrdzv.protocol.facts.who import MOST_NAMES, Nodes
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS, GroupSpec
 from hetrdzv.protocol.states import GroupState, NodePhase
@@ -153,8 +152,6 @@ def _waits_for(group: Group, now: float) -> WaitsFor:
     if isinstance(answer, Shortfall) and answer.lack is Lack.ALLOWED_MASTER:
         return reasons.MayNotBeMaster(ready=ready, rule=group.spec.master or "", until=until)
     if isinstance(answer, Shortfall) and answer.lack is not Lack.MASTER:
-        if broken := broken_units_of(group, there):
-            return reasons.UnitsBroken(ready=ready, units=broken, until=until)
         return _too_few(group, there, answer)
     if group.bounds_since is None:
         return reasons.Unreachable(
@@ -301,42 +298,4 @@ def why_left_out(group: Group, node: Node) -> WhyLeftOut:
     larger = growth(group)
     if node.node_id in larger.node_ids:
         return reasons.Joins(until=admits_at(group, larger))
-    return _why_spare(group, node, active)
-
-
-def _why_spare(group: Group, node: Node, active: Round) -> SpareReason:
-    match spare_reason(group, node, active):
-        case Spare.ON_JOIN:
-            return reasons.Spare(kind="on_join")
-        case Spare.SUCCEEDED:
-            return reasons.Spare(kind="others_succeeded")
-        case Spare.NOT_LARGER:
-            return reasons.Spare(kind="not_larger")
-        case Spare.FULL:
-            return reasons.Full(max_nodes=group.spec.max_nodes)
-        case Spare.OUT_OF_REACH | Spare.LOOPBACK_MASTER as reason:
-            return reasons.OutOfReach(
-                master=active.master.node_id,
-                address=active.master.address,
-                loopback=reason is Spare.LOOPBACK_MASTER,
-            )
-        case Spare.BROKEN_UNIT:
-            broken = broken_units_of(group, [node])
-            assert broken is not None
-            return broken
-        case Spare.WORLD_SIZE:
-            return _misfit(group, node, active)
-        case Spare.USED_LAST:
-            failures = group.failed_rounds[node.node_id]
-            return reasons.UsedLast(group_id=group.group_id, node_id=node.node_id, failures=failures)
-
-
-def _misfit(group: Group, node: Node, active: Round) -> reasons.Misfit:
-    slots = spare_slots(group, node)
-    return reasons.Misfit(
-        nodes=len(spare_unit(group, node)),
-        unit=group.spec.unit,
-        slots=slots,
-        world_size=active.world_size + slots,
-        bounds=Worlds.of(group.spec).bounds,
-    )
+    return spare_reason(group, node, active)

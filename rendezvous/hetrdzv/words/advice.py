@@ -112,8 +112,6 @@ def _for_nodes(group_id: str, what: WaitsFor) -> list[str]:
             return ["see which nodes reach each other: hetagent --check on each"]
         case reasons.MayNotBeMaster():
             return [f"start hetagent for group '{group_id}' on a node that may be master"]
-        case reasons.UnitsBroken():
-            return [f"start hetagent for group '{group_id}' on the other nodes of that unit"]
         case _:
             return [""]
 
@@ -128,9 +126,9 @@ def after_failure(reason: FailedBecause) -> str:
     match reason:
         case WorkerFault(worker=worker):
             return after_exit(worker)
-        case JoinTimeout(rule=None, units=None, world=None):
+        case JoinTimeout(rule=None, world=None):
             return "start the agents within --join-timeout-s of each other, or ask for fewer --nnodes"
-        case JoinTimeout(rule=None, units=None, world=NoWorld(never=never)):
+        case JoinTimeout(rule=None, world=NoWorld(never=never)):
             if never:
                 return "give a --world-size that so many --nnodes with so many --gpus can have"
             return "start more agents within --join-timeout-s of each other, or ask for another --world-size"

@@ -32,7 +32,6 @@ from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.words.clauses import (
     also_not_ready,
-    broken,
     may_not_be_master,
     never_met,
     no_master,
@@ -232,11 +231,7 @@ def _join_timeout(reason: JoinTimeout) -> str:
         may = may_not_be_master(nodes, reason.rule)
         return f"no node that may be master joined within {reason.within_s:g} s: {have}, but {may}{late}"
     who = f" ({names(nodes)})" if len(nodes) else ""
-    lack = ""
-    if reason.units is not None:
-        lack = f"; {broken(reason.units)}"
-    elif reason.world is not None:
-        lack = f"; {no_world(reason.world)}"
+    lack = f"; {no_world(reason.world)}" if reason.world is not None else ""
     return f"not enough nodes joined within {reason.within_s:g} s: {standing(reason.ready)} ready{who}{lack}{late}"
 
 

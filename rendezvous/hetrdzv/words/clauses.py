@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from hetrdzv.protocol.facts.differences import Difference
-from hetrdzv.protocol.facts.parts import Apart, BrokenUnits, NoMaster, NotReady, NoWorld, Ready, WorldBounds
+from hetrdzv.protocol.facts.parts import Apart, NoMaster, NotReady, NoWorld, Ready, WorldBounds
 from hetrdzv.protocol.facts.who import MOST_NAMES, Nodes
 from hetrdzv.words.phrasing import count, names, one_or_more
 
@@ -39,14 +39,6 @@ def also_not_ready(reason: NotReady | None) -> str:
     if len(reason.nodes) == 1:
         return f"; {first} is not ready: {reason.why}"
     return f"; {names(reason.nodes)} are not ready; {first}: {reason.why}"
-
-
-def broken(units: BrokenUnits) -> str:
-    """Which units are not whole, and what the first of them lacks."""
-    missing, values = names(units.missing), names(units.units)
-    if len(units.units) == 1:
-        return f"{units.label} {values} is incomplete without {missing}"
-    return f"{units.label} {values} are incomplete: {units.units.first[0]} lacks {missing}"
 
 
 def no_master(reason: NoMaster) -> str:

@@ -9,7 +9,6 @@ from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.words import causes
 from hetrdzv.words.clauses import (
     also_not_ready,
-    broken,
     may_not_be_master,
     never_met,
     no_master,
@@ -165,14 +164,12 @@ def _waits_for(what: WaitsFor, clock: Clock) -> str:
 
 
 def _lacks(
-    what: reasons.MayNotBeMaster | reasons.UnitsBroken | reasons.TooFew | reasons.Unreachable,
+    what: reasons.MayNotBeMaster | reasons.TooFew | reasons.Unreachable,
 ) -> str:
     """What is missing beside those that are ready."""
     match what:
         case reasons.MayNotBeMaster(ready=ready, rule=rule):
             return f", but {may_not_be_master(ready.nodes, rule)}; waiting for one that may"
-        case reasons.UnitsBroken(units=units):
-            return f", but {broken(units)}: waiting for it, or for other nodes"
         case reasons.TooFew(world=None, missing=missing, in_place_of=gone):
             return f"; waiting for {missing} more{_in_place_of(gone)}"
         case reasons.TooFew(world=world, missing=missing, in_place_of=gone):
@@ -260,8 +257,6 @@ def left_out(reason: LeftOutReason, clock: Clock, *, gone: bool = True) -> str:
                 f"it could not reach {master} at {address}: check the firewall, --port-range and --interface, then "
                 "restart its agent"
             )
-        case parts.BrokenUnits():
-            return broken(reason)
         case reasons.Misfit():
             return misfit(reason)
         case reasons.UsedLast(failures=number):

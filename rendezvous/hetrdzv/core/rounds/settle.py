@@ -32,7 +32,6 @@ from hetrdzv.core.selection.joining import growth
 from hetrdzv.core.selection.order import former_round, place
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_reach, ready_nodes, stranded
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
-from hetrdzv.core.selection.units import broken_units_of
 from hetrdzv.core.why import apart, no_master, no_world, not_ready, ready_of
 from hetrdzv.protocol.facts import events
 from hetrdzv.protocol.facts.causes import (
@@ -385,7 +384,7 @@ def _join_timeout(group: Group, ready: Sequence[Node], answer: Shortfall) -> Joi
     )
     if answer.lack is Lack.ALLOWED_MASTER:
         return replace(late, rule=group.spec.master)
-    return replace(late, units=broken_units_of(group, ready), world=no_world(group.spec, ready, answer))
+    return replace(late, world=no_world(group.spec, ready, answer))
 
 
 # -- a running round takes nodes in --------------------------------------------------------------------------

@@ -111,12 +111,12 @@ def resolved_at(group: Group, end: End) -> float:
 def forms_at(group: Group, answer: Selection | Shortfall) -> float:
     """When the round forms, or the group gives up on it, if nothing else happens (seconds); the bounds hold."""
     since = max(group.bounds_since or 0.0, group.rests_until or 0.0)
-    if answer.full:
+    if isinstance(answer, Selection) and answer.full:
         return since
     if group.last_call:
         return max(since, (group.bounds_since or 0.0) + group.spec.last_call_s)
     ended = group.round
-    if answer.smaller and ended is not None and ended.end is not None:
+    if isinstance(answer, Selection) and answer.smaller and ended is not None and ended.end is not None:
         return max(since, ended.end.at + group.spec.replace_wait_s)
     return since
 

@@ -8,7 +8,6 @@ from math import ceil, inf
 from hetrdzv.core.model import Cancellation, End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.notice import notice_until
 from hetrdzv.core.rounds.timers import Leases, expired
-from hetrdzv.core.selection.units import place_taken
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
 from hetrdzv.protocol.facts import events
 from hetrdzv.protocol.facts.causes import (
@@ -108,20 +107,7 @@ def known_node(group: Group, node_id: str) -> Node:
 
 def heard(work: Work, node: Node) -> Node:
     """Record that a node's agent was heard from."""
-    heir = node.heir if node.gone else None  # one that is gone has its place back once it joins
-    other = work.group.nodes.get(node.heir or "") if node.in_doubt and not node.maybe_late else None
-    node = work.change_node(node, heard_at=work.now, cut_at=None, heir=heir, maybe_late=False)
-    if other is not None:  # at the same address, and yet another node
-        if node.joined_at < other.joined_at == other.heard_at:
-            work.change_node(other, heir=node.node_id, maybe_late=True)
-        take_place_in_unit(work, other.node_id, beside=node.node_id)
-    return node
-
-
-def take_place_in_unit(work: Work, node_id: str, beside: str | None = None) -> None:
-    """A node is new in its unit: it is the heir of one that is gone; see `place_taken`."""
-    if (other := place_taken(work.group, work.group.nodes[node_id], beside)) is not None:
-        work.change_node(other, heir=node_id)
+    return work.change_node(node, heard_at=work.now, cut_at=None)
 
 
 # -- nodes go ------------------------------------------------------------------------------------------------
@@ -145,9 +131,7 @@ def take_out(work: Work, node: Node, phase: NodePhase, why: Going, since: float 
     done = done or (
         phase is NodePhase.LEFT and node.phase is NodePhase.SUCCEEDED and not work.group.active_round
     )
-    is_drained = node.node_id in work.group.drained or isinstance(node.leaving, Drained)
-    heir = node.node_id if is_drained and node.heir is None else node.heir
-    work.change_node(node, phase=phase, daemon=(), gone_at=work.now, gone_why=why, cut_at=None, heir=heir)
+    work.change_node(node, phase=phase, daemon=(), gone_at=work.now, gone_why=why, cut_at=None)
     lost = phase is NodePhase.LOST
     work.say(events.NodeLost(why=why) if lost else events.NodeLeft(why=why), node.node_id)
     if not was_gone:

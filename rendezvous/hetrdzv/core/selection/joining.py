@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property
 
 from hetrdzv.core.memo import kept, kept_for
@@ -11,8 +10,10 @@ from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.order import former_round
 from hetrdzv.core.selection.ready import READ, ready_nodes
 from hetrdzv.core.selection.select import Shortfall, select
-from hetrdzv.core.selection.units import broken_units, value_of, whole
+from hetrdzv.core.selection.units import in_units, value_of
 from hetrdzv.core.selection.worlds import Worlds
+from hetrdzv.protocol.facts import reasons
+from hetrdzv.protocol.facts.reasons import SpareReason
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.addresses import is_loopback
@@ -41,20 +42,6 @@ class Growth:
         return any(node.cut_at is not None for node in self.joiners)
 
 
-class Spare(StrEnum):
-    """Why a ready node is not in the running round."""
-
-    ON_JOIN = "on_join"
-    FULL = "full"
-    SUCCEEDED = "succeeded"
-    OUT_OF_REACH = "out_of_reach"
-    LOOPBACK_MASTER = "loopback_master"
-    BROKEN_UNIT = "broken_unit"
-    WORLD_SIZE = "world_size"
-    NOT_LARGER = "not_larger"
-    USED_LAST = "used_last"
-
-
 @kept_for(*READ)
 def growth(group: Group) -> Growth:
     """Who would join if the running round ended now; nobody if no round runs."""
@@ -70,10 +57,9 @@ def growth(group: Group) -> Growth:
     sized = group.spec.sized
     if sized and not _may_grow(group.spec, active, waiting):
         return Growth()
-    there = _all_or_none(group, [*members, *waiting])
     answer = select(
         group.spec,
-        there,
+        [*members, *waiting],
         group.seats,
         former_round(group),
         group.unreachable,
@@ -117,7 +103,6 @@ def _is_missed(group: Group, node: Node) -> bool:
         and node.job == group.job
         and node.member_of > 0
         and node.leaving is None
-        and node.heir is None
         and node.node_id not in group.drained
     )
 
@@ -129,78 +114,58 @@ def _as_ready(node: Node) -> Node:
     )
 
 
-def _all_or_none(group: Group, nodes: Sequence[Node]) -> Sequence[Node]:
-    """The nodes whose units are whole, if all ready nodes of the unit are among them."""
-    if group.spec.unit is None:
-        return nodes
-    there = frozenset(node.node_id for node in nodes)
-    left = {value_of(group.spec, node) for node in ready_nodes(group) if node.node_id not in there} - {None}
-    return [node for node in whole(group, nodes) if value_of(group.spec, node) not in left]
-
-
 def _may_grow(spec: GroupSpec, active: Round, waiting: Iterable[Node]) -> bool:
     """Whether there are enough slots for a larger world, on whichever nodes."""
     slots = active.world_size + sum(node.slots for node in waiting)
     return (Worlds.of(spec).up_to(slots) or 0) > active.world_size
 
 
-def spare_reason(group: Group, node: Node, active: Round) -> Spare:
+def spare_reason(group: Group, node: Node, active: Round) -> SpareReason:
     """Why a ready node that is not a joiner is kept as a spare."""
-    reason = _nobody_joins(group)
-    if reason is Spare.FULL and node.node_id in group.used_last:
-        return Spare.USED_LAST
+    reason, most = _nobody_joins(group), group.spec.max_nodes
+    if isinstance(reason, reasons.Full) and node.node_id in group.used_last:
+        failures = group.failed_rounds[node.node_id]
+        return reasons.UsedLast(group_id=group.group_id, node_id=node.node_id, failures=failures)
     if reason is not None:
         return reason
-    if (node.node_id, active.master.node_id) in group.unreachable:
-        return Spare.OUT_OF_REACH
-    if is_loopback(active.master.address) and not is_loopback(node.address):
-        return Spare.LOOPBACK_MASTER
-    if value_of(group.spec, node) in broken_units(group):
-        return Spare.BROKEN_UNIT
-    unit, most = spare_unit(group, node), group.spec.max_nodes
-    if not Worlds.of(group.spec).allows(active.world_size + spare_slots(group, node)):
-        return Spare.WORLD_SIZE
-    return Spare.FULL if most is not None and len(active.members) + len(unit) > most else Spare.NOT_LARGER
-
-
-def spare_unit(group: Group, node: Node) -> Sequence[Node]:
-    """The ready nodes that would join together with a spare, including the spare."""
-    value = value_of(group.spec, node)
-    return (node,) if value is None else _ready_units(group).get(value, (node,))
-
-
-def spare_slots(group: Group, node: Node) -> int:
-    """How many slots these nodes have in all."""
-    value = value_of(group.spec, node)
-    return node.slots if value is None else _unit_slots(group).get(value, node.slots)
+    master, bounds = active.master, Worlds.of(group.spec)
+    loopback = is_loopback(master.address) and not is_loopback(node.address)
+    if loopback or (node.node_id, master.node_id) in group.unreachable:
+        return reasons.OutOfReach(master=master.node_id, address=master.address, loopback=loopback)
+    unit = _ready_units(group).get(value_of(group.spec, node)) or (node,)
+    slots = sum(each.slots for each in unit)
+    if not bounds.allows(active.world_size + slots):
+        return reasons.Misfit(
+            nodes=len(unit),
+            unit=group.spec.unit,
+            slots=slots,
+            world_size=active.world_size + slots,
+            bounds=bounds.bounds,
+        )
+    if most is not None and len(active.members) + len(unit) > most:
+        return reasons.Full(max_nodes=most)
+    return reasons.Spare(kind="not_larger")
 
 
 @kept
-def _unit_slots(group: Group) -> Mapping[str, int]:
-    return {value: sum(node.slots for node in unit) for value, unit in _ready_units(group).items()}
-
-
-@kept
-def _ready_units(group: Group) -> Mapping[str, Sequence[Node]]:
+def _ready_units(group: Group) -> Mapping[str | None, Sequence[Node]]:
     """The ready nodes by unit; kept, since many spares ask for theirs."""
-    units: dict[str, list[Node]] = {}
-    for node in ready_nodes(group):
-        value = value_of(group.spec, node)
-        if value is not None:
-            units.setdefault(value, []).append(node)
-    return units
+    if group.spec.unit is None:
+        return {}
+    units = in_units(group.spec, ready_nodes(group))
+    return {value: unit for unit in units if (value := value_of(group.spec, unit[0])) is not None}
 
 
 @kept
-def _nobody_joins(group: Group) -> Spare | None:
+def _nobody_joins(group: Group) -> SpareReason | None:
     """Why a running round takes in nobody at all; None: it would."""
     active = group.active_round
     assert active is not None
     if group.spec.on_join is not OnJoin.RESTART:
-        return Spare.ON_JOIN
+        return reasons.Spare(kind="on_join")
     most = group.spec.max_nodes
     if most is not None and len(active.members) >= most and not group.spec.sized:
-        return Spare.FULL
+        return reasons.Full(max_nodes=most)
     if active.finished or any(group.phase_of(member) is NodePhase.SUCCEEDED for member in active.members):
-        return Spare.SUCCEEDED
+        return reasons.Spare(kind="others_succeeded")
     return None

@@ -6,7 +6,6 @@ from hetrdzv.core.memo import kept, kept_for
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.order import former_round
 from hetrdzv.core.selection.select import Selection, Shortfall, select
-from hetrdzv.core.selection.units import whole
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.addresses import is_loopback
 
@@ -46,7 +45,7 @@ def next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
     return select(
         group.spec,
-        whole(group, ready_nodes(group)),
+        ready_nodes(group),
         group.seats,
         former_round(group),
         group.unreachable,

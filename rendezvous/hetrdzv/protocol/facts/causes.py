@@ -10,7 +10,6 @@ from hetrdzv.protocol.facts.parts import (
     NOTHING,
     SHOWN_BY_KIND,
     Apart,
-    BrokenUnits,
     NoMaster,
     NotReady,
     NoWorld,
@@ -298,7 +297,7 @@ class JoinTimeout:
 
     Attributes:
         rule: the setting `master`, where enough were ready, but none of them may be master.
-        units, world: why those that are ready make no round; None: they are just too few.
+        world: why those that are ready make no round; None: they are just too few.
         not_ready: who was here, but not ready.
     """
 
@@ -306,7 +305,6 @@ class JoinTimeout:
     within_s: float
     ready: Ready
     rule: str | None = None
-    units: BrokenUnits | None = None
     world: NoWorld | None = None
     not_ready: NotReady | None = None
 

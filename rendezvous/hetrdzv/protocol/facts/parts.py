@@ -140,13 +140,3 @@ class NoWorld:
     never_more: int = 0
     too_small: bool = False
     unit: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokenUnits:
-    """Units that are not whole: of the values of a label, and what the first of them lacks."""
-
-    kind: Literal["broken_unit"] = "broken_unit"
-    label: str
-    units: Nodes
-    missing: Nodes

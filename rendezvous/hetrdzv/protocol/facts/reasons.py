@@ -12,7 +12,6 @@ from hetrdzv.protocol.facts.parts import (
     BY_KIND,
     SHOWN_BY_KIND,
     Apart,
-    BrokenUnits,
     NoMaster,
     NotReady,
     NoWorld,
@@ -158,16 +157,6 @@ class MayNotBeMaster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitsBroken:
-    """Nodes are ready, but their units are not whole."""
-
-    kind: Literal["units_broken"] = "units_broken"
-    ready: Ready
-    units: BrokenUnits
-    until: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NoCommand:
     """Nodes were started without a script, and the group has no command yet."""
 
@@ -264,7 +253,7 @@ class ToStop:
 
 
 WaitsFor: TypeAlias = Annotated[
-    ToStop | MayNotBeMaster | UnitsBroken | NoCommand | TooFew | Unreachable | ToHear | Resting | LastCall,
+    ToStop | MayNotBeMaster | NoCommand | TooFew | Unreachable | ToHear | Resting | LastCall,
     BY_KIND,
 ]
 
@@ -337,7 +326,7 @@ class UsedLast:
     failures: int
 
 
-SpareReason = Spare | Full | OutOfReach | BrokenUnits | Misfit | UsedLast
+SpareReason = Spare | Full | OutOfReach | Misfit | UsedLast
 WhyLeftOut: TypeAlias = Annotated[NoCommand | NotReady | Joins | SpareReason, BY_KIND]
 
 

@@ -275,9 +275,7 @@ def is_heartbeat(group: Group, command: Command) -> bool:
     if not isinstance(command, Renew):
         return False
     node = group.nodes.get(command.node_id)
-    return node is None or (
-        node.cut_at is None and not node.in_doubt and not has_got_stop(group, node, command.holds)
-    )
+    return node is None or (node.cut_at is None and not has_got_stop(group, node, command.holds))
 
 
 def is_one_of_many(command: Command) -> bool:

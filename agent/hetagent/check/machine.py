@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from hetagent.check.findings import Finding, Grade
 from hetagent.errors import UsageError
@@ -103,15 +104,16 @@ def address(
     return Finding("address", Grade.OK, text)
 
 
-def ports(offered: str, port_range: tuple[int, int] | None) -> Finding:
-    """Whether the two ports that a node needs can be had."""
+def ports(offered: str, port_range: tuple[int, int] | None, count: int) -> Finding:
+    """Whether the ports that a node needs can be had."""
     span = "any" if port_range is None else f"{port_range[0]}-{port_range[1]}"
     try:
-        with network.hold_port(offered, port_range), network.hold_port(offered, port_range):
-            pass
+        with ExitStack() as held:
+            for _ in range(count):
+                held.enter_context(network.hold_port(offered, port_range))
     except network.NetworkError as error:
         return Finding("ports", Grade.WRONG, str(error))
-    return Finding("ports", Grade.OK, f"two are free ({span})")
+    return Finding("ports", Grade.OK, f"{count} are free ({span})")
 
 
 def _host(url: str) -> str:

@@ -38,7 +38,7 @@ async def _network(options: Options, token: str | None, tls: ClientTls) -> list[
         findings.append(Finding("address", Grade.WRONG, str(error)))
     else:
         findings.append(machine.address(options, address, interface, interfaces))
-        findings.append(machine.ports(address, options.port_range))
+        findings.append(machine.ports(address, options.port_range, 2 + options.snapshots.ports))
     membership, peers = await group(options, token, tls)
     return [*findings, membership, *await reach.look(peers, interfaces, interface)]
 

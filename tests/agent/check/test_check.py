@@ -4,7 +4,8 @@ import io
 import re
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from hetagent.check.findings import Finding, Grade
 from hetagent.check.reach import Peer
 from hetagent.check.run import run
 from hetagent.errors import UsageError
+from hetagent.node import network
 from hetagent.node.gpu.memory import Holder, Usage
 from hetagent.node.network import Interface
 from hetagent.options.model import Options
@@ -86,12 +88,31 @@ def test_the_address_and_why_it_is_offered() -> None:
     assert machine.address(here, "::1", "lo", [LO]).grade is Grade.WARNING
 
 
+def hold_at_most(count: int) -> Callable[..., AbstractContextManager[None]]:
+    left = iter(range(count))
+
+    @contextmanager
+    def hold(offered: str, port_range: tuple[int, int] | None) -> Iterator[None]:
+        if next(left, None) is None:
+            raise network.NetworkError("no port of --port-range is free")
+        yield
+
+    return hold
+
+
 def test_ports_that_are_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = machine.ports("127.0.0.1", (port, port))
+        found = machine.ports("127.0.0.1", (port, port), 2)
     assert found.grade is Grade.WRONG
     assert "--port-range" in found.found
+
+
+def test_ports_are_tried_all_at_once() -> None:
+    assert machine.ports("127.0.0.1", None, 3).found == "3 are free (any)"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "hold_port", hold_at_most(2))
+        assert machine.ports("127.0.0.1", (1, 2), 3).grade is Grade.WRONG
 
 
 # -- the other nodes -----------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.tables import Table
-from hetagent.job.progress import progress_files
-from hetagent.job.progress.round_watch import opening
-from hetagent.job.progress.standstill import Track
-from hetagent.job.progress.worker import TICK_S, Looker
+from hetagent.monitor import progress_files
+from hetagent.monitor.round_watch import opening
+from hetagent.monitor.standstill import Track
+from hetagent.monitor.worker import TICK_S, Looker
 from hetagent.node.network import hold_port
 from hetagent.progress import FILE
 from hetagent.worker import runner

@@ -79,7 +79,7 @@ class Loud(Launch):
         shows="""
 from hetagent.launch.choose import launch_of
 from hetagent.errors import UsageError
-from hetagent.options.parse import parse
+from hetagent.cli.parse import parse
 
 def launch(*flags):
     return launch_of(parse(["--server", "http://h:1", *flags, "train.py"], {}), None, 1, {})
@@ -105,7 +105,7 @@ else:
         },
         shows=ASKING
         + """
-from hetagent.options.parse import parse
+from hetagent.cli.parse import parse
 from hetrdzv.cli.hetctl.groups import create
 
 assert parse(["--server", "http://h:1", "--motto-n", "2", "train.py"], {}).spec == {"motto_n": 2}
@@ -211,9 +211,9 @@ handlers = Handlers()
 async def motto(request, group_id, node_id, body):
     return codec.write(MottoReply(text=body.text.upper()))
 """,
-            f"{AGENT}/job/mottos.py": """
+            f"{AGENT}/monitor/mottos.py": """
 from functools import partial
-from hetagent.protocol.topics import Message, Topic
+from hetagent.session.topics import Message, Topic
 from hetrdzv.protocol.rooms.mottos import MOTTO, MottoRequest
 
 MESSAGE = Message(Topic(route=MOTTO), partial(MottoRequest, text="onwards"))
@@ -228,10 +228,10 @@ MESSAGE = Message(Topic(route=MOTTO), partial(MottoRequest, text="onwards"))
         shows=ASKING
         + """
 import random
-from hetagent.job.mottos import MESSAGE
-from hetagent.protocol.offer import Offer
-from hetagent.protocol.requests import Say
-from hetagent.protocol.session.session import Session
+from hetagent.monitor.mottos import MESSAGE
+from hetagent.session.offer import Offer
+from hetagent.session.requests import Say
+from hetagent.session.session import Session
 from hetrdzv.protocol import codec
 
 class Server:
@@ -269,7 +269,7 @@ import torch
 from types import SimpleNamespace as Node
 from hetagent.node.gpu.devices import choose
 from hetagent.node.gpu.discovery import NoGpus
-from hetagent.node.versions import versions
+from hetagent.node.gpu.versions import versions
 from hetrdzv.core.health.drift import drift
 from hetrdzv.words.warnings import warning
 

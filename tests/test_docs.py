@@ -23,8 +23,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import hetagent
-import hetagent.options.flags
-import hetagent.options.parse
+import hetagent.cli.flags
+import hetagent.cli.parse
 import hetrdzv
 from hetrdzv.api.app import TABLE, create_app
 from hetrdzv.api.openapi import document
@@ -127,9 +127,7 @@ def flags_of(command: click.Command) -> set[str]:
 @cache
 def flags() -> Mapping[str, set[str]]:
     """Every spelling of every flag, by program."""
-    hetagent_s = {
-        flag for action in hetagent.options.flags.parser()._actions for flag in action.option_strings
-    }
+    hetagent_s = {flag for action in hetagent.cli.flags.parser()._actions for flag in action.option_strings}
     return {"hetagent": hetagent_s, "hetserver": flags_of(hetserver.main), "hetctl": flags_of(hetctl.cli)}
 
 
@@ -188,10 +186,10 @@ def test_every_command_of_hetctl_is_told() -> None:
 
 def test_every_refused_flag_says_so() -> None:
     table = {flag: row for row in rows(page("docs/flags.md")) for flag in quoted([row[0]])}
-    for flag, reason in hetagent.options.flags.REFUSED.items():
+    for flag, reason in hetagent.cli.flags.REFUSED.items():
         assert table[flag][1] == "refused", f"{flag} is refused: {reason}"
     refused = {flag for flag, row in table.items() if row[1] == "refused" and "_" not in flag}
-    assert refused == set(hetagent.options.flags.REFUSED)
+    assert refused == set(hetagent.cli.flags.REFUSED)
 
 
 # -- commands as they are typed ------------------------------------------------------------------------------
@@ -211,7 +209,7 @@ def check_example(line: str) -> list[str]:
                 targets = re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE)
                 assert args[0] in targets, f"there is no target {args[0]}"
             case "hetagent":
-                hetagent.options.parse.parse(args, {})
+                hetagent.cli.parse.parse(args, {})
             case "hetserver":
                 hetserver.main.make_context(program, args)
             case "hetctl":

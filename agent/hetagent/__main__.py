@@ -9,7 +9,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback out of the middle of an import
     _open_standard_streams()
-    from hetagent import cli
+    from hetagent.cli import main as cli
 
     cli.main()
 

@@ -18,21 +18,23 @@ import pytest
 from tests.support.cluster import NO_STANDBYS
 from tests.support.servers import ROOT, Hetserver
 
-from hetagent import assembly, cli, statuses
+from hetagent import statuses
+from hetagent.cli import assembly
+from hetagent.cli import main as cli
+from hetagent.cli.parse import parse
 from hetagent.context import Identity
 from hetagent.errors import AgentError, CommandError, UsageError
-from hetagent.job.output.logs import RoundLogsSpecs
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand, group_command, worker_command
 from hetagent.launch.mpi.mpirun import Mpi
+from hetagent.launch.slots import isolated, slots_of
 from hetagent.node import network
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import finding as processes
 from hetagent.node.standalone import own_server
 from hetagent.options.model import Options, Std
-from hetagent.options.parse import parse
-from hetagent.slots import isolated, slots_of
+from hetagent.workers.logs import RoundLogsSpecs
 from hetrdzv import __version__
 
 RUNNER = str(ROOT / "agent/hetagent/worker/runner.py")
@@ -303,7 +305,7 @@ def test_an_agent_that_cannot_run_says_why_and_writes_it_for_whoever_started_it(
 )
 def test_without_the_extra_agent_it_says_what_to_install(missing: str, message: str) -> None:
     hidden = f"import sys; sys.modules.update(dict.fromkeys({missing.split()!r}))"
-    program = f"{hidden}; from hetagent.cli import main; main()"
+    program = f"{hidden}; from hetagent.cli.main import main; main()"
     ended = subprocess.run(
         [sys.executable, "-c", program, "--standalone"], capture_output=True, text=True, check=False
     )
@@ -324,7 +326,7 @@ def test_without_the_extra_agent_it_says_what_to_install(missing: str, message: 
 )
 def test_what_needs_no_torch_does_not_wait_for_it(argv: list[str], status: int) -> None:
     program = (
-        "import sys\nfrom hetagent.cli import main\n"
+        "import sys\nfrom hetagent.cli.main import main\n"
         "try:\n    main()\nfinally:\n    assert not [name for name in sys.modules if name.startswith('torch')]"
     )
     environ = {name: value for name, value in os.environ.items() if name != "HET_SERVER"}
@@ -368,7 +370,7 @@ def hetagent(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
             name: value for name, value in os.environ.items() if not name.startswith(("HET_", "PET_"))
         }
         environment |= {"PYTHONPATH": f"{ROOT}/rendezvous:{ROOT}/agent"} | more.pop("environ", {})
-        command = [sys.executable, "-m", "hetagent.cli", *argv]
+        command = [sys.executable, "-m", "hetagent.cli.main", *argv]
         return subprocess.Popen(command, env=environment, cwd=tmp_path, text=True, **more)
 
     return start
@@ -466,7 +468,7 @@ def test_a_job_goes_on_when_nobody_reads_its_output(hetagent: Start, tmp_path: P
         process = hetagent(*STANDALONE, "--tee", "3", *WORKER, stdout=writer, stderr=writer)
     else:
         command = " ".join(
-            ("exec", sys.executable, "-m hetagent.cli", *STANDALONE, "--no-python true", ">&-", "2>&-")
+            ("exec", sys.executable, "-m hetagent.cli.main", *STANDALONE, "--no-python true", ">&-", "2>&-")
         )
         environment = os.environ | {"PYTHONPATH": f"{ROOT}/rendezvous:{ROOT}/agent"}
         process = subprocess.Popen(["sh", "-c", command], env=environment, cwd=tmp_path, text=True)
@@ -501,7 +503,8 @@ def test_an_agent_that_a_script_starts_in_the_background_ignores_sigint(
     hetagent: Start, tmp_path: Path
 ) -> None:
     """A shell without job control ignores SIGINT and SIGQUIT for `hetagent ... &`, and Python leaves it at that."""
-    words = f"{sys.executable} -m hetagent.cli {' '.join(STANDALONE)} --no-python sh work & echo $! > agent; wait $!"
+    words = f"{sys.executable} -m hetagent.cli.main {' '.join(STANDALONE)} --no-python sh work & echo $! > agent; "
+    words += "wait $!"
     (tmp_path / "work").write_text("echo $$ > worker; while [ ! -e stop ]; do sleep 0.02; done")
     environment = os.environ | {"PYTHONPATH": f"{ROOT}/rendezvous:{ROOT}/agent"}
     with open(tmp_path / "err", "w") as err:

@@ -12,8 +12,8 @@ import pytest
 from tests.support.disks import fill, small_disk
 
 from hetagent import progress
-from hetagent.job.progress.progress_files import read
-from hetagent.job.progress.standstill import Claim
+from hetagent.monitor.progress_files import read
+from hetagent.monitor.standstill import Claim
 
 
 @pytest.fixture

@@ -18,14 +18,14 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing import Std as TorchsStd
 
+from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
-from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.options.model import Std
-from hetagent.options.parse import parse
 from hetagent.torch_compat import flags as torchs
 from hetagent.torch_compat import starting, store
 from hetagent.torch_compat.flags import NEEDS, Need
 from hetagent.torch_compat.starting import Processes
+from hetagent.workers.store import HetRendezvousHandler
 
 ASKED: dict[str, list[str]] = {
     "--event-log-handler": ["console"],

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hetagent.job.progress.round_watch import opening
-from hetagent.job.progress.torch_client import Asked, NoAnswer
+from hetagent.monitor.round_watch import opening
+from hetagent.monitor.torch_client import Asked, NoAnswer
 from hetagent.worker import runner
 from tests.support.needs import ALL
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from hetagent.job.progress.flight_recorder import Trace
-from hetagent.job.progress.sources import BACKENDS, source
-from hetagent.job.progress.standstill import Track
-from hetagent.job.progress.worker import NO_GROUP, Looker
+from hetagent.monitor.flight_recorder import Trace
+from hetagent.monitor.sources import BACKENDS, source
+from hetagent.monitor.standstill import Track
+from hetagent.monitor.worker import NO_GROUP, Looker
 from tests.cuda.conftest import Start
 from tests.support.cluster import wait_for
 

@@ -211,7 +211,7 @@ class Kubelet:
         words = [word for word in words if not word.startswith(("--server", "--token", "--gpus", "--ready"))]
         words += [*here, "--gpus=1", "--device=cpu", f"--node-id={name}"]
         script = [str(WORKLOAD), "--into", str(self.job.log.folder), "--light", "--notice"]
-        return self.job.run(name, [sys.executable, "-m", "hetagent.cli", *words, *script])
+        return self.job.run(name, [sys.executable, "-m", "hetagent.cli.main", *words, *script])
 
     def _tell(self, name: str, phase: str, state: manifests.Object) -> None:
         told = {

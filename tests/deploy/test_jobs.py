@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetagent import statuses
-from hetagent.options.parse import parse
+from hetagent.cli.parse import parse
 from hetrdzv.cli import hetctl
 from hetrdzv.client import servers_from
 from tests.support import manifests
@@ -104,7 +104,7 @@ class Pods:
         words = [word.replace("/tmp/ready", str(self._ready_file(index))) for word in words]
         words += [*here, "--gpus=1", "--device=cpu", f"--node-id={owner}-{index}"]
         script = [str(WORKLOAD), "--into", str(self.job.log.folder), "--light"]
-        return self.job.run(f"{owner}-{index}", [sys.executable, "-m", "hetagent.cli", *words, *script])
+        return self.job.run(f"{owner}-{index}", [sys.executable, "-m", "hetagent.cli.main", *words, *script])
 
     def _ready_file(self, index: int) -> Path:
         return self.job.folder / f"ready-{index}"

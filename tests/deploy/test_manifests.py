@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hetagent.options.parse import parse
+from hetagent.cli.parse import parse
 from hetrdzv.cli import hetserver
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.settings import DEFAULTS

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from hetagent import statuses
-from hetagent.options.parse import parse
+from hetagent.cli.parse import parse
 from hetrdzv.cli import hetserver
 from tests.support.servers import ROOT
 

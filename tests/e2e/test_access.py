@@ -64,10 +64,10 @@ def test_a_job_runs_on_over_tls_while_its_token_changes(tmp_path: Path) -> None:
             shown: dict[str, Any] = ask(WATCH).raise_for_status().json()
             return time.monotonic() - float(shown["nodes"][0]["heard_s_ago"])
 
-        agent = start(tmp_path, "agent", "hetagent.cli", *own, "--group", "team-a-bert", *work)
+        agent = start(tmp_path, "agent", "hetagent.cli.main", *own, "--group", "team-a-bert", *work)
         try:
             other = start(
-                tmp_path, "other", "hetagent.cli", *own, "--group", "team-b-bert", "--no-python", "true"
+                tmp_path, "other", "hetagent.cli.main", *own, "--group", "team-b-bert", "--no-python", "true"
             )
             assert other.wait() == statuses.UNFIT, other.stderr
             assert "its role is agent, its groups are team-a-*" in other.stderr

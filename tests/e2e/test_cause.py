@@ -109,7 +109,7 @@ def test_an_agent_that_may_open_few_files_says_so(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.touch()
     with cluster(tmp_path) as made:
-        program = f"{sys.executable} -m hetagent.cli --standalone --gpus 1 --device cpu {script}"
+        program = f"{sys.executable} -m hetagent.cli.main --standalone --gpus 1 --device cpu {script}"
         agent = made.run("a", ["sh", "-c", f"ulimit -n 40; exec {program}"])
         assert agent.wait() == 71
         assert (

@@ -25,7 +25,15 @@ PAUSE_S, HANG_S = 5, 60
 
 def run(folder: Path, kind: str, *words: str, pause_s: int = PAUSE_S) -> "subprocess.CompletedProcess[str]":
     """Run a job of a kind of `pauses.py`."""
-    command = [sys.executable, "-m", "hetagent.cli", *FLAGS, "--hang-timeout-s", str(TIMEOUT_S), str(SCRIPT)]
+    command = [
+        sys.executable,
+        "-m",
+        "hetagent.cli.main",
+        *FLAGS,
+        "--hang-timeout-s",
+        str(TIMEOUT_S),
+        str(SCRIPT),
+    ]
     return subprocess.run(
         [*command, kind, str(pause_s), str(folder), *words],
         env=NO_STANDBYS | os.environ | {"HETRDZV_TEST_RUN": RUN},

@@ -48,7 +48,17 @@ with open(sys.argv[1], "w") as file:
 def test_nothing_of_torch_distributed_is_replaced_in_a_worker(tmp_path: Path, preload: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    agent = ("-m", "hetagent.cli", "--standalone", "--gpus", "1", "--device", "cpu", "--preload", preload)
+    agent = (
+        "-m",
+        "hetagent.cli.main",
+        "--standalone",
+        "--gpus",
+        "1",
+        "--device",
+        "cpu",
+        "--preload",
+        preload,
+    )
     plain, worker = run(tmp_path, "plain"), run(tmp_path, "worker", *agent)
     assert worker["all"] == plain["all"]
     assert worker["changed"] == plain["changed"]

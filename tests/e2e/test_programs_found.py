@@ -113,7 +113,7 @@ def start(job: Cluster, command: list[str], program: str, stand_in: list[str], *
     assert not data.startswith("-"), "where the data is"
     for name, gpus in GPUS.items():
         words = [*command[:at], str(path), *command[at + 1 :], *more, "--save-dir", str(job.folder / "saved")]
-        agent = [sys.executable, "-m", "hetagent.cli", "--nproc-per-node", str(gpus), "--group", "job"]
+        agent = [sys.executable, "-m", "hetagent.cli.main", "--nproc-per-node", str(gpus), "--group", "job"]
         own = ["--server", job.server.url, "--node-id", name, "--stop-timeout-s", "5", "--nnodes", "2"]
         visible = ",".join(map(str, range(gpus)))
         job.run(name, [*agent, *own, *words], {"CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "1"})

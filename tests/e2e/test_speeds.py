@@ -5,7 +5,7 @@ import os
 import pytest
 
 from hetagent.node.gpu.devices import Devices
-from hetagent.node.versions import versions
+from hetagent.node.gpu.versions import versions
 from hetagent.sharing import cache
 from hetagent.sharing.subject import subject
 from tests.support.cluster import PAIR, Cluster, wait_for

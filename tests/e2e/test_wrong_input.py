@@ -22,13 +22,10 @@ from typing import Any
 import httpx
 import pytest
 
-from hetagent import (
-    assembly,  # noqa: F401 - imported once here, not by every forked agent
-    cli,
-    statuses,
-)
+from hetagent import statuses
+from hetagent.cli import main as cli
 from hetagent.node.network import hold_port
-from hetagent.protocol.session import joining
+from hetagent.session import joining
 from hetrdzv.protocol.settings import DEFAULTS
 from tests.support.certificates import Authority
 from tests.support.servers import ROOT, Hetserver, free_port
@@ -503,7 +500,7 @@ def test_a_script_that_fails_and_where_its_logs_are(hetagent: Run, server: Hetse
 def test_the_installed_program() -> None:
     """The installed command behaves the same; if nobody reads its output, its status is its own, not Python's 120."""
     program = shutil.which("hetagent", path=str(Path(sys.executable).parent))
-    command = [program] if program is not None else [sys.executable, "-m", "hetagent.cli"]
+    command = [program] if program is not None else [sys.executable, "-m", "hetagent.cli.main"]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}/rendezvous:{ROOT}/agent"}
     reader, writer = os.pipe()
     os.close(reader)

@@ -32,7 +32,7 @@ print(json.dumps({"local_rank": os.environ["LOCAL_RANK"], "gpus": gpus, "cpus": 
 def hetagent(*words: str, **env: str) -> "subprocess.CompletedProcess[str]":
     """Run it to its end."""
     environ = {**os.environ, **env}
-    command = [sys.executable, "-m", "hetagent.cli", *words]
+    command = [sys.executable, "-m", "hetagent.cli.main", *words]
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=START_S)
 
 
@@ -164,7 +164,7 @@ def test_check(machine: Machine, seen: Seen) -> None:
 
 def test_drift(machine: Machine, tmp_path: Path, seen: Seen) -> None:
     """The versions that a node sends, by which drift is found, are those of the driver, torch, CUDA and NCCL"""
-    from hetagent.node.versions import versions
+    from hetagent.node.gpu.versions import versions
 
     found, about = versions(), machine.about
     assert (found["torch"], found.get("cuda"), found.get("rocm")) == (

@@ -131,7 +131,7 @@ def running(
             often = ["--max-restarts", "9", "--stop-timeout-s", "5"]
             words = [*machine.slots(name), *where, *often, *flags, script, *machine.words(folder)[1:]]
             environ = {"HET_PRELOAD": "", **machine.environ, **env}
-            made.run(name, [sys.executable, "-m", "hetagent.cli", *words], environ)
+            made.run(name, [sys.executable, "-m", "hetagent.cli.main", *words], environ)
         yield Job(made, folder)
 
 

@@ -142,7 +142,7 @@ def test_built_without_mpi_it_trains_nowhere_alone_under_mpirun(tmp_path: Path) 
     for script, why in ((TRAIN, "would train alone"), (tmp_path / "indirect.py", "Segmentation fault")):
         words = ["--launch", "mpi", "--max-restarts", "0", "--gpus", "2", "--device", "cpu", str(script)]
         done = subprocess.run(
-            [sys.executable, "-m", "hetagent.cli", "--standalone", *words],
+            [sys.executable, "-m", "hetagent.cli.main", "--standalone", *words],
             capture_output=True,
             text=True,
             timeout=100,

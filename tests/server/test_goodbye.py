@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from hetagent.protocol.line import Line
-from hetagent.protocol.offer import Offer
-from hetagent.protocol.session.session import Session
+from hetagent.session.line import Line
+from hetagent.session.offer import Offer
+from hetagent.session.session import Session
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.requests.joining import SpecFields
 from tests.support.cluster import wait_for

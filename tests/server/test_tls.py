@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hetagent import cli
-from hetagent.options.parse import parse
+from hetagent.cli import main as cli
+from hetagent.cli.parse import parse
 from hetrdzv.auth.tls import ClientTls, ServerTls, TlsError
 from hetrdzv.cli import etcd, hetctl, hetserver
 from hetrdzv.cli.shared import Shared

@@ -1,7 +1,7 @@
-"""A model agent: drives the real session as protocol/line.py and job/loop.py do, with model workers.
+"""A model agent: drives the real session as session/line.py and runloop/agent.py do, with model workers.
 
-`line.py` is modelled by `turn`, `receive` and `_deliver`, `loop.py` by `_obey` and what it calls. Unlike loop.py, this
-agent does not protect itself against a session that hands out what it should not.
+`line.py` is modelled by `turn`, `receive` and `_deliver`, `agent.py` by `_obey` and what it calls. Unlike that one,
+this agent does not protect itself against a session that hands out what it should not.
 """
 
 import random
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hetagent.protocol import reports
-from hetagent.protocol.line import LEAVE_S
-from hetagent.protocol.offer import Offer
-from hetagent.protocol.requests import Answer, Request
-from hetagent.protocol.session.session import Session
+from hetagent.session import reports
+from hetagent.session.line import LEAVE_S
+from hetagent.session.offer import Offer
+from hetagent.session.requests import Answer, Request
+from hetagent.session.session import Session
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.facts.failure import FailureFields
@@ -31,7 +31,7 @@ PREFLIGHT_S = 3.0
 """That of preflight.py."""
 
 FORGOTTEN_S = 5.0
-"""That of job/notice.py."""
+"""That of runloop/notices.py."""
 
 HOPELESS = 0.03
 """Chance that no restart mends a failure."""
@@ -374,7 +374,7 @@ class Agent:
         self._on_stopped()
 
     def _on_stopped(self) -> None:
-        """What loop.py does when no workers are left."""
+        """What agent.py does when no workers are left."""
         if self.workers is not None:
             return
         if self._signalled or self._exit_told:

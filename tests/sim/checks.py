@@ -11,8 +11,8 @@ from math import inf
 from typing import Any
 from unittest import mock
 
-from hetagent.protocol import reports
-from hetagent.protocol.requests import Answer, Join, Leave, Poll, Request, Say
+from hetagent.session import reports
+from hetagent.session.requests import Answer, Join, Leave, Poll, Request, Say
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import Transition, step

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from hetagent.protocol.requests import Answer, Poll, Request
+from hetagent.session.requests import Answer, Poll, Request
 from hetrdzv.protocol.errors import Unreachable
 from tests.sim.scenario import CALM, Weather
 from tests.sim.timeline import Timeline

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from hetagent.protocol.requests import Answer, Request
-from hetagent.protocol.session.outbox import Answered
+from hetagent.session.outbox import Answered
+from hetagent.session.requests import Answer, Request
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.directive import DirectiveReply
 from tests.sim.workers import Workers

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from hetagent.protocol.requests import Answer
+from hetagent.session.requests import Answer
 from hetrdzv.api import problems, views
 from hetrdzv.api.commands import join_command, report_command
 from hetrdzv.api.problems import StaleReport
@@ -45,7 +45,7 @@ class _HungUp(Exception):
 
 
 class Connection:
-    """What the routes do with a request, without HTTP; a `hetagent.protocol.requests.Server`."""
+    """What the routes do with a request, without HTTP; a `hetagent.session.requests.Server`."""
 
     def __init__(self, service: Service, polls: Polls) -> None:
         self._service = service

@@ -4,9 +4,9 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hetagent.protocol.requests import Answer, Request, Say
-from hetagent.protocol.session.outbox import Answered
-from hetagent.protocol.topics import Message
+from hetagent.session.outbox import Answered
+from hetagent.session.requests import Answer, Request, Say
+from hetagent.session.topics import Message
 from hetagent.sharing.files import SHARES
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.rooms import shares

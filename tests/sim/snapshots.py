@@ -8,10 +8,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from hetagent.job.snapshots.declaring import Declaring
-from hetagent.protocol import reports
-from hetagent.protocol.requests import Say
-from hetagent.protocol.session.outbox import Answered
-from hetagent.protocol.topics import Message, Topic
+from hetagent.session import reports
+from hetagent.session.outbox import Answered
+from hetagent.session.requests import Say
+from hetagent.session.topics import Message, Topic
 from hetagent.snapshots.folder import SLOTS, room_for
 from hetagent.snapshots.folder import Stamp as Taken
 from hetrdzv.core.model import Group, Node, Round

@@ -12,8 +12,8 @@ from unittest import mock
 
 import pytest
 
-from hetagent.protocol.session.contact import Contact
-from hetagent.protocol.session.session import Session
+from hetagent.session.contact import Contact
+from hetagent.session.session import Session
 from hetrdzv.core import directive
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds import settle, timers, transitions

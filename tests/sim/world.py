@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from hetagent.protocol.requests import Leave
+from hetagent.session.requests import Leave
 from hetrdzv.core.commands import Undrain
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.states import GroupState, NodePhase

@@ -272,7 +272,7 @@ def test_what_cannot_work_ends_the_job_at_once(
 
 PROBE = f"""{sys.executable} -c '
 import os
-from hetagent.options.slurm import step_of
+from hetagent.cli.slurm import step_of
 step = step_of(os.environ)
 print("IT IS", None if step is None else (step.node, step.nodes, step.job_nodes, step.tasks, step.gpus))
 '"""

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from hetagent import statuses
+from hetagent.cli.parse import parse
 from hetagent.options.model import Options
-from hetagent.options.parse import parse
 from hetrdzv.cli import hetserver
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "deploy" / "slurm").glob("*.sbatch"))

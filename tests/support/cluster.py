@@ -174,7 +174,7 @@ class Cluster:
             *self.launcher(name),
             sys.executable,
             "-m",
-            "hetagent.cli",
+            "hetagent.cli.main",
             *own,
             *self.flags,
             *flags,
@@ -293,7 +293,17 @@ class Cluster:
 def standalone(*words: str) -> str:
     """Run `hetagent --standalone` as node a; the job must succeed. Returns the output."""
     done = subprocess.run(
-        [sys.executable, "-m", "hetagent.cli", "--standalone", "--device", "cpu", "--node-id", "a", *words],
+        [
+            sys.executable,
+            "-m",
+            "hetagent.cli.main",
+            "--standalone",
+            "--device",
+            "cpu",
+            "--node-id",
+            "a",
+            *words,
+        ],
         env=NO_STANDBYS | os.environ | {"HETRDZV_TEST_RUN": RUN},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from hetagent.job.workers.starter import Program
 from hetagent.launch.command import RUNNER
 from hetagent.standby.process import Standby
+from hetagent.workers.starter import Program
 
 RUN = uuid.uuid4().hex
 """In the incarnation of every program, since another run of the tests may be under way."""

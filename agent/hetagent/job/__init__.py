@@ -1,1 +1,1 @@
-"""The run loop, and the workers of a round."""
+"""Snapshots on the side of the node."""

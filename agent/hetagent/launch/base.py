@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from hetagent.errors import CommandError
 from hetagent.launch.command import WorkerCommand, group_command
 from hetagent.options.values import Flags
-from hetagent.protocol.topics import Message
+from hetagent.session.topics import Message
 from hetrdzv.protocol.directive import StartReply
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from hetagent.job.ready.fitness import READY, Check, Fitness
+from hetagent.health.fitness import READY, Check, Fitness
 from hetagent.node.processes import finding as processes
 from hetagent.sharing import cache, judged
 from hetagent.sharing.subject import Subject

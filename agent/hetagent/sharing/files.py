@@ -16,12 +16,12 @@ from functools import partial
 from math import fsum
 from pathlib import Path
 
-from hetagent.job.room import Environ, Room
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node import scratch
 from hetagent.node.created import Created
-from hetagent.protocol.topics import Message, Topic
+from hetagent.roundhook import Environ, Room
+from hetagent.session.topics import Message, Topic
 from hetagent.shares import ANSWER, ASK, FILE
 from hetrdzv.protocol.rooms import shares
 from hetrdzv.protocol.rooms.shares import Shares, SharesRequest

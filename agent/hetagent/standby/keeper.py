@@ -12,15 +12,15 @@ from pathlib import Path
 
 from hetagent.context import AgentContext
 from hetagent.errors import UsageError
-from hetagent.job.room import Room
-from hetagent.job.workers.starter import Program
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
 from hetagent.options.parts import AUTO, Preload
+from hetagent.roundhook import Room
 from hetagent.standby import memory
 from hetagent.standby.imports import SETTLED_S, Imports
 from hetagent.standby.process import END_TIMEOUT_S, NotTaken, Standby, fits
 from hetagent.torch_compat.flags import PRELOADED
+from hetagent.workers.starter import Program
 
 WARM_QUIET_S, COLD_QUIET_S = 1.0, 5.0
 """How long after the start of a round no standby is made: its workers come first (seconds).

@@ -8,12 +8,12 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from hetagent.job.workers.starter import Program
 from hetagent.node import scratch
 from hetagent.node.processes import finding as processes
 from hetagent.standby import waiting
 from hetagent.standby.waiting import CHANNEL, belongs_to_round
 from hetagent.worker.runner import AHEAD
+from hetagent.workers.starter import Program
 
 TAKE_TIMEOUT_S = 2.0
 """How long a standby that was ready may take to become a worker (seconds); it needs about a millisecond."""

@@ -10,10 +10,10 @@ from dataclasses import replace
 from functools import partial
 
 from hetagent.node import network
+from hetagent.node.gpu.versions import versions
 from hetagent.node.place import find_place
-from hetagent.node.versions import versions
-from hetagent.protocol.offer import Offer
-from hetagent.protocol.session.session import Session
+from hetagent.session.offer import Offer
+from hetagent.session.session import Session
 from hetagent.torchrun.conf import Conf
 from hetagent.torchrun.line import PluginLine
 from hetrdzv.auth.client_token import reread_token

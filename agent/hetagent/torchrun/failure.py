@@ -2,9 +2,9 @@
 
 import sys
 
-from hetagent.job.failures import MAX_CHARACTERS, Left, failure_message, sendable
 from hetagent.node.processes.signals import signal_name
 from hetagent.torch_compat.callers import result_of_callers
+from hetagent.workers.failures import MAX_CHARACTERS, Left, failure_message, sendable
 from hetrdzv.protocol.facts.failure import FailureFields
 
 

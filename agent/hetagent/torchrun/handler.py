@@ -21,11 +21,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from hetagent.job.failures import MAX_CHARACTERS
-from hetagent.job.workers.store import STORE_TIMEOUT, HetRendezvousHandler
 from hetagent.node import names, network
-from hetagent.protocol import reports
-from hetagent.protocol.line import Line
+from hetagent.session import reports
+from hetagent.session.line import Line
 from hetagent.torch_compat.callers import BARRIER_PASSED, signal_of_callers, workers_of_callers
 from hetagent.torchrun.background import Call
 from hetagent.torchrun.conf import TORCHS_STOP_TIMEOUT_S, Conf
@@ -35,6 +33,8 @@ from hetagent.torchrun.environment import WorkerEnvironment
 from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.messages import tell, with_options
 from hetagent.torchrun.store import PAUSE_S, RoundOverError, RoundStore, look_for, visit
+from hetagent.workers.failures import MAX_CHARACTERS
+from hetagent.workers.store import STORE_TIMEOUT, HetRendezvousHandler
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.facts.failure import FailureFields

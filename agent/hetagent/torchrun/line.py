@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from hetagent.protocol.line import Line
-from hetagent.protocol.session.session import Session
+from hetagent.session.line import Line
+from hetagent.session.session import Session
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.states import DirectiveKind

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from torch.distributed import Store, TCPStore
 
-from hetagent.job.workers.store import STORE_TIMEOUT
 from hetagent.torch_compat.callers import (
     ASSIGNED_RANKS,
     BARRIER_ENTERED,
@@ -19,6 +18,7 @@ from hetagent.torch_compat.callers import (
     role_info,
 )
 from hetagent.torchrun.background import Call
+from hetagent.workers.store import STORE_TIMEOUT
 from hetrdzv.protocol.directive import StartReply
 from hetrdzv.protocol.settings import MAX_SLOTS
 

@@ -12,16 +12,16 @@ import pytest
 from rich.console import Console
 from tests.support.servers import Hetserver, free_port
 
-from hetagent.check import findings, machine, reach
-from hetagent.check.findings import Finding, Grade
-from hetagent.check.reach import Peer
-from hetagent.check.run import run
+from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
+from hetagent.health.check import findings, machine, reach
+from hetagent.health.check.findings import Finding, Grade
+from hetagent.health.check.reach import Peer
+from hetagent.health.check.run import run
 from hetagent.node import network
 from hetagent.node.gpu.memory import Holder, Usage
 from hetagent.node.network import Interface
 from hetagent.options.model import Options
-from hetagent.options.parse import parse
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.pages import GroupReply, NodeReply

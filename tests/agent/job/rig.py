@@ -18,28 +18,28 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.context import Identity
-from hetagent.job.after_start import LaunchLook, Meeting
-from hetagent.job.loop import Agent
-from hetagent.job.notice import Notices
-from hetagent.job.output.kept import Consoles
-from hetagent.job.output.logs import RoundLogsSpecs
-from hetagent.job.ports import Ports
-from hetagent.job.progress.watcher import Watcher
-from hetagent.job.ready.node_check import NodeCheck
-from hetagent.job.ready.readiness import Readiness
-from hetagent.job.room import Room
-from hetagent.job.workers.starter import MergeLines
-from hetagent.job.workers.store import HetRendezvousHandler
-from hetagent.job.workers.torch_starter import TorchStarter
+from hetagent.health.node_check import NodeCheck
+from hetagent.health.readiness import Readiness
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand
+from hetagent.monitor.watcher import Watcher
 from hetagent.node.network import hold_port
 from hetagent.node.processes.finding import marked
 from hetagent.node.processes.guardian import Guardian
-from hetagent.protocol.line import Line
-from hetagent.protocol.offer import Offer
-from hetagent.protocol.session.session import Session
+from hetagent.roundhook import Room
+from hetagent.runloop.after_start import LaunchLook, Meeting
+from hetagent.runloop.agent import Agent
+from hetagent.runloop.notices import Notices
+from hetagent.runloop.ports import Ports
+from hetagent.session.line import Line
+from hetagent.session.offer import Offer
+from hetagent.session.session import Session
 from hetagent.sharing.files import ShareRoom
+from hetagent.workers.kept import Consoles
+from hetagent.workers.logs import RoundLogsSpecs
+from hetagent.workers.starter import MergeLines
+from hetagent.workers.store import HetRendezvousHandler
+from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.requests.joining import SpecFields
 

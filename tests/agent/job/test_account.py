@@ -1,15 +1,7 @@
 """Where a node's time went."""
 
-from hetagent.job.account import (
-    FINISHING,
-    FIRST,
-    STARTING_UP,
-    STOPPING,
-    Account,
-    Motion,
-    Spent,
-    account_lines,
-)
+from hetagent.roundhook import Motion
+from hetagent.runloop.account import FINISHING, FIRST, STARTING_UP, STOPPING, Account, Spent, account_lines
 
 
 def test_each_second_goes_to_one_thing() -> None:

@@ -31,7 +31,7 @@ def run(folder: Path, server: Hetserver, *arguments: str, token: str = TOKEN) ->
     environ = os.environ | {"PYTHONPATH": str(package.parent), "HET_TOKEN": token}
     flags = ("--server", server.url, "--gpus", "1", "--device", "cpu", "--measure", "on")
     done = subprocess.run(
-        [sys.executable, "-m", "hetagent.cli", *flags, *arguments],
+        [sys.executable, "-m", "hetagent.cli.main", *flags, *arguments],
         cwd=folder,
         env=environ,
         stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from hetagent.job.failures import (
+from hetagent.workers.failures import (
     MAX_CHARACTERS,
     Left,
     failure_message,

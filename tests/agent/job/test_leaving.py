@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.assembly import _has_stop_timeout
-from hetagent.job.leaving import Announcement, AtWork, Leaving
-from hetagent.options.parse import parse
+from hetagent.cli.assembly import _has_stop_timeout
+from hetagent.cli.parse import parse
+from hetagent.roundhook import Announcement
+from hetagent.runloop.shutdown import AtWork, Leaving
 
 SERVER = ("--server", "http://host:29400")
 

@@ -15,9 +15,9 @@ from tests.support.fuse import DeadFiles
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from hetagent.job.workers.leftovers import Leftovers
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.finding import marked
+from hetagent.workers.leftovers import Leftovers
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
 pytestmark = [

@@ -15,12 +15,12 @@ import pytest
 from tests.agent.job.rig import soon
 from tests.agent.job.test_store import start
 
-from hetagent.job.local_round import NEXT, LocalRound, Phase
-from hetagent.job.room import Room
-from hetagent.job.workers.starter import Exit, Program, Started, Take
 from hetagent.launch.base import Assignment, Forecast, Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.processes import finding as processes
+from hetagent.roundhook import Room
+from hetagent.runloop.local_round import NEXT, LocalRound, Phase
+from hetagent.workers.starter import Exit, Program, Started, Take
 
 
 class Popens:

@@ -20,21 +20,21 @@ from tests.support.servers import free_port
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.errors import AgentError
-from hetagent.job import after_start
-from hetagent.job.after_start import LaunchLook
-from hetagent.job.output import collapse
-from hetagent.job.output.logs import RoundLogsSpecs
-from hetagent.job.room import Room
-from hetagent.job.workers.torch_starter import TorchStarter
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.node.program import PerNode
 from hetagent.node.network import hold_port
 from hetagent.node.processes import guardian
 from hetagent.node.processes.guardian import GuardianError
-from hetagent.protocol.line import Line
-from hetagent.protocol.session.session import Session
-from hetagent.protocol.topics import Message
+from hetagent.roundhook import Room
+from hetagent.runloop import after_start
+from hetagent.runloop.after_start import LaunchLook
+from hetagent.session.line import Line
+from hetagent.session.session import Session
+from hetagent.session.topics import Message
+from hetagent.workers import collapse
+from hetagent.workers.logs import RoundLogsSpecs
+from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.states import ReportKind
 

@@ -14,9 +14,9 @@ from tests.support.cluster import WORKLOAD
 from tests.support.workload.worklog import WorkLog
 
 from hetagent import progress, statuses
-from hetagent.job import notice
-from hetagent.job.notice import NoticeFiles
 from hetagent.node.processes.finding import handles
+from hetagent.runloop import notices as notice
+from hetagent.runloop.notices import NoticeFiles
 from hetrdzv.protocol.directive import NoticeReply
 
 pytestmark = [

@@ -16,10 +16,10 @@ import pytest
 from tests.agent.job.rig import Make, OtherNode, is_alive, soon
 from tests.support.fuse import DeadFiles
 
-from hetagent.job.ready.fitness import READY, Fitness
-from hetagent.job.ready.gpus_free import GpusFree
-from hetagent.job.ready.node_check import MOST_CHARACTERS, NodeCheck
-from hetagent.job.ready.readiness import Readiness
+from hetagent.health.fitness import READY, Fitness
+from hetagent.health.gpus_free import GpusFree
+from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
+from hetagent.health.readiness import Readiness
 from hetagent.node.gpu import memory
 from hetagent.node.gpu.discovery import memory_of
 from hetagent.node.gpu.memory import GpuBroken, Holder, Left, Usage, left_over

@@ -7,7 +7,7 @@ from tests.agent.job.rig import Make, OtherNode, soon
 from tests.agent.protocol.session.driver import Bench, problem
 
 from hetagent.errors import UsageError
-from hetagent.job.ready_file import Presence
+from hetagent.health.ready_file import Presence
 from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.requests.joining import SpecFields
 

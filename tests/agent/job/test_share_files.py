@@ -13,7 +13,7 @@ from tests.agent.job.rig import Make
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.created import Created
-from hetagent.protocol.topics import Message
+from hetagent.session.topics import Message
 from hetagent.sharing import files as share_files
 from hetagent.sharing.files import SHARES, ShareRoom
 from hetrdzv.protocol.directive import MasterReply, StartReply

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from hetagent.job.workers.store import HetRendezvousHandler
 from hetagent.node.network import hold_port
+from hetagent.workers.store import HetRendezvousHandler
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 

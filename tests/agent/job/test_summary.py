@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hetagent.job.summary import closing_block
+from hetagent.cli.summary import closing_block
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply, FailureReply, RootCauseReply
 from hetrdzv.protocol.facts.causes import FailedWorker, JoinTimeout, WorkerFault

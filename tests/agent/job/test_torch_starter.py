@@ -25,14 +25,14 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Subproce
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.timer import FileTimerRequest, FileTimerServer
 
-from hetagent.job.output.copier import End
-from hetagent.job.output.kept import Kept
-from hetagent.job.workers.starter import Exit, Started
-from hetagent.job.workers.store import HetRendezvousHandler
-from hetagent.job.workers.torch_starter import TorchStarter, _output
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import NEEDS, numa
+from hetagent.workers.copier import End
+from hetagent.workers.kept import Kept
+from hetagent.workers.starter import Exit, Started
+from hetagent.workers.store import HetRendezvousHandler
+from hetagent.workers.torch_starter import TorchStarter, _output
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import StartReply
 

@@ -17,11 +17,11 @@ import psutil
 import pytest
 from tests.support.cluster import wait_for
 
-from hetagent.job.workers.processes import Cleared, Workers
-from hetagent.job.workers.starter import Exit, Started
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.finding import INCARNATION, living, stopped
 from hetagent.node.processes.signals import noted
+from hetagent.workers.processes import Cleared, Workers
+from hetagent.workers.starter import Exit, Started
 
 RUN = uuid.uuid4().hex
 

@@ -140,7 +140,7 @@ def test_without_horovod_a_node_does_not_join_and_says_what_to_do(tmp_path: Path
         words = ["--server", server, "--gpus", "1", "--device", "cpu", "--launch", "horovod", __file__]
         python = without_horovod(tmp_path)
         done = subprocess.run(
-            [sys.executable, "-m", "hetagent.cli", *words],
+            [sys.executable, "-m", "hetagent.cli.main", *words],
             env=os.environ | {"PYTHON_EXEC": python},
             capture_output=True,
             text=True,

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from hetagent.cli import flags
+from hetagent.cli.parse import parse
 from hetagent.errors import CommandError, UnevenRanksError, UsageError
 from hetagent.launch import choose, kinds
 from hetagent.launch.base import Assignment, Launch, Setup
@@ -21,8 +23,6 @@ from hetagent.launch.node import init_file, placeholders
 from hetagent.launch.node.init_file import InitFile
 from hetagent.launch.node.program import PerNode
 from hetagent.node.processes import finding as processes
-from hetagent.options import flags
-from hetagent.options.parse import parse
 from hetrdzv.protocol.directive import MasterReply, StartReply
 
 SERVER = ("--server", "http://h:1")

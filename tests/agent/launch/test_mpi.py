@@ -22,7 +22,7 @@ from hetagent.launch.mpi.mpirun import MEMORY, Mpi, mpirun_words
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network
 from hetagent.node import scratch as folders
-from hetagent.protocol.topics import Message
+from hetagent.session.topics import Message
 from hetagent.worker import rsh
 from hetrdzv.protocol.directive import MemberReply
 from hetrdzv.protocol.errors import DaemonRefused

@@ -149,7 +149,7 @@ def test_an_agent_in_a_container_leaves_no_zombies(tmp_path: Path) -> None:
                 *UNSHARE,
                 sys.executable,
                 "-m",
-                "hetagent.cli",
+                "hetagent.cli.main",
                 "--standalone",
                 "--gpus",
                 "1",

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hetagent.cli import usage
+from hetagent.cli.flags import SPEC_FLAGS, parser
+from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
-from hetagent.options import usage
-from hetagent.options.flags import SPEC_FLAGS, parser
 from hetagent.options.model import Options, Std, TorchrunOptions
-from hetagent.options.parse import parse
 from hetagent.options.torchrun import REFUSED, spellings
 from hetrdzv.protocol.settings import Setting
 from hetrdzv.protocol.texts.misplaced import HETAGENTS, misplaced

@@ -9,7 +9,7 @@ import pytest
 from tests.support.servers import ROOT
 
 from hetagent.errors import UsageError
-from hetagent.options import release
+from hetagent.node import release
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_an_old_one_is_refused_before_it_is_imported(tmp_path: Path) -> None:
     (tmp_path / "torch-2.5.1.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.5.1\n")
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise AssertionError('imported')")
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom hetagent.cli import main; main()"
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom hetagent.cli.main import main; main()"
     ended = subprocess.run(
         [sys.executable, "-c", program, "--standalone", __file__],
         capture_output=True,

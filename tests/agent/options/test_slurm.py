@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
 from hetagent.options.model import Options
-from hetagent.options.parse import parse
 from hetagent.options.values import GRACE_S
 
 SERVER = ("--server", "http://host:29400")
@@ -333,7 +333,7 @@ def test_what_does_not_contradict_slurm(environ: dict[str, str], flags: tuple[st
 
 def test_the_docs_name_every_variable_that_is_read() -> None:
     root = Path(__file__).parents[3]
-    source = (root / "agent/hetagent/options/slurm.py").read_text(encoding="utf-8")
+    source = (root / "agent/hetagent/cli/slurm.py").read_text(encoding="utf-8")
     names = set(re.findall(r'"((?:SLURMD?|SBATCH)_\w+)', source))
     docs = (root / "docs/slurm.md").read_text(encoding="utf-8")
     assert len(names) > 10

@@ -5,7 +5,7 @@ from argparse import Action
 import pytest
 from torch.distributed.run import get_args_parser
 
-from hetagent.options.flags import parser
+from hetagent.cli.flags import parser
 from hetagent.options.torchrun import ACCEPTED, REFUSED, dest, spellings, variable
 
 NOT_FLAGS = {"help", "training_script", "training_script_args"}

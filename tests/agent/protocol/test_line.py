@@ -16,11 +16,11 @@ import pytest
 from tests.support.cluster import wait_for
 
 from hetagent.launch.mpi.mpirun import DAEMON
-from hetagent.protocol import preflight, reports
-from hetagent.protocol.line import UNHEARD_LEAVE_S, Line
-from hetagent.protocol.offer import Offer
-from hetagent.protocol.session.session import Session
-from hetagent.protocol.topics import Message
+from hetagent.session import preflight, reports
+from hetagent.session.line import UNHEARD_LEAVE_S, Line
+from hetagent.session.offer import Offer
+from hetagent.session.session import Session
+from hetagent.session.topics import Message
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable

@@ -7,8 +7,8 @@ import time
 import pytest
 from tests.support.servers import free_port
 
-from hetagent.protocol import preflight
-from hetagent.protocol.preflight import reachable
+from hetagent.session import preflight
+from hetagent.session.preflight import reachable
 
 
 def listening(family: socket.AddressFamily = socket.AF_INET) -> socket.socket:

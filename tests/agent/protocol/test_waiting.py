@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from hetagent.protocol import waiting
-from hetagent.protocol.waiting import Waiting
+from hetagent.session import waiting
+from hetagent.session.waiting import Waiting
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import FailedWorker

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetagent.job.ready.fitness import READY
-from hetagent.job.ready.readiness import Readiness
+from hetagent.health.fitness import READY
+from hetagent.health.readiness import Readiness
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import finding as processes
@@ -368,7 +368,7 @@ def test_the_node_joins_once_it_is_measured() -> None:
 
 
 def test_what_the_server_gets() -> None:
-    from hetagent.protocol.offer import Offer
+    from hetagent.session.offer import Offer
 
     offer = Offer(slots=2, address="10.0.0.1", speeds=(1.0, 2.0))
     assert offer.request("one", (1, 2), 0).speeds == (1.0, 2.0)

@@ -8,12 +8,13 @@ import pytest
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
-from hetagent.job.workers.starter import Program
-from hetagent.standby import AUTO, imports, keeper, memory
+from hetagent.options.parts import AUTO
+from hetagent.standby import imports, keeper, memory
 from hetagent.standby.keeper import Standbys
 from hetagent.standby.process import WAITING, Standby
 from hetagent.standby.waiting import IMPORTS_FILE
 from hetagent.worker.runner import BEFORE
+from hetagent.workers.starter import Program
 
 INSTALLED = {
     "plain": "",

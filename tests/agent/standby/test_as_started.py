@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from tests.support import standbys
 
-from hetagent.job.workers.starter import Program
 from hetagent.standby.process import Standby
 from hetagent.standby.waiting import OUTPUT_LIMIT
+from hetagent.workers.starter import Program
 
 IMPORTED = """
 import os, sys, warnings

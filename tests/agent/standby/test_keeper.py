@@ -13,11 +13,11 @@ import pytest
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
-from hetagent.job.workers.starter import Program
 from hetagent.node.processes import finding as processes
 from hetagent.standby import keeper, memory
 from hetagent.standby.keeper import Standbys
 from hetagent.standby.waiting import IMPORTS_FILE
+from hetagent.workers.starter import Program
 
 INCARNATION = standbys.MARKS[processes.INCARNATION]
 

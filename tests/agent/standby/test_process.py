@@ -14,13 +14,13 @@ from tests.agent.worker.test_imports import foreign
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
-from hetagent.job.progress.round_watch import opening
-from hetagent.job.workers.starter import Program
+from hetagent.monitor.round_watch import opening
 from hetagent.node.processes import finding as processes
 from hetagent.standby import process
 from hetagent.standby import waiting as standby_main
 from hetagent.standby.process import NotTaken, Standby, fits
 from hetagent.standby.waiting import NAME
+from hetagent.workers.starter import Program
 
 SLOW = """
 import os, time

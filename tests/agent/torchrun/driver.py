@@ -11,7 +11,7 @@ from tests.agent.job.test_store import start
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.node.network import hold_port
-from hetagent.protocol.topics import Message
+from hetagent.session.topics import Message
 from hetagent.torchrun.conf import conf_of
 from hetagent.torchrun.connection import Connection
 from hetagent.torchrun.directives import Directives

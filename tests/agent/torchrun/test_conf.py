@@ -10,7 +10,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, parse_args
 
-from hetagent.options.flags import SPEC_FLAGS
+from hetagent.cli.flags import SPEC_FLAGS
 from hetagent.torchrun import conf as torchrun_conf
 from hetagent.torchrun import create_handler
 from hetagent.torchrun.conf import OPTIONS, ConfError, conf_of, take_token

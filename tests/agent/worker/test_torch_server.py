@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.job.progress.round_watch import opening
-from hetagent.job.progress.torch_client import Asked
+from hetagent.monitor.round_watch import opening
+from hetagent.monitor.torch_client import Asked
 from hetagent.worker import runner
 
 RUNNER = os.path.abspath(runner.__file__)

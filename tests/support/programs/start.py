@@ -26,7 +26,7 @@ START_S = 120.0
 """How long the imports may take on a busy machine (seconds)."""
 
 PRELOADED = {
-    "hetagent.cli": ("hetagent.assembly", "anyio._backends._asyncio", "httpcore", "h11", "certifi"),
+    "hetagent.cli.main": ("hetagent.cli.assembly", "anyio._backends._asyncio", "httpcore", "h11", "certifi"),
     "torch.distributed.run": ("hetagent.torchrun", "anyio._backends._asyncio", "httpcore", "h11", "certifi"),
     "hetrdzv.cli.hetserver": ("hetrdzv.storage.sqlite", "hetrdzv.storage.etcd.store"),
     "hetrdzv.cli.hetctl": ("httpx", "rich.console", "rich.table"),

@@ -9,8 +9,8 @@ from math import inf
 
 from hetagent.context import Identity
 from hetagent.job.snapshots.serving import Serving
-from hetagent.protocol.line import Line
-from hetagent.protocol.reports import parting
+from hetagent.session.line import Line
+from hetagent.session.reports import parting
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, StaleIncarnation
 from hetrdzv.protocol.http import routes

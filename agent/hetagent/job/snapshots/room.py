@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetagent.job.room import Environ, Room
 from hetagent.job.snapshots import exchange, holdings
 from hetagent.job.snapshots.copying import Copying
 from hetagent.job.snapshots.declaring import Declaring, asks_every_s
@@ -20,15 +19,16 @@ from hetagent.job.snapshots.folder import Folder
 from hetagent.job.snapshots.parting import Parting
 from hetagent.job.snapshots.serving import Serving
 from hetagent.job.snapshots.space import Space
-from hetagent.job.workers.processes import Workers
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.created import Created
-from hetagent.protocol.line import Line
-from hetagent.protocol.topics import Message, Topic
+from hetagent.roundhook import Environ, Room
+from hetagent.session.line import Line
+from hetagent.session.topics import Message, Topic
 from hetagent.snapshots.asked import ASK
 from hetagent.snapshots.folder import FOLDER, PINNED
 from hetagent.worker.runner import TO_DISK
+from hetagent.workers.processes import Workers
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.rooms.snapshots import (
     MOST_REFUSED,

@@ -13,7 +13,7 @@ from hetagent.job.snapshots.room import Snapshots
 from hetagent.job.snapshots.serving import Serving
 from hetagent.job.snapshots.space import parsed, space
 from hetagent.options.parts import SnapshotOptions
-from hetagent.protocol.line import Line
+from hetagent.session.line import Line
 from hetagent.snapshots.on_disk import is_url
 from hetrdzv.protocol.rooms.snapshots import Holdings
 

@@ -19,7 +19,7 @@ from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.folders import Scratch, sweep
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network
-from hetagent.protocol.topics import Message, Topic
+from hetagent.session.topics import Message, Topic
 from hetrdzv.protocol.directive import MemberReply
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.daemon import PROGRAM, DaemonRequest, refusal

@@ -12,12 +12,13 @@ from tests.agent.job.rig import Make, soon
 from tests.agent.job.test_notice import ASK, SAY, WAIT, running
 
 from hetagent import statuses
+from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
-from hetagent.job.announced.local import WhenCommand, WhenFile
-from hetagent.job.announced.watching import Announcements, Source
-from hetagent.job.leaving import Announcement, AtWork, Leaving
 from hetagent.node.processes import finding as processes
-from hetagent.options.parse import parse
+from hetagent.preemption.local import WhenCommand, WhenFile
+from hetagent.preemption.watching import Announcements, Source
+from hetagent.roundhook import Announcement
+from hetagent.runloop.shutdown import AtWork, Leaving
 
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from hetagent.job.announced import clouds
-from hetagent.job.announced.clouds import Aws, Azure, Clouds, Google
+from hetagent.preemption import clouds
+from hetagent.preemption.clouds import Aws, Azure, Clouds, Google
 
 Answers = Callable[[str, str, Mapping[str, str]], "tuple[int, str, Mapping[str, str]]"]
 """From method, path with query, and headers in lower case to status, body and headers."""

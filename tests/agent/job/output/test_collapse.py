@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hetagent.job.output.collapse import MOST_LINES, WAIT_S, Collapser, Merged, ranges
+from hetagent.workers.collapse import MOST_LINES, WAIT_S, Collapser, Merged, ranges
 
 
 def collapsed(*writes: tuple[int, str], ranks: int = 3) -> list[str]:

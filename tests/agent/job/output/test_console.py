@@ -15,8 +15,8 @@ from tests.agent.job.rig import Make, soon, tails
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
-from hetagent.job.output import console
-from hetagent.job.output.console import drained
+from hetagent.workers import console
+from hetagent.workers.console import drained
 
 # torch forgets the files of workers that end by themselves.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

@@ -18,9 +18,9 @@ import pytest
 from tests.agent.job.conftest import Make
 from tests.support.cluster import wait_for
 
-from hetagent.job.output import console
-from hetagent.job.output.copier import CHUNK, IN_FLIGHT, KEPT, Copier, End, Source, caught_up
-from hetagent.job.output.kept import STDERR, STDOUT, Consoles
+from hetagent.workers import console
+from hetagent.workers.copier import CHUNK, IN_FLIGHT, KEPT, Copier, End, Source, caught_up
+from hetagent.workers.kept import STDERR, STDOUT, Consoles
 
 SAYS = "import os, sys; e = sys.stderr; "
 
@@ -153,7 +153,7 @@ def test_a_console_that_nobody_reads_holds_up_the_worker_and_not_the_agent(
 
 def test_one_that_stays_behind_writes_on_when_the_agent_has_ended(tmp_path: Path) -> None:
     code = (
-        "import os, subprocess, sys; from hetagent.job.output.copier import Copier; c = Copier(2); s = c.open([]);"
+        "import os, subprocess, sys; from hetagent.workers.copier import Copier; c = Copier(2); s = c.open([]);"
         "subprocess.Popen(['sh', '-c', 'read line; echo late >&2'], stdin=0, stderr=s.writer, start_new_session=True);"
         "c.hand_over()"
     )
@@ -169,7 +169,7 @@ def test_one_that_stays_behind_writes_on_when_the_agent_has_ended(tmp_path: Path
 
 def test_what_stays_behind_at_a_terminal_ends_without_a_word() -> None:
     code = (
-        "import subprocess; from hetagent.job.output.copier import Copier; c = Copier(2); s = c.open([]);"
+        "import subprocess; from hetagent.workers.copier import Copier; c = Copier(2); s = c.open([]);"
         "subprocess.Popen(['sh', '-c', 'read line; echo late >&2'], stdin=0, stderr=s.writer, start_new_session=True);"
         "c.hand_over()"
     )
@@ -271,7 +271,7 @@ def test_who_reads_late_gets_every_byte_though_the_agent_has_ended() -> None:
     """A person looks at the first page, while the job ends."""
     written = b"".join(b"%7d\n" % number for number in range(50_000))
     code = (
-        "import subprocess, time; from hetagent.job.output.copier import Copier, caught_up;"
+        "import subprocess, time; from hetagent.workers.copier import Copier, caught_up;"
         "c = Copier(1); s = c.open([]);"
         "subprocess.Popen(['seq', '-f', '%7.0f', '0', '49999'], stdout=s.writer); c.await_all([s]);"
         "caught_up([s], time.monotonic() + 0.5); c.hand_over()"

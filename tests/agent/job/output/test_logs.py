@@ -17,8 +17,8 @@ from torch.distributed.elastic.multiprocessing import (
     Std,
 )
 
-from hetagent.job.output.logs import PREFIX, RoundLogsSpecs
 from hetagent.node import scratch
+from hetagent.workers.logs import PREFIX, RoundLogsSpecs
 
 
 def envs(ranks: int, round_number: int = 3, restarts: int = 0) -> dict[int, dict[str, str]]:

@@ -7,7 +7,7 @@ import time
 
 from tests.support.cluster import wait_for
 
-from hetagent.job.progress.cpu import LEAST_S, CpuTime
+from hetagent.monitor.cpu import LEAST_S, CpuTime
 from hetagent.node.processes import finding as processes
 
 

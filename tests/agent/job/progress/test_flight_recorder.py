@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hetagent.job.progress.flight_recorder import Trace
+from hetagent.monitor.flight_recorder import Trace
 from hetrdzv.core.health.stall import judge
 from hetrdzv.protocol.rooms.progress import Worker
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.support.cluster import wait_for
 
-from hetagent.job.progress import stacks
-from hetagent.job.progress.round_watch import RoundWatch
+from hetagent.monitor import stacks
+from hetagent.monitor.round_watch import RoundWatch
 from hetagent.node.network import hold_port
 from hetagent.progress import FILE
 from hetagent.worker import runner
@@ -182,7 +182,7 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
 
 OUT_OF_DESCRIPTORS = """
 import os, resource, subprocess, sys, time
-from hetagent.job.progress.round_watch import RoundWatch
+from hetagent.monitor.round_watch import RoundWatch
 
 said, told = [], []
 watch = RoundWatch(1, 2, lambda: told.append(watch.fields().workers[0]), cpu=True, say=said.append)
@@ -261,7 +261,7 @@ def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
     world_size: int,
     collectives: int | None,
 ) -> None:
-    monkeypatch.setattr("hetagent.options.release.installed", lambda: release)
+    monkeypatch.setattr("hetagent.node.release.installed", lambda: release)
     watch = RoundWatch(1, world_size, lambda: None, cpu=True)
     watch.environ(0, torch=torch)
     watch.begin({0: os.getpid()}, 0)
@@ -280,7 +280,7 @@ def test_of_a_worker_that_had_imported_torch_and_never_answered_nobody_knows(lef
 
 
 def test_a_folder_that_somebody_has_removed_ends_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetagent.options.release.installed", lambda: "2.13.0+cpu")
+    monkeypatch.setattr("hetagent.node.release.installed", lambda: "2.13.0+cpu")
     watch = RoundWatch(1, 2, lambda: None, cpu=True)
     folder = Path(watch.environ(0, torch=True)[FILE]).parent
     watch.begin({0: os.getpid()}, 0)
@@ -293,7 +293,7 @@ def test_a_folder_that_somebody_has_removed_ends_no_agent(monkeypatch: pytest.Mo
 
 
 def test_a_file_that_nobody_can_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetagent.job.progress.round_watch.REACHED_S", 0.1)
+    monkeypatch.setattr("hetagent.monitor.round_watch.REACHED_S", 0.1)
     watch = RoundWatch(1, 2, lambda: None, cpu=True)
     file = watch.environ(0, torch=True)[FILE]
     Path(file).write_text("17")

@@ -11,7 +11,7 @@ import pytest
 from tests.agent.job.rig import soon
 from tests.support.fuse import DeadFiles
 
-from hetagent.job.progress import stacks
+from hetagent.monitor import stacks
 from hetagent.node.processes import finding
 
 HANGS = "its process hangs in the kernel (state D)"

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from hetagent.job.account import Motion
-from hetagent.job.progress.flight_recorder import NAME_LENGTH, OP_LENGTH
-from hetagent.job.progress.standstill import FEW_LOOKS, FIRST_LOOKS, HOLDS_S, Claim, State, Track, Tracks
+from hetagent.monitor.flight_recorder import NAME_LENGTH, OP_LENGTH
+from hetagent.monitor.standstill import FEW_LOOKS, FIRST_LOOKS, HOLDS_S, Claim, State, Track, Tracks
+from hetagent.roundhook import Motion
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_LANES
 from hetrdzv.protocol.rooms.progress import Collectives, PollRequest

@@ -14,10 +14,10 @@ from tests.agent.job.rig import Make, Rig, soon
 from tests.support.servers import Hetserver
 from torch.distributed.elastic.multiprocessing import Std
 
-from hetagent.job.progress import watcher
-from hetagent.job.progress.round_watch import PREFIX
-from hetagent.job.progress.shown import OFF as LOGS_OFF
-from hetagent.job.progress.watcher import OFF
+from hetagent.monitor import watcher
+from hetagent.monitor.round_watch import PREFIX
+from hetagent.monitor.shown import OFF as LOGS_OFF
+from hetagent.monitor.watcher import OFF
 from hetagent.node.scratch import marked_prefix
 
 

@@ -17,11 +17,11 @@ import pytest
 from tests.agent.job.progress.test_flight_recorder import NCCL_ANSWER, answer, entry
 from tests.support.cluster import wait_for
 
-from hetagent.job.progress import torch_client
-from hetagent.job.progress.round_watch import opening
-from hetagent.job.progress.sources import AGAIN_MAX_S, LATE_S, Health
-from hetagent.job.progress.standstill import Track
-from hetagent.job.progress.worker import NO_DEFAULT, NO_GROUP, Looker
+from hetagent.monitor import torch_client
+from hetagent.monitor.round_watch import opening
+from hetagent.monitor.sources import AGAIN_MAX_S, LATE_S, Health
+from hetagent.monitor.standstill import Track
+from hetagent.monitor.worker import NO_DEFAULT, NO_GROUP, Looker
 from hetagent.worker import runner
 
 EMPTY = '{"nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}'

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hetagent.cli.parse import parse
 from hetagent.context import Identity
 from hetagent.errors import UsageError
 from hetagent.job.snapshots import folder as folders
@@ -18,7 +19,6 @@ from hetagent.job.snapshots import space
 from hetagent.job.snapshots.folder import EMPTY_S, OLD_S, Folder, sweep
 from hetagent.job.snapshots.start import snapshots_of
 from hetagent.options import parts
-from hetagent.options.parse import parse
 from hetagent.options.parts import SnapshotOptions
 from hetrdzv.protocol.rooms.snapshots import Holdings
 

@@ -18,8 +18,8 @@ from hetagent.job.snapshots import parting as partings
 from hetagent.job.snapshots.parting import SERVES_S, Parting
 from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import hold_port
-from hetagent.protocol.line import Line
-from hetagent.protocol.topics import Message
+from hetagent.session.line import Line
+from hetagent.session.topics import Message
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import StaleIncarnation, UnknownNode, Unreachable

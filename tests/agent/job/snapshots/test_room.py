@@ -23,17 +23,17 @@ from hetagent.job.snapshots.folder import Folder
 from hetagent.job.snapshots.room import Snapshots
 from hetagent.job.snapshots.serving import Serving
 from hetagent.job.snapshots.space import Space
-from hetagent.job.workers.processes import Workers
-from hetagent.job.workers.starter import Exit
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
-from hetagent.protocol.line import Line
-from hetagent.protocol.topics import Message
+from hetagent.session.line import Line
+from hetagent.session.topics import Message
 from hetagent.snapshots import asked
 from hetagent.snapshots.folder import PINNED
 from hetagent.snapshots.folder import Folder as Slots
 from hetagent.snapshots.folder import Stamp as Written
+from hetagent.workers.processes import Workers
+from hetagent.workers.starter import Exit
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import InvalidRequest

@@ -145,7 +145,7 @@ def test_it_has_the_marks_by_which_it_is_found(made: Serving) -> None:
 def test_it_ends_with_its_agent(tmp_path: Path) -> None:
     part(tmp_path, 1, (3, 120))
     program = (
-        "import sys, time\nfrom pathlib import Path\nfrom hetagent.job.loop import Identity\n"
+        "import sys, time\nfrom pathlib import Path\nfrom hetagent.runloop.agent import Identity\n"
         "from hetagent.job.snapshots.serving import Serving\nfrom hetagent.node.network import hold_port\n"
         "made = Serving(Path(sys.argv[1]), Identity('g', 'a', '1'), lambda: hold_port('127.0.0.1', None), "
         "lambda: '', print)\nmade.start()\nprint(made.pid, flush=True)\ntime.sleep(99)"

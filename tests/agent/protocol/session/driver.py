@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetagent.job.progress import watcher
 from hetagent.launch.mpi import mpirun
-from hetagent.protocol import reports
-from hetagent.protocol.offer import Offer
-from hetagent.protocol.requests import Answer, Join, Leave, Poll, Request, Say
-from hetagent.protocol.session.session import Session
-from hetagent.protocol.topics import Topic
+from hetagent.monitor import watcher
+from hetagent.session import reports
+from hetagent.session.offer import Offer
+from hetagent.session.requests import Answer, Join, Leave, Poll, Request, Say
+from hetagent.session.session import Session
+from hetagent.session.topics import Topic
 from hetagent.sharing import files as share_files
 from hetrdzv.api.commands import join_command
 from hetrdzv.api.views import directive_reply

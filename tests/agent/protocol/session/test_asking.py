@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 from tests.agent.protocol.session.driver import FAILURE, REFUSED, Bench, problem
 
-from hetagent.job.progress.watcher import STACKS
-from hetagent.protocol import reports
-from hetagent.protocol.requests import Poll, Say
-from hetagent.protocol.topics import Message
+from hetagent.monitor.watcher import STACKS
+from hetagent.session import reports
+from hetagent.session.requests import Poll, Say
+from hetagent.session.topics import Message
 from hetagent.sharing.files import SHARES
 from hetrdzv.core.model import Round
 from hetrdzv.protocol.errors import HetError

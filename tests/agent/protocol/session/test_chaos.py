@@ -13,10 +13,10 @@ from tests.agent.protocol.session.driver import (
     Server,
 )
 
-from hetagent.protocol import reports
-from hetagent.protocol.offer import Offer
-from hetagent.protocol.requests import Answer, Poll, Request
-from hetagent.protocol.session.session import Session
+from hetagent.session import reports
+from hetagent.session.offer import Offer
+from hetagent.session.requests import Answer, Poll, Request
+from hetagent.session.session import Session
 from hetrdzv.core import commands
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import (

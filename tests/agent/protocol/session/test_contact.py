@@ -6,8 +6,8 @@ import re
 import pytest
 from tests.agent.protocol.session.driver import REFUSED, Bench
 
-from hetagent.protocol.offer import Offer
-from hetagent.protocol.session.session import Session
+from hetagent.session.offer import Offer
+from hetagent.session.session import Session
 from hetrdzv.core import commands
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Unavailable, Unreachable

@@ -8,9 +8,9 @@ import pytest
 from tests.agent.protocol.session.driver import REFUSED, Bench, on_topic, problem
 
 from hetagent.launch.mpi.mpirun import DAEMON
-from hetagent.protocol import reports
-from hetagent.protocol.requests import Poll
-from hetagent.protocol.topics import Message
+from hetagent.session import reports
+from hetagent.session.requests import Poll
+from hetagent.session.topics import Message
 from hetrdzv.core import commands
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from tests.agent.protocol.session.driver import FAILURE, Bench, problem
 
-from hetagent.protocol import reports
-from hetagent.protocol.requests import Join, Poll, Say
+from hetagent.session import reports
+from hetagent.session.requests import Join, Poll, Say
 from hetrdzv.core import commands
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.requests.joining import SpecFields

@@ -5,8 +5,8 @@ from typing import Any
 
 from tests.agent.protocol.session.driver import Bench
 
-from hetagent.protocol import reports
-from hetagent.protocol.requests import Join, Leave, Poll, Say
+from hetagent.session import reports
+from hetagent.session.requests import Join, Leave, Poll, Say
 from hetrdzv.core import commands
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.joining import SpecFields

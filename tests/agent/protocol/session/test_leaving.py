@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 from tests.agent.protocol.session.driver import FAILURE, REFUSED, Bench
 
-from hetagent.job.progress.watcher import LOGS
-from hetagent.protocol import reports
-from hetagent.protocol.requests import Join, Leave, Poll, Say
-from hetagent.protocol.session.session import LAST_WORDS_S
-from hetagent.protocol.topics import Message
+from hetagent.monitor.watcher import LOGS
+from hetagent.session import reports
+from hetagent.session.requests import Join, Leave, Poll, Say
+from hetagent.session.session import LAST_WORDS_S
+from hetagent.session.topics import Message
 from hetrdzv.core import commands
 from hetrdzv.protocol.facts.causes import Announced
 from hetrdzv.protocol.facts.parts import Quoted

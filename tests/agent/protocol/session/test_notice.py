@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from tests.agent.protocol.session.driver import Bench
 
-from hetagent.protocol import reports
-from hetagent.protocol.reports import REPORT
-from hetagent.protocol.requests import Poll
+from hetagent.session import reports
+from hetagent.session.reports import REPORT
+from hetagent.session.requests import Poll
 from hetrdzv.core import commands
 from hetrdzv.protocol.requests.joining import SpecFields
 

@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 from tests.agent.protocol.session.driver import Bench, problem
 
-from hetagent.job.progress.watcher import STACKS
-from hetagent.protocol.requests import Poll
-from hetagent.protocol.session.session import REFUSES_PROGRESS
-from hetagent.protocol.topics import Message
+from hetagent.monitor.watcher import STACKS
+from hetagent.session.requests import Poll
+from hetagent.session.session import REFUSES_PROGRESS
+from hetagent.session.topics import Message
 from hetrdzv.protocol.directive import StacksAsked
 from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
 from hetrdzv.protocol.rooms.stacks import Stack, StacksRequest

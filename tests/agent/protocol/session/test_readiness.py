@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.agent.protocol.session.driver import Bench, problem
 
-from hetagent.protocol.requests import Answer, Join, Request
+from hetagent.session.requests import Answer, Join, Request
 from hetrdzv.core import commands
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.states import GroupState, NodePhase

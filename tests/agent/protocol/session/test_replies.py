@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from tests.agent.protocol.session.driver import REFUSED, SPEC, Bench
 
-from hetagent.protocol import reports
-from hetagent.protocol.requests import Join, Poll
-from hetagent.protocol.session.session import Session
+from hetagent.session import reports
+from hetagent.session.requests import Join, Poll
+from hetagent.session.session import Session
 from hetrdzv.core import commands
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.states import DirectiveKind

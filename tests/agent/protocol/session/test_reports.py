@@ -11,9 +11,9 @@ from tests.agent.protocol.session.driver import (
     problem,
 )
 
-from hetagent.protocol import reports
-from hetagent.protocol.reports import REPORT
-from hetagent.protocol.requests import Join
+from hetagent.session import reports
+from hetagent.session.reports import REPORT
+from hetagent.session.requests import Join
 from hetrdzv.core import commands
 from hetrdzv.protocol.errors import Problem
 

@@ -1,0 +1,483 @@
+"""Assembles an agent from the options, runs it, and reports how the job ended."""
+
+import os
+import random
+import sys
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from string import Template
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import LogsSpecs
+
+from hetagent.cli.summary import closing_block
+from hetagent.context import Access, AgentContext, Identity
+from hetagent.errors import AgentError, UsageError
+from hetagent.health.fitness import Check
+from hetagent.health.gpus_free import GpusFree
+from hetagent.health.node_check import NodeCheck
+from hetagent.health.readiness import Readiness
+from hetagent.health.ready_file import Presence
+from hetagent.launch.base import Launch
+from hetagent.launch.choose import launch_of
+from hetagent.launch.choose import notes as launch_notes
+from hetagent.launch.command import WorkerCommand, checksum, script_name
+from hetagent.launch.slots import check_files, isolated, narrow, slots_of
+from hetagent.node import console, names
+from hetagent.node.console import counted, flush, say
+from hetagent.node.gpu import devices, numa
+from hetagent.node.gpu.versions import versions
+from hetagent.node.place import find_place
+from hetagent.node.processes import finding as processes
+from hetagent.node.processes.guardian import Guardian
+from hetagent.node.standalone import GROUP_PREFIX, OwnServer
+from hetagent.options.model import Options
+from hetagent.options.torchrun import typed
+from hetagent.preemption.watching import Announcements
+from hetagent.roundhook import Room, kept
+from hetagent.runloop.after_start import LaunchLook, Meeting
+from hetagent.runloop.agent import Agent
+from hetagent.runloop.notices import Notices
+from hetagent.runloop.ports import Ports
+from hetagent.runloop.shutdown import CTRL_C_S
+from hetagent.session.line import Line
+from hetagent.session.offer import Offer
+from hetagent.session.session import Session
+from hetagent.torch_compat import flags as torchs
+from hetagent.workers.collapse import Merged
+from hetagent.workers.kept import Consoles
+from hetagent.workers.logs import RoundLogsSpecs
+from hetagent.workers.store import HetRendezvousHandler
+from hetagent.workers.torch_starter import TorchStarter
+from hetrdzv.auth.tls import ClientTls
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.bounds import UNSET
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.rooms.shares import Measured
+
+PREFIX = "[${node_id}:${rank}] "
+"""What lines of the workers begin with on the console unless a template was given (pytorch/pytorch#75087)."""
+
+
+def run(
+    options: Options,
+    command: WorkerCommand | None,
+    server: OwnServer | None,
+    token: str | None,
+    tls: ClientTls,
+) -> int:
+    """Join the group, follow the server until it says `exit`, and report the outcome at the terminal.
+
+    Args:
+        command: what the workers run; None: the group's command.
+        server: our own, with `--standalone`.
+        token, tls: how to speak to the servers.
+
+    Returns:
+        the exit status.
+    """
+    torchs.refuse_what_is_missing(options.torchrun)
+    servers = options.servers if server is None else (server.url,)
+    token_file = options.token_file.absolute() if options.token_file is not None and server is None else None
+    access = Access(servers=servers, token=token, token_file=token_file, tls=tls)
+    known = options.node_id_given or server is not None
+    name = names.Name(options.node_id) if known else names.take(options.node_id, options.group, servers)
+    options = replace(options, node_id=name.node_id)
+    tell = partial(console.tell, f"hetagent[{name.node_id}]")
+    context = _context(options, command, access, tell, name.notes)
+    logs_specs = _logs_specs(options)
+    agent = _agent(context, server, logs_specs)
+    kind = "worker" if context.devices is None else "CPU worker" if context.devices.kind == "cpu" else "GPU"
+    what = f"{counted(context.slots, kind)} at {context.place.address}"
+    tell(f"joining group '{options.group}' at {', '.join(servers)} with {what}")
+    try:
+        agent.run()
+    finally:
+        if isinstance(logs_specs, RoundLogsSpecs):
+            logs_specs.close()
+        name.release()
+    block = closing_block(
+        options.group,
+        options.node_id,
+        agent.outcome,
+        agent.round_number,
+        agent.ended_by,
+        agent.spent,
+        agent.last_words,
+        logs_specs.kept if isinstance(logs_specs, RoundLogsSpecs) else "",
+    )
+    say(block)
+    status = agent.status(fixed=options.exit_codes == "agent")
+    if agent.hangs:  # or the interpreter would wait for a look-up that may take a minute
+        flush()
+        os._exit(status)
+    return status
+
+
+def _context(
+    options: Options,
+    command: WorkerCommand | None,
+    access: Access,
+    tell: Callable[[str], None],
+    notes: Sequence[str],
+) -> AgentContext:
+    """Look at this node, and clean up what an earlier agent has left on it.
+
+    Args:
+        notes: what a person should know of its name.
+    """
+    for note in (*notes, *options.notes, *launch_notes(options, command)):
+        tell(note)
+    chosen, slots = slots_of(options)
+    check_files(slots)
+    place = find_place(options.local_addr, options.interface, access.servers, options.connect_timeout_s, tell)
+    narrow(chosen)
+    options = isolated(options, slots, tell)
+    launch = launch_of(options, command, slots, os.environ)
+    require_ports(options, launch, slots)
+    if options.torchrun.numa_binding is not None:
+        numa.check(options.torchrun.numa_binding, slots, cpu=os.environ.get(devices.VISIBLE) == "")
+    identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
+    _sweep(identity, tell)
+    if slots > 1 and "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does, so that workers do not fight for cores
+    return AgentContext(
+        options=options,
+        access=access,
+        identity=identity,
+        command=command,
+        devices=chosen,
+        slots=slots,
+        place=place,
+        launch=launch,
+        versions=versions(),
+        tell=tell,
+    )
+
+
+def require_ports(options: Options, launch: Launch, slots: int) -> None:
+    """Refuse a `--port-range` that is too small for what this node opens at once.
+
+    Raises:
+        UsageError: says how many ports it needs, and for what.
+    """
+    if options.port_range is None:
+        return
+    first, last = options.port_range
+    alone = options.standalone or options.spec.get("max_nodes") == 1
+    snapshots = 0 if alone else options.snapshots.ports
+    launcher = launch.more_ports(slots)
+    needed, there = 2 + snapshots + launcher, last - first + 1
+    if there >= needed:
+        return
+    what = ["2 for the stores of a round, torch's and the script's"]
+    if snapshots:
+        what.append(f"{snapshots} for snapshots (none with --snapshot-memory off)")
+    if launcher:
+        what.append(f"{launcher} for --launch {options.launch}, its own and one per rank")
+    raise UsageError(
+        f"--port-range {first}-{last} has {counted(there, 'port')}, but this node needs {needed}: {'; '.join(what)}"
+    )
+
+
+def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpecs) -> Agent:
+    """All parts of an agent, put together."""
+    options, launch, tell = context.options, context.launch, context.tell
+    handler = HetRendezvousHandler(options.group, options.node_id, context.hold_port)
+    starter = _starter(context, handler, logs_specs)
+    rooms: list[Room] = []
+    announcements = _announcements(context)
+    line, readiness = _line(context, partial(kept, rooms), announcements)
+    rooms += _rooms(context, line, announcements, rooms)
+    if server is not None:
+        server.watch(line.give_up)
+    worker_env = context.place.socket_env(os.environ)
+
+    def moved() -> bool:
+        lost = context.place.address
+        if not context.place.moved():
+            return False
+        tell(f"this node has lost its address {lost}; offering {context.place.address} from now on")
+        line.offers(address=context.place.address)
+        worker_env.clear()
+        worker_env.update(context.place.socket_env(os.environ))
+        return True
+
+    return Agent(
+        identity=context.identity,
+        line=line,
+        guardian=_guardian(context),
+        starter=starter,
+        ports=Ports(handler, context.hold_script_port, moved),
+        launch=launch,
+        readiness=readiness,
+        rooms=rooms,
+        worker_env=worker_env,
+        stop_timeout_s=options.shutdown_timeout_s,
+        grace_s=options.grace_s,
+        own_graces_s=options.own_graces_s,
+        ctrl_c_s=CTRL_C_S if console.is_attended() and not _has_stop_timeout(options) else None,
+        tell=tell,
+        secrets=context.access.secrets,
+        signals=options.signals,
+    )
+
+
+def _has_stop_timeout(options: Options) -> bool:
+    """Whether somebody has said how long workers have to stop."""
+    return options.shutdown_timeout_s is not None or "stop_timeout_s" in options.spec
+
+
+def _announcements(context: AgentContext) -> Announcements | None:
+    """What looks whether this machine is taken away; None: nobody has asked for that."""
+    options = context.options
+    if not (options.watched or options.leave_when):
+        return None
+    from hetagent.preemption.sources import announcements
+
+    return announcements(
+        options.watched, options.leave_when, context.identity.incarnation, context.tell, options.grace_s
+    )
+
+
+def _line(
+    context: AgentContext, kept: Callable[[], Collection[int]], announcements: Announcements | None
+) -> tuple[Line, Readiness]:
+    """What tells the group what this node offers, and what is found out about it before each round.
+
+    Args:
+        kept: the sessions of what is kept for later rounds.
+    """
+    options = context.options
+
+    def offers(**fields: Any) -> None:
+        line.offers(**fields)
+
+    readiness = _readiness(context, offers, kept, announcements)
+    offer = _offer(
+        options,
+        context.slots,
+        context.place.address,
+        context.devices,
+        context.launch,
+        device={**context.versions, **readiness.facts},
+        wants_command=context.command is None,
+        ready_within_s=readiness.within_s,
+    )
+    session = Session(
+        options.group,
+        options.node_id,
+        context.identity.incarnation,
+        offer,
+        random.Random(),
+        connect_timeout_s=options.connect_timeout_s,
+    )
+    line = Line(
+        session,
+        context.access.client,
+        context.tell,
+        lambda text, left: console.show_live(text and f"hetagent[{options.node_id}]: {text}", left),
+    )
+    return line, readiness
+
+
+def _guardian(context: AgentContext) -> Guardian:
+    access = context.access
+    return Guardian(
+        incarnation=context.identity.incarnation,
+        servers=() if context.options.standalone else access.servers,  # its own server dies with this process
+        token=access.token,
+        token_file=access.token_file,
+        tls=access.tls,
+        group=context.options.group,
+        node_id=context.options.node_id,
+    )
+
+
+def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: LogsSpecs) -> TorchStarter:
+    """What makes the workers."""
+    options = context.options
+    prefix = options.torchrun.log_line_prefix_template or os.environ.get(
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", PREFIX
+    )
+    command = context.command
+    entrypoint, args = (sys.executable, ()) if command is None else (command.entrypoint, command.args)
+    return TorchStarter(
+        torchs.worker_spec(options.torchrun, context.slots, handler, entrypoint, args),
+        logs_specs,
+        Template(prefix).safe_substitute(node_id=options.node_id),
+        Consoles() if options.report_output else None,
+        merged=Merged if options.collapse else None,
+    )
+
+
+def _rooms(
+    context: AgentContext, line: Line, announcements: Announcements | None, all_rooms: Sequence[Room]
+) -> list[Room]:
+    """The optional parts with work of their own in each round.
+
+    Args:
+        all_rooms: what will be all of them.
+    """
+    from hetagent.job.snapshots.start import snapshots_of
+    from hetagent.monitor.watcher import Watcher
+    from hetagent.sharing.files import ShareRoom
+    from hetagent.standby.keeper import standbys_of
+
+    options, launch, tell = context.options, context.launch, context.tell
+
+    def recount(number: int, others: bool) -> None:
+        for room in all_rooms:
+            room.recount(number, others)
+
+    ready_file = Presence(options.ready_file, tell) if options.ready_file is not None else None
+    if ready_file is not None:
+        line.on_known(ready_file.change)
+    rooms: list[Room | None] = [
+        Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
+        Meeting(line, launch, tell, must_meet=options.require_rendezvous),
+        LaunchLook(launch, tell),
+        Watcher(
+            line,
+            launch,
+            cpu=devices.is_cpu_job(context.devices),
+            reports_stacks=options.report_output,
+            keeps_stacks=options.torchrun.log_dir is not None,
+            reports_logs=options.report_output,
+            secrets=context.access.secrets,
+            say=tell,
+        ),
+        ShareRoom(line.ask, tell, recount, one_per_node=launch.one_per_node),
+        ready_file,
+        announcements,
+        snapshots_of(context, options.snapshots, line),
+        standbys_of(context, options.preload),
+    ]
+    return [room for room in rooms if room is not None]
+
+
+def _offer(
+    options: Options,
+    slots: int,
+    address: str,
+    chosen: devices.Devices | None,
+    launch: Launch,
+    *,
+    device: Mapping[str, str],
+    wants_command: bool,
+    ready_within_s: float = 0.0,
+) -> Offer:
+    """What this node offers to the group.
+
+    Args:
+        device: facts that people see, beside those of the devices.
+
+    Raises:
+        UsageError: no server would accept it.
+    """
+    runs = options.torchrun
+    told = checksum(options.script, module=runs.module, no_python=runs.no_python)
+    offer = Offer(
+        slots=slots,
+        address=address,
+        role=options.torchrun.role,
+        labels=options.labels,
+        weight=UNSET if options.weight is None else options.weight,
+        device={
+            **device,
+            **(chosen.facts if chosen is not None else {}),
+            **({"script": told} if told else {}),
+        },
+        wants_command=wants_command,
+        wants_members=launch.wants_members,
+        wants_daemon=launch.wants_daemon,
+        takes_notice=True,
+        script=script_name(options.script, module=runs.module, no_python=runs.no_python),
+        ready_within_s=ready_within_s,
+        spec=SpecFields(**options.spec),
+    )
+    try:
+        codec.checked(JoinRequest, offer.request("any", (1, 1), 0))
+    except codec.Malformed as error:
+        wrong = error.mistakes[0]
+        name = next(str(part) for part in wrong.place if part != "spec")
+        flag = "label" if name == "labels" else name.replace("_", "-")
+        given = "" if wrong.given is None else f" {wrong.given!r}"
+        raise UsageError(f"no server accepts --{flag}{given}: {wrong.text}") from None
+    return offer
+
+
+def _readiness(
+    context: AgentContext,
+    offers: Callable[..., None],
+    kept: Callable[[], Collection[int]],
+    announcements: Announcements | None,
+) -> Readiness:
+    """What is asked of this node before each round."""
+    from hetagent.speeds import speed_check
+
+    def on_measured(speeds: Sequence[float], measured: Measured) -> None:
+        offers(speeds=tuple(speeds), measured=measured)
+
+    options, identity = context.options, context.identity
+    gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
+    checks: list[Check | None] = [
+        GpusFree(gpus, identity.incarnation, kept=kept) if gpus else None,
+        speed_check(context, options.measure, options.measure_dtype, on_measured),
+        NodeCheck(
+            options.node_check,
+            identity.incarnation,
+            environ={processes.NODE_ID: identity.node_id},
+            secrets=context.access.secrets,
+        )
+        if options.node_check
+        else None,
+        announcements,
+    ]
+    return Readiness([check for check in checks if check is not None])
+
+
+def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
+    """Kill the workers of an earlier agent of this node that was killed together with its guardian.
+
+    Those of another job on this node with a server of its own are only named: it is over, but not this one's.
+    """
+    if identity.group.startswith(GROUP_PREFIX):
+        if others := processes.orphans_of_groups(identity.node_id, GROUP_PREFIX):
+            tell(
+                f"earlier --standalone jobs have left processes that still run: pids {', '.join(map(str, others))}"
+            )
+        return
+    orphans = processes.orphans(identity.node_id, identity.group)
+    if orphans:
+        tell(f"killing workers that an earlier agent left behind: pids {', '.join(map(str, orphans))}")
+        if stuck := processes.kill_orphans(identity.node_id, identity.group):
+            raise AgentError(
+                f"node '{identity.node_id}' cannot take part: processes of an earlier agent cannot be killed: "
+                f"{processes.describe_stuck(stuck)}; check the node before you use it again"
+            )
+
+
+def _logs_specs(options: Options) -> LogsSpecs:
+    flags = options.torchrun
+    ranks = set(flags.local_ranks_filter) if flags.local_ranks_filter is not None else None
+    common: Mapping[str, Any] = {
+        "log_dir": flags.log_dir,
+        "redirects": torchs.std(flags.redirects),
+        "tee": torchs.std(flags.tee),
+        "local_ranks_filter": ranks,
+    }
+    if flags.log_dir is not None and os.path.isfile(flags.log_dir):
+        raise UsageError(f"{typed('--log-dir', flags.log_dir)} is a file: name a folder")
+    try:
+        if flags.logs_specs is not None:
+            specs: LogsSpecs = torchs.logs_specs_class(flags.logs_specs)(**common)
+            return specs
+        return RoundLogsSpecs(**common)
+    except OSError as error:
+        where = typed("--log-dir", flags.log_dir) if flags.log_dir else "no --log-dir, so a temporary one"
+        raise UsageError(f"{where}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UsageError(f"--logs-specs: {error}") from None

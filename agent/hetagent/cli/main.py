@@ -1,0 +1,108 @@
+"""The hetagent command: reads the command line, runs the agent and turns its outcome into an exit status.
+
+Imports torch only once the command line makes sense and nothing that is known by then is in the way.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from hetagent import statuses
+from hetagent.node.console import flush, say
+from hetagent.node.processes import init
+from hetrdzv.auth.client_token import client_token
+from hetrdzv.auth.files import AccessError
+from hetrdzv.auth.tls import ClientTls, TlsError
+
+if TYPE_CHECKING:
+    from hetagent.options.model import Options
+
+NEEDS = ("torch", "psutil")
+"""Modules of the extra `agent` without which nothing works. The third, nvidia-ml-py, only NVIDIA GPUs need."""
+
+
+def main() -> None:
+    """Run this node's part of a job, then exit with one of the statuses in docs/flags.md."""
+    init.run_below_init()
+    # If the launcher ignores SIGCHLD, the kernel reaps the workers and their exit statuses are lost.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        status = _run()
+    except KeyboardInterrupt:  # before the agent handles signals, or after
+        status = statuses.SIGNAL + signal.SIGINT
+    if not flush():
+        os._exit(status)
+    sys.exit(status)
+
+
+def _run() -> int:
+    if missing := [module for module in NEEDS if find_spec(module) is None]:
+        say(f"hetagent needs {' and '.join(missing)}: pip install 'hetrdzv[agent]'")
+        return statuses.USAGE
+    from hetagent.cli import early
+    from hetagent.cli.parse import parse
+    from hetagent.errors import AgentError, CommandError, NotFound, UsageError
+    from hetagent.node import release
+    from hetagent.node.gpu.numa import NumaError
+    from hetagent.node.network import NetworkError
+    from hetagent.node.processes.guardian import GuardianError
+    from hetagent.node.standalone import own_server
+    from hetagent.workers import failures
+
+    try:
+        options = parse(sys.argv[1:], os.environ)
+        token, tls = _token(options), _tls(options)
+        if options.check:
+            from hetagent.health.check.run import run
+
+            return run(options, token, tls)
+        command = early.command(options)
+        if not options.standalone:
+            early.look(options, token, tls)
+        if unknown := release.check(release.installed()):
+            say(f"hetagent: warning: {unknown}")
+        from hetagent.cli import assembly  # which imports torch: only once there is something to do
+
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # __main__.py has seen to that
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        with own_server() if options.standalone else contextlib.nullcontext() as server:
+            return assembly.run(options, command, server, token, tls)
+    except early.Over as over:
+        return over.report()
+    except (UsageError, CommandError, NumaError, NetworkError, AccessError, TlsError) as error:
+        # torchrun's status for a script that is not there is 1
+        status = statuses.FAILED if isinstance(error, NotFound) else statuses.USAGE
+        text = stack = str(error)
+    except (AgentError, GuardianError) as error:
+        status, text, stack = statuses.UNFIT, str(error), str(error)
+    except Exception as error:  # a bug
+        status, text, stack = statuses.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc()
+    say(f"hetagent: {text}" if stack == text else stack.rstrip())
+    try:
+        failures.write_error(text, stack)
+    except OSError as error:
+        say(f"hetagent: cannot write {failures.ERROR_FILE}: {error}")
+    return status
+
+
+def _token(options: "Options") -> str | None:
+    """The token for the server; neither the workers nor our own server may inherit it."""
+    token = client_token(options.token_file, lambda text: say(f"hetagent: {text}"))
+    os.environ.pop("HET_TOKEN", None)
+    return None if options.standalone else token
+
+
+def _tls(options: "Options") -> ClientTls:
+    """Which servers to trust and the certificate to show them; our own server speaks plain HTTP on loopback."""
+    if options.standalone:
+        return ClientTls()
+    files = {"ca_cert": options.ca_cert, "client_cert": options.client_cert, "client_key": options.client_key}
+    return ClientTls.of(files, os.environ)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The block that every agent prints last: how the job went and, if it failed, whose fault that was."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from hetagent.runloop.account import Spent, account_lines
+from hetrdzv.protocol.directive import DirectiveReply, RootCauseReply
+from hetrdzv.protocol.facts.reasons import CameLate, Failed
+from hetrdzv.words.advice import next_step
+from hetrdzv.words.causes import failure_details
+from hetrdzv.words.reasons import came_late, told
+from hetrdzv.words.times import Clock, ago, clock_time
+
+RULE = "=" * 72
+
+REFUSALS = ("refused", "rejected")
+"""Codes of an `exit` for a node that may not take part."""
+
+
+def closing_block(
+    group: str,
+    node_id: str,
+    outcome: DirectiveReply | None,
+    round_number: int,
+    ended_by: str,
+    spent: Spent | None = None,
+    last_words: Sequence[str] = (),
+    logs: str = "",
+) -> str:
+    """What the person at any node's terminal reads last.
+
+    Args:
+        outcome: the last directive, or None if the agent ended without one.
+        round_number: the newest round that this node took part in.
+        ended_by: what ended the agent if no directive did (`SIGTERM`).
+        spent: where this node's time went; None: nobody knows.
+        last_words: what optional features say, a line each.
+        logs: the folder in which this node keeps what workers write; empty: nowhere.
+    """
+    lines = [RULE, f"job      {group}"]
+    if outcome is None:
+        lines.append(f"ended    node {node_id} left: {ended_by}")
+        lines.append(
+            f"round    {round_number} was the last of this node" if round_number else "round    none"
+        )
+    else:
+        label = "outcome" if outcome.outcome else "refused" if outcome.code in REFUSALS else "ended"
+        told_below = outcome.outcome == "failed" and outcome.root_cause is not None
+        why = "failed" if told_below else _why(outcome, datetime.now().astimezone())
+        lines.append(f"{label:<8} {why}")
+        if last := max(outcome.round, round_number):
+            lines.append(f"round    {last}, restarts spent {outcome.restarts}")
+    if spent is not None:
+        lines += account_lines(spent)
+    lines += last_words
+    if logs:
+        lines.append(f"logs     {logs}")
+    if outcome is not None and outcome.root_cause is not None:
+        lines += _root_cause(group, outcome, outcome.root_cause)
+    lines.append(RULE)
+    return "\n".join(lines)
+
+
+def _why(outcome: DirectiveReply, now: datetime) -> str:
+    """Why the agent exits, with this machine's clock times."""
+    cancelled = outcome.cancelled
+    if cancelled is not None and cancelled.ago_s is not None and isinstance(outcome.reason, CameLate):
+        at = clock_time(now - timedelta(seconds=cancelled.ago_s), now)
+        return came_late(outcome.reason, f"{at} ({ago(cancelled.ago_s)})")
+    return told(outcome.reason, outcome.why, Clock(outcome.clock, now))
+
+
+def _root_cause(group: str, outcome: DirectiveReply, cause: RootCauseReply) -> list[str]:
+    failed = outcome.reason
+    if not isinstance(failed, Failed):
+        failed = Failed(cause=cause.reason, stays=isinstance(failed, CameLate))
+    lines = ["", f"root cause: {cause.message}"]
+    if cause.failure is not None:
+        lines.append(f"  {failure_details(cause)}")
+    if outcome.outcome == "failed" and (step := next_step(group, failed)):
+        lines.append(f"  next: {step}")
+    if cause.failure is None:
+        return lines
+    ended = cause.failure.signal is not None or cause.failure.exit_code is not None
+    if cause.failure.message and (ended or cause.failure.rank >= 0):  # else nothing was started: all is said
+        lines += [f"  | {line}" for line in cause.failure.message.rstrip().splitlines()]
+    return lines

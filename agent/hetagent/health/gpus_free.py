@@ -1,0 +1,129 @@
+"""Waits until the memory that the last round's workers had of this node's GPUs is free again."""
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from hetagent.health.fitness import READY, Check, Fitness
+from hetagent.node.gpu import memory
+from hetagent.node.gpu.discovery import memory_of
+from hetagent.node.processes import finding as processes
+
+WAIT_S = 60.0
+"""How long to wait (seconds)."""
+
+UNNAMED_S = 5.0
+"""How long to wait if no process of ours is known to hold it, and it does not become less (seconds): in a container the
+driver often names nobody, and a neighbour's memory looks like what is left of dead workers."""
+
+PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
+"""Pause after the first and after many looks (seconds)."""
+
+Look = Callable[[], Sequence[memory.Usage]]
+
+
+class GpusFree(Check):
+    """Whether the memory of the GPUs is as free as when the last round began.
+
+    Args:
+        uuids: of the GPUs.
+        incarnation: by which processes of this agent are known.
+        kept: the sessions of what is kept for later rounds, which no round has to wait for.
+        look: what is in use.
+        wait_s: how long to wait (seconds).
+        unnamed_s: the same for what no process of ours is known to hold, since it last became less (seconds).
+    """
+
+    def __init__(
+        self,
+        uuids: Sequence[str],
+        incarnation: str,
+        *,
+        kept: Callable[[], Collection[int]] = tuple,
+        look: Look | None = None,
+        wait_s: float = WAIT_S,
+        unnamed_s: float = UNNAMED_S,
+    ) -> None:
+        self._kept = kept
+        self._look = look or (lambda: memory_of(uuids))
+        self._incarnation = incarnation
+        self._wait_s = wait_s
+        self._unnamed_s = unnamed_s
+        self._before: Sequence[memory.Usage] | None = None
+
+    @property
+    def within_s(self) -> float:
+        """How long it may take to answer (seconds)."""
+        return self._wait_s
+
+    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
+        """Wait until the memory is free, or for as long as it may take.
+
+        The first time it only notes how much is in use. What a process of somebody else uses never keeps the node from
+        taking part; what one of ours still uses after that time does, since the next round would fail here. What was
+        waited for in vain is not waited for again.
+
+        Args:
+            workers: pids that workers of this agent had in the last round.
+        """
+        deadline, pause_s = time.monotonic() + self._wait_s, PAUSE_MIN_S
+        least, least_at = math.inf, 0.0
+        try:
+            while (used := self._looked(deadline, cancelled)) is not None and not cancelled.is_set():
+                before = self._before if self._before is not None else used
+                left = memory.left_over(before, used, lambda pid: self._is_ours(pid, workers))
+                now, more = time.monotonic(), sum(each.more_bytes for each in left)
+                least, least_at = (more, now) if more < least else (least, least_at)
+                is_ours = any(each.ours for each in left)
+                if not left or now >= (deadline if is_ours else min(deadline, least_at + self._unnamed_s)):
+                    self._before = used
+                    return self._not_free(left) if left else READY
+                cancelled.wait(min(pause_s, max(0.0, deadline - now)))
+                pause_s = min(PAUSE_MAX_S, 2 * pause_s)
+        except memory.GpuBroken as error:
+            return Fitness(f"its {error}", fatal=True)
+        if cancelled.is_set():
+            return READY
+        return Fitness(f"its NVIDIA driver has not answered for {self._wait_s:g} s", fatal=True)
+
+    def _looked(self, deadline: float, cancelled: threading.Event) -> Sequence[memory.Usage] | None:
+        """What is in use; None if the driver does not answer in time: a wedged one never does."""
+        answers: list[Sequence[memory.Usage] | memory.GpuBroken] = []
+
+        def look() -> None:
+            try:
+                answers.append(self._look())
+            except memory.GpuBroken as error:
+                answers.append(error)
+
+        thread = threading.Thread(target=look, name="hetagent-nvml", daemon=True)
+        thread.start()
+        while thread.is_alive() and time.monotonic() < deadline and not cancelled.is_set():
+            thread.join(0.1)
+        thread.join(0.01)
+        if not answers:
+            return None
+        if isinstance(answers[0], memory.GpuBroken):
+            raise answers[0]
+        return answers[0]
+
+    def _is_ours(self, pid: int, workers: Collection[int]) -> bool:
+        if pid in workers:
+            return True
+        marked = processes.environment(pid).get(processes.INCARNATION) == self._incarnation
+        return marked and not self._is_kept(pid)
+
+    def _is_kept(self, pid: int) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            return os.getsid(pid) in self._kept()
+        return False
+
+    def _not_free(self, left: Sequence[memory.Left]) -> Fitness:
+        ours = [leftover for leftover in left if leftover.ours]
+        text = "; ".join(memory.describe(leftover) for leftover in ours or left)
+        if ours:
+            return Fitness(f"{self._wait_s:g} s after its workers were ended, {text}", fatal=True)
+        return Fitness(warnings=(f"{text}; going on, since none of it is known to be this job's",))

@@ -1,0 +1,146 @@
+"""Runs the site's own check of this node: a command that exits with 0 if the node is fit for work."""
+
+import contextlib
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from hetagent.health.fitness import READY, Check, Fitness
+from hetagent.node.processes import finding as processes
+from hetagent.node.processes.signals import signal_name
+from hetagent.workers.failures import concealed, plain_text, sendable
+
+TIMEOUT_S = 60.0
+"""How long it may take (seconds)."""
+
+MOST_LINES, MOST_CHARACTERS = 3, 500
+"""How much of its output a reason has: the end."""
+
+KEPT_BYTES = 8192
+LOOK_S = 0.1
+"""How often to look whether it has ended, or is no longer wanted (seconds)."""
+
+
+class NodeCheck(Check):
+    """The site's own check.
+
+    Args:
+        command: for /bin/sh.
+        incarnation: marks its processes, so that none outlives the agent.
+        environ: what it gets beside this process's environment.
+        timeout_s: after which it is killed, with everything that it has started (seconds).
+        secrets: what no reason may contain.
+    """
+
+    repeats = True
+
+    def __init__(
+        self,
+        command: str,
+        incarnation: str,
+        *,
+        environ: Mapping[str, str] = {},
+        timeout_s: float = TIMEOUT_S,
+        secrets: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self._command = command
+        self._incarnation = incarnation
+        self._environ = {**environ, processes.CHECK_FOR: incarnation}
+        self._timeout_s = timeout_s
+        self._secrets = secrets
+        self._stuck: list[processes.Process] = []
+        self._last: subprocess.Popen[bytes] | None = None
+
+    @property
+    def within_s(self) -> float:
+        """How long it may take to answer (seconds)."""
+        return self._timeout_s + processes.KILL_TIMEOUT_S
+
+    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
+        """Run it once; if that is no longer wanted, kill it."""
+        if self._last is not None:
+            self._last.poll()  # it may have died after all
+        alive = processes.living()
+        self._stuck = [
+            stuck for stuck in self._stuck if stuck.pid in alive and alive[stuck.pid].started == stuck.started
+        ]
+        if self._stuck:
+            return Fitness(f"node check: the last one cannot be killed: {self._describe_stuck()}")
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self._environ},
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            return Fitness(f"node check cannot be started: {error}")
+        self._last = process
+        assert process.stdout is not None
+        with process.stdout as output:
+            said = self._follow(process, output.fileno(), cancelled)
+            ended = _has_ended(process)  # before its output is closed, which would end it
+            self._kill(process)  # also what it has left in the background, whatever it says of the node
+        status, end = process.returncode, self._end(said)
+        if not ended or status is None:
+            late = f"node check did not end within {self._timeout_s:g} s"
+            if self._stuck:
+                late += f" and cannot be killed: {self._describe_stuck()}"
+            return Fitness(f"{late}{f': {end}' if end else ''}")
+        if self._stuck:
+            return Fitness(f"node check has left processes that cannot be killed: {self._describe_stuck()}")
+        if status == 0:
+            return READY
+        how = f"exit status {status}" if status > 0 else f"killed by {signal_name(-status)}"
+        return Fitness(f"node check failed ({how}){f': {end}' if end else ''}")
+
+    def _follow(self, process: subprocess.Popen[bytes], fd: int, cancelled: threading.Event) -> bytes:
+        """The end of what it writes until it has ended, its time is over, or it is no longer wanted.
+
+        What it has started in the background may hold its output open for longer.
+        """
+        os.set_blocking(fd, False)
+        deadline, said, is_open = time.monotonic() + self._timeout_s, b"", True
+        while True:
+            ended = _has_ended(process)
+            with contextlib.suppress(BlockingIOError):
+                while is_open and (chunk := os.read(fd, 65_536)):
+                    said = (said + chunk)[-KEPT_BYTES:]
+                    if time.monotonic() >= deadline:
+                        break
+                else:
+                    is_open = False
+            left_s = deadline - time.monotonic()
+            if ended or left_s <= 0 or cancelled.is_set():
+                return said
+            if is_open:
+                select.select([fd], [], [], min(LOOK_S, left_s))
+            else:
+                cancelled.wait(min(LOOK_S / 10, left_s))
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        marked = lambda: processes.marked(self._incarnation, processes.CHECK_FOR)  # noqa: E731
+        pids = processes.kill_tree(marked, {process.pid})
+        alive = processes.living()
+        self._stuck = [alive[pid] for pid in pids if pid in alive]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.0 if self._stuck else 1.0)
+
+    def _describe_stuck(self) -> str:
+        return processes.describe_stuck([stuck.pid for stuck in self._stuck])
+
+    def _end(self, said: bytes) -> str:
+        lines = concealed(plain_text(said), self._secrets()).splitlines()
+        end = "; ".join([line.strip() for line in lines if line.strip()][-MOST_LINES:])
+        end = sendable(end)
+        return end if len(end) <= MOST_CHARACTERS else f"…{end[1 - MOST_CHARACTERS :]}"
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has; it stays a zombie, so that nothing else can get its pid, which is that of its session."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -1,1 +1,0 @@
-"""What workers write: to the console, into log files, and the end of it for the server."""

@@ -1,0 +1,55 @@
+"""Reads what a script says about itself: the file of HET_PROGRESS_FILE, and the one that hetagent.progress writes."""
+
+import contextlib
+import re
+from dataclasses import replace
+
+from hetagent.monitor.standstill import Claim
+from hetagent.progress import LAYOUT, SUFFIX
+
+MAX_STEP = 2**53
+"""The largest number that the server takes."""
+
+FOR_EVER = 1e15
+"""The end of a pause that is announced without one (monotonic seconds)."""
+
+
+def read(path: str) -> Claim:
+    """What is said now; what the module has written counts, if a program uses both.
+
+    Args:
+        path: the value of HET_PROGRESS_FILE.
+
+    Raises:
+        OSError: nobody can tell: this process has no descriptors left, for instance.
+    """
+    mapped = _mapped(path)
+    return mapped if mapped.step is not None else replace(mapped, step=_written(path))
+
+
+def _mapped(path: str) -> Claim:
+    content = _content(path + SUFFIX)
+    if len(content) < LAYOUT.size:
+        return Claim()
+    step, until, first_at, last_at = LAYOUT.unpack_from(content)
+    return Claim(
+        _step(step - 1) if step > 0 else None,
+        min(until, FOR_EVER) if until > 0.0 else 0.0,
+        first_at if first_at > 0.0 else None,
+        last_at if last_at > 0.0 else None,
+    )
+
+
+def _written(path: str) -> int | None:
+    number = re.match(rb"\s*(\d{1,18})", _content(path))
+    return _step(int(number[1])) if number is not None else None
+
+
+def _step(step: int) -> int:
+    return min(step, MAX_STEP)
+
+
+def _content(path: str) -> bytes:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
+        return file.read(64) or b""
+    return b""

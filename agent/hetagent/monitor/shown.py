@@ -1,0 +1,40 @@
+"""What a worker has written, for those who may see it: plain text, its end, no secrets."""
+
+from collections.abc import Callable, Collection, Iterable
+
+from hetagent.workers.failures import concealed, plain_text, sendable
+from hetrdzv.protocol.rooms.stacks import About, Stack
+
+MOST = 16_000
+"""How much of a worker's log is told (characters)."""
+
+MOST_OF_ALL = 240_000
+"""How much of all logs of a node is told at once (characters): the server's requests have a limit."""
+
+NOTHING, NOT_KEPT = "it has written nothing", "nobody keeps what it writes"
+
+OFF = "this node shows nothing that its workers write (--report-output off)"
+
+
+def logs(
+    ranks: Iterable[int], output: Callable[[int], tuple[bytes, bytes] | None], secrets: Collection[str]
+) -> list[Stack]:
+    """The end of each worker's log.
+
+    Args:
+        ranks: whose (global ranks).
+        output: returns the last bytes of what a rank has written; see `Workers.output`.
+        secrets: what must not be told.
+    """
+    wanted = list(ranks)
+    most = min(MOST, MOST_OF_ALL // max(1, len(wanted)))
+    return [_log(rank, output(rank), secrets, most) for rank in wanted]
+
+
+def _log(rank: int, written: tuple[bytes, bytes] | None, secrets: Collection[str], most: int) -> Stack:
+    if written is None:
+        return Stack(rank=rank, why=NOT_KEPT)
+    text, stderr = (sendable(concealed(plain_text(one), secrets)).rstrip() for one in written)
+    if not text and not stderr:
+        return Stack(rank=rank, why=NOTHING)
+    return Stack(rank=rank, text=text, stderr=stderr).shortened(About.LOGS, most)

@@ -1,0 +1,124 @@
+"""What torch's server in a worker can be asked, and how each of these sources does. Pure."""
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from hetagent.monitor.flight_recorder import Seen, Trace
+
+AGAIN_S, AGAIN_MAX_S = 1.0, 60.0
+"""For how long a source that does not answer is left alone: at first, and after doubling (seconds)."""
+
+LATE_S = 5.0
+"""How much later than planned an answer may come until nothing is known any more (seconds)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """How torch's server tells of one of torch's backends.
+
+    Attributes:
+        question: what to ask.
+        needs: the handlers that a server with this answer has.
+        suffix: what is added to the names of groups: two backends may have groups of the same name.
+        counts_operations: see `Trace`.
+    """
+
+    question: str
+    needs: frozenset[str]
+    suffix: str = ""
+    counts_operations: bool = True
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "gloo": Backend("fr_trace_json", frozenset({"fr_trace_json"})),
+    # Never the entries: torch would ask CUDA about the events of what is not done, from a thread of the server. There
+    # that makes a context on GPU 0 (half a GB for each worker, meta-pytorch/torchcomms#777), breaks the capture of a
+    # CUDA graph (pytorch/pytorch#104555) and may hang, with the lock that the next collective takes.
+    "nccl": Backend(
+        "dump_nccl_trace_json?includecollectives=false",
+        frozenset({"dump_nccl_trace_json"}),
+        "/nccl",
+        counts_operations=False,
+    ),
+    # Its recorder has no events. Servers that know recorders by the name of a backend also write their files.
+    "nccl2": Backend("fr_trace_json?backend=nccl2", frozenset({"fr_trace_json", "fr_dump_file"}), "/nccl2"),
+}
+"""By torch's name for the backend that a group really has. Of any other nothing is known: xccl, mpi, ucc, nccl-lazy,
+those of other packages, and nccl2 in 2.14, which records nothing. docs/torch.md has the table. All are asked: what has
+no groups costs little."""
+
+
+@dataclass(slots=True)
+class Health:
+    """Whether a source answers, and when to ask it.
+
+    Attributes:
+        why: why it does not answer now; empty: it does.
+        answered_at: when it last did; None: never.
+        next_at: when it is asked next. Both in monotonic seconds.
+    """
+
+    why: str = "has not answered yet"
+    answered_at: float | None = None
+    next_at: float = 0.0
+    _again_s: float = AGAIN_S
+
+    def answered(self, now: float, pause_s: float) -> None:
+        """It has, and is left alone for a while."""
+        self.why, self.answered_at = "", now
+        self.next_at, self._again_s = now + pause_s, AGAIN_S
+
+    def failed(self, why: str, now: float) -> None:
+        """It has not, and is asked again after ever longer pauses."""
+        self.why, self.next_at = why, now + self._again_s
+        self._again_s = min(AGAIN_MAX_S, 2 * self._again_s)
+
+    def blind(self, now: float) -> str:
+        """Why nothing is known from it now; empty: something is."""
+        if self.answered_at is not None and not self.why and now > self.next_at + LATE_S:
+            return "no longer answers"
+        return self.why
+
+
+@dataclass(slots=True)
+class Source:
+    """What a worker's server tells of one backend.
+
+    Attributes:
+        name: the backend's.
+        costs: how long its last answers took (seconds).
+    """
+
+    name: str
+    trace: Trace
+    seen: Seen | None = None
+    health: Health = field(default_factory=Health)
+    costs: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+
+    @property
+    def question(self) -> str:
+        """What to ask the worker's server."""
+        return BACKENDS[self.name].question
+
+    def blind(self, now: float) -> str:
+        """Why nothing is known of this backend's groups now; empty: something is."""
+        why = self.health.blind(now)
+        if not why and self.seen is not None and not self.trace.counts_operations:
+            if self.seen.uncounted:
+                why = "does not count: is TORCH_NCCL_BLOCKING_WAIT set?"
+            elif self.seen.nameless:
+                why = "has groups that torch does not name"
+        return why and f"{self.name} {why}"
+
+
+def source(name: str, handlers: Collection[str], world_size: int) -> Source | None:
+    """What a server with these handlers tells of a backend; None: nothing.
+
+    Args:
+        world_size: of the round.
+    """
+    backend = BACKENDS.get(name)
+    if backend is None or not backend.needs.issubset(handlers):
+        return None
+    return Source(name, Trace(world_size, backend.suffix, backend.counts_operations))

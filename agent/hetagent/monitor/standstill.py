@@ -1,0 +1,400 @@
+"""What follows from looks at the workers of a round: who moves, who does not, and what the server must know at once.
+
+Pure: looks come in, each with its time (monotonic seconds), and `NodeProgress` go out.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from math import inf
+
+from hetagent.monitor.cpu import CpuTime
+from hetagent.roundhook import Motion
+from hetrdzv.protocol.bounds import MAX_ALL_LANES, MAX_KNOWN_S, MAX_LANES, MAX_SECONDS
+from hetrdzv.protocol.rooms.progress import Collectives, NodeProgress, Worker
+
+STILL_MIN_S = 2.0
+"""A worker that moves at least this often is never `still` (seconds)."""
+
+STILL_GAPS = 2.0
+"""Else it is, once it has not moved for so many times the longest pause that it has made in this round."""
+
+STILL_FIRST_S = 30.0
+"""The same before its first collective (seconds): scripts load models and data then, each worker in its own time."""
+
+BLOCKED_S = 2.0
+"""How long a process hangs in the kernel until that is its state (seconds); whoever reads files often does."""
+
+ENDED_S = 2.0
+"""How long after the end of a worker the server is told, unless the round is over by then (seconds)."""
+
+FIRST_LOOKS = 5
+"""How many looks have to find that a worker has gone on until it counts how much it works (a look is no more than a
+step, of slow ones): in their first steps scripts import, compile and tune, each in its own time."""
+
+HOLDS_S = 5.0
+"""For how long what was seen at a look holds (seconds): the next one follows within a second, unless the watch stands
+still itself."""
+
+FEW_LOOKS = 60
+"""With fewer looks at a worker (about a minute's) than this, and the same shares as before, it goes on counting."""
+
+
+MAX_REASON = 200
+"""The longest reason why nothing can be known that is told (characters)."""
+
+
+class State(StrEnum):
+    """What a worker's process does; the words are those of `Worker`."""
+
+    RUNS = "runs"
+    STOPPED = "stopped"
+    BLOCKED = "blocked"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+FROZEN = (State.STOPPED, State.BLOCKED)
+"""Those of a process that cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a script says about itself.
+
+    Attributes:
+        step: None: nothing.
+        until: until when nothing need change (monotonic seconds).
+        first_at, last_at: when it said a step first, and last, if that is known (monotonic seconds).
+    """
+
+    step: int | None = None
+    until: float = 0.0
+    first_at: float | None = field(default=None, compare=False)
+    last_at: float | None = field(default=None, compare=False)
+
+
+@dataclass(slots=True)
+class Track:
+    """One worker.
+
+    Attributes:
+        began_at: when it was started.
+        pid: of its process.
+        is_first: it is rank 0, of which the server has to know at once that it moves.
+        unseen: why its collectives cannot be known now; empty: they are; None: there is nothing to see yet.
+        lost: why nothing at all can be known of it now; empty: something can.
+        sources: which of torch's backends tell of them.
+        claim, counts, groups: as last seen.
+        cpu: what its process does while it does not move.
+        motion: when its collectives and steps first changed, and last.
+        changed_at: when anything of it last changed, also what its process does.
+        looked_at: until when it is known to have changed no more.
+    """
+
+    began_at: float
+    is_first: bool = False
+    pid: int = 0
+    unseen: str | None = None
+    lost: str = ""
+    sources: str = ""
+    claim: Claim = Claim()
+    counts: Mapping[str, object] = field(default_factory=dict)
+    groups: Sequence[Collectives] = ()
+    cpu: CpuTime = field(default_factory=CpuTime)
+    motion: Motion = field(default_factory=Motion)
+    changed_at: float = field(init=False)
+    looked_at: float = field(init=False)
+    _state: State = State.RUNS
+    _state_since: float = field(init=False)
+    _longest_s: float = 0.0
+    _still: bool = False
+    _news: tuple[object, ...] = ()  # what the server has to know at once, if it is not what it was told
+    _told: tuple[object, ...] = (State.RUNS, None, False, False, False)
+    _answers: int = 0
+    _waits: int = 0
+    _moves: int = 0  # how many answers differed from the one before
+    _looks: int = 0  # how many answers count for how much it works
+    _waited: int = 0  # how many of these showed it waiting
+    _before: tuple[int, int] = (0, 0)  # both at the newest decision on shares
+
+    def __post_init__(self) -> None:
+        self.changed_at = self.looked_at = self._state_since = self.began_at
+
+    # -- what is seen ------------------------------------------------------------------------------------------
+
+    def process(self, state: State, at: float) -> None:
+        """What its process does."""
+        if state is self._state:
+            return
+        self._state, self._state_since = state, at
+        if state is State.ENDED:  # it may have gone on since it was last asked
+            self._changed(at, counts=False)
+
+    def says(self, claim: Claim, at: float) -> None:
+        """What the script says."""
+        if claim != self.claim:
+            # An announced pause is none, and neither is its end.
+            self._changed(at, counts=self.claim.until == 0.0 and self.claim.step is not None)
+            if claim.step is not None and claim.step != self.claim.step:
+                self._moved(_within(claim.last_at, at), _within(claim.first_at, at))
+            self.claim, self.looked_at = claim, at
+
+    def stands(self, at: float) -> None:
+        """It has no collectives to look at, or cannot have gone on with them."""
+        self.looked_at = at
+
+    def asked_for(
+        self,
+        counts: Mapping[str, object],
+        groups: Sequence[Collectives],
+        at: float,
+        newest_at: float | None = None,
+        *,
+        waits: bool,
+    ) -> None:
+        """How far its collectives are.
+
+        Args:
+            newest_at: when it asked for the last one, if that is known.
+            waits: whether it waits for one of them; else, if one is not done, it computes meanwhile, and moves.
+        """
+        self.unseen = ""
+        self._answers += 1
+        self._waits += waits
+        self._moves += counts != self.counts
+        if groups and self._moves > FIRST_LOOKS:
+            self._looks += 1
+            self._waited += waits
+        if counts != self.counts:
+            since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
+            self._changed(since, counts=bool(self.counts) and self.claim.until <= self.changed_at)
+            self.counts = counts
+            if any(group.enqueued for group in groups):
+                self._moved(since, self.looked_at)
+        elif not waits and any(map(_waits, groups)):
+            self._changed(at, counts=False)
+            self._moved(at)
+        self.groups, self.looked_at = groups, at
+
+    def slept(self, seconds: float) -> None:
+        """Nobody has looked for so long, since this process or the whole machine was suspended."""
+        self.changed_at += seconds
+        self._state_since += seconds
+
+    def _changed(self, at: float, *, counts: bool) -> None:
+        if counts:
+            self._longest_s = max(self._longest_s, at - self.changed_at)
+        self.changed_at = max(self.changed_at, at)
+
+    def _moved(self, at: float, first_at: float | None = None) -> None:
+        """It has moved.
+
+        Args:
+            first_at: when it may have begun to, if it had not before.
+        """
+        first, last = self.motion.first_at, self.motion.last_at
+        if first is None:
+            first = at if first_at is None else min(first_at, at)
+        self.motion = Motion(first, at if last is None else max(at, last))
+
+    # -- what follows ------------------------------------------------------------------------------------------
+
+    def copy(self) -> "Track":
+        """The same, which changes no more."""
+        made = copy(self)
+        made.cpu = copy(self.cpu)
+        return made
+
+    @property
+    def seen(self) -> bool:
+        """Whether anything was ever seen of it."""
+        return bool(self.counts) or self.claim.step is not None
+
+    @property
+    def idle_s(self) -> float:
+        """For how long nothing had changed when it was last seen (seconds)."""
+        return max(0.0, self.looked_at - self.changed_at)
+
+    def state(self, at: float) -> State:
+        """What its process does, if that is known, and if it runs, its collectives are."""
+        state = self._state
+        if state is State.BLOCKED and min(at - self._state_since, self.idle_s) < BLOCKED_S:
+            state = State.RUNS
+        return State.UNKNOWN if self.lost or (state is State.RUNS and self.unseen != "") else state
+
+    def is_still(self, at: float, hang_timeout_s: float | None) -> bool:
+        """Whether it is known not to have moved for unusually long."""
+        if self._state is State.ENDED:
+            return not self.lost and self.idle_s >= STILL_MIN_S
+        if self.lost or (self.unseen != "" and self.claim.step is None and self._state not in FROZEN):
+            return False
+        limit_s = max(STILL_MIN_S, STILL_GAPS * self._longest_s)
+        if hang_timeout_s is not None:
+            limit_s = min(limit_s, hang_timeout_s / 2)
+        if not self.seen and self._state not in FROZEN:
+            limit_s = STILL_FIRST_S if self._answers else inf
+        return self.idle_s >= limit_s and at >= self.claim.until
+
+    def waiting(self) -> float | None:
+        """Of the looks at it, the share at which it waited for a collective."""
+        return self._waits / self._answers if self.groups else None
+
+    def decided(self, *, others: bool) -> None:
+        """The worker has got the shares of a decision.
+
+        Args:
+            others: than before: what was seen until now says nothing about these. Of the same ones, a few looks go on
+                to count, or short epochs would never have enough of them.
+        """
+        if others or self._looks - self._before[0] >= FEW_LOOKS:
+            self._before = (self._looks, self._waited)
+
+    def busy(self) -> tuple[float | None, int]:
+        """Of the looks since it got its shares, the share at which it did not wait, and how many these were.
+
+        The first ones do not count (`FIRST_LOOKS`).
+        """
+        looks, waited = self._looks - self._before[0], self._waited - self._before[1]
+        return (1 - waited / looks if looks else None), looks
+
+    def judge(self, at: float, hang_timeout_s: float | None) -> bool:
+        """Settle whether it is still; returns whether the server has to know at once."""
+        self._still = self.is_still(at, hang_timeout_s)
+        state = self.state(at)
+        lasted = self._still and hang_timeout_s is not None and self.idle_s >= hang_timeout_s
+        unseen = state is State.UNKNOWN and (bool(self.lost) or self._answers > 0)
+        process = State.RUNS if state is State.UNKNOWN else state
+        begun = self.is_first and self.motion.first_at is not None
+        self._news = (process, self._still_since, lasted, unseen, begun)
+        if state is State.ENDED and at - self._state_since < ENDED_S:
+            return False
+        return self._told != self._news
+
+    def told(self) -> None:
+        """The server is told."""
+        self._told = self._news
+
+    @property
+    def _still_since(self) -> float | None:
+        """Another moment if it has gone on, and stands again."""
+        return self.changed_at if self._still else None
+
+    def fields(self, rank: int, at: float, *, most: int = MAX_LANES) -> Worker:
+        """What the server is told.
+
+        Args:
+            most: of how many process groups.
+        """
+        state = self.state(at)
+        if self.lost:
+            return Worker(rank=rank, pid=self.pid, state=state, unseen=self.lost[:MAX_REASON])
+        if state is State.UNKNOWN:
+            return Worker(
+                rank=rank,
+                pid=self.pid,
+                state=state,
+                unseen=(self.unseen or "")[:MAX_REASON],
+                sources=self.sources[:MAX_REASON],
+                idle_s=round(self.idle_s, 3),
+                began_s=self._began_s,
+                still=self._still,
+                cpu=self._cpu,
+                long_s=self._long_s(at),
+                step=self.claim.step,
+            )
+        busy, looks = self.busy()
+        return Worker(
+            rank=rank,
+            pid=self.pid,
+            state=state,
+            sources=self.sources[:MAX_REASON],
+            idle_s=round(self.idle_s, 3),
+            began_s=self._began_s,
+            still=self._still,
+            cpu=self._cpu,
+            waiting=None if (share := self.waiting()) is None else round(share, 3),
+            busy=None if busy is None else round(busy, 4),
+            looks=looks,
+            long_s=self._long_s(at),
+            step=self.claim.step,
+            # first those in which it waits
+            collectives=tuple(sorted(self.groups, key=lambda group: not _waits(group))[:most]),
+        )
+
+    @property
+    def _began_s(self) -> float | None:
+        first = self.motion.first_at
+        return None if first is None else round(max(0.0, self.looked_at - first), 3)
+
+    @property
+    def _cpu(self) -> float | None:
+        return None if self.cpu.share is None else round(self.cpu.share, 2)
+
+    def _long_s(self, at: float) -> float:
+        return round(min(max(0.0, self.claim.until - at), MAX_SECONDS), 3)
+
+
+def _within(moment: float | None, at: float) -> float:
+    """When something happened that was seen at some time."""
+    return at if moment is None else min(moment, at)
+
+
+def _waits(group: Collectives) -> bool:
+    """Whether the worker has asked for a collective that is not done."""
+    return group.enqueued > group.completed
+
+
+@dataclass(slots=True)
+class Tracks:
+    """The workers of a round on this node.
+
+    Args:
+        number: the round's.
+        workers: by global rank.
+        decision: the number of the newest decision on shares that the workers have got.
+        watched_at: when they were last looked at (monotonic seconds).
+    """
+
+    number: int
+    workers: Mapping[int, Track]
+    decision: int = 0
+    watched_at: float = 0.0
+
+    def decided(self, number: int, *, others: bool) -> None:
+        """The workers have got the shares of a decision; see `Track.decided`."""
+        if number > self.decision:
+            self.decision = number
+            for track in self.workers.values():
+                track.decided(others=others)
+
+    def news(self, at: float, hang_timeout_s: float | None) -> bool:
+        """Whether the server has to know something at once.
+
+        Args:
+            hang_timeout_s: the group's setting (seconds), or None.
+        """
+        judged = [track.judge(at, hang_timeout_s) for track in self.workers.values()]
+        return any(judged)
+
+    def copy(self) -> "Tracks":
+        """The same, which changes no more."""
+        return replace(self, workers={rank: track.copy() for rank, track in self.workers.items()})
+
+    def told(self) -> None:
+        """The server is told."""
+        for track in self.workers.values():
+            track.told()
+
+    def fields(self, at: float) -> NodeProgress:
+        """What the server is told."""
+        looked_at = max(track.looked_at for track in self.workers.values())
+        most = max(1, min(MAX_LANES, MAX_ALL_LANES // len(self.workers)))
+        return NodeProgress(
+            round=self.number,
+            decision=self.decision,
+            age_s=round(max(0.0, at - looked_at), 3),
+            known_s=round(min(max(0.0, self.watched_at + HOLDS_S - looked_at), MAX_KNOWN_S), 3),
+            workers=tuple(track.fields(rank, at, most=most) for rank, track in self.workers.items()),
+        )

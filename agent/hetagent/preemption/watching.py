@@ -1,0 +1,130 @@
+"""Looks for announcements in a thread beside the run loop."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from hetagent.health.fitness import READY, Check, Fitness
+from hetagent.node.waker import Waker
+from hetagent.roundhook import Announcement, Room
+
+LOOK_S = 2.0
+"""How long between two looks (seconds)."""
+
+FIRST_LOOK_S = 5.0
+"""How long an agent waits for what its machine's announcements say before it joins (seconds)."""
+
+LEAD_S = 120.0
+"""How long before its machine goes a node leaves at most (seconds), unless its grace is longer."""
+
+
+class Source(Protocol):
+    """Where announcements come from. `ask` is called in a thread of its own, the others in any."""
+
+    def ask(self) -> Announcement | None:
+        """What is announced; None: nothing, or it could not be asked."""
+
+    def kept(self) -> Collection[int]:
+        """The sessions of its processes, which outlive rounds."""
+
+    def close(self) -> None:
+        """The agent ends."""
+
+
+class Announcements(Room, Check):
+    """Has this node leave in time when its machine is taken away; one that is to go soon does not join any more.
+
+    Args:
+        tell: shows one line to the person at the terminal.
+        grace_s: how long this node has from a scheduler's signal until it has to be gone (seconds).
+        look_s: how long between two looks (seconds).
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        tell: Callable[[str], None],
+        grace_s: float,
+        look_s: float = LOOK_S,
+    ) -> None:
+        self._sources = sources
+        self._tell = tell
+        self._lead_s = max(LEAD_S, grace_s)
+        self._look_s = look_s
+        self._begun = False
+        self._looked = [threading.Event() for _ in sources]  # at each of them, once
+        self._over = threading.Event()
+        self._announcement: Announcement | None = None
+        self._taken = False
+        self._waker = Waker()
+
+    def begin_to_look(self) -> None:
+        """Look from now on, at each source in a thread of its own, since each may take its time; once."""
+        if not self._begun:
+            self._begun = True
+            for each in zip(self._sources, self._looked, strict=True):
+                threading.Thread(
+                    target=self._watch, args=each, name="hetagent-announced", daemon=True
+                ).start()
+
+    # -- before a round ----------------------------------------------------------------------------------------
+
+    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
+        """Whether this machine stays, as far as the first look says."""
+        if not self._begun:
+            self.begin_to_look()
+            until = time.monotonic() + FIRST_LOOK_S
+            for looked in self._looked:
+                while not (looked.is_set() or cancelled.is_set()) and time.monotonic() < until:
+                    looked.wait(0.05)
+        announcement = self._announcement
+        return READY if announcement is None else Fitness(announcement.why)
+
+    # -- at any time -------------------------------------------------------------------------------------------
+
+    def kept(self) -> Collection[int]:
+        return [session for source in self._sources for session in source.kept()]
+
+    def fileno(self) -> int:
+        return self._waker.fileno()
+
+    def look(self) -> None:
+        self._waker.clear()
+
+    def announces(self) -> Announcement | None:
+        announcement = None if self._taken else self._announcement
+        self._taken = self._taken or announcement is not None
+        return announcement
+
+    def close(self) -> None:
+        self._over.set()
+        for source in self._sources:
+            source.close()
+        self._waker.close()
+
+    def _watch(self, source: Source, looked: threading.Event) -> None:
+        told = set[str]()
+        while not self._over.is_set():
+            try:
+                self._take(source.ask(), told)
+            except Exception as error:  # it goes on, whatever is wrong with this answer
+                text = f"cannot see whether this machine is taken away: {type(error).__name__}: {error}"
+                self._once(f"{text}; trying again", told)
+            looked.set()
+            self._over.wait(self._look_s)
+
+    def _take(self, announcement: Announcement | None, told: set[str]) -> None:
+        if announcement is None or self._announcement is not None:
+            return
+        left_s = 0.0 if announcement.gone_at is None else announcement.gone_at - time.monotonic()
+        if left_s > self._lead_s:
+            self._once(f"{announcement.why}: leaving {self._lead_s:.0f} s before", told)
+            return
+        self._announcement = announcement
+        self._waker.wake()
+
+    def _once(self, text: str, told: set[str]) -> None:
+        if text not in told and not self._over.is_set():
+            told.add(text)
+            self._tell(text)

@@ -1,1 +1,0 @@
-"""The conversation with the server."""

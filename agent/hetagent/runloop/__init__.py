@@ -1,0 +1,1 @@
+"""The run loop: does on this node what the server decides."""

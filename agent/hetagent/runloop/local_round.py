@@ -1,0 +1,451 @@
+"""This node's part of one round: its processes, from their start until the last of them is gone."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hetagent.launch.base import Assignment, Launch
+from hetagent.node.network import host_port
+from hetagent.roundhook import Environ, Motion, Room, kept
+from hetagent.workers.deaths import Deaths
+from hetagent.workers.failures import failure_message, is_permanent
+from hetagent.workers.processes import Cleared, Workers
+from hetagent.workers.starter import Exit, Program
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.directive import StartReply
+from hetrdzv.protocol.facts.causes import FailedWorker
+from hetrdzv.protocol.facts.failure import Ended, Failure, FailureFields
+from hetrdzv.protocol.rooms.progress import Moved
+from hetrdzv.protocol.states import ReportKind
+from hetrdzv.words.causes import failed_worker
+from hetrdzv.words.phrasing import count
+
+if TYPE_CHECKING:
+    from hetagent.workers.torch_starter import TorchStarter
+
+SAVE_S = 10.0
+"""How long workers may save before they are stopped (seconds), but no longer than until they would be killed."""
+
+FAILING_S = 5.0
+"""How long a program may take to end after one of its processes has died (seconds); it stops the others first."""
+
+
+LINGER_S = 10.0
+"""How long a worker may take to end after an exception has ended its script (seconds): it may finish an upload."""
+
+LOOK_S = 2.0
+"""How often to look whether an exception has ended the script of a worker that runs (seconds)."""
+
+UNWIND_S = 1.0
+"""For how long such a worker is as good as ended (seconds)."""
+
+
+class Phase(StrEnum):
+    """Where this node's part of a round is."""
+
+    HELD = "held"  # its processes are to be started
+    WAITING = "waiting"  # the launch waits for another `start` of this round
+    RUNNING = "running"
+    ENDING = "ending"  # the processes have ended, or one has failed: reported in a moment
+    ENDED = "ended"  # that was reported
+    SAVING = "saving"  # the processes are to be stopped, once they have saved
+    STOPPING = "stopping"  # they were asked to stop
+    GONE = "gone"  # they were cleared away, or never came to be
+
+
+NEXT: Mapping[Phase, Collection[Phase]] = {
+    Phase.HELD: {Phase.WAITING, Phase.RUNNING, Phase.GONE},
+    Phase.WAITING: {Phase.HELD, Phase.GONE},
+    Phase.RUNNING: {Phase.ENDING, Phase.SAVING, Phase.STOPPING, Phase.GONE},
+    Phase.ENDING: {Phase.ENDED, Phase.SAVING, Phase.STOPPING, Phase.GONE},
+    Phase.ENDED: {Phase.SAVING, Phase.STOPPING, Phase.GONE},
+    Phase.SAVING: {Phase.STOPPING, Phase.GONE},
+    Phase.STOPPING: {Phase.GONE},
+    Phase.GONE: set(),
+}
+"""What may follow on each phase."""
+
+WITH_PROCESSES = frozenset({Phase.RUNNING, Phase.ENDING, Phase.ENDED, Phase.SAVING, Phase.STOPPING})
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A stop of the workers: the signal that they get, and when they are killed (monotonic seconds)."""
+
+    signum: int
+    grace_s: float
+    kill_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the processes of a round ended on this node.
+
+    Attributes:
+        failure: the first failure; None if all succeeded.
+        due_at: when to report it (monotonic seconds).
+    """
+
+    failure: Exit | None
+    due_at: float
+
+
+class LocalRound:
+    """This node's processes of one round.
+
+    Args:
+        assignment: this node's part of the round.
+        launch: turns it into a command and an environment.
+        starter: makes the processes.
+        incarnation: the `HET_INCARNATION` by which they are found.
+        rooms: optional features that have their own work in each round.
+
+    Attributes:
+        phase: where it is.
+        failed: how the failed workers ended, if one of them failed by itself; known once they have been cleared away.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        launch: Launch,
+        starter: "TorchStarter",
+        incarnation: str,
+        rooms: Sequence[Room] = (),
+    ) -> None:
+        self.assignment = assignment
+        self.phase = Phase.HELD
+        self.failed: list[Exit] = []
+        self._launch = launch
+        self._starter = starter
+        self._incarnation = incarnation
+        self._rooms = rooms
+        self._workers: Workers | None = None  # until they are cleared away
+        self._deaths: Deaths | None = None  # of what the node's one program has started
+        self._look_at = 0.0  # for workers that do not end (monotonic seconds)
+        self._end: End | None = None  # from ENDING on, unless they are stopped before it was reported
+        self._stop: Stop | None = None  # under way, or put off while the program has time to end by itself
+        for room in rooms:
+            room.enter(assignment)
+
+    def _move(self, phase: Phase) -> None:
+        assert phase in NEXT[self.phase], f"{self.phase} -> {phase}"
+        self.phase = phase
+
+    @property
+    def number(self) -> int:
+        """The round's number."""
+        return self.assignment.round
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the round has no other node."""
+        return self.assignment.start.nnodes == 1
+
+    @property
+    def present(self) -> bool:
+        """Whether there are processes, dead or alive, that have not been cleared away."""
+        return self.phase in WITH_PROCESSES
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the workers have been asked to stop, or to save before that."""
+        return self.phase in (Phase.SAVING, Phase.STOPPING)
+
+    @property
+    def startable(self) -> bool:
+        """Whether the processes are to be started now."""
+        return self.phase is Phase.HELD
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' pids, by local rank."""
+        return list(self._workers.pids.values()) if self._workers is not None else []
+
+    @property
+    def place(self) -> str:
+        """This node's place in the round, for the terminal."""
+        start = self.assignment.start
+        last = start.rank_offset + start.slots - 1
+        ranks = f"rank {last}" if start.slots == 1 else f"ranks {start.rank_offset} to {last}"
+        master = f"{start.master.node_id} ({host_port(start.master.address, start.master.port)})"
+        return (
+            f"{ranks} of {start.world_size} on {count(start.nnodes, 'node')}, master {master}, "
+            f"restart {start.restart_count}"
+        )
+
+    def due_at(self) -> float | None:
+        """When to look again even if nothing happens (monotonic seconds); None: no need."""
+        if not self.present:
+            return None
+        moments = [self._stop.kill_at] if self._stop is not None else []
+        if self.phase is Phase.SAVING:
+            moments.append(self._saves_until())
+        elif self.phase is not Phase.STOPPING:
+            moments += [self._look_at] if self.phase is Phase.RUNNING else []
+            moments += [self._end.due_at] if self.phase is Phase.ENDING and self._end is not None else []
+            moments += [at for room in self._rooms if (at := room.due_at()) is not None]
+        return min(moments, default=None)
+
+    # -- start -----------------------------------------------------------------------------------------------
+
+    def start_again(self, start: StartReply) -> None:
+        """Another `start` of this round: it brings what the launch could not do without."""
+        is_news = start != self.assignment.start
+        self.assignment.start = start
+        if self.phase is Phase.WAITING and is_news:
+            self._move(Phase.HELD)
+
+    def start(self, environ: Mapping[str, str]) -> None:
+        """Start the processes, unless the launch waits for another `start` of this round.
+
+        Args:
+            environ: what every worker of this agent gets beside torchrun's environment.
+
+        Raises:
+            Exception: they could not be started; some of them may be running. `forgo` follows.
+        """
+        command = self._launch.begin(self.assignment)
+        if command is None:
+            self._move(Phase.WAITING)
+            return
+        for room in self._rooms:
+            room.prepare(self.assignment, command)
+        count = 1 if self._launch.one_per_node else self.assignment.start.slots
+        environs = [self._environ(environ, local_rank) for local_rank in range(count)]
+        started = self._starter.start(self.assignment, command, environs, self._take)
+        self._workers = Workers(
+            started, self._incarnation, partial(kept, self._rooms), spawns=self._launch.one_per_node
+        )
+        self._move(Phase.RUNNING)
+        for room in self._rooms:
+            room.begin(self._workers, environs)
+        if self._launch.watches_deaths:
+            self._deaths = Deaths(started.pids[0])
+
+    def _environ(self, environ: Mapping[str, str], local_rank: int) -> Environ:
+        made: dict[str, str | None] = {
+            **environ,
+            "HET_RANK_OFFSET": str(self.assignment.start.rank_offset),
+            "HET_ROUND": str(self.number),
+        }
+        for room in self._rooms:
+            made.update(room.environ(local_rank))
+        return {**made, **self._launch.environ(self.assignment, local_rank)}
+
+    def _take(
+        self, local_rank: int, program: Program, stdout: int, stderr: int
+    ) -> "subprocess.Popen[bytes] | None":
+        """A process for a worker from the first room that has one."""
+        taken = (room.take_process(local_rank, program, stdout, stderr) for room in self._rooms)
+        return next((process for process in taken if process is not None), None)
+
+    def forgo(self) -> None:
+        """Nothing is to be started any more: the round is over, or could not be started here."""
+        self._end_rooms()
+        if self.phase in (Phase.HELD, Phase.WAITING):
+            self._move(Phase.GONE)
+
+    # -- end -------------------------------------------------------------------------------------------------
+
+    def end(self) -> End | None:
+        """How the processes ended by themselves, once, when that is to be reported; None otherwise."""
+        if self._workers is None:
+            return None
+        ended = self._workers.collect()
+        if self.phase is Phase.RUNNING:
+            failed = [end for end in ended if not end.succeeded]
+            self._note_end(self._workers, failed or self._lingering(self._workers))
+        if self.phase is not Phase.ENDING or self._end is None or time.monotonic() < self._end.due_at:
+            return None
+        self._workers.catch_up()  # what it has written may be the reason to give up
+        if self._end.failure is not None and self.gives_up():
+            return None  # it has failed for that reason, which is no failure of the script
+        self._move(Phase.ENDED)
+        return self._end
+
+    def _lingering(self, workers: Workers) -> list[Exit]:
+        """The workers that an exception should have ended long ago; asked for now and then."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return []
+        self._look_at = now + LOOK_S
+        return [end for end in workers.raised() if now - end.seen_at >= LINGER_S]
+
+    def overtaken(self) -> Exit | None:
+        """A worker that an exception should have ended before the round was over elsewhere, and that still runs."""
+        if self._workers is None or self.phase is not Phase.RUNNING:
+            return None
+        until = time.monotonic() - UNWIND_S
+        raised = [end for end in self._workers.raised() if end.seen_at <= until]
+        return self._workers.first(raised) if raised else None
+
+    def ended_before(self, moment: float) -> Ended | None:
+        """Workers that had ended with exit code 0 by a moment (monotonic seconds), while others ran; None: none had."""
+        if self._workers is None or not self.present or self._launch.one_per_node:
+            return None
+        ends = [end for end in self._workers.exits if end.succeeded and end.seen_at <= moment]
+        if not ends:
+            return None
+        first = min(ends, key=lambda end: end.seen_at)
+        return Ended(
+            node_id=self.assignment.node_id,
+            rank=self.assignment.start.rank_offset + first.local_rank,
+            others=len(ends) - 1,
+            before_s=round(moment - first.seen_at, 3),
+        )
+
+    def _note_end(self, workers: Workers, failed: Sequence[Exit]) -> None:
+        """See whether one has failed, or all have ended."""
+        if not failed and (workers.running or any(room.holds_end() for room in self._rooms)):
+            return
+        patience_s = self._launch.patience_s(self.assignment, failed=bool(failed))
+        failure = self._dated(workers.first([*failed, *workers.raised()])) if failed else None
+        self._end = End(failure, time.monotonic() + patience_s)
+        self._move(Phase.ENDING)
+
+    def _dated(self, failure: Exit) -> Exit:
+        """A failure, seen when the first process died that the program had started."""
+        died_at = self._deaths.first_at() if self._deaths is not None else None
+        return failure if died_at is None else replace(failure, seen_at=min(failure.seen_at, died_at))
+
+    def report(self, kind: ReportKind) -> dict[str, Any]:
+        """What the rooms have to say in a report."""
+        return {name: value for room in self._rooms for name, value in room.report(kind).items()}
+
+    def motion(self) -> Motion | None:
+        """When the workers moved in the round; None: nobody can tell."""
+        return next((motion for room in self._rooms if (motion := room.motion()) is not None), None)
+
+    def moved(self) -> Moved | None:
+        """The same, counted from now."""
+        motion, now = self.motion(), time.monotonic()
+        if motion is None or motion.first_at is None or motion.last_at is None:
+            return Moved() if motion is not None else None
+        return Moved(began_s=round(now - motion.first_at, 3), idle_s=round(max(0.0, now - motion.last_at), 3))
+
+    def describe(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[FailureFields, str]:
+        """A worker's failure, for the server and in a line for the terminal.
+
+        Args:
+            secrets: what must not be sent.
+        """
+        assert self._workers is not None
+        left = self._workers.left(failure.local_rank)
+        local_rank, rank = failure.local_rank, self.assignment.start.rank_offset + failure.local_rank
+        if self._launch.one_per_node:
+            local_rank, rank = -1, -1
+        fields = FailureFields(
+            local_rank=local_rank,
+            rank=rank,
+            exit_code=failure.exit_code,
+            signal=failure.signal,
+            lingers=failure.lingers,
+            message=failure_message(left, failure.status, secrets),
+            raised_s=self._workers.raised_s(failure),
+            permanent=is_permanent(left),
+        )
+        seen = Failure(**codec.fields_of(fields))
+        worker = FailedWorker.of(self.assignment.node_id, seen)
+        text = failed_worker(replace(worker, before=self.ended_before(failure.seen_at)))
+        return replace(fields, **self.report(ReportKind.FAILED)), text
+
+    def gives_up(self) -> str:
+        """Why a room wants this node to end its part of the round and join again; empty: none does."""
+        if not self.present or self.stopping:
+            return ""
+        return next((why for room in self._rooms if (why := room.gives_up())), "")
+
+    # -- stop ------------------------------------------------------------------------------------------------
+
+    def stop_for_others(self, signum: int, grace_s: float) -> None:
+        """Stop the workers, since the round is over elsewhere.
+
+        If a process of this node's program has died, the program may be about to fail, and what happened elsewhere may
+        follow from that: it gets some time to end by itself.
+        """
+        if self._workers is None or self._stop is not None:
+            return
+        if self._workers.running and self._deaths is not None and self._deaths.first_at() is not None:
+            self._stop = Stop(signum, grace_s, time.monotonic() + FAILING_S)
+        else:
+            self.stop(signum, grace_s)
+
+    def stop(self, signum: int, grace_s: float) -> None:
+        """Ask the workers to end, once those have saved that can; they are killed after the grace.
+
+        A second call can only shorten it.
+        """
+        if self._workers is None:
+            return
+        stop = Stop(signum, grace_s, time.monotonic() + grace_s)
+        if not self.stopping:
+            if self.phase is Phase.ENDING:
+                self._end = None  # nobody has heard of it
+            self._stop = stop
+            for room in self._rooms if grace_s > 0 else ():
+                room.save(min(grace_s, SAVE_S))
+            if self._saves_until() > time.monotonic():
+                self._move(Phase.SAVING)
+            else:
+                self._send_stop()
+        elif self._stop is None or stop.kill_at < self._stop.kill_at:
+            self._stop = stop
+
+    def _saves_until(self) -> float:
+        """Until when the stop waits for workers that save (monotonic seconds)."""
+        assert self._stop is not None
+        moments = [at for room in self._rooms if (at := room.saves_until()) is not None]
+        return min(max(moments, default=0.0), self._stop.kill_at)
+
+    def _send_stop(self) -> None:
+        assert self._workers is not None
+        assert self._stop is not None
+        self._move(Phase.STOPPING)
+        self._workers.send(self._stop.signum)
+
+    def stopped(self) -> bool:
+        """Whether the workers have ended since `stop`, or their grace is over."""
+        if self._workers is None or self._stop is None:
+            return False
+        if not self.stopping:  # it was put off
+            if time.monotonic() < self._stop.kill_at:
+                return False
+            self.stop(self._stop.signum, self._stop.grace_s)
+        self._workers.collect()
+        if self.phase is Phase.SAVING:
+            if self._workers.running and time.monotonic() < self._saves_until():
+                return False
+            self._send_stop()
+        return not self._workers.running or time.monotonic() >= self._stop.kill_at
+
+    def overstayed(self) -> str | None:
+        """What to say if workers are still running at the end of their grace."""
+        if self._workers is None or self._stop is None or not self._workers.running:
+            return None
+        name, grace_s = signal.Signals(self._stop.signum).name, self._stop.grace_s
+        return f"workers are still running {grace_s:g} s after {name}; killing them" if grace_s > 0 else None
+
+    def clear(self, *, spare_detached: bool = False, until: float | None = None) -> Cleared:
+        """Kill and take away what is left of the processes; see `Workers.clear`."""
+        assert self._workers is not None
+        if self._deaths is not None:
+            self._deaths.close()
+            self._deaths = None
+        # If this fails, they are still ours to clear.
+        cleared = self._workers.clear(spare_detached=spare_detached, until=until)
+        self._end_rooms()
+        if self._end is not None and self._end.failure is not None:
+            self.failed = [end for end in self._workers.exits if not end.succeeded]
+        self._workers = None
+        self._move(Phase.GONE)
+        return cleared
+
+    def _end_rooms(self) -> None:
+        for room in self._rooms:
+            room.end()

@@ -1,0 +1,208 @@
+"""Tells the workers of a round that it is about to end, and sees which of them are ready for that."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hetagent.launch.base import Assignment
+from hetagent.launch.command import WorkerCommand
+from hetagent.node import scratch
+from hetagent.node.processes import finding as processes
+from hetagent.progress import ASKED, NOTICE_FILE, READY
+from hetagent.roundhook import Environ, Room
+from hetagent.session import reports
+from hetagent.session.line import Line
+from hetagent.workers.processes import Workers
+from hetrdzv.protocol.directive import DirectiveReply, NoticeReply
+from hetrdzv.protocol.states import DirectiveKind
+
+PREFIX = "hetn_"
+
+LOOK_S = 0.05
+"""How often to look who is ready (seconds)."""
+
+PATIENCE_S = 5.0
+"""How long after the end of a notice the server may take to end the round (seconds)."""
+
+EVERYBODY = "all"
+"""A line that speaks for all workers of a file."""
+
+
+class Notices(Room):
+    """Tells the workers of a round that it is about to end, so that they save, and the server when they have.
+
+    Args:
+        line: where it is told that they are ready.
+        tell: shows one line to the person at the terminal.
+        signum: what those workers get that handle it; None: only the file.
+        one_per_node: a single process stands for all workers of this node.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        tell: Callable[[str], None],
+        signum: signal.Signals | None = None,
+        *,
+        one_per_node: bool = False,
+    ) -> None:
+        self._line = line
+        self._tell = tell
+        self._signum = signum
+        self._one_per_node = one_per_node
+        self._round, self._sharing = 0, 1
+        self._workers: Workers | None = None
+        self._folder: scratch.Folder | None = None
+        self._notice: NoticeFiles | None = None
+        self._all_ready = False
+        self._notice_s = 0.0  # the group's setting
+
+    def enter(self, assignment: Assignment) -> None:
+        self._round = assignment.round
+        self._sharing = assignment.start.slots if self._one_per_node else 1
+
+    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
+        """Make a place for the files; without one, these workers will be stopped without a notice."""
+        self.end()
+        with contextlib.suppress(OSError):
+            scratch.sweep(PREFIX)
+            self._folder = scratch.Folder(PREFIX)
+
+    def environ(self, local_rank: int) -> Environ:
+        return {} if self._folder is None else {NOTICE_FILE: str(self._folder.path / str(local_rank))}
+
+    def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
+        self._workers = workers
+
+    def heard(self, directive: DirectiveReply) -> None:
+        """Pass a notice on, once."""
+        self._notice_s = directive.notice_s
+        if directive.kind is not DirectiveKind.START or directive.notice is None or self._workers is None:
+            return
+        told = directive.notice
+        self._tell(
+            f"round {self._round} is about to end ({told.why}): the workers have {told.left_s:.0f} s to save"
+        )
+        if self._notice is None:
+            files = {
+                local_rank: path
+                for local_rank in self._workers.pids
+                if (path := self.environ(local_rank).get(NOTICE_FILE))
+            }
+            self._notice = NoticeFiles(told, files, self._sharing)
+            if self._signum is not None:
+                self._send(self._signum, self._workers.alive)
+
+    def heeds_notice(self) -> bool:
+        return self._notice is not None or bool(self._asking())
+
+    def _asking(self) -> set[int]:
+        """The local ranks that have asked for a notice, or handle its signal."""
+        if self._workers is None or self._folder is None:
+            return set()
+        alive, signum = self._workers.alive, self._signum
+        return {
+            local_rank
+            for local_rank in self._workers.pids
+            if os.path.exists(self._folder.path / f"{local_rank}{ASKED}")
+            or (signum is not None and local_rank in alive and processes.handles(alive[local_rank], signum))
+        }
+
+    def _send(self, signum: signal.Signals, alive: Mapping[int, int]) -> None:
+        """Send a signal to those workers that handle it, and say whom it would have killed."""
+        deaf = [local_rank for local_rank, pid in alive.items() if not processes.handles(pid, signum)]
+        for local_rank, pid in alive.items():
+            if local_rank not in deaf:
+                with contextlib.suppress(PermissionError):  # sudo in a worker; it has the file
+                    os.kill(pid, signum)  # it is not reaped before the round is cleared away
+        if deaf:
+            who = f"local rank{'s' if len(deaf) > 1 else ''} {', '.join(map(str, deaf))}"
+            self._tell(
+                f"{signum.name} was not sent to {who}: without a handler it would have killed the worker"
+            )
+
+    def due_at(self) -> float | None:
+        if self._notice is None or self._workers is None:
+            return None
+        if not self._all_ready:
+            return self._notice.look_at
+        return None if self._workers.running else self._notice.until + PATIENCE_S
+
+    def look(self) -> None:
+        """Tell, once, that the workers may be stopped: all who are waited for have said so or have ended well."""
+        notice, workers = self._notice, self._workers
+        if notice is None or workers is None or self._all_ready:
+            return
+        ready = notice.ready() | {end.local_rank for end in workers.exits if end.succeeded}
+        awaited = set(workers.pids) if self._notice_s > 0 else self._asking()
+        self._all_ready = ready >= awaited and (notice.answered() or not awaited)
+        if self._all_ready:
+            self._tell(f"round {self._round}: the workers are ready to stop")
+            self._line.say(reports.ready_to_stop(self._round))
+
+    def holds_end(self) -> bool:
+        """Workers that have saved wait for the end of the round: the job is not done."""
+        return self._notice is not None and self._notice.answered()
+
+    def gives_up(self) -> str:
+        """Long after the notice the round goes on all the same, but all workers have ended for it."""
+        if self._notice is None or self._workers is None or self._workers.running or not self._all_ready:
+            return ""
+        if time.monotonic() < self._notice.until + PATIENCE_S:
+            return ""
+        return "goes on, although its workers here have stopped"
+
+    def end(self) -> None:
+        self._workers = self._notice = None
+        self._all_ready = False
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close()
+
+
+class NoticeFiles:
+    """A notice to the workers of one round on this node.
+
+    Args:
+        told: the server's words.
+        files: HET_NOTICE_FILE of each process that the agent started, by local rank.
+        workers: how many workers share each of these files.
+
+    Attributes:
+        until: when they have to be ready (monotonic seconds).
+        look_at: when to look again (monotonic seconds).
+    """
+
+    def __init__(self, told: NoticeReply, files: Mapping[int, str], workers: int) -> None:
+        self.until = time.monotonic() + told.left_s
+        self.look_at = 0.0
+        self._files = files
+        self._workers = workers
+        text = json.dumps({"kind": told.kind, "why": told.why, "until": self.until})
+        for path in files.values():
+            with contextlib.suppress(OSError):  # that worker is stopped without having saved
+                Path(f"{path}.new").write_text(text, encoding="utf-8")
+                os.replace(f"{path}.new", path)
+
+    def ready(self) -> set[int]:
+        """The local ranks of the processes all of whose workers have said that they may be stopped."""
+        self.look_at = time.monotonic() + LOOK_S
+        return {
+            local_rank
+            for local_rank, path in self._files.items()
+            if len(said := _said(path)) >= self._workers or EVERYBODY in said
+        }
+
+    def answered(self) -> bool:
+        """Whether any worker has said that it may be stopped."""
+        return any(_said(path) for path in self._files.values())
+
+
+def _said(path: str) -> set[str]:
+    with contextlib.suppress(OSError):
+        return set(Path(path + READY).read_text(encoding="utf-8", errors="replace").split())
+    return set()

@@ -1,0 +1,208 @@
+"""Whether and how an agent leaves before the job is over: pure, but for the file that says why."""
+
+import enum
+import signal
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hetagent import statuses
+from hetagent.roundhook import Announcement
+from hetagent.workers import failures
+from hetrdzv.protocol.directive import DirectiveReply
+
+A_PERSONS = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+"""Signals of a person at a terminal, who does not wait. Schedulers send others: they announce a stop."""
+
+STOP_S = 5.0
+"""Of the grace, this is kept for stopping the workers and saying goodbye (seconds), but at most half of it."""
+
+CTRL_C_S = 5.0
+"""How long workers have after Ctrl-C of a person who watches, unless somebody has set another time (seconds)."""
+
+GOODBYE_S = 2.0
+"""Of that, this is kept for saying goodbye (seconds), but at most half of it."""
+
+
+class AtWork(enum.Enum):
+    """What workers of this node do when it has to go."""
+
+    NONE = enum.auto()
+    STOPPING = enum.auto()
+    RUNNING = enum.auto()
+    SAVING = enum.auto()
+    """They run, and save when they are told that their round is about to end."""
+
+
+class Step(NamedTuple):
+    """What the agent does now that it leaves.
+
+    Attributes:
+        text: for the person at the terminal.
+        why: for the server; empty: it has been told.
+        save_s: for how much longer the workers run, which may save (seconds); None: they do not.
+        stop: the signal that the workers get now, and how long they have then (seconds); None: they get none.
+    """
+
+    text: str
+    why: str = ""
+    save_s: float | None = None
+    stop: tuple[signal.Signals, float] | None = None
+
+
+class Leaving:
+    """Whether this node leaves before the server has it exit.
+
+    Args:
+        grace_s: how long this node has from a scheduler's signal until it has to be gone (seconds).
+        own_graces_s: the same for signals that come earlier than others (seconds).
+        ctrl_c_s: how long workers have at most after Ctrl-C (seconds); None: as long as otherwise.
+
+    Attributes:
+        signum: the first signal that came; None: none has.
+        stop_at: when the workers are stopped that may save before (monotonic seconds); None: they may not.
+        kill_at: when the workers are killed (monotonic seconds).
+        gone_at: when this agent has to be gone (monotonic seconds); None: nobody waits for that.
+        stays_until: how long it may stay at most (monotonic seconds); None: it is to be gone at once, or need not go.
+        hurried: whether another signal has come.
+        because: why this node is of no use any more; empty: it is.
+    """
+
+    def __init__(
+        self, grace_s: float, own_graces_s: Mapping[signal.Signals, float], ctrl_c_s: float | None = None
+    ) -> None:
+        self._grace_s = grace_s
+        self._ctrl_c_s = ctrl_c_s
+        self._own_graces_s = own_graces_s
+        self._announced = ""  # why, if nobody has sent a signal
+        self.signum: signal.Signals | None = None
+        self.stop_at: float | None = None
+        self.kill_at: float | None = None
+        self.gone_at: float | None = None
+        self.stays_until: float | None = None
+        self.hurried = False
+        self.because = ""
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def got(self, signum: signal.Signals, at_work: AtWork, stop_s: float, now: float) -> Step:
+        """The agent has got a signal.
+
+        Args:
+            stop_s: how long workers have between SIGTERM and SIGKILL (seconds).
+            now: monotonic seconds.
+        """
+        if self.signum is not None:
+            self.hurried, self.kill_at = True, now
+            return Step(f"got {signum.name} again: killing the workers", stop=(signal.SIGKILL, 0.0))
+        self.signum = signum
+        if signum is signal.SIGINT and self._ctrl_c_s is not None:
+            stop_s = min(stop_s, self._ctrl_c_s)
+        grace_s = 0.0 if signum in A_PERSONS else self._own_graces_s.get(signum, self._grace_s)
+        step = self._go(f"got {signum.name}", signum, at_work, grace_s, stop_s, now)
+        return step._replace(why=signum.name)
+
+    def told(self, announcement: Announcement, at_work: AtWork, stop_s: float, now: float) -> Step | None:
+        """This machine is taken away; None: the agent leaves already.
+
+        Args:
+            stop_s: how long workers have between SIGTERM and SIGKILL (seconds).
+            now: monotonic seconds.
+        """
+        if self.ended_by:
+            return None
+        self._announced, gone_at = announcement
+        grace_s = self._grace_s if gone_at is None else max(0.0, gone_at - now)
+        if gone_at is not None:
+            self.gone_at = gone_at
+        step = self._go(self._announced, signal.SIGTERM, at_work, grace_s, stop_s, now)
+        return step._replace(why=self._announced)
+
+    def _go(
+        self, how: str, signum: signal.Signals, at_work: AtWork, grace_s: float, stop_s: float, now: float
+    ) -> Step:
+        self.stays_until = now + grace_s if grace_s > 0 else None
+        again = "; press again to kill them" if self.signum is not None else ""
+        if at_work is AtWork.SAVING and grace_s > 0:
+            save_s = self._announce(grace_s, now)
+            text = f"{how}: leaving once the workers have saved, in {save_s:.3g} s at the latest{again}"
+            return Step(text, save_s=save_s)
+        if self.gone_at is not None:
+            stop_s = min(stop_s, max(0.0, self.gone_at - now - GOODBYE_S))
+        self.kill_at = now + stop_s
+        match at_work:
+            case AtWork.NONE:
+                return Step(f"{how}: leaving")
+            case AtWork.STOPPING:
+                return Step(f"{how}: leaving once the workers have stopped{again}")
+        passed = "passed on" if self.signum is not None else signum.name
+        text = f"{how}: {passed} to the workers, which have {stop_s:.3g} s to stop{again}"
+        return Step(text, stop=(signum, stop_s))
+
+    def _announce(self, grace_s: float, now: float) -> float:
+        """This node has to be gone after its grace; returns for how much longer the workers run (seconds)."""
+        gone_at = now + grace_s
+        self.gone_at = gone_at if self.gone_at is None else min(self.gone_at, gone_at)
+        left_s = self.gone_at - now
+        stop_s = min(STOP_S, left_s / 2)
+        self.kill_at = self.gone_at - min(GOODBYE_S, stop_s / 2)
+        self.stop_at = self.gone_at - 0.9 * stop_s  # the server ends the round a moment before
+        return left_s - stop_s
+
+    # -- what follows ------------------------------------------------------------------------------------------
+
+    @property
+    def announced(self) -> bool:
+        """Whether nothing is wrong: the machine is taken away, or workers could save after a signal."""
+        return (bool(self._announced) or self.gone_at is not None) and not self.hurried
+
+    @property
+    def ended_by(self) -> str:
+        """The name of the signal, or why this node leaves by itself; empty: it does not leave."""
+        return self.signum.name if self.signum is not None else self._announced or self.because
+
+    def stop_s(self, given_s: float, now: float) -> float:
+        """How long workers have between SIGTERM and SIGKILL now (seconds), of what they are given otherwise."""
+        return given_s if self.kill_at is None else min(given_s, max(0.0, self.kill_at - now))
+
+    def time_is_over(self, now: float) -> bool:
+        """Whether the workers have to be stopped now, though they may not have saved; true once."""
+        is_over = self.stop_at is not None and now >= self.stop_at
+        if is_over:
+            self.stop_at = None
+        return is_over
+
+    def status(self, outcome: DirectiveReply | None, *, fixed: bool) -> int:
+        """The exit status of this agent; see `statuses.status_of`."""
+        if self.announced and outcome is None:
+            return statuses.RESUME
+        if self.signum is not None and not self.announced:
+            return statuses.SIGNAL + self.signum
+        return statuses.status_of(outcome, fixed=fixed)
+
+    def goodbye(self, outcome: DirectiveReply | None) -> str:
+        """What the server is told."""
+        if self.signum is not None:
+            return f"its agent got {self.signum.name}"
+        if self.ended_by:
+            return self.ended_by
+        return "its agent has finished" if outcome is not None else "its agent failed"
+
+    def unfinished(self, outcome: DirectiveReply | None) -> str | None:
+        """Why this agent did not see the job to its end; None if it did."""
+        if self.signum is not None:
+            return f"got {self.signum.name}"
+        if outcome is not None and outcome.outcome is None and outcome.exit_code == statuses.FAILED:
+            return outcome.why
+        return self.ended_by or None
+
+    def write_error_file(self, outcome: DirectiveReply | None) -> None:
+        """Write the root cause, or why this agent did not see the job to its end.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        why = self.unfinished(outcome)
+        if outcome is not None and outcome.root_cause is not None:
+            failures.write_root_cause(outcome.root_cause)
+        elif why is not None and self.signum is None and not self._announced:
+            failures.write_error(why, why)

@@ -1,0 +1,94 @@
+"""Direction of imports in the agent: each folder has a place in one order, and imports what is below it."""
+
+from collections.abc import Sequence
+
+import pytest
+from tests.test_imports import ROOT, graph
+
+ORDER: Sequence[str] = (
+    "errors",
+    "statuses",
+    # what scripts and workers import
+    "progress",
+    "shares",
+    "uneven",
+    "torch_compat.checkpoints",
+    "snapshots",
+    "worker",
+    # what is asked for, and what is here
+    "options",
+    "torch_compat",
+    "node",
+    "node.processes",
+    "node.gpu",
+    "session",
+    # starting workers
+    "launch.command",
+    "launch.base",
+    "launch.node",
+    "launch.mpi",
+    "launch",
+    "context",
+    "workers",
+    "roundhook",
+    # optional parts
+    "health",
+    "health.check",
+    "preemption",
+    "monitor",
+    "standby",
+    "sharing",
+    "speeds",
+    "job",
+    # all of it
+    "runloop",
+    "cli",
+    "torchrun",
+    "__main__",
+)
+"""Folders, modules at the top, and where two halves of a folder differ, single ones of it: the lowest first."""
+
+
+def rank(module: str) -> int:
+    """The place of a module: that of the longest name in the order that it is, or is in."""
+    name = module.removeprefix("hetagent.")
+    fitting = [each for each in ORDER if name == each or name.startswith(f"{each}.")]
+    assert fitting, f"{module} is in no folder of the order"
+    return ORDER.index(max(fitting, key=len))
+
+
+def complaints(module: str, imported: str) -> str:
+    """What is wrong with an import; empty: nothing."""
+    if imported == "hetagent" or rank(imported) <= rank(module):  # the package itself has only its version
+        return ""
+    return f"{module} imports {imported}"
+
+
+def test_imports_go_downwards() -> None:
+    edges = graph(ROOT / "agent" / "hetagent")
+    del edges["hetagent"]
+    wrong = [complaints(name, imported) for name, of in edges.items() for imported in sorted(of)]
+    assert list(filter(None, wrong)) == []
+
+
+def test_every_entry_of_the_order_is_there() -> None:
+    known = graph(ROOT / "agent" / "hetagent")
+    assert [
+        each
+        for each in ORDER
+        if not any(rank(name) == ORDER.index(each) for name in known if name != "hetagent")
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "imported", "is_wrong"),
+    [
+        ("hetagent.node.names", "hetagent.launch.base", True),
+        ("hetagent.launch.base", "hetagent.launch.kinds", True),
+        ("hetagent.launch.kinds", "hetagent.launch.base", False),
+        ("hetagent.runloop.agent", "hetagent.monitor", False),
+        ("hetagent.monitor", "hetagent.runloop.agent", True),
+    ],
+)
+def test_an_import_upwards_is_found(module: str, imported: str, is_wrong: bool) -> None:
+    assert bool(complaints(module, imported)) == is_wrong

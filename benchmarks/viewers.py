@@ -23,6 +23,8 @@ from benchmarks.tables import Table, median, ms
 PROBE_S = 0.1
 NEWS_S = 0.5
 GROUP = "/groups/view-0"
+EVERY_S = 2.0
+SECTIONS = ("now", "cause", "facts", "timeline", "nodes", "pace", "rounds", "history")
 
 
 class Window(NamedTuple):
@@ -32,7 +34,7 @@ class Window(NamedTuple):
         cores: that the server kept busy.
         probe_s: how long a poll took (seconds).
         bytes_per_s: sent to all viewers.
-        sent_per_s: how often a viewer was sent something.
+        sent_per_s: how many sections a viewer was sent.
     """
 
     cores: float
@@ -43,51 +45,58 @@ class Window(NamedTuple):
 
 
 class Viewer:
-    """Somebody who follows a page.
+    """Somebody who looks at a page, which asks for its sections every two seconds.
 
     Attributes:
-        bytes, pieces: what came so far, and in how many pieces.
+        bytes, pieces: what came so far, and how many sections had changed.
     """
 
     def __init__(self) -> None:
         self.bytes = self.pieces = 0
-        self._writer: asyncio.StreamWriter | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._known: dict[str, str] = {}
 
-    async def open(self, port: int) -> None:
-        """Connect, and wait for the whole page."""
-        reader, self._writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-        head = HEAD.replace("application/json", "text/event-stream")
-        self._writer.write(f"GET {GROUP} HTTP/1.1\r\n{head}\r\n".encode())
-        answer = await reader.readuntil(b"\r\n\r\n")
-        if not answer.startswith(b"HTTP/1.1 200"):
-            raise SystemExit(f"a viewer was refused: {answer.decode()}")
-        await reader.readuntil(b"event: history")
-        self._task = asyncio.create_task(self._read(reader))
+    async def look(self, port: int) -> None:
+        """Go on until cancelled."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+        try:
+            while True:
+                for name in SECTIONS:
+                    await self._ask(name, reader, writer)
+                await asyncio.sleep(EVERY_S)
+        finally:
+            writer.transport.abort()
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        while data := await reader.read(1 << 20):
-            self.bytes += len(data)
-            self.pieces += 1
-
-    def close(self) -> None:
-        """Look no more."""
-        assert self._writer is not None
-        self._writer.transport.abort()
-        if self._task is not None:
-            self._task.cancel()
+    async def _ask(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        known = f"If-None-Match: {self._known[name]}\r\n" if name in self._known else ""
+        writer.write(f"GET {GROUP}/sections/{name} HTTP/1.1\r\n{known}{HEAD}\r\n".encode())
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        first, *lines = head.split("\r\n")
+        headers = {line.partition(": ")[0].lower(): line.partition(": ")[2] for line in lines}
+        self.bytes += len(head)
+        if first.split()[1] == "304":
+            return
+        if first.split()[1] != "200":
+            raise SystemExit(f"a viewer was refused: {head}")
+        self.bytes += len(await reader.readexactly(int(headers["content-length"])))
+        self.pieces += 1
+        self._known[name] = headers["etag"]
 
 
 @asynccontextmanager
 async def looking(port: int, number: int) -> AsyncIterator[list[Viewer]]:
-    """So many viewers."""
+    """So many viewers, who came one after another."""
     viewers = [Viewer() for _ in range(number)]
-    await asyncio.gather(*(viewer.open(port) for viewer in viewers))
+    tasks = []
+    for viewer in viewers:
+        tasks.append(asyncio.create_task(viewer.look(port)))
+        await asyncio.sleep(EVERY_S / number)
     try:
         yield viewers
     finally:
-        for viewer in viewers:
-            viewer.close()
+        for task in tasks:
+            if task.done():
+                task.result()
+            task.cancel()
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ import click
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.routing import Route
 
 import hetagent
 import hetagent.cli.flags
@@ -29,6 +30,7 @@ import hetrdzv
 from hetrdzv.api.app import TABLE, create_app
 from hetrdzv.api.openapi import document
 from hetrdzv.cli import hetctl, hetserver
+from hetrdzv.dashboard.app import dashboard
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.facts.events import CLASSES as FACTS
 from hetrdzv.protocol.facts.failure import FailureFields
@@ -41,6 +43,7 @@ from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.states import DirectiveKind, GroupState, ReportKind
 from hetrdzv.service.journal import WARNINGS
 from hetrdzv.service.metrics import Metrics
+from hetrdzv.service.replica import SingleReplica
 from hetrdzv.service.service import Service
 from hetrdzv.storage.memory import MemoryStore
 
@@ -359,7 +362,10 @@ FOR_PEOPLE: Mapping[str, set[str]] = {
         for method in ("GET", "POST")
         for action in ("restart", "cancel", "delete", "nodes/{node_id}/drain", "nodes/{node_id}/undrain")
     },
-    "GET /sign-in": {"code", "group"},
+    "GET /sections/groups": set(),
+    "GET /groups/{group_id}/sections/{name}": {"rows"},
+    "GET /sign-in": set(),
+    "POST /sign-in": set(),
     "POST /sign-out": set(),
     "GET /static/{name}": set(),
 }
@@ -379,6 +385,12 @@ def check_routes(text: str, there: Mapping[str, AbstractSet[str]]) -> list[str]:
 
 def test_no_page_is_forgotten() -> None:
     left_out = {str(row.route) for row in TABLE.rows if row.route.page}
+    pages = dashboard(
+        SingleReplica(Service(MemoryStore())), None, secure=False, note=lambda error, request: None
+    )
+    for route in pages.routes:
+        assert isinstance(route, Route)
+        left_out |= {f"{method} {route.path}" for method in route.methods or () if method != "HEAD"}
     assert left_out == FOR_PEOPLE.keys()
 
 

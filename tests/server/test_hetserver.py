@@ -571,8 +571,8 @@ def test_an_inherited_socket_is_served(tmp_path: Path) -> None:
 def test_the_first_lines_are_where_it_is_and_where_its_page_is(host: str, tmp_path: Path) -> None:
     said = start_and_stop("--host", host, "--port", "0", home=tmp_path).splitlines()
     assert re.search(rf"INFO hetserver: listening on http://{host}:\d+, state in sqlite:", said[0])
-    opens = rf", which hetctl --server http://\S+ --token-file {tmp_path}/hetrdzv/token dashboard opens"
-    assert re.search(rf"dashboard at http://\S+:\d+/{opens if host == '0.0.0.0' else '$'}", said[1])
+    asks = rf", which asks for a token of {tmp_path}/hetrdzv/token"
+    assert re.search(rf"dashboard at http://\S+:\d+/{asks if host == '0.0.0.0' else '$'}", said[1])
 
 
 @pytest.mark.parametrize(

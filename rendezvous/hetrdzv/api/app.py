@@ -1,6 +1,5 @@
 """Assembles the application: the table of routes, Starlette with it, error handlers, and the gate around them."""
 
-from collections.abc import Sequence
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -13,24 +12,19 @@ from hetrdzv.api.bound import Table
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.gate import Gate
 from hetrdzv.api.refused import RefusalLog
-from hetrdzv.api.room import Room
 from hetrdzv.api.rooms import HANDLERS
 from hetrdzv.api.routes import docs, groups, health, nodes
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
-from hetrdzv.dashboard.room import Dashboard
+from hetrdzv.dashboard.app import dashboard
 from hetrdzv.protocol.errors import HetError, NotLeader
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.replica import Replica, SingleReplica
 from hetrdzv.service.service import Service
 
-ROOMS: Sequence[type[Room]] = (Dashboard,)
-"""Optional features with state of their own, or pages; each can be taken out with its row."""
-
 TABLE = Table(
     [
         *HANDLERS,
         *(module.handlers for module in (nodes, groups, health, docs)),
-        *(handlers for room in ROOMS for handlers in room.handlers),
     ]
 )
 """All routes."""
@@ -42,6 +36,7 @@ def create_app(
     token: str | None = None,
     tokens: Tokens | None = None,
     any_host: bool = False,
+    secure: bool = False,
     metrics: Metrics | None = None,
 ) -> ASGIApp:
     """An ASGI application for a service or a replica; the caller starts and closes that.
@@ -50,6 +45,7 @@ def create_app(
         token: a token that may do everything, instead of `tokens`.
         tokens: every request must carry one of them; None: no token is required.
         any_host: whether it answers to every host name although it has no token.
+        secure: whether it serves TLS, so that browsers send cookies over that only.
         metrics: shared by services that follow one another.
     """
     app = Starlette(routes=TABLE.routes)
@@ -67,7 +63,7 @@ def create_app(
         table=TABLE,
         dispatcher=Dispatcher(replica),
         tokens=tokens,
-        rooms=[room(app, tokens) for room in ROOMS],
+        pages=dashboard(replica, tokens, secure=secure, note=refusals.note_request),
         refuse=refuse,
         refusals=refusals,
         any_host=any_host,
@@ -75,10 +71,8 @@ def create_app(
 
 
 def refuse(error: HetError, request: Request) -> Response:
-    """An error as an answer: a page to a browser that asked for one, problem details to everybody else."""
-    row, _ = TABLE.find(request.method, request.scope["path"])
-    pages = [room.refusal(error, request) for room in ROOMS if row.route.page]
-    answer = next(filter(None, pages), None) or problems.answer(error).response()
+    """An error as an answer: problem details."""
+    answer = problems.answer(error).response()
     if isinstance(error, NotLeader):
         scope = request.scope
         path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()

@@ -5,7 +5,7 @@ Hot routes are answered here; all others have Starlette around them, which reads
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -17,10 +17,10 @@ from hetrdzv.api.bound import Bound, Table
 from hetrdzv.api.dispatch import Dispatcher
 from hetrdzv.api.http.body import PARSED, Body
 from hetrdzv.api.refused import RefusalLog, client_of
-from hetrdzv.api.room import Room
 from hetrdzv.auth.hosts import same_origin, trusted_host
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
+from hetrdzv.dashboard.app import PATHS
 from hetrdzv.protocol.errors import (
     ForeignHost,
     HetError,
@@ -50,7 +50,7 @@ class Gate:
         table: the routes.
         dispatcher: finds the service for requests about groups.
         tokens: every request must carry one of them; None: no token is required.
-        rooms: optional features, which may know who asks for a page without a token.
+        pages: answers what is for people, who sign in there.
         refuse: a refusal as an answer.
         refusals: logs who is refused.
         any_host: whether a server without tokens answers to every host name (`--insecure`).
@@ -60,7 +60,7 @@ class Gate:
     table: Table
     dispatcher: Dispatcher
     tokens: Tokens | None
-    rooms: Sequence[Room]
+    pages: ASGIApp
     refuse: Callable[[HetError, Request], Response]
     refusals: RefusalLog
     any_host: bool
@@ -74,11 +74,14 @@ class Gate:
         try:
             if scope["path"].startswith(GROUP_PATHS):
                 versions.check_request(headers.get(versions.HEADER.lower()))
+            if PATHS.fullmatch(scope["path"]):
+                await self._pass_to_pages(scope, headers, receive, reply)
+                return
             row, scope["path_params"] = self.table.find(scope["method"], scope["path"])
             if not row.route.path:
                 row = self._open_at(row, scope, reply)
             if row.route.role is not None:
-                permit = self._permit(scope, headers, is_page=row.route.page)
+                permit = self._permit(scope, headers)
                 permit.check(row.route, scope["path_params"].get("group_id"), scope["method"], scope["path"])
                 permit.put_into(scope)
             await self._pass_on(row, scope, headers, receive, reply)
@@ -130,21 +133,36 @@ class Gate:
             self.refusals.note(error, client_of(request.scope), request.method, request.scope["path"])
             return self.refuse(error, request)
 
-    def _permit(self, scope: Scope, headers: dict[str, str], *, is_page: bool) -> Permit:
-        """What a request may do.
+    async def _pass_to_pages(
+        self, scope: Scope, headers: dict[str, str], receive: Receive, reply: "_Reply"
+    ) -> None:
+        """Answer with a page, which sees to who is signed in."""
+        self._check_client(scope, headers)
+        if scope["method"] == "HEAD":
+            scope["method"], reply.without_body = "GET", True
+        with Body(headers, receive) as body:
+            if await body.read():
+                await self.pages(scope, body.receive, reply)
 
-        Args:
-            is_page: of a route for people, to which a browser that is signed in has access.
+    def _permit(self, scope: Scope, headers: dict[str, str]) -> Permit:
+        """What a request may do.
 
         Raises:
             Unauthorized, ForeignHost: nothing at all.
         """
+        self._check_client(scope, headers)
         if self.tokens is not None:
-            if is_page and "authorization" not in headers:
-                for room in self.rooms:
-                    if (permit := room.permit(headers)) is not None:
-                        return permit
             return _check_token(headers.get("authorization", ""), self.tokens)
+        return Permit(EVERYTHING)
+
+    def _check_client(self, scope: Scope, headers: dict[str, str]) -> None:
+        """Check what a server without tokens requires of all requests.
+
+        Raises:
+            ForeignHost: this one may do nothing at all.
+        """
+        if self.tokens is not None:
+            return
         host = headers.get("host", "")
         if not self.any_host and not trusted_host(host):
             raise ForeignHost(
@@ -156,7 +174,6 @@ class Gate:
                 "this server has no token, so it refuses browser requests from other sites: "
                 "start hetserver with --token-file"
             )
-        return Permit(EVERYTHING)
 
     async def _refuse(self, reply: "_Reply", error: HetError, scope: Scope) -> None:
         """Send an error."""

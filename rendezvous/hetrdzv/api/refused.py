@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from starlette.requests import Request
 from starlette.types import Scope
 
 from hetrdzv.protocol.errors import HetError
@@ -49,6 +50,10 @@ class RefusalLog:
         self._known: dict[tuple[str, str], _Entry] = {}
         self._unsaid = 0
         self._unsaid_told_at = -inf
+
+    def note_request(self, error: HetError, request: Request) -> None:
+        """Log a refusal, see `note`."""
+        self.note(error, client_of(request.scope), request.method, request.url.path)
 
     def note(self, error: HetError, client: str, method: str, path: str) -> None:
         """Log a refusal, unless the same one was logged lately.

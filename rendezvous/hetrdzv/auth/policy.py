@@ -1,6 +1,6 @@
 """What a request may do: the grant of its token, held against the role that its route requires.
 
-docs/security.md shows the roles; they are in the rows of routes (protocol/http/routes.py, dashboard/routing.py).
+docs/security.md shows the roles; they are in the rows of routes (protocol/http/routes.py).
 """
 
 from typing import Any

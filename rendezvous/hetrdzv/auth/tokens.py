@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -53,6 +53,11 @@ class Tokens:
     def __init__(self, granted: Mapping[str, Grant]) -> None:
         self._entries = entries(granted)
         self._scopes: tuple[list[Entry], frozenset[str]] = ([], frozenset())
+
+    @property
+    def accepted(self) -> Sequence[Entry]:
+        """All of them."""
+        return self._entries
 
     def scopes(self) -> frozenset[str]:
         """The patterns of the tokens; the same object until they change."""

@@ -192,8 +192,7 @@ def _say_first(
     if tokens is None:
         logger.info("dashboard at %s/", url)
     else:
-        signed_in = f"hetctl --server {url} --token-file {tokens.path}{tls} dashboard"
-        logger.info("dashboard at %s/, which %s opens", url, signed_in)
+        logger.info("dashboard at %s/, which asks for a token of %s", url, tokens.path)
     if tokens is not None and settings.token_file is None:
         logger.log(
             logging.WARNING if made else logging.INFO,
@@ -255,6 +254,7 @@ async def _serve(
         replica,
         tokens=tokens,
         any_host=settings.insecure,
+        secure=tls is not None,
         metrics=metrics,
     )
 

@@ -1,142 +1,124 @@
 """What a page does to a group: first the question, with the plan where there is one, then the deed."""
 
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
+
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hetrdzv.api.bound import Handlers
-from hetrdzv.api.commands import cancellation
-from hetrdzv.api.dispatch import service_of
-from hetrdzv.auth.hosts import same_origin
-from hetrdzv.core.commands import Command, Drain, Restart, Undrain
-from hetrdzv.dashboard import routing
+from hetrdzv.auth.policy import Permit
+from hetrdzv.auth.tokens import Grant
+from hetrdzv.core.commands import Cancel, Command, Drain, Restart, Undrain
 from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.dashboard.sessions import csrf_of
-from hetrdzv.protocol.errors import ForeignHost
 from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.protocol.states import OVER
+from hetrdzv.service.service import Service
 from hetrdzv.words.phrasing import count, names
 from hetrdzv.words.reasons import ended, why
 from hetrdzv.words.times import Clock
 
-CSRF_HEADER = "x-csrf-token"
+
+class Action(NamedTuple):
+    """What asks before something is done, and what does it."""
+
+    ask: Callable[[Request, Service, Grant], Awaitable[Response]]
+    do: Callable[[Request, Service, Grant], Awaitable[Response]]
 
 
-def require_own_page(request: Request) -> None:
-    """Check that a request which changes something comes from a page of this server.
-
-    A browser that is signed in sends its cookie with whatever any page makes it send; so pages bring along a word that
-    only they know. A program that sends its token needs none.
-
-    Raises:
-        ForeignHost: it does not.
-    """
-    expected, headers = csrf_of(request), request.headers
-    if expected is None:
-        return
-    if headers.get(CSRF_HEADER) != expected or not same_origin(
-        headers.get("origin"), headers.get("host", "")
-    ):
-        raise ForeignHost(
-            "this request does not come from a page of this server that is up to date: reload the page"
-        )
-
-
-handlers = Handlers()
-
-
-@handlers(routing.ASK_RESTART)
-async def ask_restart(request: Request, group_id: str) -> Response:
+async def ask_restart(request: Request, service: Service, grant: Grant) -> Response:
     """What a restart would do."""
-    plan = await _plan(request, group_id, Changes(restart=True))
-    return _question(group_id, "Restart", f"/groups/{group_id}/restart", f"Restart {group_id}?", told(plan))
+    return _question(request, "Restart", await _plan(request, service, Changes(restart=True)))
 
 
-@handlers(routing.RESTART)
-async def restart(request: Request, group_id: str) -> Response:
+async def restart(request: Request, service: Service, grant: Grant) -> Response:
     """As `POST /v1/groups/{group_id}/restart`."""
-    return await _do(request, group_id, Restart())
+    return await _do(request, service, Restart())
 
 
-@handlers(routing.ASK_CANCEL)
-async def ask_cancel(request: Request, group_id: str) -> Response:
+async def ask_cancel(request: Request, service: Service, grant: Grant) -> Response:
     """What cancelling would do."""
-    group = service_of(request).group(group_id)
-    active = group.active_round
+    active = service.group(request.path_params["group_id"]).active_round
     lines = ["All agents of the job exit with status 3."]
     if active is not None:
-        lines.insert(
-            0, f"{count(active.world_size, 'worker')} on {count(len(active.members), 'node')} are stopped."
-        )
-    return _question(group_id, "Cancel the job", f"/groups/{group_id}/cancel", f"Cancel {group_id}?", lines)
+        workers, nodes = count(active.world_size, "worker"), count(len(active.members), "node")
+        lines.insert(0, f"{workers} on {nodes} are stopped.")
+    return _question(request, "Cancel the job", lines, "Cancel")
 
 
-@handlers(routing.CANCEL)
-async def cancel(request: Request, group_id: str) -> Response:
+async def cancel(request: Request, service: Service, grant: Grant) -> Response:
     """As `POST /v1/groups/{group_id}/cancel`."""
-    return await _do(request, group_id, cancellation(request))
+    host = request.client.host if request.client is not None else ""
+    by = Permit(grant, request.app.state.sessions.entry(request)).bearer(host)
+    return await _do(request, service, Cancel(by=by, at=datetime.now(UTC).isoformat(timespec="seconds")))
 
 
-@handlers(routing.ASK_DELETE)
-async def ask_delete(request: Request, group_id: str) -> Response:
+async def ask_delete(request: Request, service: Service, grant: Grant) -> Response:
     """What deleting a group would do."""
-    service_of(request).group(group_id)
+    service.group(request.path_params["group_id"])
     lines = [
         "Its history, and what its workers wrote, are forgotten.",
         "Agents that are started for it later run the job again.",
     ]
-    return _question(group_id, "Delete", f"/groups/{group_id}/delete", f"Delete {group_id}?", lines)
+    return _question(request, "Delete", lines)
 
 
-@handlers(routing.DELETE)
-async def delete(request: Request, group_id: str) -> Response:
+async def delete(request: Request, service: Service, grant: Grant) -> Response:
     """As `DELETE /v1/groups/{group_id}`."""
-    require_own_page(request)
-    await service_of(request).delete(group_id)
+    await service.delete(request.path_params["group_id"])
     return Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/"})
 
 
-@handlers(routing.ASK_DRAIN)
-async def ask_drain(request: Request, group_id: str, node_id: str) -> Response:
+async def ask_drain(request: Request, service: Service, grant: Grant) -> Response:
     """What draining a node would do."""
-    plan = await _plan(request, group_id, Changes(drain=(node_id,)))
-    path = f"/groups/{group_id}/nodes/{node_id}/drain"
-    return _question(group_id, "Drain", path, f"Drain {node_id}?", told(plan))
+    node_id = request.path_params["node_id"]
+    return _question(request, "Drain", await _plan(request, service, Changes(drain=(node_id,))))
 
 
-@handlers(routing.DRAIN)
-async def drain(request: Request, group_id: str, node_id: str) -> Response:
+async def drain(request: Request, service: Service, grant: Grant) -> Response:
     """As `POST /v1/groups/{group_id}/nodes/{node_id}/drain`."""
-    return await _do(request, group_id, Drain(node_id))
+    return await _do(request, service, Drain(request.path_params["node_id"]))
 
 
-@handlers(routing.ASK_UNDRAIN)
-async def ask_undrain(request: Request, group_id: str, node_id: str) -> Response:
+async def ask_undrain(request: Request, service: Service, grant: Grant) -> Response:
     """What letting a node in again would do."""
-    service_of(request).group(group_id)
-    path = f"/groups/{group_id}/nodes/{node_id}/undrain"
+    service.group(request.path_params["group_id"])
+    node_id = request.path_params["node_id"]
     lines = [f"{node_id} may join again once its agent is started there."]
-    return _question(group_id, "Let it in", path, f"Let {node_id} in again?", lines)
+    return _question(request, "Let it in", lines, "Undrain")
 
 
-@handlers(routing.UNDRAIN)
-async def undrain(request: Request, group_id: str, node_id: str) -> Response:
+async def undrain(request: Request, service: Service, grant: Grant) -> Response:
     """As `POST /v1/groups/{group_id}/nodes/{node_id}/undrain`."""
-    return await _do(request, group_id, Undrain(node_id))
+    return await _do(request, service, Undrain(request.path_params["node_id"]))
 
 
-async def _plan(request: Request, group_id: str, changes: Changes) -> Plan:
-    service = service_of(request)
-    return await service.plans.plan(service.group(group_id), changes, service.now())
+ACTIONS: Mapping[str, Action] = {
+    "restart": Action(ask_restart, restart),
+    "cancel": Action(ask_cancel, cancel),
+    "delete": Action(ask_delete, delete),
+    "drain": Action(ask_drain, drain),
+    "undrain": Action(ask_undrain, undrain),
+}
+"""By the last word of their paths."""
+
+OF_NODES = ("drain", "undrain")
 
 
-async def _do(request: Request, group_id: str, command: Command) -> Response:
-    require_own_page(request)
-    await service_of(request).execute(group_id, command)
+async def _plan(request: Request, service: Service, changes: Changes) -> list[str]:
+    group = service.group(request.path_params["group_id"])
+    return told(await service.plans.plan(group, changes, service.now()))
+
+
+async def _do(request: Request, service: Service, command: Command) -> Response:
+    await service.execute(request.path_params["group_id"], command)
     return Response(status_code=204, headers={**HEADERS, "HX-Trigger": "done"})
 
 
-def _question(group_id: str, verb: str, path: str, title: str, lines: list[str]) -> Response:
-    return page("question.html", group_id=group_id, verb=verb, path=path, title=title, lines=lines)
+def _question(request: Request, verb: str, lines: list[str], asked: str = "") -> Response:
+    names_it = request.path_params.get("node_id", request.path_params["group_id"])
+    title = f"{asked or verb} {names_it}?"
+    return page("question.html", verb=verb, path=request.url.path, title=title, lines=lines)
 
 
 def told(plan: Plan) -> list[str]:

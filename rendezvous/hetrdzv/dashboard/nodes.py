@@ -1,7 +1,7 @@
 """The nodes of a group and their workers, as the page shows them: a few in rows, many nodes as a map. Pure."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -25,12 +25,6 @@ MOST_CELLS = 16
 
 TILES, LONG_NAME = 128, 12
 """A map of so many nodes says their names, with more room for those of more characters."""
-
-BLOCKS = 40
-"""The map is sent in so many parts at most, so that a change of a node sends only the part that it is in."""
-
-BLOCK_NODES = 100
-"""How many nodes are in a part of the map; more where there are more nodes than parts."""
 
 FEW_WORKERS = 16
 """So many workers are all shown with their pace."""
@@ -196,12 +190,6 @@ def dots(group: Group) -> list[Dot]:
     others = sorted(node_id for node_id in group.nodes if node_id not in members)
     shown += [Dot(node_id, node_state(group, group.nodes[node_id]), "", False) for node_id in others]
     return shown
-
-
-def blocks(shown: Sequence[Dot]) -> Iterator[Sequence[Dot]]:
-    """The map in its parts, `BLOCKS` of them; the last ones may be empty."""
-    size = max(BLOCK_NODES, -(-len(shown) // BLOCKS))
-    return (shown[number * size : (number + 1) * size] for number in range(BLOCKS))
 
 
 def shape(shown: Sequence[Dot]) -> str:

@@ -1,9 +1,8 @@
 """The page with all groups: what needs attention first, what ended long ago apart."""
 
-import asyncio
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetrdzv.api import views
@@ -13,6 +12,8 @@ from hetrdzv.dashboard.render import section
 from hetrdzv.protocol.pages import QUARANTINED, GroupSummary
 from hetrdzv.service.service import Service
 from hetrdzv.words.urgency import ORDER, is_old, urgency
+
+COLUMNS = ("nodes", "ranks", "round", "restarts", "age", "ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,16 @@ class Line:
     @property
     def cells(self) -> dict[str, object]:
         """Its numbers by column; what is None or 0 says nothing."""
-        summary = self.summary
-        return {
-            "nodes": summary.counts.nodes,
-            "ranks": summary.world_size,
-            "round": summary.round,
-            "restarts": summary.restarts,
-            "age": self.age_s,
-            "ended": summary.ended_s_ago,
-        }
+        group = self.summary
+        numbers = (
+            group.counts.nodes,
+            group.world_size,
+            group.round,
+            group.restarts,
+            self.age_s,
+            group.ended_s_ago,
+        )
+        return dict(zip(COLUMNS, numbers, strict=True))
 
 
 def line(group: Group, now: float) -> Line:
@@ -51,7 +53,7 @@ def line(group: Group, now: float) -> Line:
 def columns(lines: Sequence[Line]) -> list[str]:
     """The columns in which at least one group has something to show."""
     used = {name for each in lines for name, value in each.cells.items() if value}
-    return [name for name in ("nodes", "ranks", "round", "restarts", "age", "ended") if name in used]
+    return [name for name in COLUMNS if name in used]
 
 
 def tally(lines: Sequence[Line]) -> list[tuple[str, int]]:
@@ -60,49 +62,30 @@ def tally(lines: Sequence[Line]) -> list[tuple[str, int]]:
     return [(state, counts[state]) for state in ORDER if counts[state]]
 
 
-class GroupsScene:
-    """The sections of the page with all groups.
+def overview(service: Service, grant: Grant, url: str, token_file: str = "") -> str:
+    """All groups that a grant covers.
 
     Args:
-        grant: whose groups it shows.
         url: this server's, as the browser reaches it.
         token_file: on this machine; empty: no token is required.
     """
-
-    def __init__(self, service: Service, grant: Grant, url: str, token_file: str = "") -> None:
-        self._service = service
-        self._grant = grant
-        self._token_file = token_file
-        token = f"--token-file {shlex.quote(token_file)} " if token_file else ""
-        self._start = f"hetagent --server {url} {token}--group NAME train.py"
-
-    async def sections(self) -> Mapping[str, str]:
-        """All sections by name, as they are now."""
-        self._service.require_ready()
-        now = self._service.now()
-        shown = [group for group in self._service.groups() if self._grant.covers(group.group_id)]
-        quarantined = self._service.quarantined().items()
-        aside = [(name, why) for name, why in quarantined if self._grant.covers(name)]
-
-        def make() -> Mapping[str, str]:
-            lines = [line(group, now) for group in shown]
-            lines += [Line(views.quarantined_summary(*each), QUARANTINED) for each in aside]
-            lines.sort(key=lambda each: urgency(each.summary))
-            old = [each for each in lines if is_old(each.summary)]
-            new = lines[: len(lines) - len(old)]
-            used = columns(lines)
-            return {
-                "groups": section(
-                    "groups.html",
-                    lines=new,
-                    old=len(old),
-                    tally=tally(lines),
-                    columns=used,
-                    start=self._start,
-                    token_file=self._token_file,
-                ),
-                "older": section("older.html", lines=old, new=len(new), tally=tally(old), columns=used),
-            }
-
-        many = len(shown) + sum(len(group.nodes) for group in shown) > views.LARGE
-        return await asyncio.to_thread(make) if many else make()
+    now = service.now()
+    lines = [line(group, now) for group in service.groups() if grant.covers(group.group_id)]
+    lines += [
+        Line(views.quarantined_summary(name, why), QUARANTINED)
+        for name, why in service.quarantined().items()
+        if grant.covers(name)
+    ]
+    lines.sort(key=lambda each: urgency(each.summary))
+    old = [each for each in lines if is_old(each.summary)]
+    token = f"--token-file {shlex.quote(token_file)} " if token_file else ""
+    return section(
+        "groups.html",
+        lines=lines[: len(lines) - len(old)],
+        old=old,
+        tally=tally(lines),
+        tally_of_old=tally(old),
+        columns=columns(lines),
+        start=f"hetagent --server {url} {token}--group NAME train.py",
+        token_file=token_file,
+    )

@@ -1,32 +1,24 @@
-"""The pages: all groups, and one group. Asked for as an event stream, a page sends its sections as they change."""
+"""The pages: all groups, and one group; their sections; what workers wrote, and where they are."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from hetrdzv.api.bound import Handlers
-from hetrdzv.api.dispatch import service_of
 from hetrdzv.api.views import ranks_behind
 from hetrdzv.api.workers import Shown, shown
-from hetrdzv.auth.policy import permit_of
-from hetrdzv.auth.tokens import Role
-from hetrdzv.dashboard import routing
-from hetrdzv.dashboard.live import Hub, Render, UntilNews
-from hetrdzv.dashboard.overview import GroupsScene
-from hetrdzv.dashboard.render import HEADERS, own_url, page
-from hetrdzv.dashboard.scenes import MAPS, GroupScene, frame
-from hetrdzv.protocol.errors import NoRound
+from hetrdzv.auth.tokens import Grant, Role
+from hetrdzv.dashboard.cache import Section, SectionCache
+from hetrdzv.dashboard.group import EVERY_S, LARGE, GroupPage
+from hetrdzv.dashboard.overview import overview
+from hetrdzv.dashboard.render import HEADERS, page
+from hetrdzv.protocol.errors import InvalidRequest, NoRound
 from hetrdzv.protocol.rooms.stacks import About, Stack, collapsed
 from hetrdzv.protocol.texts.raised import raised
-from hetrdzv.service.polls.watchers import FOLLOWERS
-
-handlers = Handlers()
+from hetrdzv.service.service import Service
 
 MOST_LOGS = 16
 """Of how many workers the page shows what they wrote; hetctl shows it of all."""
@@ -34,82 +26,128 @@ MOST_LOGS = 16
 MOST_STACKS = 8
 """How many different stacks it shows."""
 
-_FOLDER = Path(__file__).parent / "static"
-_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
-FILES = {
-    path.name: (path.read_bytes(), _TYPES[path.suffix])
-    for path in sorted(_FOLDER.rglob("*"))
-    if path.suffix in _TYPES
-}
-"""What pages load, by name, with its type."""
 
-
-@handlers(routing.STATIC)
-async def static(request: Request, name: str) -> Response:
-    """A script, a style sheet, a picture: the same for everybody."""
-    file = FILES.get(name)
-    if file is None:
-        raise HTTPException(404)
-    headers = {**HEADERS, "Cache-Control": "no-cache"}  # of another version, an upgrade would be half seen
-    return Response(file[0], media_type=file[1], headers=headers)
-
-
-@handlers(routing.GROUPS)
-async def groups(request: Request) -> Response:
+async def groups(request: Request, service: Service, grant: Grant) -> Response:
     """All groups that the token covers."""
-    service, permit = service_of(request), permit_of(request)
-    url = own_url(request)
-    scene = GroupsScene(service, permit.grant, url, request.app.state.token_file)
-    if "text/event-stream" in request.headers.get("accept", ""):
-        return _follow(request, (service, permit.grant.scope, url), lambda: (scene.sections, asyncio.sleep))
-    return page("groups_page.html", sections=await scene.sections(), **frame(request))
-
-
-@handlers(routing.GROUP)
-async def group(request: Request, group_id: str, rows: str) -> Response:
-    """Everything about a group; `rows=all`: all its nodes and workers in rows, however many."""
-    service, permit = service_of(request), permit_of(request)
-    acts = permit.grant.role >= Role.ADMIN
-    whole = rows == "all"
-    key = (service, group_id, acts, whole)
-    scene = GroupScene(service, group_id, acts=acts, whole=whole)
-    if "text/event-stream" in request.headers.get("accept", ""):
-        service.group(group_id)
-
-        async def until_news(most_s: float) -> object:
-            return await service.wait(group_id, FOLLOWERS, most_s)
-
-        return _follow(request, key, lambda: (scene.sections, until_news))
-    sections = await _hub(request).sections(key) or await scene.sections()
+    sections = {"groups": await _overview(request, service, grant)}
     return page(
-        "group_page.html", sections=sections, maps=MAPS, group_id=group_id, whole=whole, **frame(request)
+        "groups_page.html", sections=sections, sections_at="/sections", whole=False, **_frame(request, grant)
     )
 
 
-@handlers(routing.OUTPUT)
-async def output(request: Request, group_id: str, round: int | None) -> Response:  # noqa: A002
+async def groups_section(request: Request, service: Service, grant: Grant) -> Response:
+    """The same, of an open page that asks again."""
+    return _polled(request, await _overview(request, service, grant))
+
+
+async def group(request: Request, service: Service, grant: Grant) -> Response:
+    """Everything about a group; `rows=all`: all its nodes and workers in rows, however many."""
+    shown_page, whole = _group_page(request, service, grant)
+    sections = {
+        name: await _section(request, service, shown_page, name, grant) for name in shown_page.sections
+    }
+    group_id = request.path_params["group_id"]
+    return page(
+        "group_page.html",
+        sections=sections,
+        sections_at=f"/groups/{group_id}/sections",
+        group_id=group_id,
+        whole=whole,
+        **_frame(request, grant),
+    )
+
+
+async def group_section(request: Request, service: Service, grant: Grant) -> Response:
+    """A section of an open page that asks again."""
+    shown_page, _ = _group_page(request, service, grant)
+    name = request.path_params["name"]
+    if name not in shown_page.sections:
+        raise HTTPException(404)
+    return _polled(request, await _section(request, service, shown_page, name, grant))
+
+
+async def output(request: Request, service: Service, grant: Grant) -> Response:
     """The end of what the workers of a round wrote; without `round` that of the one that others wait for, now."""
-    service = service_of(request)
-    ranks = None if round is not None else ranks_behind(service.group(group_id))[:1]
+    group_id, number = request.path_params["group_id"], _round(request)
+    ranks = None if number is not None else ranks_behind(service.group(group_id))[:1]
     try:
         if ranks is not None and not ranks:
             raise NoRound("nobody is waited for any more")
-        found = await shown(service, group_id, About.LOGS, ranks, round)
+        found = await shown(service, group_id, About.LOGS, ranks, number)
     except NoRound as error:
         return page("nothing.html", why=str(error))
     logs = sorted(found.told, key=lambda log: (not _raises(log), not log.size))
     return page("output.html", **_some(logs, MOST_LOGS), **_when(found))
 
 
-@handlers(routing.STACKS)
-async def stacks(request: Request, group_id: str, round: int | None) -> Response:  # noqa: A002
+async def stacks(request: Request, service: Service, grant: Grant) -> Response:
     """The stacks of the workers of a round, equal ones once; without `round` of the one that runs, now."""
+    group_id = request.path_params["group_id"]
     try:
-        found = await shown(service_of(request), group_id, About.STACKS, None, round)
+        found = await shown(service, group_id, About.STACKS, None, _round(request))
     except NoRound as error:
         return page("nothing.html", why=str(error))
     verb = ("was", "were") if found.over else ("is", "are")
     return page("stacks.html", verb=verb, **_some(collapsed(found.told), MOST_STACKS), **_when(found))
+
+
+def _group_page(request: Request, service: Service, grant: Grant) -> tuple[GroupPage, bool]:
+    service.require_ready()
+    whole = request.query_params.get("rows") == "all"
+    found = service.group(request.path_params["group_id"])
+    return GroupPage(service, found, acts=grant.role >= Role.ADMIN, whole=whole), whole
+
+
+async def _section(
+    request: Request, service: Service, shown_page: GroupPage, name: str, grant: Grant
+) -> Section:
+    cache: SectionCache = request.app.state.cache
+    key = (
+        service,
+        request.path_params["group_id"],
+        grant.role >= Role.ADMIN,
+        request.query_params.get("rows") == "all",
+        name,
+    )
+    version = shown_page.version(name)
+    return await cache.get(key, version, shown_page.sections[name], in_thread=shown_page.is_large)
+
+
+async def _overview(request: Request, service: Service, grant: Grant) -> Section:
+    service.require_ready()
+    cache: SectionCache = request.app.state.cache
+    url = f"{request.url.scheme}://{request.url.netloc}"
+    many = sum(1 + len(each.nodes) for each in service.groups()) > LARGE
+    version = int(service.now() / EVERY_S)
+    token_file = request.app.state.token_file
+    return await cache.get(
+        (service, grant.scope, url),
+        version,
+        lambda: overview(service, grant, url, token_file),
+        in_thread=many,
+    )
+
+
+def _polled(request: Request, section: Section) -> Response:
+    """A section; nothing if the page has it already."""
+    headers = {**HEADERS, "ETag": section.etag}
+    if request.headers.get("if-none-match") == section.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(section.html, media_type="text/html", headers=headers)
+
+
+def _frame(request: Request, grant: Grant) -> dict[str, Any]:
+    """What the frame around every page shows of who looks at it."""
+    return {"who": str(grant) if "session" in request.scope else ""}
+
+
+def _round(request: Request) -> int | None:
+    text = request.query_params.get("round")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10):
+        raise InvalidRequest("round: it must be a positive number")
+    return int(text)
 
 
 def _raises(log: Stack) -> bool:
@@ -124,14 +162,3 @@ def _some(values: Sequence[object], most: int) -> dict[str, Any]:
 def _when(found: Shown) -> dict[str, Any]:
     at = found.at or datetime.now(UTC)
     return {"round": found.round, "at": at.isoformat(timespec="milliseconds")}
-
-
-def _follow(request: Request, key: object, make: Callable[[], tuple[Render, UntilNews]]) -> Response:
-    """The page with this key as an event stream."""
-    stream: AsyncIterator[bytes] = _hub(request).watch(key, permit_of(request), make)
-    return StreamingResponse(stream, media_type="text/event-stream", headers=dict(HEADERS))
-
-
-def _hub(request: Request) -> Hub:
-    hub: Hub = request.app.state.hub
-    return hub

@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from http import HTTPStatus
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
-from hetrdzv.protocol.errors import HetError, Unauthorized
 from hetrdzv.words.past import DownReply
 from hetrdzv.words.phrasing import count, names, percent, ranked
 from hetrdzv.words.times import ago, lasted
@@ -22,7 +19,7 @@ HEADERS: Mapping[str, str] = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",  # with no-referrer, browsers would send `Origin: null`
     "Cache-Control": "no-store",
-    "Vary": "Accept",
+    "Vary": "Cookie, HX-Request",
 }
 """Of every page: it loads nothing from elsewhere, runs no script in its text, is in no other site's frame or cache."""
 
@@ -112,20 +109,3 @@ def section(template: str, **values: object) -> str:
 def page(template: str, status: int = 200, **values: object) -> HTMLResponse:
     """A page."""
     return HTMLResponse(section(template, **values), status, dict(HEADERS))
-
-
-def own_url(request: Request) -> str:
-    """Under which address this browser has found this server."""
-    return f"{request.url.scheme}://{request.url.netloc}"
-
-
-def refusal(error: HetError, request: Request) -> HTMLResponse | None:
-    """An error for a browser: a page, or a part of one where a page asked for that; None for a program."""
-    headers = request.headers
-    if "hx-request" in headers:
-        return page("wrong.html", error.status, why=str(error))
-    if "text/html" not in headers.get("accept", ""):
-        return None
-    if isinstance(error, Unauthorized):
-        return page("sign_in.html", error.status, why="", url=own_url(request))
-    return page("error.html", error.status, title=HTTPStatus(error.status).phrase, why=str(error))

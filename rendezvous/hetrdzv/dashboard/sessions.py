@@ -1,148 +1,92 @@
-"""Signing in to the dashboard: a code that works once becomes a cookie, which stands for a token and ends with it.
+"""Signing in to the dashboard: a token entered once becomes a signed cookie, which stands for it and has an end.
 
-Both are kept as hashes in the memory of this server. The cookie signs in to pages only, never to `/v1`.
+Starlette's SessionMiddleware signs the cookie with a key that this process alone has. It holds a fingerprint of the
+token and an end, never the token, and is for pages only: `/v1` does not know of sessions.
 """
 
-import hashlib
+import hmac
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from hetrdzv.auth.policy import Permit, permit_of
-from hetrdzv.auth.tokens import Entry, Tokens
+from hetrdzv.auth.hosts import same_origin
+from hetrdzv.auth.tokens import EVERYTHING, Entry, Grant, Role, Tokens
+from hetrdzv.protocol.errors import Forbidden, ForeignHost, Unauthorized
 
-CODE_S = 300.0
-"""How long a code can be used (seconds)."""
-
-SESSION_S = 12 * 3600.0
+SESSION_S = 12 * 3600
 """How long a browser stays signed in at most (seconds)."""
 
-MOST_CODES = 200
-MOST_SESSIONS = 1_000
-"""When there are more, the oldest of the token that has most ends, so that no token signs out the others."""
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """A browser that is signed in.
-
-    Attributes:
-        entry: the token that it stands for.
-        ends_at: when it ends at the latest (seconds).
-        csrf: what requests that change something must bring along; pages of other sites do not know it.
-        over: whether its person has signed out.
-    """
-
-    entry: Entry
-    ends_at: float
-    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
-    over: bool = False
+COOKIE = "hetrdzv"
 
 
 class Sessions:
-    """The codes and sessions of one server.
+    """Who looks at the pages of a server.
 
     Args:
-        tokens: that it accepts; None: it needs none, and nobody signs in.
-        monotonic: a clock that only goes forward (seconds).
+        tokens: that it accepts; None: it needs none, and everybody may do everything.
 
     Attributes:
-        open_csrf: the `Session.csrf` of everybody, where no token is needed.
+        key: signs cookies.
     """
 
-    def __init__(self, tokens: Tokens | None, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tokens: Tokens | None) -> None:
         self._tokens = tokens
-        self._monotonic = monotonic
-        self._codes: dict[bytes, tuple[Entry, float]] = {}
-        self._sessions: dict[bytes, Session] = {}
-        self.open_csrf = secrets.token_urlsafe(24)
+        self.key = secrets.token_urlsafe(32)
 
-    def code(self, entry: Entry) -> str:
-        """A new code for the bearer of a token."""
-        code = secrets.token_urlsafe(24)
-        self._codes[_digest(code)] = entry, self._monotonic() + CODE_S
-        while len(self._codes) > MOST_CODES:
-            del self._codes[_surplus({key: entry for key, (entry, _) in self._codes.items()})]
-        return code
+    def sign_in(self, request: Request, token: str) -> None:
+        """Sign the browser in with a token.
 
-    def redeem(self, code: str) -> str | None:
-        """Use up a code: the value of the cookie, or None if it was used, is too old, or its token is gone."""
-        entry, until = self._codes.pop(_digest(code), (None, 0.0))
-        now = self._monotonic()
-        if entry is None or now > until or self._tokens is None or not self._tokens.holds(entry):
+        Raises:
+            Unauthorized: this server does not accept it.
+        """
+        entry = self._tokens.entry(token) if self._tokens is not None else None
+        if entry is None:
+            raise Unauthorized("this server does not accept that token: check that it was copied whole")
+        request.session.update(fingerprint=self._fingerprint(entry), end=time.time() + SESSION_S)
+
+    def entry(self, request: Request) -> Entry | None:
+        """The token that the browser has signed in with, as it is now; None: it needs none.
+
+        Raises:
+            Unauthorized: it has not, its time is up, or the token is gone.
+        """
+        if self._tokens is None:
             return None
-        cookie = secrets.token_urlsafe(32)
-        self._sessions[_digest(cookie)] = Session(entry, now + SESSION_S)
-        while len(self._sessions) > MOST_SESSIONS:
-            self._drop(_surplus({key: session.entry for key, session in self._sessions.items()}))
-        return cookie
+        known, end = request.session.get("fingerprint", ""), request.session.get("end", 0)
+        if known and time.time() < end:
+            for entry in self._tokens.accepted:
+                if hmac.compare_digest(self._fingerprint(entry), known):
+                    return entry
+        raise Unauthorized("nobody is signed in here, or no longer: reload the page")
 
-    def permit(self, cookie: str) -> "SignedIn | None":
-        """What the browser with a cookie may do; None: it is signed in no longer."""
-        session = self.find(cookie)
-        return SignedIn(session, self) if session is not None else None
+    def grant(self, request: Request, role: Role, group_id: str | None) -> Grant:
+        """What the browser may do.
 
-    def find(self, cookie: str) -> Session | None:
-        """The session of a cookie, or None if it is over."""
-        key = _digest(cookie)
-        session = self._sessions.get(key)
-        if session is not None and not self.is_live(session):
-            self._drop(key)
-            return None
-        return session
+        Raises:
+            Unauthorized, Forbidden: not what it asks for: what needs this role, in that group.
+        """
+        entry = self.entry(request)
+        grant = entry.grant if entry is not None else EVERYTHING
+        if grant.role < role:
+            raise Forbidden(f"your {grant}, but this needs the role {role}: sign in with another token")
+        if group_id is not None and not grant.covers(group_id):
+            raise Forbidden(f"your {grant}, but this is about group '{group_id[:128]}'")
+        return grant
 
-    def is_live(self, session: Session) -> bool:
-        """Whether a session goes on: nobody has signed out, its time is not up, and its token still has its grant."""
-        held = self._tokens is not None and self._tokens.holds(session.entry)
-        return held and not session.over and self._monotonic() <= session.ends_at
-
-    def _drop(self, key: bytes) -> None:
-        self._sessions.pop(key).over = True
+    def _fingerprint(self, entry: Entry) -> str:
+        return hmac.new(self.key.encode(), entry.digest, "sha256").hexdigest()
 
 
-class SignedIn(Permit):
-    """What a browser may do that is signed in instead of sending a token."""
+def require_own_page(request: Request) -> None:
+    """Check that a request which changes something comes from a page of this server.
 
-    def __init__(self, session: Session, sessions: Sessions) -> None:
-        super().__init__(session.entry.grant, session.entry)
-        self.session = session
-        self._sessions = sessions
+    A cookie that is `SameSite=Strict` stays at home, and no page of another site can send htmx's header here; both are
+    needed, since other ports of a host are the same site.
 
-    @property
-    def is_valid(self) -> bool:
-        """Whether the token still has this grant, and nobody has signed out."""
-        return self._sessions.is_live(self.session)
-
-
-def csrf_of(request: Request) -> str | None:
-    """What a request from a page that changes something must bring along; None: it brings its token."""
-    permit, sessions = permit_of(request), request.app.state.sessions
-    if isinstance(permit, SignedIn):
-        return permit.session.csrf
-    open_csrf: str = sessions.open_csrf
-    return open_csrf if permit.entry is None else None
-
-
-def _surplus(held: Mapping[bytes, Entry]) -> bytes:
-    """The oldest of those that the token has which has most."""
-    counts = Counter(held.values())
-    most = max(counts.values())
-    return next(key for key, entry in held.items() if counts[entry] == most)
-
-
-def cookie_name(host: str) -> str:
-    """The name of the cookie: browsers share cookies between the ports of a host, so the port is part of it.
-
-    Args:
-        host: the `Host` header.
+    Raises:
+        ForeignHost: it does not.
     """
-    port = host.rpartition(":")[2]
-    return f"hetrdzv_{port}" if port.isascii() and port.isdigit() and len(port) <= 5 else "hetrdzv"
-
-
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+    headers = request.headers
+    if "hx-request" not in headers or not same_origin(headers.get("origin"), headers.get("host", "")):
+        raise ForeignHost("this request does not come from a page of this server: reload the page")

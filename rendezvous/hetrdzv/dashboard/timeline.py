@@ -1,4 +1,4 @@
-"""The past of a group, to be drawn: one span after another, and the steps of the last hour as lines. Pure."""
+"""The past of a group, to be drawn: one bar after another, and the steps of the last hour as lines. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,37 +14,42 @@ SHORTEST_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Bar:
     """A stretch of time.
 
     Attributes:
-        start: seconds since the first round formed. The time between two jobs of a group is left out.
-        length: how long it is (seconds).
+        length: how long it is (seconds). The time between two jobs of a group is left out.
         round: the round that it belongs to; what follows its end belongs to it, too.
+        x, width: in thousandths of the timeline; what is too short to be seen is made wide enough.
     """
 
     phase: Phase
-    start: float
     length: float
     round: int
+    x: float
+    width: float
 
 
-def spans(past: PastReply, now: datetime) -> list[Span]:
-    """What the time since the first round went into; together as long as `found.whole_s`, to the millisecond.
+def bars(past: PastReply, now: datetime) -> list[Bar]:
+    """What the time since the first round went into.
 
     Args:
         now: as given to `past`.
     """
-    drawn: list[Span] = []
-    start = 0.0
-    for index, current in enumerate(past.rounds):
+    drawn: list[Bar] = []
+    start, scale = 0.0, 1000 / past.whole_s if past.whole_s > 0 else 0.0
+
+    def draw(phase: Phase, length: float, number: int) -> None:
+        drawn.append(Bar(phase, length, number, start * scale, max(2.0, length * scale)))
+
+    for index, current in enumerate(past.rounds if scale else ()):
         following = past.rounds[index + 1] if index + 1 < len(past.rounds) and not current.is_last else None
         for phase, length in _parts(current, following, now):
             if length > 0:
-                drawn.append(Span(phase, start, length, current.number))
+                draw(phase, length, current.number)
                 start += length
-    if past.rounds and past.rounds[-1].is_last and past.whole_s - start >= SHORTEST_S:
-        drawn.append(Span(Phase.STOPPING, start, past.whole_s - start, past.rounds[-1].number))
+    if drawn and past.rounds[-1].is_last and past.whole_s - start >= SHORTEST_S:
+        draw(Phase.STOPPING, past.whole_s - start, past.rounds[-1].number)
     return drawn
 
 

@@ -1,15 +1,12 @@
-"""The nodes of a group as dots on a map, in parts that change seldom."""
+"""The nodes of a group as dots on a map, and their workers."""
 
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.dashboard import nodes
 from hetrdzv.dashboard.nodes import (
-    BLOCK_NODES,
-    BLOCKS,
     FEW_WORKERS,
     OUTLIERS,
     TILES,
     Dot,
-    blocks,
     dots,
     paces,
     shape,
@@ -41,33 +38,14 @@ def test_members_come_in_the_order_of_their_ranks_and_the_master_is_marked() -> 
     assert found[119] == Dot("n119", "running", "119", False)
 
 
-def test_a_node_that_is_lost_stays_in_its_place_and_changes_only_its_part() -> None:
+def test_a_node_that_is_lost_stays_in_its_place() -> None:
     story = fleet()
-    before = list(blocks(shown(story.group)))
+    before = [one.node_id for one in shown(story.group)]
     story.wait(5.01, silent=("n107",))
     found = shown(story.group)
     assert found[107][:2] == ("n107", "lost")
-    after = list(blocks(found))
-    assert [len(block) for block in after] == [100, 20, *[0] * (BLOCKS - 2)]
+    assert [one.node_id for one in found] == before
     assert tally(found)[-1] == ("lost", 1)
-    assert [one.node_id for one in after[1]] == [one.node_id for one in before[1]]
-
-
-def test_a_spare_that_leaves_changes_only_its_part() -> None:
-    story = fleet()
-    story.join("spare")
-    before = list(blocks(shown(story.group)))
-    story.leave("spare")
-    after = list(blocks(shown(story.group)))
-    assert [number for number in range(BLOCKS) if before[number] != after[number]] == [1]
-
-
-def test_more_nodes_than_parts_make_larger_parts() -> None:
-    many = [Dot(f"n{number}", "running", "", False) for number in range(BLOCKS * BLOCK_NODES + 1)]
-    parts = list(blocks(many))
-    assert len(parts) == BLOCKS
-    assert [dot for part in parts for dot in part] == many
-    assert list(blocks([])) == [[]] * BLOCKS
 
 
 def test_up_to_some_number_nodes_have_their_names_and_room_for_them() -> None:

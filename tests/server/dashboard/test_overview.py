@@ -4,7 +4,7 @@ import pytest
 
 from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Cancel, Report
-from hetrdzv.dashboard.overview import GroupsScene, columns, line, tally
+from hetrdzv.dashboard.overview import columns, line, overview, tally
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
@@ -30,24 +30,23 @@ async def test_failures_of_an_hour_come_first_and_older_ones_are_folded_away() -
         await two_nodes(service, "runs-12")
         await two_nodes(service, "runs-3")
         await service.execute("waits", join("c", min_nodes=2))
-        scene = GroupsScene(service, EVERYTHING, "http://h:1")
-        sections = await scene.sections()
+        page = overview(service, EVERYTHING, "http://h:1")
         places = [
-            sections["groups"].index(f'href="/groups/{name}"')
+            page.index(f'href="/groups/{name}"')
             for name in ("failed-last", "failed-first", "waits", "runs-3", "runs-12")
         ]
         assert places == sorted(places)
-        assert "2 failed" in sections["groups"]
-        assert sections["older"].strip() == ""
+        assert "2 failed" in page
+        assert "<details" not in page
 
         clock.pass_by(service, RECENT_S - 10)
-        sections = await scene.sections()
-        assert "/groups/failed-last" in sections["groups"]
-        assert "/groups/failed-first" not in sections["groups"]
-        assert "/groups/failed-first" in sections["older"]
-        assert "2 failed" in sections["groups"], "all are counted"
-        assert "<details" in sections["older"]
-        assert "open" not in sections["older"].partition(">")[0]
+        recent, fold, older = overview(service, EVERYTHING, "http://h:1").partition("<details")
+        assert "/groups/failed-last" in recent
+        assert "/groups/failed-first" not in recent
+        assert "/groups/failed-first" in older
+        assert "2 failed" in recent, "all are counted"
+        assert fold
+        assert "open" not in older.partition(">")[0]
 
 
 async def test_old_groups_are_unfolded_where_there_is_nothing_else() -> None:
@@ -55,10 +54,10 @@ async def test_old_groups_are_unfolded_where_there_is_nothing_else() -> None:
     async with serving(clock=clock) as (service, _):
         await fail(service, "failed")
         clock.pass_by(service, RECENT_S + 10)
-        sections = await GroupsScene(service, EVERYTHING, "http://h:1").sections()
-        assert "<details" in sections["older"]
-        assert "open" in sections["older"].partition(">")[0]
-        assert "No groups yet" not in sections["groups"]
+        before, fold, older = overview(service, EVERYTHING, "http://h:1").partition("<details")
+        assert fold
+        assert "open" in older.partition(">")[0]
+        assert "No groups yet" not in before
 
 
 async def test_only_columns_with_values_are_shown() -> None:
@@ -90,6 +89,6 @@ async def test_only_columns_with_values_are_shown() -> None:
 )
 async def test_the_empty_page_shows_a_command_that_works_here(token_file: str, command: str) -> None:
     async with serving() as (service, _):
-        sections = await GroupsScene(service, EVERYTHING, "http://h:1", token_file).sections()
-    assert f"<pre>{command}</pre>" in sections["groups"]
-    assert ("On other machines" in sections["groups"]) is bool(token_file)
+        page = overview(service, EVERYTHING, "http://h:1", token_file)
+    assert f"<pre>{command}</pre>" in page
+    assert ("On other machines" in page) is bool(token_file)

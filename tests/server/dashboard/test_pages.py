@@ -6,19 +6,16 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 
 from hetrdzv.api.app import create_app
-from hetrdzv.auth.policy import Permit
-from hetrdzv.auth.tokens import EVERYTHING, Grant, Role, Tokens
+from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.core.commands import Cancel, NoteStall, Report
 from hetrdzv.core.model import Stall
-from hetrdzv.dashboard.live import Hub
-from hetrdzv.dashboard.pages import FILES
-from hetrdzv.dashboard.room import Dashboard
+from hetrdzv.dashboard.app import FILES
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.service.replica import SingleReplica
 from hetrdzv.service.service import Service
 from tests.support.served import join, serving, settled, two_nodes
 from tests.support.stalls import behind
@@ -29,6 +26,9 @@ TOKENS = {
     "a-team-token": Grant(Role.ADMIN, "g*"),
 }
 HTML = {"Accept": "text/html"}
+OWN = {"HX-Request": "true", "Origin": "http://localhost:29400"}
+"""What a browser sends from a page of this server."""
+SECTIONS = ("now", "cause", "facts", "timeline", "nodes", "pace", "rounds", "history")
 EVIL = "<script>alert(1)</script>\n'\"><img src=x onerror=alert(2)>"
 
 
@@ -45,16 +45,9 @@ def browser(service: Service, tokens: Tokens | None = None) -> httpx.AsyncClient
     return httpx.AsyncClient(transport=transport, base_url="http://localhost:29400", headers=HTML)
 
 
-async def sign_in(client: httpx.AsyncClient, token: str, group: str = "") -> httpx.Response:
-    """Turn a token into a code, and that into a cookie."""
-    asked = await client.post("/v1/sign-in-codes", headers={"Authorization": f"Bearer {token}"})
-    return await client.get(asked.json()["path"] + group)
-
-
-def csrf_in(page: str) -> str:
-    found = re.search(r'"X-CSRF-Token": "([^"]+)"', page)
-    assert found is not None
-    return found[1]
+async def sign_in(client: httpx.AsyncClient, token: str) -> None:
+    """Turn a token into a cookie."""
+    assert (await client.post("/sign-in", data={"token": token})).status_code == 303
 
 
 # -- who sees what -----------------------------------------------------------------------------------------
@@ -71,56 +64,17 @@ async def test_without_a_token_pages_are_as_open_as_the_api(service: Service) ->
         assert (await client.get("/", headers={"Host": "evil.example"})).status_code == 403
 
 
-async def test_who_is_not_signed_in_is_told_how_to(service: Service) -> None:
-    async with browser(service, Tokens(TOKENS)) as client:
-        for path in ("/", "/groups/g", "/groups/nope"):
-            answer = await client.get(path)
-            assert answer.status_code == 401
-            assert "hetctl --server http://localhost:29400 dashboard" in answer.text
-            assert "round 1" not in answer.text
-
-
-async def test_a_code_signs_a_browser_in_once(service: Service) -> None:
-    async with browser(service, Tokens(TOKENS)) as client:
-        asked = await client.post("/v1/sign-in-codes", headers={"Authorization": "Bearer a-read-token"})
-        path = asked.json()["path"]
-        answer = await client.get(path)
-        assert (answer.status_code, answer.headers["refresh"]) == (200, "0; url=/")
-        cookie = answer.headers["set-cookie"]
-        for part in ("hetrdzv_29400=", "HttpOnly", "SameSite=strict"):
-            assert part in cookie
-        assert "a-read-token" not in cookie
-        assert (await client.get("/groups/g")).status_code == 200
-        again = await client.get(path)
-        assert (again.status_code, "used already" in again.text) == (403, True)
-        assert (await client.head(asked.json()["path"])).status_code == 405
-
-
-async def test_a_link_may_lead_to_a_group_and_nowhere_else(service: Service) -> None:
-    async with browser(service, Tokens(TOKENS)) as client:
-        answer = await sign_in(client, "a-read-token", "&group=g")
-        assert answer.headers["refresh"] == "0; url=/groups/g"
-        answer = await sign_in(client, "a-read-token", "&group=//evil.example")
-        assert answer.status_code == 422
-
-
-async def test_a_cookie_signs_nothing_but_pages(service: Service) -> None:
-    async with browser(service, Tokens(TOKENS)) as client:
-        await sign_in(client, "an-admin-token")
-        assert (await client.get("/")).status_code == 200
-        for method, path in (("GET", "/v1/groups"), ("POST", "/v1/sign-in-codes"), ("GET", "/metrics")):
-            assert (await client.request(method, path)).status_code == 401
-
-
 async def test_a_reader_has_no_buttons_and_may_not_act_without_them(service: Service) -> None:
     async with browser(service, Tokens(TOKENS)) as client:
         await sign_in(client, "a-read-token")
         page = (await client.get("/groups/g")).text
-        assert "hx-get" not in page
-        head = {"X-CSRF-Token": csrf_in(page)}
+        assert set(re.findall(r'hx-(?:get|post)="([^"]+)"', page)) == {
+            "/sign-out",
+            *(f"/groups/g/sections/{name}" for name in SECTIONS),
+        }
         for path in ("/groups/g/cancel", "/groups/g/nodes/a/drain"):
             assert (await client.get(path)).status_code == 403
-            assert (await client.post(path, headers=head)).status_code == 403
+            assert (await client.post(path, headers=OWN)).status_code == 403
         assert service.group("g").state == "running"
 
 
@@ -185,18 +139,6 @@ async def test_a_scope_is_all_that_is_seen(service: Service) -> None:
         assert (await client.get("/groups/other")).status_code == 403
 
 
-async def test_signing_out_ends_it(service: Service) -> None:
-    async with browser(service, Tokens(TOKENS)) as client:
-        await sign_in(client, "a-read-token")
-        page = (await client.get("/")).text
-        kept = dict(client.cookies)
-        assert (await client.post("/sign-out")).status_code == 403
-        answer = await client.post("/sign-out", headers={"X-CSRF-Token": csrf_in(page)})
-        assert (answer.status_code, answer.headers["hx-redirect"]) == (204, "/sign-in")
-        cookie = "; ".join(f"{name}={value}" for name, value in kept.items())
-        assert (await client.get("/", headers={"Cookie": cookie})).status_code == 401
-
-
 # -- acting ------------------------------------------------------------------------------------------------
 
 
@@ -217,33 +159,27 @@ async def test_only_our_own_pages_can_act(service: Service, tokens: Tokens | Non
     async with browser(service, tokens) as client:
         if tokens is not None:
             await sign_in(client, "an-admin-token")
-        csrf = csrf_in((await client.get("/groups/g")).text)
-        own = {"X-CSRF-Token": csrf}
         for headers in (
             {},
-            {"X-CSRF-Token": "x"},
-            {**own, "Origin": "http://evil.example"},
-            {**own, "Origin": "null"},
+            {"Origin": "http://localhost:29400"},
+            {**OWN, "Origin": "http://evil.example"},
+            {**OWN, "Origin": "null"},
         ):
             answer = await client.post("/groups/g/cancel", headers=headers)
             assert answer.status_code == 403
         assert service.group("g").state == "running"
-        answer = await client.post(
-            "/groups/g/nodes/b/drain", headers={**own, "Origin": "http://localhost:29400"}
-        )
+        answer = await client.post("/groups/g/nodes/b/drain", headers=OWN)
         assert (answer.status_code, answer.headers["hx-trigger"]) == (204, "done")
         assert "b" in service.group("g").drained
-        assert (await client.post("/groups/g/nodes/b/undrain", headers=own)).status_code == 204
-        assert (await client.post("/groups/g/cancel", headers=own)).status_code == 204
+        assert (await client.post("/groups/g/nodes/b/undrain", headers=OWN)).status_code == 204
+        assert (await client.post("/groups/g/cancel", headers=OWN)).status_code == 204
         assert service.group("g").state == "cancelled"
 
 
 async def test_a_group_whose_job_is_over_can_be_deleted(service: Service) -> None:
     async with browser(service) as client:
-        page = (await client.get("/groups/g")).text
-        own = {"X-CSRF-Token": csrf_in(page), "HX-Request": "true"}
-        assert "/groups/g/delete" not in page
-        refused = await client.post("/groups/g/delete", headers=own)
+        assert "/groups/g/delete" not in (await client.get("/groups/g")).text
+        refused = await client.post("/groups/g/delete", headers=OWN)
         assert "still has nodes (a, b)" in refused.text
         await service.execute("g", Cancel())
         assert 'hx-get="/groups/g/delete"' in (await client.get("/groups/g")).text
@@ -251,23 +187,22 @@ async def test_a_group_whose_job_is_over_can_be_deleted(service: Service) -> Non
         assert "Its history" in question
         assert "run the job again" in question
         assert (await client.post("/groups/g/delete")).status_code == 403
-        answer = await client.post("/groups/g/delete", headers=own)
+        answer = await client.post("/groups/g/delete", headers=OWN)
         assert (answer.status_code, answer.headers["hx-redirect"]) == (204, "/")
         assert (await client.get("/groups/g", headers={"Accept": "text/html"})).status_code == 404
 
 
 async def test_what_cannot_be_done_is_said_where_it_was_asked(service: Service) -> None:
     async with browser(service) as client:
-        own = {"X-CSRF-Token": csrf_in((await client.get("/groups/g")).text), "HX-Request": "true"}
-        answer = await client.post("/groups/g/nodes/nobody/drain", headers=own)
+        answer = await client.post("/groups/g/nodes/nobody/drain", headers=OWN)
         assert answer.status_code == 404
         assert "<html" not in answer.text
         assert "nobody" in answer.text
         assert 'role="alert"' in answer.text
         page = await client.get("/groups/nope")
         assert (page.status_code, "there is no group" in page.text) == (404, True)
-        program = await client.get("/groups/nope", headers={"Accept": "application/json"})
-        assert program.json()["code"] == "unknown_group"
+        for path in ("/groups/g/nowhere", "/groups/g/sections/nope", "/groups/g/output?round=x"):
+            assert (await client.get(path)).status_code in (404, 422)
 
 
 async def test_a_page_whose_session_is_over_gets_no_json_to_show(service: Service) -> None:
@@ -275,7 +210,7 @@ async def test_a_page_whose_session_is_over_gets_no_json_to_show(service: Servic
         answer = await client.get("/groups/g/restart", headers={"HX-Request": "true", "Accept": "*/*"})
         assert (answer.status_code, answer.headers["content-type"]) == (401, "text/html; charset=utf-8")
         assert 'role="alert"' in answer.text
-        assert "hetctl dashboard" in answer.text
+        assert "reload the page" in answer.text
 
 
 # -- what is in a page -------------------------------------------------------------------------------------
@@ -326,53 +261,46 @@ async def test_pages_load_nothing_from_elsewhere_and_run_only_files(service: Ser
 
 
 def test_the_files_of_others_have_their_licences_beside_them() -> None:
-    assert {"htmx-2.0.11.min.js", "htmx-sse-2.2.4.min.js", "page.js", "page.css", "icon.svg"} == FILES.keys()
+    assert {"htmx-2.0.11.min.js", "page.js", "page.css", "icon.svg"} == FILES.keys()
 
 
 # -- following ---------------------------------------------------------------------------------------------
 
 
-async def test_a_page_follows_and_is_rendered_once_for_all_and_never_for_nobody(service: Service) -> None:
-    hub, rendered = Hub(), 0
-    news: asyncio.Queue[str] = asyncio.Queue()
-    news.put_nowait("one")
-
-    async def render() -> dict[str, str]:
-        nonlocal rendered
-        text = await news.get()
-        rendered += 1
-        return {"same": "always", "now": text}
-
-    async def soon(_: float) -> None:
-        await asyncio.sleep(0)
-
-    permit = Permit(EVERYTHING)
-    viewers = [hub.watch("g", permit, lambda: (render, soon)) for _ in range(3)]
-    first = [await anext(viewer) for viewer in viewers]
-    assert set(first) == {b"event: same\ndata: always\n\nevent: now\ndata: one\n\n"}
-    assert (rendered, len(hub)) == (1, 1)
-    news.put_nowait("two\nlines")
-    assert {await anext(viewer) for viewer in viewers} == {b"event: now\ndata: two\ndata: lines\n\n"}
-    assert rendered == 2
-    for viewer in viewers:
-        await viewer.aclose()  # type: ignore[attr-defined]
-    assert len(hub) == 0
+async def test_a_section_is_sent_only_where_the_page_has_another(service: Service) -> None:
+    async with browser(service) as client:
+        page = (await client.get("/groups/g")).text
+        for name in SECTIONS:
+            path = f"/groups/g/sections/{name}"
+            answer = await client.get(path)
+            etag = answer.headers["etag"]
+            assert f'id="{name}"' in page
+            assert f"data-etag='{etag}'" in page or f'data-etag="{etag.replace(chr(34), "&#34;")}"' in page
+            again = await client.get(path, headers={"If-None-Match": etag})
+            assert (again.status_code, again.content) == (304, b"")
+        known = (await client.get("/groups/g/sections/now")).headers["etag"]
+        await service.execute("g", Cancel())
+        answer = await client.get("/groups/g/sections/now", headers={"If-None-Match": known})
+        assert (answer.status_code, "cancelled" in answer.text) == (200, True)
 
 
-async def test_a_page_stops_following_when_its_token_is_gone(service: Service) -> None:
-    tokens = Tokens(TOKENS)
-    async with browser(service, tokens) as client:
+async def test_sections_are_of_a_role_and_a_scope(service: Service) -> None:
+    async with browser(service, Tokens(TOKENS)) as client:
+        await sign_in(client, "an-admin-token")
+        assert "Drain" in (await client.get("/groups/g/sections/nodes")).text
+        assert "other" in (await client.get("/sections/groups")).text
         await sign_in(client, "a-read-token")
-        app = Starlette()
-        dashboard, sessions, hub = Dashboard(app, tokens), app.state.sessions, app.state.hub
-        cookie = sessions.redeem(sessions.code(tokens.entry("a-read-token")))
-        permit = dashboard.permit({"cookie": f"hetrdzv={cookie}"})
+        assert "Drain" not in (await client.get("/groups/g/sections/nodes")).text
+        await sign_in(client, "a-team-token")
+        assert "other" not in (await client.get("/sections/groups")).text
+        assert (await client.get("/groups/other/sections/now")).status_code == 403
 
-        async def render() -> dict[str, str]:
-            return {"now": "text"}
 
-        viewer = hub.watch("g", permit, lambda: (render, asyncio.sleep))
-        assert await anext(viewer)
-        sessions.find(cookie).over = True
-        assert [piece async for piece in viewer if b"tick" not in piece] == []
-        assert len(hub) == 0
+async def test_who_lost_the_leadership_shows_nothing(service: Service) -> None:
+    replica = SingleReplica(service)
+    transport = httpx.ASGITransport(create_app(replica))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        replica.answers = lambda service: False  # type: ignore[method-assign]
+        for path in ("/", "/groups/g", "/groups/g/sections/now"):
+            answer = await client.get(path)
+            assert (answer.status_code, "round 1" in answer.text) == (503, False)

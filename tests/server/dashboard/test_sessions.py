@@ -1,147 +1,135 @@
-"""Codes that work once, and the cookies they become."""
+"""Signing in: a token becomes a cookie that stands for it, ends with it and in time, and is of no use elsewhere."""
 
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
 import pytest
 
-from hetrdzv.auth.tokens import Entry, Grant, Role, Tokens, entries
-from hetrdzv.dashboard.sessions import (
-    CODE_S,
-    MOST_CODES,
-    MOST_SESSIONS,
-    SESSION_S,
-    Session,
-    Sessions,
-    cookie_name,
-)
+from hetrdzv.api.app import create_app
+from hetrdzv.auth.token_files import TokenFile
+from hetrdzv.dashboard.sessions import SESSION_S
+from hetrdzv.service.service import Service
+from tests.support.served import serving, two_nodes
 
-READ = Grant(Role.READ, "team-a-*")
-
-
-class HeldTokens(Tokens):
-    """Tokens that can be taken away."""
-
-    def take(self, **granted: Grant) -> None:
-        self._entries = entries(granted)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.at = 0.0
-
-    def __call__(self) -> float:
-        return self.at
+TOKEN, OTHER = "a-token-for-readers-only", "another-token-of-admins"
+OWN = {"Origin": "http://localhost:29400"}
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+async def service() -> AsyncIterator[Service]:
+    async with serving() as (running, _):
+        await two_nodes(running)
+        yield running
 
 
 @pytest.fixture
-def tokens() -> HeldTokens:
-    return HeldTokens({"secret": READ})
+def tokens(tmp_path: Path) -> TokenFile:
+    path = tmp_path / "tokens"
+    path.write_text(f"{TOKEN} read\n{OTHER} admin\n")
+    path.chmod(0o600)
+    return TokenFile(path)
 
 
-@pytest.fixture
-def sessions(tokens: HeldTokens, clock: Clock) -> Sessions:
-    return Sessions(tokens, clock)
+def browser(service: Service, tokens: TokenFile, *, secure: bool = False) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(service, tokens=tokens, secure=secure))
+    scheme = "https" if secure else "http"
+    return httpx.AsyncClient(transport=transport, base_url=f"{scheme}://localhost:29400")
 
 
-@pytest.fixture
-def entry(tokens: HeldTokens) -> Entry:
-    found = tokens.entry("secret")
-    assert found is not None
-    return found
+async def sign_in(client: httpx.AsyncClient, token: str = TOKEN, where: str = "/") -> httpx.Response:
+    return await client.post("/sign-in", data={"token": token, "where": where})
 
 
-def signed_in(sessions: Sessions, entry: Entry) -> tuple[str, Session]:
-    cookie = sessions.redeem(sessions.code(entry))
-    assert cookie is not None
-    session = sessions.find(cookie)
-    assert session is not None
-    return cookie, session
+@pytest.mark.parametrize("secure", [False, True])
+async def test_a_token_signs_a_browser_in(service: Service, tokens: TokenFile, secure: bool) -> None:
+    async with browser(service, tokens, secure=secure) as client:
+        asked = await client.get("/groups/g")
+        assert asked.status_code == 401
+        assert 'name="where" value="/groups/g"' in asked.text
+        assert "round 1" not in asked.text
+        answer = await sign_in(client, f" {TOKEN}\n", "/groups/g")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/groups/g")
+        cookie = answer.headers["set-cookie"].lower()
+        for part in ("httponly", "samesite=strict", f"max-age={SESSION_S}"):
+            assert part in cookie
+        assert ("secure" in cookie) is secure
+        assert TOKEN not in cookie
+        assert "round 1 runs" in (await client.get("/groups/g")).text
 
 
-def test_a_code_works_once_and_stands_for_the_token(sessions: Sessions, entry: Entry) -> None:
-    code = sessions.code(entry)
-    cookie = sessions.redeem(code)
-    assert cookie is not None
-    found = sessions.find(cookie)
-    assert found is not None
-    assert found.entry.grant == READ
-    assert sessions.redeem(code) is None
-    assert sessions.redeem("") is None
-    assert sessions.find(code) is None
-
-
-def test_a_code_works_for_five_minutes(sessions: Sessions, entry: Entry, clock: Clock) -> None:
-    in_time, late = sessions.code(entry), sessions.code(entry)
-    clock.at = CODE_S
-    assert sessions.redeem(in_time) is not None
-    clock.at = CODE_S + 0.001
-    assert sessions.redeem(late) is None
-
-
-def test_a_session_ends_after_its_time(sessions: Sessions, entry: Entry, clock: Clock) -> None:
-    cookie, _ = signed_in(sessions, entry)
-    clock.at = SESSION_S
-    assert sessions.find(cookie) is not None
-    clock.at = SESSION_S + 0.001
-    assert sessions.find(cookie) is None
-
-
-@pytest.mark.parametrize("now", [{}, {"secret": Grant(Role.ADMIN)}, {"other": READ}])
-def test_a_session_ends_with_its_token(
-    sessions: Sessions, entry: Entry, tokens: HeldTokens, now: dict[str, Grant]
-) -> None:
-    code, (cookie, session) = sessions.code(entry), signed_in(sessions, entry)
-    tokens.take(**now)
-    assert not sessions.is_live(session)
-    assert sessions.find(cookie) is None
-    assert sessions.redeem(code) is None
-
-
-def test_who_signs_out_is_out(sessions: Sessions, entry: Entry) -> None:
-    cookie, session = signed_in(sessions, entry)
-    session.over = True
-    assert sessions.find(cookie) is None
-
-
-def test_codes_and_sessions_take_bounded_memory(sessions: Sessions, entry: Entry) -> None:
-    first = sessions.code(entry)
-    for _ in range(MOST_CODES):
-        sessions.code(entry)
-    assert sessions.redeem(first) is None
-    cookie, session = signed_in(sessions, entry)
-    for _ in range(MOST_SESSIONS):
-        sessions.redeem(sessions.code(entry))
-    assert sessions.find(cookie) is None
-    assert not sessions.is_live(session)
-
-
-def test_no_token_signs_out_those_of_others(tokens: HeldTokens, sessions: Sessions, entry: Entry) -> None:
-    tokens.take(secret=READ, other=READ)
-    greedy = tokens.entry("other")
-    assert greedy is not None
-    cookie, session = signed_in(sessions, entry)
-    code = sessions.code(entry)
-    for _ in range(MOST_SESSIONS + MOST_CODES):
-        sessions.redeem(sessions.code(greedy))
-    for _ in range(MOST_CODES):
-        sessions.code(greedy)
-    assert sessions.find(cookie) is session
-    assert sessions.redeem(code) is not None
+@pytest.mark.parametrize("token", ["", "nope", f"{TOKEN}x", "\ud800", "ä" * 5_000])
+async def test_a_wrong_token_signs_nobody_in(service: Service, tokens: TokenFile, token: str) -> None:
+    async with browser(service, tokens) as client:
+        body = b"token=" + token.encode("utf-8", "surrogatepass") + b"&where=/"
+        answer = await client.post("/sign-in", content=body)
+        assert (answer.status_code, "does not accept that token" in answer.text) == (401, True)
+        assert "set-cookie" not in answer.headers
+        assert not token or token not in answer.text
 
 
 @pytest.mark.parametrize(
-    ("host", "name"),
-    [
-        ("127.0.0.1:29400", "hetrdzv_29400"),
-        ("[::1]:80", "hetrdzv_80"),
-        ("head", "hetrdzv"),
-        ("head:1;x=y", "hetrdzv"),
-        ("[::1]", "hetrdzv"),
-        ("", "hetrdzv"),
-    ],
+    "where", ["//evil.example", "https://evil.example", "/groups/a/../..", "/\\evil", ""]
 )
-def test_servers_on_one_host_have_cookies_of_their_own(host: str, name: str) -> None:
-    assert cookie_name(host) == name
+async def test_it_leads_to_no_other_site(service: Service, tokens: TokenFile, where: str) -> None:
+    async with browser(service, tokens) as client:
+        assert (await sign_in(client, where=where)).headers["location"] == "/"
+
+
+async def test_another_site_signs_nobody_in(service: Service, tokens: TokenFile) -> None:
+    async with browser(service, tokens) as client:
+        for origin in ("http://evil.example", "null", "http://localhost:1"):
+            answer = await client.post("/sign-in", data={"token": TOKEN}, headers={"Origin": origin})
+            assert (answer.status_code, "set-cookie" in answer.headers) == (403, False)
+
+
+async def test_a_cookie_signs_nothing_but_pages(service: Service, tokens: TokenFile) -> None:
+    async with browser(service, tokens) as client:
+        await sign_in(client, OTHER)
+        assert (await client.get("/")).status_code == 200
+        for method, path in (("GET", "/v1/groups"), ("POST", "/v1/groups/g/cancel"), ("GET", "/metrics")):
+            assert (await client.request(method, path)).status_code == 401
+
+
+async def test_a_session_has_an_end(
+    service: Service, tokens: TokenFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with browser(service, tokens) as client:
+        await sign_in(client)
+        now = time.time()
+        for passed_s, status in ((SESSION_S - 5, 200), (SESSION_S + 1, 401)):
+            with monkeypatch.context() as patch:
+                patch.setattr(time, "time", lambda passed_s=passed_s: now + passed_s)
+                assert (await client.get("/")).status_code == status
+
+
+async def test_a_session_has_the_rights_that_its_token_has_now(service: Service, tokens: TokenFile) -> None:
+    async with browser(service, tokens) as client:
+        await sign_in(client)
+        assert (await client.get("/groups/g/cancel")).status_code == 403
+        tokens.path.write_text(f"{TOKEN} admin\n")
+        tokens.reload(now=True)
+        assert (await client.get("/groups/g/cancel")).status_code == 200
+        tokens.path.write_text(f"{OTHER} admin\n")
+        tokens.reload(now=True)
+        assert (await client.get("/")).status_code == 401
+
+
+async def test_a_cookie_of_another_server_or_of_nobody_is_none(service: Service, tokens: TokenFile) -> None:
+    async with browser(service, tokens) as client:
+        await sign_in(client)
+        cookie = client.cookies["hetrdzv"]
+    for value in (cookie, cookie[:-1], "x", "a.b.c", ""):
+        async with browser(service, tokens) as other:
+            answer = await other.get("/", headers={"Cookie": f"hetrdzv={value}"})
+            assert answer.status_code == 401
+
+
+async def test_who_signs_out_is_out(service: Service, tokens: TokenFile) -> None:
+    async with browser(service, tokens) as client:
+        await sign_in(client)
+        assert (await client.post("/sign-out")).status_code == 403, "only a page of this server may"
+        answer = await client.post("/sign-out", headers={"HX-Request": "true", **OWN})
+        assert (answer.status_code, answer.headers["hx-redirect"]) == (204, "/sign-in")
+        assert (await client.get("/")).status_code == 401

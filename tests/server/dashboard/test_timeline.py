@@ -7,16 +7,15 @@ from datetime import timedelta
 
 import pytest
 
-from hetrdzv.dashboard.scenes import bars
-from hetrdzv.dashboard.timeline import Span, spans
+from hetrdzv.dashboard.timeline import Bar, bars
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.words.past import past
 from tests.server.told import BEGAN, Told, at, restarted, running
 
 
-def drawn(story: Told) -> list[Span]:
-    return spans(story.past, at(story.now))
+def drawn(story: Told) -> list[Bar]:
+    return bars(story.past, at(story.now))
 
 
 def phases(story: Told) -> list[tuple[str, float, int]]:
@@ -88,10 +87,10 @@ def test_all_the_time_is_drawn_and_none_twice() -> None:
     events = story.history
     for start in range(len(events)):
         found = past(events[start:], at(story.now))
-        shown = spans(found, at(story.now))
+        shown = bars(found, at(story.now))
         assert sum(one.length for one in shown) == pytest.approx(found.whole_s, abs=0.01)
-        assert [one.start for one in shown] == pytest.approx(
-            [sum(one.length for one in shown[:index]) for index in range(len(shown))]
+        assert [one.x for one in shown] == pytest.approx(
+            [1000 * sum(one.length for one in shown[:index]) / found.whole_s for index in range(len(shown))]
         )
 
 
@@ -101,7 +100,7 @@ def test_a_clock_that_goes_back_makes_no_time_negative() -> None:
         drawn_at = random.Random(seed)
         shaken = [replace(one, at=at(drawn_at.uniform(100, 200)).isoformat()) for one in events]
         now = BEGAN + timedelta(seconds=drawn_at.uniform(-50, 150))
-        assert all(one.length > 0 for one in spans(past(shaken, now), now))
+        assert all(one.length > 0 for one in bars(past(shaken, now), now))
 
 
 def test_no_history_is_no_time() -> None:

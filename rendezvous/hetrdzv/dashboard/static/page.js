@@ -1,11 +1,9 @@
 // Says whether the page follows the server, keeps what a person opened or scrolled over an update, asks before acting.
 "use strict";
 (() => {
-  const SILENT_MS = 15000;
   const SEARCHED = 6;  // from so many groups on there is a search
   const link = document.getElementById("link");
   const dialog = document.getElementById("dialog");
-  let heard = Date.now();
   let lost = null;
 
   const clock = (date) => date.toLocaleTimeString([], { hour12: false });
@@ -18,7 +16,6 @@
   }
 
   function hear() {
-    heard = Date.now();
     lost = null;
     tell();
   }
@@ -28,11 +25,14 @@
     tell();
   }
 
-  // The server answers, but not as an event stream: it wants a new sign-in, another server leads, the group is gone.
-  // A new load of the page shows what it is, and follows a redirect to another server, which a script may not.
+  // The server wants a new sign-in, another server leads, or the group is gone: a new load of the page shows which, and
+  // follows a redirect to another server, which a script may not.
+  let looking = false;
   async function look() {
-    const headers = { Accept: "text/html" };
-    const answer = await fetch(location.href, { headers, redirect: "manual" }).catch(() => null);
+    if (looking) return;
+    looking = true;
+    const answer = await fetch(location.href, { redirect: "manual" }).catch(() => null);
+    looking = false;
     if (answer && (answer.type === "opaqueredirect" || [401, 403, 404].includes(answer.status))) location.reload();
   }
 
@@ -122,15 +122,15 @@
     if (!done) throw new Error("the browser does not copy");
   }
 
-  const copying = document.getElementById("copy");
-  if (copying) {
-    copying.addEventListener("click", async () => {
+  document.body.addEventListener("click", async (event) => {
+    const copying = event.target.closest("#copy");
+    if (copying) {
       const parts = ["now", "asked", "cause", "rounds", "asked-of-round"].map((id) => document.getElementById(id).innerText.trim());
       const text = [location.href, ...parts].filter(Boolean).join("\n\n");
       copying.textContent = await copy(text).then(() => "Copied", () => "Not copied");
       setTimeout(() => { copying.textContent = "Copy"; }, 2000);
-    });
-  }
+    }
+  });
 
   // A command that is to be typed somewhere else.
   document.body.addEventListener("click", async (event) => {
@@ -138,46 +138,44 @@
     if (button) button.className = await copy(button.dataset.copy).then(() => "copy done", () => "copy failed");
   });
 
-  const KEPT = ".wide[id], .trace[id]";
-  const scrolled = new Map();
-  document.body.addEventListener("htmx:sseBeforeMessage", (event) => {
-    const news = document.createElement("template");
-    news.innerHTML = event.detail.data;
-    prepare(news.content);
-    if (news.innerHTML === event.target.innerHTML) {  // as after every new connection: leave alone what people read
-      hear();
-      event.preventDefault();
-      return;
+  // Sections ask for themselves; the server answers with nothing (304) if a page has the newest. What came is put into
+  // a section only where something differs, so that what people read, select or have scrolled stays.
+  const polled = (event) => event.detail.elt.dataset && "etag" in event.detail.elt.dataset;
+  const KEPT = ".wide[id], .trace[id], .events[id]";
+  document.body.addEventListener("htmx:configRequest", (event) => {
+    if (polled(event)) event.detail.headers["If-None-Match"] = event.detail.elt.dataset.etag;
+  });
+  document.body.addEventListener("htmx:beforeSwap", (event) => {
+    const { elt, xhr } = event.detail;
+    if (!polled(event)) return;
+    if (xhr.status !== 200) event.detail.shouldSwap = false;
+    else {
+      elt.dataset.etag = xhr.getResponseHeader("ETag");
+      elt.scrolled = [...elt.querySelectorAll(KEPT)].map((one) => [one.id, one.scrollLeft, one.scrollTop]);
     }
-    for (const one of event.target.querySelectorAll(KEPT)) scrolled.set(one.id, [one.scrollLeft, one.scrollTop]);
   });
-  document.body.addEventListener("htmx:sseMessage", (event) => {
-    hear();
-    for (const one of event.target.querySelectorAll(KEPT)) {
-      const [left, top] = scrolled.get(one.id) || [0, 0];
-      one.scrollLeft = left;
-      one.scrollTop = top;
+  document.body.addEventListener("htmx:afterRequest", (event) => {
+    if (!polled(event)) return;
+    const { status } = event.detail.xhr;
+    if (status === 200 || status === 304) hear();
+    else {
+      lose();
+      if ([0, 401, 403, 404].includes(status)) look();
     }
-    prepare(event.target);
-    filterAll();
   });
-  document.body.addEventListener("htmx:sseOpen", (event) => {
-    event.detail.source.addEventListener("tick", hear);
-    hear();
-  });
-  document.body.addEventListener("htmx:sseError", (event) => {
-    lose();
-    if (event.detail.source.readyState === EventSource.CLOSED) look();
-  });
-  setInterval(() => { if (Date.now() - heard > SILENT_MS) lose(); }, 1000);
 
   document.body.addEventListener("htmx:afterSwap", (event) => {
     if (event.target.id === "dialog-body" && !dialog.open) dialog.showModal();
-    else prepare(event.target);
+    else {
+      for (const [id, left, top] of event.target.scrolled || []) document.getElementById(id)?.scrollTo(left, top);
+      prepare(event.target);
+      filterAll();
+    }
   });
   document.body.addEventListener("done", () => dialog.close());
   dialog.addEventListener("close", () => { document.getElementById("dialog-body").replaceChildren(); });
 
   prepare(document);
   filterAll();
+  tell();
 })();

@@ -1,7 +1,7 @@
 """The routes of the API, each declared once: server, limits, roles, document and client follow from these rows.
 
-Those of optional features are in protocol/rooms, the pages of the dashboard in a table of their own
-(dashboard/routing.py). What answers a route is bound to its row by a decorator (api/routes).
+Those of optional features are in protocol/rooms, the pages of the dashboard in an application of their own
+(dashboard/app.py). What answers a route is bound to its row by a decorator (api/routes).
 """
 
 from types import NoneType

@@ -1,26 +1,21 @@
-"""What is made again, and sent again, when something changes."""
+"""The sections of a group's page: what they show, and when they are made again."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 
-from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Cancel, Leave, NoteStall, Report, Tick
 from hetrdzv.core.model import Stall
-from hetrdzv.dashboard.live import EVERY_S, MOST_BYTES_PER_S, SHARE, Hub, interval_s
-from hetrdzv.dashboard.overview import GroupsScene
-from hetrdzv.dashboard.scenes import MAPS, GroupScene, told_until
-from hetrdzv.protocol.facts.events import RoundFormed
+from hetrdzv.dashboard.cache import LARGEST_SHARE, MOST, MOST_BYTES_PER_S, SectionCache
+from hetrdzv.dashboard.group import EVERY_S, GroupPage
+from hetrdzv.dashboard.overview import overview
 from hetrdzv.protocol.facts.failure import Failure
-from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
-from tests.server.told import BEGAN
 from tests.support.served import HandClock, join, serving, started, two_nodes
 from tests.support.stalls import behind
 
@@ -43,28 +38,37 @@ async def service(clock: HandClock) -> AsyncIterator[Service]:
         yield running
 
 
-async def test_only_what_has_changed_differs(service: Service) -> None:
-    scene = GroupScene(service, "g", acts=True, wall=lambda: BEGAN)
-    before = await scene.sections()
-    assert await scene.sections() == before
-    assert len(before["map-1"]) > 0
-    assert before["map-2"].strip() == ""
+def shown(service: Service, name: str, **more: bool) -> str:
+    """A section as it is now."""
+    return GroupPage(service, service.group("g"), acts=True, **more).sections[name]()
+
+
+def versions(service: Service) -> dict[str, object]:
+    page = GroupPage(service, service.group("g"), acts=True)
+    return {name: page.version(name) for name in page.sections}
+
+
+async def test_only_what_can_have_changed_is_made_again(service: Service, clock: HandClock) -> None:
+    before = versions(service)
+    assert versions(service) == before
+    clock.pass_by(service, EVERY_S)
+    after = versions(service)
+    assert {name for name in after if after[name] == before[name]} == {"nodes", "history"}
     await service.execute("g", join("spare"))
-    after = await scene.sections()
-    assert {name for name in after if after[name] != before[name]} == {"facts", "nodes", "map-1", "history"}
-    assert after.keys() >= set(MAPS)
+    assert versions(service).items().isdisjoint(after.items())
 
 
 async def test_nodes_that_need_attention_have_rows_and_all_have_them_for_who_asks(service: Service) -> None:
     await service.execute("g", join("spare"))
     await service.execute("g", Leave(node_id="spare", incarnation="1", why="power"))
-    sections = await GroupScene(service, "g", acts=True).sections()
-    assert sections["nodes"].count('<tr class="state-') == 1
-    assert "1 left" in sections["nodes"]
-    assert f"{NODES} running" in sections["nodes"]
-    sections = await GroupScene(service, "g", acts=True, whole=True).sections()
-    assert sections["nodes"].count('<tr class="state-') == NODES + 1
-    assert sections["map-0"].strip() == ""
+    nodes = shown(service, "nodes")
+    assert nodes.count('<tr class="state-') == 1
+    assert nodes.count("<i ") == NODES + 1
+    assert "1 left" in nodes
+    assert f"{NODES} running" in nodes
+    nodes = shown(service, "nodes", whole=True)
+    assert nodes.count('<tr class="state-') == NODES + 1
+    assert "<i " not in nodes
 
 
 async def test_workers_that_are_watched_are_not_said_to_be_unseen() -> None:
@@ -72,13 +76,12 @@ async def test_workers_that_are_watched_are_not_said_to_be_unseen() -> None:
     async with serving(clock=clock) as (service, _):
         await two_nodes(service)
         clock.pass_by(service, 60)
-        scene = GroupScene(service, "g", acts=True)
-        assert (await scene.sections())["now"].count("have not reported on them") == 1
+        assert shown(service, "now").count("have not reported on them") == 1
         for rank, name in enumerate("ab"):
             told = NodeProgress(round=1, workers=(Worker(rank=rank, step=3),))
             service.progress.note("g", name, told, 60.0)
         clock.pass_by(service, 10)
-        assert "not reported on" not in (await scene.sections())["now"]
+        assert "not reported on" not in shown(service, "now")
 
 
 async def test_who_is_not_watched_is_not_said_of_a_job_that_is_over() -> None:
@@ -86,23 +89,21 @@ async def test_who_is_not_watched_is_not_said_of_a_job_that_is_over() -> None:
     async with serving(clock=clock) as (service, _):
         await two_nodes(service)
         clock.pass_by(service, 60)
-        scene = GroupScene(service, "g", acts=True)
-        assert "cannot be watched" in (await scene.sections())["now"]
+        assert "cannot be watched" in shown(service, "now")
         await service.execute("g", Cancel())
-        assert "cannot be watched" not in (await scene.sections())["now"]
+        assert "cannot be watched" not in shown(service, "now")
 
 
 async def test_steps_of_the_last_hour_are_lines_where_a_script_says_them(
     service: Service, clock: HandClock
 ) -> None:
-    scene = GroupScene(service, "g", acts=True)
     for minute in range(6):
         told = NodeProgress(round=1, workers=(Worker(rank=0, step=60 * minute),))
         service.progress.note("g", "n000", told, 60.0)
         if minute == 2:
-            assert "<polyline" not in (await scene.sections())["pace"], "too few to be a line"
+            assert "<polyline" not in shown(service, "pace"), "too few to be a line"
         clock.pass_by(service, 60)
-    pace = (await GroupScene(service, "g", acts=True).sections())["pace"]
+    pace = shown(service, "pace")
     assert pace.count("<polyline") == 2
     assert "steps/s <b>1</b>" in pace
     assert "step <b>300</b>" in pace
@@ -115,7 +116,7 @@ async def test_a_node_says_how_its_worker_failed() -> None:
         await service.execute(
             "g", Report(node_id="b", incarnation="1", round=1, kind=ReportKind.FAILED, failure=failure)
         )
-        assert "rank 1: exit code 1" in (await GroupScene(service, "g", acts=True).sections())["nodes"]
+        assert "rank 1: exit code 1" in shown(service, "nodes")
 
 
 async def test_the_card_of_the_cause_is_there_where_there_is_more_than_the_headline() -> None:
@@ -134,8 +135,7 @@ async def test_the_card_of_the_cause_is_there_where_there_is_more_than_the_headl
             clock.pass_by(service, 120.0 if worker_fails else 2.0)
             await service.execute("g", Tick())
             assert service.group("g").state.terminal
-            sections = await GroupScene(service, "g", acts=True).sections()
-            assert ("Root cause" in sections["cause"]) is worker_fails
+            assert ("Root cause" in shown(service, "cause")) is worker_fails
 
 
 async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:
@@ -147,60 +147,72 @@ async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -
         told=True,
     )
     await service.execute("g", NoteStall(round=1, stall=stall))
-    page = (await GroupsScene(service, EVERYTHING, "http://h:1").sections())["groups"]
+    page = overview(service, EVERYTHING, "http://h:1")
     assert page.index('href="/groups/g"') < page.index('href="/groups/b"')
     assert "hangs" in page
-    now = (await GroupScene(service, "g", acts=True).sections())["now"]
+    now = shown(service, "now")
     assert "hangs" in now
     assert "<code>hetctl stacks g</code>" in now
     assert 'data-copy="hetctl restart g"' in now
     assert "Where rank 3 is" not in now
     await service.execute("g", NoteStall(round=1, stall=replace(stall, stack='File "train.py", line 7')))
-    now = (await GroupScene(service, "g", acts=True).sections())["now"]
+    now = shown(service, "now")
     assert "Where rank 3 is" in now
     assert "train.py" in now
     await service.execute("g", Cancel())
-    now = (await GroupScene(service, "g", acts=True).sections())["now"]
+    now = shown(service, "now")
     assert "Where rank 3 was" in now
 
 
+# -- the cache ---------------------------------------------------------------------------------------------
+
+
+class Making:
+    """Makes a section and counts; it takes so long (seconds)."""
+
+    def __init__(self, takes_s: float = 0.0, size: int = 1) -> None:
+        self.now, self.made, self._takes_s, self._size = 0.0, 0, takes_s, size
+
+    def __call__(self) -> str:
+        self.now += self._takes_s
+        self.made += 1
+        return str(self.made) * self._size
+
+
+async def test_a_version_is_made_once_however_many_look() -> None:
+    making = Making()
+    cache = SectionCache(lambda: making.now)
+    several = [cache.get("now", 1, making, in_thread=True) for _ in range(5)]
+    assert {each.html for each in await asyncio.gather(*several)} == {"1"}
+    first = await cache.get("now", 1, making, in_thread=False)
+    making.now += 1.0
+    second = await cache.get("now", 2, making, in_thread=False)
+    assert (first.html, second.html) == ("1", "2")
+    assert first.etag != second.etag
+    assert (await cache.get("other", 2, making, in_thread=False)).html == "3"
+
+
 @pytest.mark.parametrize(
-    ("since_s", "told_s"),
-    [(0.9, 0.0), (59.9, 59.0), (64.9, 60.0), (599.0, 595.0), (3_700.0, 3_660.0), (-5.0, 0.0)],
+    ("making", "pause_s"),
+    [(Making(takes_s=1.0), 1.0 / LARGEST_SHARE), (Making(size=10 * MOST_BYTES_PER_S), 10.0)],
+    ids=["takes long", "large"],
 )
-def test_the_past_is_told_in_longer_and_longer_steps(since_s: float, told_s: float) -> None:
-    event = EventReply(
-        number=1,
-        at=BEGAN.isoformat(),
-        kind="round_formed",
-        text="",
-        round=1,
-        facts=RoundFormed(world_size=1, places=()),
-    )
-    assert told_until([event], BEGAN + timedelta(seconds=since_s)) == BEGAN + timedelta(seconds=told_s)
+async def test_what_takes_long_or_is_large_is_made_more_rarely(making: Making, pause_s: float) -> None:
+    cache = SectionCache(lambda: making.now)
+    await cache.get("now", 0, making, in_thread=False)
+    began = making.now
+    await cache.get("now", 1, making, in_thread=False)
+    making.now = began + pause_s - 0.01
+    await cache.get("now", 2, making, in_thread=False)
+    assert making.made == 2
+    making.now = began + pause_s
+    await cache.get("now", 3, making, in_thread=False)
+    assert making.made == 3
 
 
-def test_what_takes_long_or_is_large_comes_more_rarely() -> None:
-    assert interval_s(0.01, 1_000) == EVERY_S
-    assert interval_s(1.0, 1_000) == 1.0 / SHARE
-    assert interval_s(0.01, 10 * MOST_BYTES_PER_S) == 10.0
-
-
-async def test_who_opens_a_page_that_others_look_at_sees_what_they_see(service: Service) -> None:
-    hub, rendered = Hub(), 0
-    scene = GroupScene(service, "g", acts=True)
-
-    async def render() -> dict[str, str]:
-        nonlocal rendered
-        rendered += 1
-        return dict(await scene.sections())
-
-    permit = Permit(EVERYTHING)
-    assert await hub.sections("g") == {}
-    viewer = hub.watch("g", permit, lambda: (render, asyncio.sleep))
-    first, *others = await asyncio.gather(anext(viewer), hub.sections("g"), hub.sections("g"))
-    assert b"event: now" in first
-    assert others[0] == others[1] == await scene.sections()
-    assert rendered == 1
-    await viewer.aclose()  # type: ignore[attr-defined]
-    assert await hub.sections("g") == {}
+async def test_the_cache_is_bounded() -> None:
+    making = Making()
+    cache = SectionCache(lambda: making.now)
+    for number in (0, *range(MOST), 0, MOST + 1, 1):
+        await cache.get(number, 1, making, in_thread=False)
+    assert making.made == MOST + 2, "the first was asked for again, so the second went"

@@ -1,0 +1,187 @@
+"""The dashboard as an ASGI application of its own: pages for people, whose sections htmx polls.
+
+What is around it (api/app.py) has checked the host name of a server without tokens, and limits bodies.
+"""
+
+import re
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import parse_qs, quote
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from hetrdzv.auth.hosts import same_origin
+from hetrdzv.auth.token_files import TokenFile
+from hetrdzv.auth.tokens import Role, Tokens
+from hetrdzv.dashboard import actions, pages
+from hetrdzv.dashboard.cache import SectionCache
+from hetrdzv.dashboard.render import HEADERS, page
+from hetrdzv.dashboard.sessions import COOKIE, SESSION_S, Sessions, require_own_page
+from hetrdzv.protocol.errors import ForeignHost, HetError, LeaderLost, NotLeader, Unauthorized
+from hetrdzv.service.replica import Replica
+from hetrdzv.service.service import Service
+
+Handler = Callable[..., Awaitable[Response]]
+Note = Callable[[HetError, Request], None]
+
+PATHS = re.compile(r"/(groups/.*|sections/.*|static/.*|sign-in|sign-out)?")
+"""What is a page."""
+
+_FOLDER = Path(__file__).parent / "static"
+_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+FILES = {
+    path.name: (path.read_bytes(), _TYPES[path.suffix])
+    for path in sorted(_FOLDER.rglob("*"))
+    if path.suffix in _TYPES
+}
+"""What pages load, by name, with its type."""
+
+
+def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: Note) -> ASGIApp:
+    """The pages.
+
+    Args:
+        tokens: whose bearers may sign in; None: no token is required.
+        secure: whether browsers reach this server over TLS.
+        note: logs a refusal.
+    """
+    group, node = "/groups/{group_id}", "/groups/{group_id}/nodes/{node_id}"
+    routes = [
+        Route("/static/{name}", static),
+        Route("/sign-in", sign_in_page),
+        Route("/sign-in", sign_in, methods=["POST"]),
+        Route("/sign-out", sign_out, methods=["POST"]),
+        _route("/", pages.groups),
+        _route("/sections/groups", pages.groups_section),
+        _route(group, pages.group),
+        _route(f"{group}/sections/{{name}}", pages.group_section),
+        _route(f"{group}/output", pages.output, Role.ADMIN),
+        _route(f"{group}/stacks", pages.stacks, Role.ADMIN),
+    ]
+    for action, handlers in actions.ACTIONS.items():
+        path = f"{node if action in actions.OF_NODES else group}/{action}"
+        routes += [
+            _route(path, handlers.ask, Role.ADMIN),
+            _route(path, handlers.do, Role.ADMIN, "POST"),
+        ]
+    sessions, middleware = Sessions(tokens), []
+    if tokens is not None:
+        from starlette.middleware.sessions import SessionMiddleware  # only needed where people sign in
+
+        middleware.append(
+            Middleware(
+                SessionMiddleware,
+                secret_key=sessions.key,
+                session_cookie=COOKIE,
+                max_age=SESSION_S,
+                same_site="strict",
+                https_only=secure,
+            )
+        )
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HetError)
+        note(error, request)
+        return _refusal(request, error)
+
+    app = Starlette(
+        routes=routes,
+        middleware=middleware,
+        exception_handlers={HetError: refused, HTTPException: _http_error},
+    )
+    app.router.redirect_slashes = False
+    app.state.replica = replica
+    app.state.sessions = sessions
+    app.state.cache = SectionCache()
+    app.state.token_file = str(tokens.path.absolute()) if isinstance(tokens, TokenFile) else ""
+    return app
+
+
+def _route(path: str, handler: Handler, role: Role = Role.READ, method: str = "GET") -> Route:
+    """A route for people with a role; what it answers is of the leader, or is not sent."""
+
+    async def endpoint(request: Request) -> Response:
+        state, group_id = request.app.state, request.path_params.get("group_id")
+        sessions: Sessions = state.sessions
+        grant = sessions.grant(request, role, group_id)
+        if method == "POST":
+            require_own_page(request)
+        service: Service = state.replica.service()
+        response = await handler(request, service, grant)
+        if not state.replica.answers(service):
+            raise LeaderLost("this server lost the leadership while it worked on this: reload the page")
+        return response
+
+    return Route(path, endpoint, methods=[method])
+
+
+# -- signing in --------------------------------------------------------------------------------------------
+
+
+async def sign_in_page(request: Request) -> Response:
+    """The form that takes a token."""
+    return _sign_in(request, "/")
+
+
+async def sign_in(request: Request) -> Response:
+    """Sign this browser in with the token of the form."""
+    if not same_origin(request.headers.get("origin"), request.headers.get("host", "")):
+        raise ForeignHost("only a page of this server signs in: open its address")
+    form = parse_qs((await request.body()).decode("ascii", "replace"), max_num_fields=8)
+    where = form.get("where", ["/"])[0]
+    where = where if re.fullmatch(r"/(groups/[\w.-]+)?", where, re.ASCII) else "/"
+    try:
+        request.app.state.sessions.sign_in(request, form.get("token", [""])[0].strip())
+    except Unauthorized as error:
+        return _sign_in(request, where, str(error), error.status)
+    return RedirectResponse(where, 303, dict(HEADERS))
+
+
+async def sign_out(request: Request) -> Response:
+    """Have this browser forget that it was signed in."""
+    require_own_page(request)
+    if "session" in request.scope:
+        request.session.clear()
+    return Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/sign-in"})
+
+
+def _sign_in(request: Request, where: str, why: str = "", status: int = 200) -> Response:
+    return page("sign_in.html", status, why=why, where=where)
+
+
+# -- everything else ---------------------------------------------------------------------------------------
+
+
+async def static(request: Request) -> Response:
+    """A script, a style sheet, a picture: the same for everybody."""
+    file = FILES.get(request.path_params["name"])
+    if file is None:
+        raise HTTPException(404)
+    headers = {**HEADERS, "Cache-Control": "no-cache"}  # of another version, an upgrade would be half seen
+    return Response(file[0], media_type=file[1], headers=headers)
+
+
+def _refusal(request: Request, error: HetError) -> Response:
+    """An error as people see it: a page, or a part of one where a page asked for that."""
+    if isinstance(error, NotLeader):
+        path = quote(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
+        return Response(status_code=307, headers={**HEADERS, "Location": error.leader + path})
+    if "hx-request" in request.headers:
+        return page("wrong.html", error.status, why=str(error))
+    if isinstance(error, Unauthorized):
+        return _sign_in(request, request.url.path, status=error.status)
+    return page("error.html", error.status, title=HTTPStatus(error.status).phrase, why=str(error))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = error.status_code
+    why = f"There is nothing at {request.url.path[:200]}." if status == 404 else str(error.detail)
+    return page("error.html", status, title=HTTPStatus(status).phrase, why=why)

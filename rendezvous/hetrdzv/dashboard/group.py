@@ -1,0 +1,196 @@
+"""The sections of a group's page, each from one template."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from typing import Any
+
+from hetrdzv.api import views
+from hetrdzv.core.model import Group, Stall
+from hetrdzv.dashboard.nodes import ORDINARY, dots, paces, rows, shape, tally
+from hetrdzv.dashboard.render import section
+from hetrdzv.dashboard.timeline import bars, speed_line, step_line
+from hetrdzv.protocol.pages import GroupReply
+from hetrdzv.protocol.rooms.stacks import EARLIER, About, line_of
+from hetrdzv.service.progress.detectors import detected
+from hetrdzv.service.service import Service
+from hetrdzv.words.advice import after_exit, step_in_parts
+from hetrdzv.words.causes import failed_worker, failure_details
+from hetrdzv.words.past import KINDS, PastReply, past
+from hetrdzv.words.phases import Phase
+from hetrdzv.words.rooms import SUMMARY
+from hetrdzv.words.warnings import warning
+
+EVERY_S = 2.0
+"""How often a page asks for its sections, which follow what happens (seconds)."""
+
+ROWS = 15
+"""Groups of more nodes show a map of all of them, and rows for those that are not as they should be."""
+
+ALL_ROWS = 5_000
+"""How many rows are shown to who asks for all."""
+
+LARGE = 64
+"""Sections of groups of more nodes are made in a thread."""
+
+MOST_ROUNDS, OPEN_ROUNDS, MOST_EVENTS = 40, 5, 100
+"""How many are shown; rounds after the first few are folded away."""
+
+
+class GroupPage:
+    """A group, as its page shows it now.
+
+    Args:
+        acts: whether it has the buttons that change something.
+        whole: whether all nodes and workers have rows, however many they are.
+        wall: wall-clock time.
+
+    Attributes:
+        sections: what makes each of them, by name.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        group: Group,
+        *,
+        acts: bool,
+        whole: bool = False,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._service, self._group, self._acts, self._whole = service, group, acts, whole
+        self._now, self._wall = service.now(), wall()
+        self._events, self._last = service.history(group.group_id)
+        self._seen = dict(service.progress.workers(group))
+        self._trail = service.progress.trail(group.group_id)
+        self._heard_at = partial(service.silence.heard_at, group)
+        self.sections: Mapping[str, Callable[[], str]] = {
+            "now": self._now_section,
+            "cause": self._cause,
+            "facts": lambda: section("facts.html", group=self._brief, past=self._past),
+            "timeline": self._timeline,
+            "nodes": self._nodes,
+            "pace": self._pace,
+            "rounds": self._rounds,
+            "history": self._history,
+        }
+
+    def version(self, name: str) -> object:
+        """Of what a section is made from."""
+        match name:
+            case "nodes":
+                return self._group
+            case "history":
+                return self._last
+            case _:
+                return self._group, self._last, int(self._now / EVERY_S)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether sections take long to make."""
+        return len(self._group.nodes) > LARGE
+
+    @cached_property
+    def _brief(self) -> GroupReply:
+        """The group without its nodes."""
+        return views.group_reply(self._group, self._now, self._heard_at, views.NONE)
+
+    @cached_property
+    def _past(self) -> PastReply:
+        told = [views.event_reply(one) for one in self._events if one.event.kind in KINDS]
+        return past(told, self._wall)
+
+    @cached_property
+    def _stall(self) -> Stall | None:
+        running = self._group.active_round
+        return running.told_stall if running is not None else None
+
+    @cached_property
+    def _left(self) -> Mapping[str, Any]:
+        """Of which rounds that are over it can be shown what workers wrote, and where they were."""
+        group, traces = self._group, self._service.traces
+        if not self._acts:
+            return {"group_id": group.group_id, "outputs": frozenset(), "stacks": frozenset()}
+        over = [one.number for one in self._past.rounds if one.ended_at is not None]
+        with_agents = over[-EARLIER:] if group.live and not group.state.terminal else ()
+        return {
+            "group_id": group.group_id,
+            "outputs": traces.rounds(group.group_id, About.LOGS).union(with_agents),
+            "stacks": traces.rounds(group.group_id, About.STACKS),
+        }
+
+    def _now_section(self) -> str:
+        group, brief, running, stall = self._group, self._brief, self._group.active_round, self._stall
+        failed = running.restarted_by if running is not None and not group.state.terminal else None
+        notes = [*detected(group, self._seen, self._now), *self._service.refusals.lately(group)]
+        return section(
+            "now.html",
+            group=brief,
+            acts=self._acts,
+            state=brief.shown_state,
+            next_step=step_in_parts(brief.group_id, brief.reason) if brief.reason else [],
+            summary=[(name, text) for name, shown, _ in SUMMARY if (text := shown(brief))],
+            restarted_by="; ".join(filter(None, (failed_worker(failed), after_exit(failed))))
+            if failed
+            else "",
+            notes=map(warning, notes),
+            stack=stall.stack if stall is not None else "",
+            at=line_of(stall.stack) if stall is not None else "",
+            stack_of=stall.ranks[0] if stall is not None and stall.ranks else None,
+        )
+
+    def _cause(self) -> str:
+        cause = self._brief.root_cause
+        details = failure_details(cause) if cause is not None else ""
+        return section("cause.html", cause=cause, details=details, **self._left)
+
+    def _timeline(self) -> str:
+        drawn = bars(self._past, self._wall)
+        phases = [phase for phase in Phase if any(bar.phase is phase for bar in drawn)]
+        complete = not self._events or self._events[0].number == 1
+        return section("timeline.html", past=self._past, bars=drawn, phases=phases, complete=complete)
+
+    def _nodes(self) -> str:
+        group, brief = self._group, self._brief
+        every, more = dots(group) if len(group.nodes) > (ALL_ROWS if self._whole else ROWS) else [], 0
+        if not every:
+            reply = views.group_reply(group, self._now, self._heard_at)
+        else:
+            unusual = [dot for dot in every if dot.behind or dot.state not in ORDINARY]
+            unusual.sort(key=lambda dot: dot.state == "spare")
+            shown = [group.nodes[dot.node_id] for dot in unusual[:ROWS]]
+            nodes = tuple(views.node_reply(group, node, self._heard_at(node), self._now) for node in shown)
+            reply, more = replace(brief, nodes=nodes), len(unusual) - len(nodes)
+        return section(
+            "nodes.html",
+            rows=rows(reply),
+            more=more,
+            dots=every,
+            look=shape(every),
+            tally=tally(every),
+            acts=self._acts,
+            group=brief,
+            over=group.state.terminal,
+            whole=self._whole,
+        )
+
+    def _pace(self) -> str:
+        shown = paces(self._seen.values(), self._now, stall=self._stall, whole=self._whole)
+        lines = [("steps/s", speed_line(self._trail)), ("step", step_line(self._trail))]
+        return section(
+            "pace.html",
+            group=self._brief,
+            paces=shown if self._group.active_round is not None else None,
+            behind=views.ranks_behind(self._group),
+            whole=self._whole,
+            lines=[line for line in lines if line[1] is not None],
+        )
+
+    def _rounds(self) -> str:
+        newest = self._past.rounds[: -MOST_ROUNDS - 1 : -1]
+        return section("rounds.html", newest=newest[:OPEN_ROUNDS], older=newest[OPEN_ROUNDS:], **self._left)
+
+    def _history(self) -> str:
+        newest: Sequence[Any] = self._events[: -MOST_EVENTS - 1 : -1]
+        return section("history.html", events=map(views.event_reply, newest))

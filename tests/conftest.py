@@ -65,7 +65,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("HET_PRELOAD", "none")  # most jobs of tests have workers without torch
-    os.environ.setdefault("HET_MEASURE", "off")  # nothing in them depends on how fast this machine is
     if os.environ.get(PART) == "auto":
         os.environ[PART] = turn(config.rootpath)  # pytest-xdist's workers inherit both
         os.environ[LONG] = str(AUTO_LONG_S)

@@ -116,13 +116,6 @@ class Room:
         """Until when the stop waits for that (monotonic seconds); None: nobody saves, or all have."""
         return None
 
-    def recount(self, number: int, others: bool) -> None:
-        """From now on the workers work with the shares of a decision; from any thread.
-
-        Args:
-            others: whether they are others than before.
-        """
-
     def holds_end(self) -> bool:
         """Whether workers that have all ended well are only waiting for the end of their round."""
         return False

@@ -4,34 +4,31 @@
 
     mine = shares.current()              # the weights of all ranks of this round; without an agent all are 1
     sizes = mine.batch_sizes(256)        # samples per rank: they add up to 256, the faster the more
-    mine = shares.refresh()              # decided again, by what was measured; all ranks call it, between epochs
+    mine = shares.refresh(mine, sizes, gather, time_ns)   # by the time that each rank measured for its samples
 
-`hetagent.uneven` makes batches and exact gradients of that, with torch. Programs in other languages read the JSON file
-that HET_WEIGHTS_FILE names: `{"round": 3, "number": 0, "weights": [1.0, 1.0, 0.25]}`, in the order of ranks.
+`hetagent.uneven` makes batches and exact gradients of that, with torch, and calls `refresh` itself. Programs in other
+languages read the JSON file that HET_WEIGHTS_FILE names: `{"round": 3, "weights": [1.0, 1.0, 0.25], "given": true}`, in
+the order of ranks.
 """
 
 import contextlib
 import json
 import math
 import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-from hetagent import progress
 
 FILE = "HET_WEIGHTS_FILE"
 """Variable of a worker: the file with the weights of all ranks of its round, the same on all nodes."""
 
-ASK = "{path}.ask.{number}"
-"""The empty file that a worker makes to ask for decision `number` of its round (1, 2, ...)."""
+SPEED = "{path}.speed.{rank}"
+"""Beside it: the last speed that a rank measured. Its agent puts it there again in the next round."""
 
-ANSWER = "{path}.{number}"
-"""The file that answers it, put there in one go."""
+GAIN = 0.05
+"""Shares change only if a step gets at least this much shorter: equal ranks stay equal."""
 
-TIMEOUT_S = 600.0
-LOOK_S = 0.02
-"""How often `refresh` looks for the answer (seconds)."""
+PER_SPEED = 10**15
+"""A speed is counted in samples per million seconds, an integer, so that any `gather` can carry it."""
 
 RANKS = (
     ("RANK", "WORLD_SIZE"),
@@ -39,8 +36,6 @@ RANKS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
 )
 """Where a process finds its rank and how many there are: the first pair that is set."""
-
-_answers: dict[str, "Shares"] = {}  # the newest that this process has, by the file of its round
 
 
 class SharesError(RuntimeError):
@@ -54,8 +49,8 @@ class Shares:
     Attributes:
         weights: of all ranks, in their order, above 0; only their ratios matter.
         rank: of this process.
-        round: the round of the job that decided it (0: there is no agent).
-        number: how many times it was decided again in that round.
+        round: the round of the job (0: there is no agent).
+        given: whether a person decided them, as with `--weight`; `hetagent.uneven` changes only others.
 
     Raises:
         ValueError: a weight that is not a number above 0, or a rank that has none.
@@ -64,7 +59,7 @@ class Shares:
     weights: tuple[float, ...]
     rank: int = 0
     round: int = 0
-    number: int = 0
+    given: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", tuple(self.weights))
@@ -92,7 +87,7 @@ Memory = int | Sequence[int | None] | None
 
 
 def current(rank: int | None = None, world_size: int | None = None) -> Shares:
-    """The shares of this round, as decided last; without an agent all ranks weigh 1.
+    """The shares with which this round began; without an agent all ranks weigh 1.
 
     Args:
         rank: of this process [from the environment: RANK, or that of Horovod or Open MPI].
@@ -104,55 +99,75 @@ def current(rank: int | None = None, world_size: int | None = None) -> Shares:
     rank, world_size = _place(rank, world_size)
     path = os.environ.get(FILE)
     if not path:
-        return Shares((1.0,) * world_size, rank)
-    answer = _answers.get(path)
-    if answer is not None and answer.world_size == world_size:
-        return replace(answer, rank=rank)
-    return _read(path, rank, world_size, 0)
+        return Shares((1.0,) * world_size, rank, given=False)
+    return _read(path, rank, world_size)
 
 
 def refresh(
-    timeout_s: float = TIMEOUT_S, *, rank: int | None = None, world_size: int | None = None
+    shares: Shares,
+    sizes: Sequence[int],
+    gather: Callable[[int], Sequence[int]],
+    time_ns: int | None = None,
 ) -> Shares:
-    """Have the shares decided again by the pace that was measured, and wait for them; all ranks get the same.
+    """Shares by the speed that each rank has measured; every rank calls it between the same steps, and gets the same.
 
-    Every rank has to call it equally often: the n-th calls of all ranks belong together. Without an agent it is
-    `current`.
+    They stay as they are unless a step gets at least 5 % shorter with others.
 
     Args:
-        timeout_s: how long to wait (seconds).
-        rank, world_size: as for `current`.
+        shares: those of now.
+        sizes: how many samples each rank takes per step with them.
+        gather: gives the values of all ranks, in their order, for that of this one (`uneven.gathered`, for example).
+        time_ns: how long this rank works per step, without waiting for others (nanoseconds; 0: unknown) [what it has
+            measured in the round before, if its agent knows that].
 
     Raises:
-        TimeoutError: there was no answer; the next call asks for the same decision again.
-        SharesError: as for `current`.
+        ValueError: not one size for each rank.
     """
-    rank, world_size = _place(rank, world_size)
-    path = os.environ.get(FILE)
-    if not path:
-        return current(rank, world_size)
-    number = _answers[path].number + 1 if path in _answers else 1
-    answer, until = ANSWER.format(path=path, number=number), time.monotonic() + timeout_s
-    try:
-        os.close(
-            os.open(ASK.format(path=path, number=number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        )
-    except OSError as error:
-        raise SharesError(
-            f"rank {rank} cannot ask for new shares: {error.strerror}: {error.filename}; "
-            "the agent's folder in TMPDIR has to be there and writable for the worker"
-        ) from None
-    with progress.long(timeout_s):  # waiting for the others is no hang
-        while not os.path.exists(answer):
-            if time.monotonic() >= until:
-                raise TimeoutError(
-                    f"rank {rank} has waited {timeout_s:g} s for new shares (decision {number} of its round): every "
-                    "rank has to call refresh() equally often, and agent and server have to know shares "
-                    "(hetrdzv 0.2) and reach each other: see the agent's output"
-                )
-            time.sleep(LOOK_S)
-    _answers[path] = decided = _read(answer, rank, world_size, number)
-    return decided
+    if len(sizes) != shares.world_size:
+        raise ValueError(f"there are {len(sizes)} sizes for {shares.world_size} ranks: give one for each")
+    path = os.environ.get(FILE) and SPEED.format(path=os.environ[FILE], rank=shares.rank)
+    if time_ns is None:
+        own = _read_speed(path)
+    else:
+        own = sizes[shares.rank] * PER_SPEED // time_ns if time_ns > 0 else 0
+        _write_speed(path, own)
+    return replace(shares, weights=_decided(shares.weights, sizes, gather(own)))
+
+
+def _decided(weights: tuple[float, ...], sizes: Sequence[int], speeds: Sequence[int]) -> tuple[float, ...]:
+    """Weights in proportion to speeds, of which the largest is 1; those of before where they do nearly as well.
+
+    Args:
+        sizes: samples of each rank with the weights of before.
+        speeds: of all ranks, in any unit; 0: unknown, which counts as the slowest that is known.
+    """
+    known = [speed for speed in speeds if speed > 0]
+    if not known:
+        return weights
+    speeds = [speed if speed > 0 else min(known) for speed in speeds]
+    decided = tuple(float(f"{speed / max(speeds):.3g}") for speed in speeds)
+    before, after = (
+        max(size / speed for size, speed in zip(each, speeds, strict=True))
+        for each in (sizes, batch_sizes(sum(sizes), decided))
+    )
+    return decided if after < before * (1 - GAIN) else weights
+
+
+def _read_speed(path: str | None) -> int:
+    """What a rank has measured before; 0: nothing."""
+    with contextlib.suppress(OSError, ValueError), open(path or "", "rb") as file:
+        return max(0, int(file.read(18)))
+    return 0
+
+
+def _write_speed(path: str | None, speed: int) -> None:
+    """Keep what a rank has measured for the next round, if it has an agent."""
+    if not path or speed <= 0:
+        return
+    with contextlib.suppress(OSError):
+        with open(f"{path}.new", "w", encoding="ascii") as file:
+            file.write(str(speed))
+        os.replace(f"{path}.new", path)
 
 
 def batch_sizes(
@@ -283,11 +298,11 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return rank, world_size
 
 
-def _read(path: str, rank: int, world_size: int, number: int) -> Shares:
-    """What a file says, for this rank.
+def _read(path: str, rank: int, world_size: int) -> Shares:
+    """What the file of a round says, for this rank.
 
     Raises:
-        SharesError: it cannot be read, is none of these files, or is of another world or decision.
+        SharesError: it cannot be read, is none of these files, or is of another world.
     """
     try:
         with open(path, "rb") as file:
@@ -297,35 +312,28 @@ def _read(path: str, rank: int, world_size: int, number: int) -> Shares:
             f"rank {rank} cannot read the weights of its round: {error.strerror}: {path} (from {FILE}); the file is "
             "there while the round runs, on the worker's own node: start the worker through hetagent, or unset it"
         ) from None
-    told: object = None
+    content: object = None
     with contextlib.suppress(ValueError, RecursionError):
-        told = json.loads(text)
-    if isinstance(told, Mapping) and "error" in told:
-        raise SharesError(f"rank {rank} gets no new shares (decision {number} of its round): {told['error']}")
+        content = json.loads(text)
     try:
-        if not isinstance(told, Mapping):
+        if not isinstance(content, Mapping):
             raise ValueError("it is no JSON object")
-        if lacking := [name for name in ("round", "number", "weights") if name not in told]:
+        if lacking := [name for name in ("round", "weights", "given") if name not in content]:
             raise ValueError(f"it has no {lacking[0]}")
-        if type(told["round"]) is not int or type(told["number"]) is not int:
-            raise ValueError("round and number have to be whole numbers")
-        if not isinstance(told["weights"], list):
+        if type(content["round"]) is not int:
+            raise ValueError("round has to be a whole number")
+        if not isinstance(content["weights"], list):
             raise ValueError("weights have to be a list")
-        _check_weights(told["weights"])
+        _check_weights(content["weights"])
     except ValueError as error:
         raise SharesError(
             f"rank {rank}: {path} (from {FILE}) is no file of weights that this version of hetagent.shares knows: "
             f"{error}; install the same hetrdzv for the script as for the agent"
         ) from None
-    weights = tuple(told["weights"])
+    weights = tuple(content["weights"])
     if len(weights) != world_size:
         raise SharesError(
             f"rank {rank}: {path} (from {FILE}) has {len(weights)} weights, but the world size is {world_size}: it is "
             "of another round or another world; unset it, or pass the rank and world size of the whole job"
         )
-    if told["number"] != number:
-        raise SharesError(
-            f"rank {rank}: {path} is decision {told['number']} of its round, not {number}: "
-            "install the same hetrdzv for the script as for the agent"
-        )
-    return Shares(weights, rank, told["round"], number)
+    return Shares(weights, rank, content["round"], bool(content["given"]))

@@ -16,21 +16,27 @@
 
 A step is one change of the model. All ranks together take `global_batch` samples for it, in one part or, where memory
 is short, in several; a rank may get nothing in a part of a small batch. Where the batch allows it, no rank computes on
-a single sample, which BatchNorm refuses. See docs/uneven.md.
+a single sample, which BatchNorm refuses.
+
+Unless a person has given the shares, they follow the time that the ranks need: `accumulate` times some steps, and
+`parts` has the shares decided again by that. See docs/uneven.md.
 """
 
 import contextlib
 import hashlib
 import itertools
+import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from hetagent.shares import Memory, Shares, batch_sizes, bounds, current
+from hetagent.shares import Memory, Shares, batch_sizes, bounds, current, refresh
+from hetagent.work_timer import WARM_UP, WorkTimer
 
 VERSION = 2
 """Changes when the same arguments give other batches: ranks of different versions must not train together."""
@@ -41,7 +47,15 @@ LEAST = 2
 _NEEDS_MORE = "more than 1 value per channel"
 """torch's words for that."""
 
+TIMED = 5
+"""Steps whose median counts when shares are decided again."""
+
+LEAST_PAUSE, MOST_PAUSE = 16, 1024
+"""Steps that are not timed after a decision that has changed nothing: twice as many each time."""
+
 Batch = TypeVar("Batch")
+
+_drawing = threading.RLock()  # held while a loader draws a batch, and while shares are decided
 
 
 @dataclass(frozen=True)
@@ -55,6 +69,7 @@ class Part:
         total: samples of all ranks in the whole step.
         world_size: how many ranks share the step.
         consumed: samples of the epoch that the ranks have trained on after this step.
+        timer: times this rank's work in it (`accumulate`); None: nobody wants to know.
     """
 
     number: int
@@ -63,6 +78,7 @@ class Part:
     total: int
     world_size: int
     consumed: int
+    timer: WorkTimer | None = None
 
     @property
     def last(self) -> bool:
@@ -124,7 +140,8 @@ class UnevenBatchSampler(Sampler[list[int]]):
     Args:
         samples: how many there are, `len(dataset)`.
         global_batch: samples per step over all ranks; the last of an epoch may be smaller.
-        shares: how fast the ranks are [`shares.current()`].
+        shares: how fast the ranks are [`shares.current()`]. If no person gave them they follow the time that ranks
+            need, in the middle of an epoch as well.
         memory: how many samples a rank can take at once: one number, or a list of all ranks' (see `gathered`). A step
             that does not fit is split into parts, whose gradients add up.
         shuffle: another order in each epoch; else samples come in their own.
@@ -159,6 +176,10 @@ class UnevenBatchSampler(Sampler[list[int]]):
         self._epoch = 0
         self._consumed = 0
         self._memory: Memory = None
+        self._timer = WorkTimer()
+        self._drawn = 0  # up to which position a loader has drawn batches
+        self._is_new = True  # no step was trained on since the sampler was made
+        self._pause = self._untimed = 0  # steps that are not timed after the next decision, and from now on
         self.set_shares(current() if shares is None else shares, memory)
         if drop_last and samples < global_batch:
             raise ValueError(
@@ -166,7 +187,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
             )
 
     def set_shares(self, shares: Shares, memory: Memory = None) -> None:
-        """Share the batches otherwise from the next `parts` on, as after `shares.refresh()`.
+        """Share the batches otherwise from the next `parts` on.
 
         Args:
             shares: of all ranks, the same on each.
@@ -179,13 +200,14 @@ class UnevenBatchSampler(Sampler[list[int]]):
         batch_sizes(self._global_batch, shares.weights)  # says what is wrong with them
         most = tuple(bounds(memory, shares.world_size))
         allowed = [self._global_batch // shares.world_size, *(bound for bound in most if bound is not None)]
-        self._plan = _Plan(shares, most, min(LEAST, *allowed))
+        self._plans = [(0, _Plan(shares, most, min(LEAST, *allowed)))]  # from which position on each holds
         self._memory = memory
+        self._timer.clear()
 
     @property
     def shares(self) -> Shares:
-        """How fast the ranks are."""
-        return self._plan.shares
+        """How fast the ranks are, as decided last."""
+        return self._plans[-1][1].shares
 
     @property
     def epoch(self) -> int:
@@ -253,18 +275,47 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """How many batches this rank has left in the epoch, the same for all ranks."""
-        full, rest = divmod(self._samples - self.consumed, self._global_batch)
-        left = self._plan.parts(self._plan.sizes(rest)) if rest and not self._drop_last else 0
-        return full * self._plan.parts(self._plan.sizes(self._global_batch)) + left
+        epoch, consumed, number = self.epoch, self.consumed, 0
+        while total := self._next_step(consumed):
+            end, plan = self._same_until(self._plans, epoch, consumed)
+            steps = max(1, (end - consumed) // self._global_batch)
+            number += steps * plan.parts(plan.sizes(total))
+            consumed += steps * total
+        return number
+
+    def _position(self, epoch: int, consumed: int) -> int:
+        """A place in the training as one number."""
+        return epoch * self._samples + consumed
+
+    def _same_until(self, plans: list[tuple[int, _Plan]], epoch: int, consumed: int) -> tuple[int, _Plan]:
+        """The plan that holds at a place, and up to where in the epoch it does; the last small step is by itself."""
+        here = self._position(epoch, consumed)
+        whole = (self._samples - consumed) // self._global_batch * self._global_batch
+        ends = [at - epoch * self._samples for at, _ in plans if at > here]
+        plan = next(plan for at, plan in reversed(plans) if at <= here)
+        return min([consumed + whole if whole else self._samples, *ends]), plan
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches from here to the end of the epoch, as indices; the sampler does not move by itself."""
-        return (indices for indices, _ in self._batches(self._order(), self._plan, self.consumed))
+        return self._drawn_batches(self._plans, self._order(), self.epoch, self.consumed)
+
+    def _drawn_batches(
+        self, plans: list[tuple[int, _Plan]], order: torch.Tensor, epoch: int, consumed: int
+    ) -> Iterator[list[int]]:
+        batches = self._batches(plans, order, epoch, consumed)
+        while True:
+            with _drawing:
+                drawn = next(batches, None)
+                if drawn is None:
+                    return
+                self._drawn = max(self._drawn, self._position(epoch, drawn[1].consumed))
+            yield drawn[0]
 
     def parts(self, loader: Iterable[Batch]) -> Iterator[tuple[Batch, Part]]:
         """What is left of the epoch: each batch of a loader, with the part that it is.
 
-        All ranks have to call it. It compares first whether all of them are about to train on the same batches.
+        All ranks have to call it. It compares first whether all of them are about to train on the same batches. Where
+        no person gave the shares, the ranks exchange after some steps how long they needed.
 
         Args:
             loader: gives this sampler's batches in order, a `DataLoader` or what a framework has made of one.
@@ -272,18 +323,74 @@ class UnevenBatchSampler(Sampler[list[int]]):
         Raises:
             RuntimeError: ranks have other weights, another position or seed, ...; or the loader gives other batches.
         """
-        self._compare_ranks()
+        is_shared = self._compare_ranks()
         self.set_epoch(self.epoch)
-        expected = len(self)
-        parts = (part for _, part in self._batches(None, self._plan, self._consumed))
+        self._timer.pause()
+        plans, epoch, expected = self._plans, self._epoch, len(self)
+        parts = (part for _, part in self._batches(plans, None, epoch, self._consumed))
         if isinstance(loader, Sized) and len(loader) != expected:
             raise _other_batches(len(loader), expected)
         for given, (batch, part) in enumerate(itertools.zip_longest(loader, parts)):
             if batch is None or part is None:
                 raise _other_batches(given + (batch is not None), expected)
+            here = self._position(epoch, part.consumed - part.total)
+            is_timed = (
+                is_shared
+                and not self.shares.given
+                and not self._untimed
+                and part.total == self._global_batch
+                and self._plans is plans
+                and plans[-1][0] <= here
+            )
             if part.last:
                 self._consumed = part.consumed
-            yield batch, part
+            yield batch, replace(part, timer=self._timer) if is_timed else part
+            if part.last and is_shared and not self.shares.given and self._plans is plans:
+                self._step_done(here + part.total, is_timed=is_timed)
+
+    def _step_done(self, here: int, *, is_timed: bool) -> None:
+        """Decide the shares anew where enough steps were timed, and before that by what the round before has measured.
+
+        Args:
+            here: the place after the step.
+        """
+        if self._is_new:
+            self._is_new = False
+            self._decide(here, None)
+        elif is_timed:
+            self._timer.end_step()
+            if self._timer.steps == WARM_UP + TIMED:
+                time_ns = self._timer.median_ns()
+                self._timer.clear()
+                is_changed = self._decide(here, time_ns)
+                self._pause = 0 if is_changed else min(max(LEAST_PAUSE, 2 * self._pause), MOST_PAUSE)
+                self._untimed = self._pause
+        else:
+            self._untimed = max(0, self._untimed - 1)
+
+    def _decide(self, here: int, time_ns: int | None) -> bool:
+        """Have all ranks decide the shares, from the first step on that no loader has drawn; whether they are others.
+
+        A loader that draws from a copy of this sampler would not see them: then they stay.
+        """
+        plan = self._plans[-1][1]
+        before = plan.sizes(self._global_batch)
+        with _drawing:
+            shares = refresh(plan.shares, before, lambda value: gathered(value, self._group), time_ns)
+            drawn = gathered(self._drawn if self._drawn >= here else -1, self._group)
+            if shares.weights == plan.shares.weights or min(drawn) < 0:
+                return False
+            plan = replace(plan, shares=shares)
+            self._plans.append((max(drawn), plan))
+        if shares.rank == 0:
+            after = plan.sizes(self._global_batch)
+            what = "by the ranks' own time" if time_ns is not None else "as measured in the round before"
+            print(
+                f"hetagent.uneven: batches of {_short(after)} instead of {_short(before)}, {what}",
+                file=sys.stderr,
+                flush=True,
+            )
+        return True
 
     def _order(self) -> torch.Tensor:
         """The samples of the epoch."""
@@ -292,20 +399,22 @@ class UnevenBatchSampler(Sampler[list[int]]):
         return torch.randperm(self._samples, generator=torch.Generator().manual_seed(self._seed + self.epoch))
 
     def _batches(
-        self, order: torch.Tensor | None, plan: _Plan, consumed: int
+        self, plans: list[tuple[int, _Plan]], order: torch.Tensor | None, epoch: int, consumed: int
     ) -> Iterator[tuple[list[int], Part]]:
         """This rank's batches and parts, from a position of the epoch on.
 
         Args:
+            plans: from which position on each holds; more may be added meanwhile, for what was not given out yet.
             order: the samples of the epoch; None: only the parts are wanted.
         """
-        rank, ranks = plan.shares.rank, plan.shares.world_size
-        before, offset, split = 0, 0, [0]
+        rank, ranks = self.shares.rank, self.shares.world_size
+        end, offset, split = consumed, 0, [0]
+        known = 0
         while total := self._next_step(consumed):
-            if total != before:
-                sizes = plan.sizes(total)
+            if consumed >= end or len(plans) != known:
+                end, plan = self._same_until(plans, epoch, consumed)
+                known, sizes = len(plans), plan.sizes(total)
                 offset, split = sum(sizes[:rank]), plan.split(sizes[rank], plan.parts(sizes))
-                before = total
             parts = len(split) - 1
             for number, (begin, end) in enumerate(itertools.pairwise(split)):
                 part = Part(number, parts, end - begin, total, ranks, consumed + total)
@@ -316,14 +425,14 @@ class UnevenBatchSampler(Sampler[list[int]]):
                 yield [] if order is None else order[first:last].tolist(), part
             consumed += total
 
-    def _compare_ranks(self) -> None:
-        """Compare on all ranks what the batches follow from; nothing can be compared without a process group.
+    def _compare_ranks(self) -> bool:
+        """Compare on all ranks what the batches follow from; returns whether there are several, in a process group.
 
         Raises:
             RuntimeError: on every rank, if one of them differs.
         """
         if not dist.is_available() or not dist.is_initialized():
-            return
+            return False
         shares, here, ranks = self.shares, dist.get_rank(self._group), dist.get_world_size(self._group)
         if (shares.rank, shares.world_size) != (here, ranks):
             raise RuntimeError(
@@ -333,9 +442,9 @@ class UnevenBatchSampler(Sampler[list[int]]):
         values = {
             "version of hetagent.uneven": VERSION,
             "round": shares.round,
-            "number of refreshed shares": shares.number,
             "weights": shares.weights,
-            "memory": self._plan.memory,
+            "who gave the weights": shares.given,
+            "memory": self._plans[-1][1].memory,
             "global batch": self._global_batch,
             "number of samples": self._samples,
             "shuffle": self._shuffle,
@@ -352,11 +461,14 @@ class UnevenBatchSampler(Sampler[list[int]]):
                     "make the sampler with the same arguments, from the same checkpoint; a rank without "
                     "HET_WEIGHTS_FILE was not started by hetagent"
                 )
+        return ranks > 1
 
 
 @contextlib.contextmanager
 def accumulate(model: torch.nn.Module, part: Part) -> Iterator[None]:
     """Around forward and backward: gradients are averaged over the ranks in the last part of a step only.
+
+    It also times this rank's work, in some of the steps, where shares follow that.
 
     Args:
         model: in DDP, after `fully_shard`, or neither.
@@ -374,7 +486,11 @@ def accumulate(model: torch.nn.Module, part: Part) -> Iterator[None]:
     of_ddp: Any = getattr(model, "no_sync", None)
     if of_fsdp is not None:
         of_fsdp(part.last)
-    with of_ddp() if of_ddp is not None and not part.last else contextlib.nullcontext():
+    with contextlib.ExitStack() as around:
+        if part.timer is not None:
+            around.enter_context(part.timer.part(model))
+        if of_ddp is not None and not part.last:
+            around.enter_context(of_ddp())
         try:
             yield
         except ValueError as error:

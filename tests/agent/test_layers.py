@@ -11,6 +11,7 @@ ORDER: Sequence[str] = (
     # what scripts and workers import
     "progress",
     "shares",
+    "work_timer",
     "uneven",
     "torch_compat.checkpoints",
     "snapshots",
@@ -37,8 +38,6 @@ ORDER: Sequence[str] = (
     "preemption",
     "monitor",
     "standby",
-    "sharing",
-    "speeds",
     "job",
     # all of it
     "runloop",

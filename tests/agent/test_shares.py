@@ -1,4 +1,4 @@
-"""hetagent.shares: sizes of batches, the file of a round, and asking for new shares."""
+"""hetagent.shares: sizes of batches, the file of a round, and shares by what ranks measured."""
 
 import json
 import os
@@ -6,15 +6,12 @@ import random
 import re
 import subprocess
 import sys
-import threading
-import time
 from fractions import Fraction
 from pathlib import Path
-from typing import Self
 
 import pytest
 
-from hetagent import progress, shares
+from hetagent import shares
 from hetagent.shares import Shares, SharesError, batch_sizes
 
 RANDOM_CASES = 200
@@ -108,11 +105,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def write(path: Path, weights: list[float], number: int = 0) -> None:
-    """Put the file there in one go, as an agent does."""
-    new = path.with_name("new")
-    new.write_text(json.dumps({"round": 3, "number": number, "weights": weights}), encoding="utf-8")
-    new.replace(path)
+def write(path: Path, weights: list[float], *, given: bool = True) -> None:
+    """Write the file of a round."""
+    path.write_text(json.dumps({"round": 3, "weights": weights, "given": given}), encoding="utf-8")
 
 
 def test_the_shares_of_a_round(path: Path) -> None:
@@ -120,20 +115,22 @@ def test_the_shares_of_a_round(path: Path) -> None:
     assert mine == Shares((1.0, 1.0, 0.25), rank=2, round=3)
     assert (mine.weight, mine.world_size, mine.batch_sizes(9)) == (0.25, 3, [4, 4, 1])
     assert shares.current(0, 3).weight == 1.0
+    write(path, [1.0, 1.0, 1.0], given=False)
+    assert shares.current() == Shares((1.0, 1.0, 1.0), rank=2, round=3, given=False)
 
 
 def test_fields_that_a_later_agent_adds_do_no_harm(path: Path) -> None:
-    path.write_text(json.dumps({"round": 3, "number": 0, "weights": [1, 1, 2], "unit": "samples/s"}))
+    path.write_text(json.dumps({"round": 3, "weights": [1, 1, 2], "given": True, "unit": "samples/s"}))
     assert shares.current().weight == 2
 
 
 def test_without_an_agent_all_ranks_weigh_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (shares.FILE, *(name for pair in shares.RANKS for name in pair)):
         monkeypatch.delenv(name, raising=False)
-    assert shares.current() == shares.refresh() == Shares((1.0,))
+    assert shares.current() == Shares((1.0,), given=False)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert shares.current() == shares.refresh() == Shares((1.0, 1.0), rank=1)
+    assert shares.current() == Shares((1.0, 1.0), rank=1, given=False)
 
 
 def test_ranks_of_open_mpi_and_horovod(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,14 +150,13 @@ def test_ranks_of_open_mpi_and_horovod(path: Path, monkeypatch: pytest.MonkeyPat
         ("x" * 100, "it is no JSON object"),
         ("[" * 100_000, "it is no JSON object"),
         ("[1, 1, 1]", "it is no JSON object"),
-        ('{"round": 3, "weights": [1, 1, 1]}', "it has no number"),
-        ('{"round": 3, "number": 0, "runs": [[3, 1]]}', "it has no weights"),
-        ('{"round": "3", "number": 0, "weights": [1, 1, 1]}', "round and number have to be whole numbers"),
-        ('{"round": 3, "number": 0, "weights": 1}', "weights have to be a list"),
-        ('{"round": 3, "number": 0, "weights": [1, 0, 1]}', "the weight of rank 1 is 0"),
-        ('{"round": 3, "number": 0, "weights": [1, NaN, 1]}', "the weight of rank 1 is nan"),
-        ('{"round": 3, "number": 0, "weights": [1, 1]}', "has 2 weights, but the world size is 3"),
-        ('{"round": 3, "number": 1, "weights": [1, 1, 1]}', "is decision 1 of its round, not 0"),
+        ('{"round": 3, "weights": [1, 1, 1]}', "it has no given"),
+        ('{"round": 3, "given": true, "runs": [[3, 1]]}', "it has no weights"),
+        ('{"round": "3", "given": true, "weights": [1, 1, 1]}', "round has to be a whole number"),
+        ('{"round": 3, "given": true, "weights": 1}', "weights have to be a list"),
+        ('{"round": 3, "given": true, "weights": [1, 0, 1]}', "the weight of rank 1 is 0"),
+        ('{"round": 3, "given": true, "weights": [1, NaN, 1]}', "the weight of rank 1 is nan"),
+        ('{"round": 3, "given": true, "weights": [1, 1]}', "has 2 weights, but the world size is 3"),
     ],
 )
 def test_a_file_that_is_missing_or_foreign_is_refused(path: Path, text: str | None, complaint: str) -> None:
@@ -199,83 +195,72 @@ def test_rank_and_world_size_belong_together(path: Path) -> None:
         Shares((1.0, 1.0), rank=3)
 
 
-# -- asking for new ones -------------------------------------------------------------------------------------
+# -- by what was measured ------------------------------------------------------------------------------------
 
 
-class Agent:
-    """Answers what a worker asks, as an agent does; notes what the worker has announced meanwhile."""
-
-    def __init__(self, path: Path, decisions: list[list[float]]) -> None:
-        self._path = path
-        self._decisions = decisions
-        self.seen: list[str] = []
-        self._thread = threading.Thread(target=self._answer)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join(60)
-
-    def _answer(self) -> None:
-        for number, weights in enumerate(self._decisions, start=1):
-            ask = Path(shares.ASK.format(path=self._path, number=number))
-            while not ask.exists():
-                time.sleep(0.002)
-            self.seen.append(ask.name)
-            write(Path(shares.ANSWER.format(path=self._path, number=number)), weights, number)
-
-
-def test_each_call_is_the_next_decision(path: Path) -> None:
-    with Agent(path, [[1.0, 1.0, 0.5], [1.0, 0.5, 0.5]]) as agent:
-        assert shares.refresh() == Shares((1.0, 1.0, 0.5), 2, 3, 1)
-        assert shares.current().number == 1
-        assert shares.refresh() == Shares((1.0, 0.5, 0.5), 2, 3, 2)
-    assert agent.seen == ["weights.ask.1", "weights.ask.2"]
-    assert shares.current() == Shares((1.0, 0.5, 0.5), 2, 3, 2)
-
-
-def test_without_an_answer_the_next_call_asks_the_same(path: Path) -> None:
-    with pytest.raises(TimeoutError, match="rank 2 has waited 0 s for new shares"):
-        shares.refresh(0)
-    assert shares.current().number == 0
-    with Agent(path, [[1.0, 1.0, 0.5]]):
-        assert shares.refresh().number == 1
-
-
-def test_waiting_for_new_shares_is_announced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that it is not taken for a hang."""
-    told: list[float] = []
-    real = progress.long
-    monkeypatch.setattr(progress, "long", lambda seconds: told.append(seconds) or real(seconds))
-    with Agent(path, [[1.0, 1.0, 0.5]]):
-        shares.refresh(123)
-    assert told == [123]
+def refreshed(sizes: list[int], times: list[int], weights: tuple[float, ...] | None = None) -> Shares:
+    """What all ranks decide if each needs such a time; they all decide the same."""
+    before = [Shares(weights or (1.0,) * len(sizes), rank, given=False) for rank in range(len(sizes))]
+    speeds: list[int] = []
+    for one, time in zip(before, times, strict=True):
+        shares.refresh(one, sizes, lambda own: speeds.append(own) or [0] * len(sizes), time)
+    found = [
+        shares.refresh(one, sizes, lambda _: speeds, time) for one, time in zip(before, times, strict=True)
+    ]
+    assert len({one.weights for one in found}) == 1
+    return found[0]
 
 
 @pytest.mark.parametrize(
-    ("answer", "complaint"),
+    ("sizes", "times", "weights"),
     [
-        ({"round": 3, "number": 2, "weights": [1, 1, 1]}, "is decision 2 of its round, not 1"),
-        ({"round": 3, "number": 1, "weights": [1, 1]}, "has 2 weights, but the world size is 3"),
-        (
-            {"error": "round 3 is over"},
-            "rank 2 gets no new shares (decision 1 of its round): round 3 is over",
-        ),
+        ([32, 32, 32], [1000, 4000, 4000], (1.0, 0.25, 0.25)),
+        ([32, 32, 32], [1000, 1040, 980], (1.0, 1.0, 1.0)),  # no step would be 5 % shorter
+        ([64, 16, 16], [2000, 2000, 1000], (1.0, 0.25, 0.5)),
+        ([32, 32], [1000, 0], (1.0, 1.0)),  # who could not measure counts as the slowest
+        ([32, 32, 32], [1000, 4000, 0], (1.0, 0.25, 0.25)),
+        ([32, 32], [0, 0], (1.0, 1.0)),
+        ([2, 1], [1000, 1400], (1.0, 1.0)),  # whole samples cannot be shared better
     ],
 )
-def test_a_wrong_answer_is_refused(path: Path, answer: object, complaint: str) -> None:
-    Path(shares.ANSWER.format(path=path, number=1)).write_text(json.dumps(answer))
-    with pytest.raises(SharesError, match=re.escape(complaint)):
-        shares.refresh()
-    assert shares.current().number == 0
+def test_shares_follow_the_time_that_ranks_need(
+    sizes: list[int], times: list[int], weights: tuple[float, ...]
+) -> None:
+    assert refreshed(sizes, times).weights == weights
 
 
-def test_nobody_can_ask_where_the_folder_is_gone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(shares.FILE, str(path.parent / "gone" / "weights"))
-    with pytest.raises(SharesError, match="rank 2 cannot ask for new shares: No such file"):
-        shares.refresh()
+def test_they_come_to_rest_where_all_need_the_same_time_though_steps_cost_something_beside_samples() -> None:
+    constant, per_sample = (40, 100, 100, 50), (1, 4, 2, 1)
+    weights, sizes = (1.0,) * 4, [64] * 4
+    for _ in range(5):
+        times = [c + s * size for c, s, size in zip(constant, per_sample, sizes, strict=True)]
+        weights = refreshed(sizes, times, weights).weights
+        sizes = batch_sizes(256, weights)
+    times = [c + s * size for c, s, size in zip(constant, per_sample, sizes, strict=True)]
+    assert max(times) < 1.06 * sum(times) / 4
+
+
+def test_one_size_for_each_rank() -> None:
+    with pytest.raises(ValueError, match="there are 1 sizes for 2 ranks: give one for each"):
+        shares.refresh(Shares((1.0, 1.0)), [4], lambda own: [own], 1)
+
+
+def test_what_a_rank_has_measured_is_known_in_the_next_round(path: Path) -> None:
+    def gather(own: int) -> list[int]:
+        return [own or 7, 4 * (own or 7), 0]
+
+    equal = Shares((1.0, 1.0, 1.0), 2, 3, given=False)
+    assert shares.refresh(equal, [8, 8, 8], lambda own: [own] * 3) == equal, "nothing is known yet"
+    assert shares.refresh(equal, [8, 8, 8], gather, 1000).weights == (0.25, 1.0, 0.25)
+    speed = int(Path(f"{path}.speed.2").read_text())
+    assert speed == 8 * shares.PER_SPEED // 1000
+    heard: list[int] = []
+    shares.refresh(equal, [8, 8, 8], lambda own: heard.append(own) or [own] * 3)
+    assert heard == [speed]
+    for text in ("", "x", "-5", "9" * 100):
+        Path(f"{path}.speed.2").write_text(text)
+        shares.refresh(equal, [8, 8, 8], lambda own: heard.append(own) or [own] * 3)
+    assert all(0 <= own < 2**63 for own in heard)
 
 
 def test_it_needs_the_standard_library_only() -> None:

@@ -154,7 +154,7 @@ def test_shares_that_change_between_epochs() -> None:
     assert [len(one) for one in next(zip(*world.samplers, strict=True))] == [5, 5]
     list(world.steps())
     for rank, one in enumerate(world.samplers):
-        one.set_shares(Shares((1.0, 0.25), rank, round=1, number=1))
+        one.set_shares(Shares((1.0, 0.25), rank, round=1))
     assert [len(one) for one in next(zip(*world.samplers, strict=True))] == [8, 2]
     assert sorted(sample for step in world.steps() for sample in step) == list(range(20))
 
@@ -415,13 +415,22 @@ def test_without_a_process_group_nothing_is_compared() -> None:
 
 @NEEDS_FSDP
 def test_gradients_are_those_of_one_process_with_the_whole_batch(tmp_path: Path) -> None:
-    """DDP and FSDP2; four ranks, and three that go on from their checkpoint; and ranks that differ are refused."""
-    output = run(tmp_path, "ddp", "fsdp", "differing")
+    """DDP and FSDP2; four ranks, and three that go on from their checkpoint; and ranks that differ are refused.
+
+    Ranks that need four times as long for a sample get fewer on their own, in the middle of an epoch, with both.
+    """
+    output = run(tmp_path, "ddp", "fsdp", "timed", "differing")
     lines = re.findall(r"^(\w+): (\[.*\]) samples, difference (\S+)$", output, re.MULTILINE)
     counts = ["[24, 6, 6, 12]", "[8, 22, 4]"]
     assert [(kind, samples) for kind, samples, _ in lines] == [
         (kind, one) for kind in ("ddp", "fsdp") for one in counts
     ]
+    timed = re.findall(
+        r"^timed (\w+): \[(\d+), (\d+), (\d+)\] samples, difference \S+$", output, re.MULTILINE
+    )
+    assert [kind for kind, *_ in timed] == ["ddp", "fsdp"]
+    for _, fast, *slow in timed:
+        assert all(int(fast) > 2 * int(one) for one in slow), output
     show(f"gradients of 4, then 3 unlike ranks beside one process: {output.strip()}")
 
 

@@ -178,18 +178,6 @@ def test_drift(machine: Machine, tmp_path: Path, seen: Seen) -> None:
     seen(", ".join(f"{name} {version}" for name, version in found.items()))
 
 
-def test_speeds(machine: Machine, tmp_path: Path, seen: Seen) -> None:
-    """--measure again measures every slot before the first round, and no process of it holds a GPU afterwards"""
-    script = tmp_path / "nothing.py"
-    script.write_text("")
-    words = ["--standalone", *all_gpus(machine), "--measure", "again", str(script)]
-    done = hetagent(*words, XDG_CACHE_HOME=str(tmp_path))
-    speeds = re.search(r"speed of .*TFLOP/s.*", done.stderr)
-    assert done.returncode == 0, done.stderr
-    assert speeds, done.stderr
-    seen(speeds[0])
-
-
 def test_numa(machine: Machine, tmp_path: Path, seen: Seen) -> None:
     """--numa-binding node binds each worker to the CPUs near its GPU"""
     machine.needs_gpu()

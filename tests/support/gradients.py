@@ -1,9 +1,10 @@
 """Trains on uneven ranks with DDP or FSDP2, and beside that alone with whole batches: gradients have to be the same.
 
-    python -m tests.support.gradients FOLDER ddp fsdp differing with_ddp.py
+    python -m tests.support.gradients FOLDER ddp fsdp timed differing with_ddp.py
 
 Four ranks begin an epoch, in the middle of which three others go on, from their checkpoint. The last batch has fewer
-samples than ranks. Prints the largest difference of each world. A script is one of examples/uneven, which three uneven
+samples than ranks. Prints the largest difference of each world. `timed`: three ranks whose shares follow the time that
+they need, in the middle of epochs. A script is one of examples/uneven, which three uneven
 ranks run, then one alone. All are forks of one process, so that torch is imported once.
 """
 
@@ -13,6 +14,7 @@ import os
 import runpy
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +38,11 @@ STEPS_BEFORE = 3
 BEFORE = ((4.0, 1.0, 1.0, 2.0), [None, 2, 1, 3])
 AFTER = ((1.0, 3.0, 0.5), [3, 4, None])
 """Weights and memory of the ranks."""
+SLOWER = (1, 4, 4)
+"""How much longer than the first one the ranks need for a sample, where they are timed, ..."""
+TIMED_EPOCHS = 8
+SAMPLE_S = 0.002
+"""... which needs so long for it (seconds)."""
 TIMEOUT = datetime.timedelta(seconds=60)
 TOLERANCE = 1e-12
 
@@ -65,13 +72,21 @@ class World:
     """
 
     def __init__(
-        self, kind: str, weights: tuple[float, ...], memory: list[int | None], checkpoint: Path
+        self,
+        kind: str,
+        weights: tuple[float, ...],
+        memory: list[int | None],
+        checkpoint: Path,
+        *,
+        is_timed: bool = False,
     ) -> None:
         self.inputs, self.targets = data()
-        self.sampler = uneven.UnevenBatchSampler(
-            SAMPLES, BATCH, Shares(weights, dist.get_rank()), memory=memory, seed=3
-        )
+        mine = Shares(weights, dist.get_rank(), given=not is_timed)
+        self.sampler = uneven.UnevenBatchSampler(SAMPLES, BATCH, mine, memory=memory, seed=3)
         self.alone, self.shared = network(), network()
+        if is_timed:
+            sample_s = SAMPLE_S * SLOWER[mine.rank]
+            self.shared[1].register_forward_hook(lambda _, inputs, __: time.sleep(sample_s * len(inputs[0])))
         self._checkpoint = checkpoint
         if checkpoint.exists():
             saved = torch.load(checkpoint, weights_only=True)
@@ -91,8 +106,10 @@ class World:
     def steps(self) -> Iterator[None]:
         """Go on to the end of the epoch; after each step its gradients have been compared."""
         optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (self.shared, self.alone)]
-        order = next(iter(uneven.UnevenBatchSampler(SAMPLES, SAMPLES, Shares((1.0,)), seed=3)))
-        loader = [(self.inputs[batch], self.targets[batch]) for batch in self.sampler]
+        whole = uneven.UnevenBatchSampler(SAMPLES, SAMPLES, Shares((1.0,)), seed=3)
+        whole.set_epoch(self.sampler.epoch)
+        order = next(iter(whole))
+        loader = ((self.inputs[batch], self.targets[batch]) for batch in self.sampler)
         for (inputs, targets), part in self.sampler.parts(loader):
             self.counts.append(part.count)
             with uneven.accumulate(self.model, part):
@@ -151,6 +168,23 @@ def train(kind: str, folder: Path) -> None:
     run(3, go_on, folder / f"{kind}.3")
 
 
+def timed(folder: Path) -> None:
+    """Epochs in which shares change, with DDP and FSDP2; without shares all ranks would get as much."""
+
+    def follow(kind: str) -> None:
+        world = World(kind, (1.0, 1.0, 1.0), [None, 3, None], folder / "none", is_timed=True)
+        for _ in range(TIMED_EPOCHS):
+            world.counts.clear()
+            assert len(list(world.steps())) == 6
+            assert sum(uneven.gathered(sum(world.counts))) == SAMPLES
+        counts = uneven.gathered(sum(world.counts))
+        if dist.get_rank() == 0:
+            print(f"timed {kind}: {counts} samples, difference {world.difference:.1e}", flush=True)
+
+    for kind in ("ddp", "fsdp"):
+        run(3, lambda kind=kind: follow(kind), folder / f"timed.{kind}")  # type: ignore[misc]
+
+
 def differing(folder: Path) -> None:
     """Ranks that would train on other batches are told so, all of them."""
 
@@ -177,7 +211,7 @@ def example(name: str, folder: Path) -> None:
     """Run a script as an agent would, with shares, then alone without an agent."""
     sys.path.insert(0, str(EXAMPLES))
     weights = folder / "weights"
-    weights.write_text(json.dumps({"round": 1, "number": 0, "weights": [1.0, 0.2, 0.5]}), encoding="utf-8")
+    weights.write_text(json.dumps({"round": 1, "weights": [1.0, 0.2, 0.5], "given": True}), encoding="utf-8")
     os.environ[shares.FILE] = str(weights)
     run(3, lambda: runpy.run_path(str(EXAMPLES / name)), None)
     del os.environ[shares.FILE]
@@ -241,6 +275,8 @@ if __name__ == "__main__":
     for name in sys.argv[2:]:
         if name == "differing":
             differing(Path(sys.argv[1]))
+        elif name == "timed":
+            timed(Path(sys.argv[1]))
         elif name.endswith(".py"):
             example(name, Path(sys.argv[1]))
         else:

@@ -41,6 +41,7 @@ from hetagent.runloop.after_start import LaunchLook, Meeting
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.notices import Notices
 from hetagent.runloop.ports import Ports
+from hetagent.runloop.share_files import ShareRoom
 from hetagent.runloop.shutdown import CTRL_C_S
 from hetagent.session.line import Line
 from hetagent.session.offer import Offer
@@ -55,7 +56,6 @@ from hetrdzv.auth.tls import ClientTls
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import UNSET
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
-from hetrdzv.protocol.rooms.shares import Measured
 
 PREFIX = "[${node_id}:${rank}] "
 """What lines of the workers begin with on the console unless a template was given (pytorch/pytorch#75087)."""
@@ -190,7 +190,7 @@ def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpec
     rooms: list[Room] = []
     announcements = _announcements(context)
     line, readiness = _line(context, partial(kept, rooms), announcements)
-    rooms += _rooms(context, line, announcements, rooms)
+    rooms += _rooms(context, line, announcements)
     if server is not None:
         server.watch(line.give_up)
     worker_env = context.place.socket_env(os.environ)
@@ -252,10 +252,7 @@ def _line(
     """
     options = context.options
 
-    def offers(**fields: Any) -> None:
-        line.offers(**fields)
-
-    readiness = _readiness(context, offers, kept, announcements)
+    readiness = _readiness(context, kept, announcements)
     offer = _offer(
         options,
         context.slots,
@@ -313,24 +310,13 @@ def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: L
     )
 
 
-def _rooms(
-    context: AgentContext, line: Line, announcements: Announcements | None, all_rooms: Sequence[Room]
-) -> list[Room]:
-    """The optional parts with work of their own in each round.
-
-    Args:
-        all_rooms: what will be all of them.
-    """
+def _rooms(context: AgentContext, line: Line, announcements: Announcements | None) -> list[Room]:
+    """The optional parts with work of their own in each round."""
     from hetagent.job.snapshots.start import snapshots_of
     from hetagent.monitor.watcher import Watcher
-    from hetagent.sharing.files import ShareRoom
     from hetagent.standby.keeper import standbys_of
 
     options, launch, tell = context.options, context.launch, context.tell
-
-    def recount(number: int, others: bool) -> None:
-        for room in all_rooms:
-            room.recount(number, others)
 
     ready_file = Presence(options.ready_file, tell) if options.ready_file is not None else None
     if ready_file is not None:
@@ -349,7 +335,7 @@ def _rooms(
             secrets=context.access.secrets,
             say=tell,
         ),
-        ShareRoom(line.ask, tell, recount, one_per_node=launch.one_per_node),
+        ShareRoom(one_per_node=launch.one_per_node),
         ready_file,
         announcements,
         snapshots_of(context, options.snapshots, line),
@@ -410,22 +396,13 @@ def _offer(
 
 
 def _readiness(
-    context: AgentContext,
-    offers: Callable[..., None],
-    kept: Callable[[], Collection[int]],
-    announcements: Announcements | None,
+    context: AgentContext, kept: Callable[[], Collection[int]], announcements: Announcements | None
 ) -> Readiness:
     """What is asked of this node before each round."""
-    from hetagent.speeds import speed_check
-
-    def on_measured(speeds: Sequence[float], measured: Measured) -> None:
-        offers(speeds=tuple(speeds), measured=measured)
-
     options, identity = context.options, context.identity
     gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
     checks: list[Check | None] = [
         GpusFree(gpus, identity.incarnation, kept=kept) if gpus else None,
-        speed_check(context, options.measure, options.measure_dtype, on_measured),
         NodeCheck(
             options.node_check,
             identity.incarnation,

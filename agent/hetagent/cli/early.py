@@ -1,4 +1,4 @@
-"""What ends an agent before it imports torch and measures anything: no script, a refusal, a job that is over."""
+"""What ends an agent before it imports torch: no script, a refusal, a job that is over."""
 
 import asyncio
 from typing import Any

@@ -25,11 +25,6 @@ from hetrdzv.protocol.texts import typed
 SPEC_FLAGS: Mapping[str, Setting] = {name: setting for name, setting in SETTINGS.items() if setting.has_flag}
 """Settings of the group with a flag of their own name; --nnodes and --max-restarts are torchrun's."""
 
-MODES = ("auto", "on", "off", "again")
-"""When slots are measured (`sharing/policy.py`)."""
-
-DTYPES = ("auto", "float32", "tf32", "float16", "bfloat16")
-
 OUR_FLAGS: Flags = {
     "--gpus": {
         "metavar": "N|auto|LIST",
@@ -109,8 +104,8 @@ OUR_FLAGS: Flags = {
     "--weight": {
         "type": told(typed.weight),
         "metavar": "X",
-        "help": "How fast each worker here is, compared with those of other nodes: for shares, which otherwise go by "
-        "what is measured, and for --rank-order speed (default, if any node has one: 1).",
+        "help": "How fast each worker here is, compared with those of other nodes: for shares, which otherwise "
+        "follow the time that workers need, and for --rank-order speed (default, if any node has one: 1).",
     },
     "--world-size": {
         "type": told(typed.world_size),
@@ -153,17 +148,6 @@ OUR_FLAGS: Flags = {
         "metavar": "MODULE[,MODULE...]",
         "help": "What standby processes import ahead of a restart (or HET_PRELOAD); auto, the default: torch, and "
         "what the script imports; none: no standbys.",
-    },
-    "--measure": {
-        "choices": MODES,
-        "help": "Measure how fast this node's slots are before it joins (or HET_MEASURE). auto: if the script "
-        "imports hetagent.shares or hetagent.uneven (default); on: always, or take what was measured earlier; "
-        "again: once more; off: never.",
-    },
-    "--measure-dtype": {
-        "choices": DTYPES,
-        "default": "auto",
-        "help": "In which dtype --measure computes; auto: float16 on GPUs, float32 on CPUs (default).",
     },
     "--snapshot-dir": {
         "metavar": "DIR",

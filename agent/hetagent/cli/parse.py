@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hetagent.cli import given, slurm
-from hetagent.cli.flags import MODES, SPEC_FLAGS, parser
+from hetagent.cli.flags import SPEC_FLAGS, parser
 from hetagent.errors import UsageError
 from hetagent.launch.kinds import OWN_FLAGS
 from hetagent.node.names import host_name
@@ -74,7 +74,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         leave_when=args.leave_when or environ.get("HET_LEAVE_WHEN", ""),
         preload=preload(args, environ),
         snapshots=SnapshotOptions(args, environ),
-        measure=_measure(args, environ),
     )
 
 
@@ -240,15 +239,6 @@ def _spec(args: Namespace) -> dict[str, object]:
             )
         spec["min_nodes"] = spec["max_nodes"] = 1
     return spec
-
-
-def _measure(args: Namespace, environ: Mapping[str, str]) -> str:
-    mode: str = args.measure or environ.get("HET_MEASURE") or "auto"
-    if mode not in MODES:
-        raise UsageError(f"HET_MEASURE={mode} in the environment: give one of {', '.join(MODES)}")
-    if args.measure_dtype == "tf32" and args.device == "cpu":
-        raise UsageError("--measure-dtype tf32: CPU workers have none; give float32")
-    return mode
 
 
 def _streams(flag: str, text: str) -> Streams:

@@ -51,9 +51,9 @@ PARTS: Mapping[str, Sequence[str]] = {
         "--join-timeout-s", "--rank-order", "--master", "--unit",
     ),
     "node": (
-        "--gpus", "--nproc-per-node", "--device", "--node-id", "--role", "--label", "--weight", "--measure",
-        "--measure-dtype", "--isolate-gpus", "--virtual-local-rank", "--numa-binding", "--check", "--node-check",
-        "--ready-file", "--watch", "--leave-when", "--grace-s",
+        "--gpus", "--nproc-per-node", "--device", "--node-id", "--role", "--label", "--weight", "--isolate-gpus",
+        "--virtual-local-rank", "--numa-binding", "--check", "--node-check", "--ready-file", "--watch", "--leave-when",
+        "--grace-s",
     ),
     "network": (
         "--server", "--token-file", "--ca-cert", "--client-cert", "--client-key", "--connect-timeout-s",

@@ -29,13 +29,11 @@ class Check:
     Attributes:
         repeats: it is asked before each round, and now and then until one begins; else before each round only.
         done: there is nothing more to find out.
-        wants_quiet: nothing else should run on this node until it is done.
         facts: what people and the server should know of this node for it, by name.
     """
 
     repeats = False
     done = False
-    wants_quiet = False
     facts: Mapping[str, str] = {}
 
     @property

@@ -58,11 +58,6 @@ class Readiness:
         """What is to be known of this node for its checks, by name."""
         return {name: text for check in self._checks for name, text in check.facts.items()}
 
-    @property
-    def measures(self) -> bool:
-        """Whether this node's speed is being measured, or will be, so that nothing else should run."""
-        return any(check.wants_quiet and not check.done for check in self._checks)
-
     def fileno(self) -> int:
         """A descriptor that is readable while there are verdicts to take."""
         return self._waker.fileno()

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -88,7 +87,6 @@ class RoundWatch:
         self._tracks: Tracks | None = None
         self._sample: Tracks | None = None  # a copy that nobody changes
         self._motion: Motion | None = None
-        self._decisions: deque[tuple[int, bool]] = deque()
         self._lookers: dict[int, Looker] = {}  # by global rank
         self._targets: dict[int, stacks.Target] = {}
         self._taking = threading.Lock()
@@ -146,10 +144,6 @@ class RoundWatch:
     def fields(self) -> NodeProgress | None:
         """How far the workers have come; None: nothing is known yet. From any thread, which never waits."""
         return self._sample.fields(time.monotonic()) if self._sample is not None else None
-
-    def decided(self, number: int, *, others: bool) -> None:
-        """The workers have got the shares of a decision; from any thread."""
-        self._decisions.append((number, others))
 
     def reached(self) -> tuple[int | None, int | None]:
         """How many collectives the most advanced worker has asked for, and the highest step; None: nobody can tell.
@@ -271,9 +265,6 @@ class RoundWatch:
         """Look at all workers; what goes wrong at one of them makes nothing known of it, and ends nothing."""
         assert self._tracks is not None
         self._tracks.watched_at = now
-        while self._decisions:
-            number, others = self._decisions.popleft()
-            self._tracks.decided(number, others=others)
         for rank, looker in self._lookers.items():
             health = self._health.get(rank)
             if health is not None and now < health.next_at:

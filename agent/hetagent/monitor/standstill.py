@@ -29,17 +29,9 @@ BLOCKED_S = 2.0
 ENDED_S = 2.0
 """How long after the end of a worker the server is told, unless the round is over by then (seconds)."""
 
-FIRST_LOOKS = 5
-"""How many looks have to find that a worker has gone on until it counts how much it works (a look is no more than a
-step, of slow ones): in their first steps scripts import, compile and tune, each in its own time."""
-
 HOLDS_S = 5.0
 """For how long what was seen at a look holds (seconds): the next one follows within a second, unless the watch stands
 still itself."""
-
-FEW_LOOKS = 60
-"""With fewer looks at a worker (about a minute's) than this, and the same shares as before, it goes on counting."""
-
 
 MAX_REASON = 200
 """The longest reason why nothing can be known that is told (characters)."""
@@ -114,10 +106,6 @@ class Track:
     _told: tuple[object, ...] = (State.RUNS, None, False, False, False)
     _answers: int = 0
     _waits: int = 0
-    _moves: int = 0  # how many answers differed from the one before
-    _looks: int = 0  # how many answers count for how much it works
-    _waited: int = 0  # how many of these showed it waiting
-    _before: tuple[int, int] = (0, 0)  # both at the newest decision on shares
 
     def __post_init__(self) -> None:
         self.changed_at = self.looked_at = self._state_since = self.began_at
@@ -163,10 +151,6 @@ class Track:
         self.unseen = ""
         self._answers += 1
         self._waits += waits
-        self._moves += counts != self.counts
-        if groups and self._moves > FIRST_LOOKS:
-            self._looks += 1
-            self._waited += waits
         if counts != self.counts:
             since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
             self._changed(since, counts=bool(self.counts) and self.claim.until <= self.changed_at)
@@ -241,24 +225,6 @@ class Track:
         """Of the looks at it, the share at which it waited for a collective."""
         return self._waits / self._answers if self.groups else None
 
-    def decided(self, *, others: bool) -> None:
-        """The worker has got the shares of a decision.
-
-        Args:
-            others: than before: what was seen until now says nothing about these. Of the same ones, a few looks go on
-                to count, or short epochs would never have enough of them.
-        """
-        if others or self._looks - self._before[0] >= FEW_LOOKS:
-            self._before = (self._looks, self._waited)
-
-    def busy(self) -> tuple[float | None, int]:
-        """Of the looks since it got its shares, the share at which it did not wait, and how many these were.
-
-        The first ones do not count (`FIRST_LOOKS`).
-        """
-        looks, waited = self._looks - self._before[0], self._waited - self._before[1]
-        return (1 - waited / looks if looks else None), looks
-
     def judge(self, at: float, hang_timeout_s: float | None) -> bool:
         """Settle whether it is still; returns whether the server has to know at once."""
         self._still = self.is_still(at, hang_timeout_s)
@@ -304,7 +270,6 @@ class Track:
                 long_s=self._long_s(at),
                 step=self.claim.step,
             )
-        busy, looks = self.busy()
         return Worker(
             rank=rank,
             pid=self.pid,
@@ -315,8 +280,6 @@ class Track:
             still=self._still,
             cpu=self._cpu,
             waiting=None if (share := self.waiting()) is None else round(share, 3),
-            busy=None if busy is None else round(busy, 4),
-            looks=looks,
             long_s=self._long_s(at),
             step=self.claim.step,
             # first those in which it waits
@@ -353,21 +316,12 @@ class Tracks:
     Args:
         number: the round's.
         workers: by global rank.
-        decision: the number of the newest decision on shares that the workers have got.
         watched_at: when they were last looked at (monotonic seconds).
     """
 
     number: int
     workers: Mapping[int, Track]
-    decision: int = 0
     watched_at: float = 0.0
-
-    def decided(self, number: int, *, others: bool) -> None:
-        """The workers have got the shares of a decision; see `Track.decided`."""
-        if number > self.decision:
-            self.decision = number
-            for track in self.workers.values():
-                track.decided(others=others)
 
     def news(self, at: float, hang_timeout_s: float | None) -> bool:
         """Whether the server has to know something at once.
@@ -393,7 +347,6 @@ class Tracks:
         most = max(1, min(MAX_LANES, MAX_ALL_LANES // len(self.workers)))
         return NodeProgress(
             round=self.number,
-            decision=self.decision,
             age_s=round(max(0.0, at - looked_at), 3),
             known_s=round(min(max(0.0, self.watched_at + HOLDS_S - looked_at), MAX_KNOWN_S), 3),
             workers=tuple(track.fields(rank, at, most=most) for rank, track in self.workers.items()),

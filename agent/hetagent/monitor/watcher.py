@@ -134,15 +134,6 @@ class Watcher(Room):
         self._watch.begin(workers.pids, first)
         self._line.watch(self._sample, self._show)
 
-    def recount(self, number: int, others: bool) -> None:
-        """The workers have got the shares of a decision: from now on it counts how much they work with these.
-
-        Args:
-            others: than before.
-        """
-        if (watch := self._watch) is not None:
-            watch.decided(number, others=others)
-
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
         """How far the workers of this node have come if one has failed; what nobody can tell is left out."""
         self._failed = self._failed or kind is ReportKind.FAILED

@@ -72,7 +72,6 @@ class Options:
         ready_file: a file that is there while the server has this node; None: none.
         watched: what clouds may announce; see `parts.watched`.
         leave_when: a file or command that says when to leave; empty: none.
-        measure, measure_dtype: whether and how slots are measured.
         torchrun: the options that are torchrun's alone.
     """
 
@@ -116,6 +115,4 @@ class Options:
     leave_when: str
     preload: Preload
     snapshots: SnapshotOptions
-    measure: str
-    measure_dtype: str
     torchrun: TorchrunOptions

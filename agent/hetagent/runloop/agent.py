@@ -188,8 +188,7 @@ class Agent:
                 self._guardian.start()
                 self._line.start()
                 self._be_ready()
-                if not self._between.readiness.measures:
-                    self._between.prepare()
+                self._between.prepare()
                 while not self._is_over:
                     self._turn()
             finally:

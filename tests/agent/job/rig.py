@@ -31,10 +31,10 @@ from hetagent.runloop.after_start import LaunchLook, Meeting
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.notices import Notices
 from hetagent.runloop.ports import Ports
+from hetagent.runloop.share_files import ShareRoom
 from hetagent.session.line import Line
 from hetagent.session.offer import Offer
 from hetagent.session.session import Session
-from hetagent.sharing.files import ShareRoom
 from hetagent.workers.kept import Consoles
 from hetagent.workers.logs import RoundLogsSpecs
 from hetagent.workers.starter import MergeLines
@@ -123,7 +123,7 @@ class Rig:
             launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))
         say = self.said.append
         rooms: list[Room] = [
-            ShareRoom(self.line.ask, say, one_per_node=launch.one_per_node),
+            ShareRoom(one_per_node=launch.one_per_node),
             Notices(self.line, say, notice_signal, one_per_node=launch.one_per_node),
             Meeting(self.line, launch, say),
             LaunchLook(launch, say),

@@ -29,7 +29,7 @@ def run(folder: Path, server: Hetserver, *arguments: str, token: str = TOKEN) ->
     (package / "__init__.py").write_text("raise SystemExit('torch was imported')")
     (folder / "train.py").write_text("")
     environ = os.environ | {"PYTHONPATH": str(package.parent), "HET_TOKEN": token}
-    flags = ("--server", server.url, "--gpus", "1", "--device", "cpu", "--measure", "on")
+    flags = ("--server", server.url, "--gpus", "1", "--device", "cpu")
     done = subprocess.run(
         [sys.executable, "-m", "hetagent.cli.main", *flags, *arguments],
         cwd=folder,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hetagent.monitor.flight_recorder import NAME_LENGTH, OP_LENGTH
-from hetagent.monitor.standstill import FEW_LOOKS, FIRST_LOOKS, HOLDS_S, Claim, State, Track, Tracks
+from hetagent.monitor.standstill import HOLDS_S, Claim, State, Track, Tracks
 from hetagent.roundhook import Motion
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_LANES
@@ -348,49 +348,6 @@ def test_the_share_of_looks_at_which_it_waited() -> None:
         watched.asked_for(enqueued, completed)
     (worker,) = watched.tracks.fields(watched.now).workers
     assert worker.waiting == 0.5
-
-
-def test_how_much_of_the_time_it_works_is_counted_from_each_decision_on_shares() -> None:
-    watched = Watched()
-
-    def told() -> tuple[int, float | None, int]:
-        fields = watched.tracks.fields(watched.now)
-        (worker,) = fields.workers
-        return fields.decision, worker.busy, worker.looks
-
-    for _ in range(5):
-        watched.asked_for(0)
-    assert told() == (0, None, 0), "before its first collective it loads what it needs"
-    for at in range(1, FIRST_LOOKS + 1):
-        for _ in range(3):
-            watched.asked_for(at, at - 1)
-    assert told() == (0, None, 0), "in its first steps it imports and compiles"
-    for more in range(1, 5):
-        watched.asked_for(FIRST_LOOKS + more, FIRST_LOOKS + more - (more % 4 == 0))
-    assert told() == (0, 0.75, 4)
-    watched.tracks.decided(1, others=True)
-    assert told() == (1, None, 0)
-    watched.asked_for(20, 19)
-    watched.asked_for(21)
-    assert told() == (1, 0.5, 2)
-    watched.tracks.decided(1, others=True)  # the same comes once more, or late
-    watched.tracks.decided(0, others=True)
-    assert told() == (1, 0.5, 2)
-
-
-def test_a_few_looks_go_on_to_count_after_a_decision_that_changed_nothing() -> None:
-    watched = Watched()
-
-    def looks() -> int:
-        return watched.tracks.fields(watched.now).workers[0].looks
-
-    watched.works(FIRST_LOOKS)
-    for number, more in enumerate((1, FEW_LOOKS - 2, 1), start=1):
-        for at in range(more):
-            watched.asked_for(10 * number + at % 2)
-        before = looks()
-        watched.tracks.decided(number, others=False)
-        assert looks() == (before if before < FEW_LOOKS else 0)
 
 
 def test_of_many_groups_those_are_told_in_which_it_waits() -> None:

@@ -12,7 +12,6 @@ from hetagent.session.offer import Offer
 from hetagent.session.requests import Answer, Join, Leave, Poll, Request, Say
 from hetagent.session.session import Session
 from hetagent.session.topics import Topic
-from hetagent.sharing import files as share_files
 from hetrdzv.api.commands import join_command
 from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands
@@ -20,7 +19,6 @@ from hetrdzv.core.directive import Directive, directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group
-from hetrdzv.core.rooms.shares import Refresh, decided
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
@@ -96,11 +94,6 @@ class Server:
             match request:
                 case Poll(posts=True) | Say(topic=watcher.STACKS) if self.is_older:
                     return Problem(405, "method_not_allowed", "not supported", {})
-                case Say(topic=share_files.SHARES, body=asked):
-                    fields = codec.fields_of(asked)
-                    self.do(Refresh(node_id=node_id, **fields), now, group_id)
-                    current = self.groups[group_id].round
-                    return decided(current, asked.number) if current is not None else None
                 case Say(topic=watcher.STACKS, body=stacks):
                     self.stacks.append(stacks)
                     return None

@@ -1,1 +1,0 @@
-"""Shares of the work: workers are told theirs, and how fast the slots of this node are is measured (`--measure`)."""

@@ -5,8 +5,7 @@
 Runs examples/uneven under agents: one node with a fast worker, one with two slow ones. Each node is in a cgroup that
 limits its CPU time, as a container is, and all limits add up to `--cores`, so that the machine is not the limit.
 
-Shares by hand are the limits; measured, those that `--measure` finds within them; by pace, all are equal in the first
-epoch, and `--refresh` has the shares decided after each; the fourth counts.
+Shares by hand are the limits; by the ranks' own time, all are equal at first, and the fourth epoch counts.
 Alone, a worker runs the same script with the batch that it has by hand. Each figure is the median of all tries, which
 come in turns.
 """
@@ -89,8 +88,7 @@ def main() -> None:
     if os.geteuid() != 0 or not CGROUPS.is_dir():
         sys.exit("needs root and the cpu controller of cgroups version 1, which limit the CPU time of nodes")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs end with their blocks
-    os.environ["OMP_NUM_THREADS"] = "1"  # as the script has it, so that --measure measures that
-    columns = ["alone, added up", "without shares", "by hand", "measured", "by pace"]
+    columns = ["alone, added up", "without shares", "by hand", "by their own time"]
     table = Table(
         f"Samples per second of three workers on {args.cores:g} cores, {args.steps} steps of {args.batch} samples",
         "speeds",
@@ -110,10 +108,9 @@ def main() -> None:
                 }
                 found[columns[0]].append(sum(alone[limit] for limit in cores))
                 for column, flags, more in (
-                    ("without shares", (), ()),
+                    ("without shares", (), ("--equal",)),
                     ("by hand", ("--weight",), ()),
-                    ("measured", ("--measure", "again"), ()),
-                    ("by pace", (), ("--refresh", "--epochs", "4")),
+                    ("by their own time", (), ("--epochs", "4")),
                 ):
                     of_each = [(*flags, str(speed)) if flags == ("--weight",) else flags for speed in mix]
                     nodes = {"fast": Node(1, cores[0], of_each[0]), "slow": Node(2, 2 * cores[1], of_each[1])}
@@ -146,8 +143,7 @@ def job(folder: Path, nodes: Mapping[str, Node], words: Sequence[str]) -> float:
         cgroups = {name: stack.enter_context(cgroup(node.cores)) for name, node in nodes.items()}
         running = stack.enter_context(Limited(folder, cgroups, *flags))
         for name, node in nodes.items():
-            own = node.flags if "--measure" in node.flags else ("--measure", "off", *node.flags)
-            running.agent(name, node.workers, *own, script=str(TRAIN), args=words)
+            running.agent(name, node.workers, *node.flags, script=str(TRAIN), args=words)
         if any(agent.wait(WAIT_S) for agent in running.agents.values()):
             raise RuntimeError(running.report())
         said = "".join(agent.stderr for agent in running.agents.values())

@@ -1,10 +1,9 @@
 """Train a small transformer on unlike workers: each gets the part of every batch that fits its speed.
 
-Runs under hetagent, which knows the speeds, and plain torchrun, which is told them. On one machine, with workers that
-are made slower:
+Runs under hetagent and plain torchrun. On one machine, with workers that are made slower:
 
-    torchrun --standalone --nproc-per-node 3 examples/uneven/train.py --speeds 1,0.25,0.25 --weights 4,1,1
-    torchrun --standalone --nproc-per-node 3 examples/uneven/train.py --speeds 1,0.25,0.25            # without shares
+    torchrun --standalone --nproc-per-node 3 examples/uneven/train.py --speeds 1,0.25,0.25
+    torchrun --standalone --nproc-per-node 3 examples/uneven/train.py --speeds 1,0.25,0.25 --equal    # without shares
 """
 
 import argparse
@@ -43,13 +42,12 @@ def parse_args() -> argparse.Namespace:
     add("--checkpoint", type=Path, help="a file that every node sees [no checkpoints]")
     add("--save-every", type=int, default=10, metavar="STEPS", help="steps between two checkpoints [10]")
     add("--losses", type=Path, metavar="FILE", help="rank 0 adds a line of JSON for each step")
-    add("--refresh", action="store_true", help="have the shares decided again after each epoch")
     add("--equal", action="store_true", help="give all workers as much, whatever their speed")
     add(
         "--weights",
         type=numbers,
         metavar="A,B,...",
-        help="speeds of all ranks, by hand [what the agent says; without one all equal]",
+        help="speeds of all ranks, by hand [--weight of the agents, else by the time that ranks need]",
     )
     add(
         "--speeds",
@@ -172,8 +170,6 @@ def main() -> None:
                 )
         per_s = samples / (time.perf_counter() - began)
         say(f"epoch {epoch}: batches {sizes}, {per_s:.1f} samples/s")
-        if args.refresh and epoch + 1 < args.epochs:
-            sampler.set_shares(shares.refresh())
     del model  # before the group: torch 2.13 may hang if DDP goes last with gloo
     dist.destroy_process_group()
 

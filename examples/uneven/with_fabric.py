@@ -22,7 +22,7 @@ model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.
 sampler = uneven.UnevenBatchSampler(len(dataset), 32, shares.current(), memory=8)
 loader = fabric.setup_dataloaders(DataLoader(dataset, batch_sampler=sampler), use_distributed_sampler=False)
 for (digits, largest), part in sampler.parts(loader):
-    with fabric.no_backward_sync(model, enabled=not part.last):
+    with uneven.accumulate(model, part), fabric.no_backward_sync(model, enabled=not part.last):
         loss = cross_entropy(model(digits), largest)
         fabric.backward(loss * part.loss_scale)
     if part.last:

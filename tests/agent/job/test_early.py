@@ -1,4 +1,4 @@
-"""What ends an agent is said before torch is imported, which takes seconds, and before anything is measured."""
+"""What ends an agent is said before torch is imported, which takes seconds."""
 
 import os
 import subprocess

@@ -211,7 +211,7 @@ class Campaign:
         number = self.trained(0)
         for _ in range(faults):
             fault = self.rng.choice(SAME if self.same or len(self.nodes) == 1 else CHANGING)
-            name, at = self.rng.choice(sorted(self.nodes)), time.monotonic()
+            name, at = self.rng.choice(sorted(self.members())), time.monotonic()
             if fault == "node" and self.members() == [name]:
                 fault = ALONE
             seen = self.do(fault, name, number)

@@ -106,7 +106,7 @@ else:
         shows=ASKING
         + """
 from hetagent.cli.parse import parse
-from hetrdzv.cli.hetctl.groups import create
+from hetrdzv.cli.hetctl.act import create
 
 assert parse(["--server", "http://h:1", "--motto-n", "2", "train.py"], {}).spec == {"motto_n": 2}
 assert "--motto-n" in [name for each in create.params for name in each.opts]

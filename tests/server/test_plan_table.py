@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from hetrdzv.api.plans import in_words
-from hetrdzv.cli.hetctl import plan_table
+from hetrdzv.cli.hetctl import plan as hetctl_plan
+from hetrdzv.cli.hetctl import tables
 from hetrdzv.core.plan import plan
 from hetrdzv.protocol.requests.plans import Changes
 from tests.core.driver import Story, running
@@ -18,7 +19,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shown(capsys: pytest.CaptureFixture[str], story: Story, changes: Changes) -> Iterator[list[str]]:
     """The lines that are printed, of words."""
-    plan_table.show(in_words(plan(story.group, changes, story.now)), changes)
+    tables.show(*hetctl_plan.view(in_words(plan(story.group, changes, story.now)), changes))
     return (line.split() for line in capsys.readouterr().out.splitlines())
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.cli.hetctl.look.logs import GAP, _last, _news, _streams, news
+from hetrdzv.cli.hetctl.logs import GAP, _last, _news, _streams, news
 from hetrdzv.protocol.rooms.stacks import Stack
 
 

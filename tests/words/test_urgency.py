@@ -2,7 +2,7 @@
 
 import click
 
-from hetrdzv.cli.hetctl.look import get
+from hetrdzv.cli.hetctl import get
 from hetrdzv.cli.hetctl.tables import lines
 from hetrdzv.protocol.pages import CountsReply, GroupsReply, GroupSummary
 from hetrdzv.words.urgency import RECENT_S, urgency

@@ -1,56 +1,41 @@
 """hetctl's command line: the list of subcommands, error messages and exit statuses."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from hetrdzv import __version__
-from hetrdzv.cli.hetctl import dashboard, events, groups, nodes, stacks
+from hetrdzv.cli.hetctl import act, describe, get, history, logs, wait
 from hetrdzv.cli.hetctl.calls import complain
-from hetrdzv.cli.hetctl.look import describe, get, history, logs, wait
 from hetrdzv.cli.hetctl.options import takes_shared
 from hetrdzv.cli.usage import wrong
 from hetrdzv.protocol.errors import HetError
 
-SUBCOMMANDS: Mapping[str, Sequence[click.Command]] = {
-    "look": (
-        get.get,
-        describe.describe,
-        events.events,
-        logs.logs,
-        stacks.stacks,
-        history.history,
-    ),
-    "act": (groups.restart, groups.cancel, nodes.drain, nodes.undrain, wait.wait),
-    "set up": (
-        dashboard.dashboard,
-        groups.create,
-        groups.delete,
-    ),
-}
-"""By what a person wants to do."""
-
-
-class _InSections(click.Group):
-    """A group that lists its commands by what a person wants to do."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list."""
-        for title, commands in SUBCOMMANDS.items():
-            with formatter.section(title.capitalize()):
-                formatter.write_dl(
-                    [(f"{command.name:10}", command.get_short_help_str(66)) for command in commands]
-                )
+COMMANDS: Sequence[click.Command] = (
+    get.get,
+    describe.describe,
+    history.events,
+    history.history,
+    logs.logs,
+    logs.stacks,
+    wait.wait,
+    act.restart,
+    act.cancel,
+    act.drain,
+    act.undrain,
+    act.create,
+    act.delete,
+    act.dashboard,
+)
 
 
 @click.group(
-    cls=_InSections,
-    commands=[command for commands in SUBCOMMANDS.values() for command in commands],
+    commands=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
-@takes_shared(hidden=False)
+@takes_shared
 @click.version_option(__version__, prog_name="hetctl")
 def cli() -> None:
     """Inspect the groups of a hetserver and act on them."""

@@ -1,27 +1,25 @@
-"""Subcommands about whole groups: create, restart, cancel, delete."""
+"""The subcommands that act: on groups (create, restart, cancel, delete) and nodes (drain, undrain); dashboard."""
 
+import os
+import sys
+import webbrowser
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
 import click
 
-from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, show_plan, standing, tell
-from hetrdzv.cli.hetctl.options import (
-    DRY_RUN,
-    GROUP,
-    ScriptLast,
-    Typed,
-    command,
-    shared,
-)
+from hetrdzv.cli.hetctl import plan, tables
+from hetrdzv.cli.hetctl.calls import call, print_json, standing, stands, tell
+from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, GROUP_ID, NODE, ScriptLast, Typed, command, shared
 from hetrdzv.client import Client
+from hetrdzv.protocol.errors import Problem, UnknownGroup
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes
 from hetrdzv.protocol.rooms.snapshots import USE_SNAPSHOT, UseRequest
-from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
+from hetrdzv.protocol.settings import METAVARS, SETTINGS, GroupSpec, Setting
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
 from hetrdzv.settings import ParamType
@@ -30,6 +28,8 @@ from hetrdzv.words.phrasing import count
 NNODES, WORLD_SIZE = Typed("N|MIN:MAX", typed.nodes), Typed("N|MIN:MAX", typed.world_size)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+# -- groups ------------------------------------------------------------------------------------------------
 
 
 def settings_of_a_group(function: _F) -> _F:
@@ -74,7 +74,8 @@ def flag_type(setting: Setting) -> ParamType:
 @GROUP
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]")
 @settings_of_a_group
-def create(group: str, command: tuple[str, ...], **fields: object) -> None:
+@DRY_RUN
+def create(group: str, command: tuple[str, ...], dry_run: bool, **fields: object) -> None:
     """Create GROUP with the given settings and the defaults for the others.
 
     Agents that are started without a script run SCRIPT. If the group exists, its settings must be the same.
@@ -82,8 +83,37 @@ def create(group: str, command: tuple[str, ...], **fields: object) -> None:
     spec = spec_of(fields)
     if command:
         spec["command"] = command
+    if dry_run:
+        _create_dry(group, spec)
+        return
     reply = call(lambda client: client.put(group, SpecFields(**spec)))
     tell(reply, f"group '{group}' exists, {standing(reply)}")
+
+
+def _create_dry(group: str, given: Mapping[str, Any]) -> None:
+    """Check settings, and say whether the group exists and has others."""
+    settings = asdict(GroupSpec(**given))
+
+    async def ask(client: Client) -> GroupReply | None:
+        try:
+            return await client.group(group)
+        except Problem as problem:
+            if problem.code != UnknownGroup.code:
+                raise
+            return None
+
+    there = call(ask)
+    for name, value in given.items():
+        has = there.spec.get(name) if there is not None else value
+        if has != value and has != list(value if isinstance(value, tuple) else ()):
+            raise click.ClickException(f"group '{group}' exists with {name}={has}, not {value}")
+    if shared().as_json:
+        print_json({"group_id": group, "exists": there is not None, "spec": settings})
+    elif there is not None:
+        tables.write(f"nothing: group '{group}' exists with these settings")
+    else:
+        chosen = ", ".join(f"{name}={settings[name]}" for name in given) or "defaults only"
+        tables.write(tables.one_line(f"group '{group}' would be created: {chosen}"))
 
 
 @command("End a group's round so that another forms.")
@@ -106,7 +136,7 @@ def restart(group: str, step: int | None, dry_run: bool) -> None:
             raise click.UsageError(
                 "--dry-run does not show what --from would do: hetctl describe lists the snapshots"
             )
-        show_plan(group, Changes(restart=True))
+        plan.show(group, Changes(restart=True))
         return
 
     async def ask(client: Client) -> GroupReply:
@@ -144,3 +174,57 @@ def delete(group: str) -> None:
     call(lambda client: client.delete(group))
     if not shared().as_json:
         tables.write(f"group '{group}' is deleted")
+
+
+# -- nodes -------------------------------------------------------------------------------------------------
+
+
+@command("Take a node out of a group.")
+@GROUP
+@NODE
+@DRY_RUN
+def drain(group: str, node: str, dry_run: bool) -> None:
+    """Take NODE out of GROUP until it is undrained; its agent exits with 4."""
+    if dry_run:
+        plan.show(group, Changes(drain=(node,)))
+        return
+    reply = call(lambda client: client.drain(group, node))
+    tell(reply, f"node '{node}' is drained; group '{group}' {stands(reply)}")
+
+
+@command("Let a drained node join again.")
+@GROUP
+@NODE
+def undrain(group: str, node: str) -> None:
+    """Let NODE join GROUP again."""
+    reply = call(lambda client: client.undrain(group, node))
+    tell(reply, f"node '{node}' may join group '{group}' again: start its agent there if it has exited")
+
+
+# -- the page ----------------------------------------------------------------------------------------------
+
+
+@command("Open the dashboard in a browser.")
+@click.argument("group", type=GROUP_ID, required=False)
+@click.option("--no-open", is_flag=True, help="Only print the address.")
+def dashboard(group: str | None, no_open: bool) -> None:
+    """Print the address of the dashboard, or of the page of GROUP, and open it where there is a browser.
+
+    Where the server needs a token, that page asks for one.
+    """
+
+    async def ask(client: Client) -> str:
+        await (client.groups() if group is None else client.group(group))
+        return client.last_server
+
+    url = f"{call(ask)}/{f'groups/{group}' if group is not None else ''}"
+    tables.write(url)
+    if not no_open and sys.stdout.isatty() and has_browser():
+        webbrowser.open(url)
+
+
+def has_browser() -> bool:
+    """Whether there is a screen: a browser in the terminal would take it away from the shell."""
+    return sys.platform in ("darwin", "win32") or bool(
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    )

@@ -1,22 +1,25 @@
-"""The subcommand logs: the end of what workers have written, through their agents."""
+"""The subcommands logs and stacks: what workers wrote last, and where in the code they are, through their agents."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from time import monotonic
 
 import click
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, complain, print_json
-from hetrdzv.cli.hetctl.look.wait import OUTCOMES
-from hetrdzv.cli.hetctl.look.watch import EVERY_S
+from hetrdzv.cli.hetctl.calls import EVERY_S, call, complain, print_json
 from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, of_round, shared
+from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import NoRound, Problem, Unreachable
-from hetrdzv.protocol.pages import LogsReply
-from hetrdzv.protocol.rooms.stacks import Stack, shares
+from hetrdzv.protocol.pages import LogsReply, StacksReply
+from hetrdzv.protocol.rooms.stacks import Stack, collapsed, shares
+from hetrdzv.words.phrasing import count, names, ranked
 
 FEW = 20
 """How many lines of each worker are shown where no rank is named."""
@@ -176,3 +179,46 @@ def _show(reply: LogsReply, shown: Sequence[Sequence[str]], told: set[str], *, a
         if log.why and complaint not in told:
             told.add(complaint)
             complain(complaint)
+
+
+# -- stacks ------------------------------------------------------------------------------------------------
+
+
+def stacks_view(reply: StacksReply) -> Iterator[RenderableType]:
+    """Stacks as a terminal shows them."""
+    alike = collapsed(reply.stacks)
+    different = count(sum(1 for shown in alike if shown.text), "different stack")
+    yield Text.assemble(
+        (f"round {reply.round}", "bold"), f": {count(len(reply.stacks), 'rank')}, {different}"
+    )
+    for shown in alike:
+        ranks = ranked(shown.ranks)
+        who = f" ({names(shown.nodes)})"
+        yield ""
+        if shown.text:
+            yield Text.assemble((ranks, "bold"), who)
+            yield Padding(
+                Text(tables.plain(shown.text).rstrip(), overflow="fold"), (0, 0, 0, 2), expand=False
+            )
+        else:
+            yield Text.assemble((ranks, "bold"), f"{who}: no stack: {tables.one_line(shown.why)}")
+
+
+@command("Show where in the code the workers are.")
+@GROUP
+@RANKS
+@of_round(
+    "Those that were taken when round N hung, of the last three that did (default: now, if a round runs)."
+)
+def stacks(group: str, rank: tuple[int, ...], number: int | None) -> None:
+    """Show the Python stacks of the workers of GROUP; equal ones once, the rarest first.
+
+    While no round runs, those that were taken when the last one hung. Needs an admin token.
+    """
+    reply = call(lambda client: client.stacks_of(group, rank=rank, round=number))
+    if shared().as_json:
+        print_json(reply)
+    else:
+        if reply.over and number is None:
+            complain(f"no round runs now; these were taken when round {reply.round} hung")
+        tables.show(*stacks_view(reply))

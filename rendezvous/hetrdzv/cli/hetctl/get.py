@@ -8,10 +8,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hetrdzv.cli.hetctl import group as one_group
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.look import one_group
-from hetrdzv.cli.hetctl.look.watch import WATCH, look
-from hetrdzv.cli.hetctl.options import GROUP_ID, command, shared
+from hetrdzv.cli.hetctl.calls import look
+from hetrdzv.cli.hetctl.options import GROUP_ID, WATCH, command, shared
 from hetrdzv.cli.hetctl.tables import folded, numbers
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, NodeReply

@@ -5,13 +5,15 @@ import asyncio
 import click
 
 from hetrdzv.cli.hetctl.calls import call, complain, stands, tell
-from hetrdzv.cli.hetctl.events import RETRY_S
 from hetrdzv.cli.hetctl.options import GROUP, Typed, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import Problem, UnknownGroup, Unreachable
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts.typed import seconds
+
+EVERY_S = 0.5
+"""How long to pause between two looks (seconds)."""
 
 TIMED_OUT, ENDED_OTHERWISE = 3, 4
 """Exit statuses."""
@@ -38,10 +40,13 @@ def wait(group: str, wanted: str, timeout: float | None) -> None:
     Exits with 0 then; with 3 after --timeout, with 4 if the job has ended otherwise, or GROUP was deleted.
     """
     ctx = click.get_current_context()
+    not_yet = {"running": "is not running", "cancelled": "has not been cancelled"}.get(
+        wanted, f"has not {wanted}"
+    )
     try:
         reply = call(lambda client: _until(client, group, wanted, timeout))
     except TimeoutError:
-        complain(f"group '{group}' {_not_yet(wanted)} after {timeout:g} s: hetctl describe {group}")
+        complain(f"group '{group}' {not_yet} after {timeout:g} s: hetctl describe {group}")
         ctx.exit(TIMED_OUT)
     if reply is None:
         complain(f"group '{group}' was deleted")
@@ -50,19 +55,12 @@ def wait(group: str, wanted: str, timeout: float | None) -> None:
     if there or shared().as_json:
         tell(reply, f"group '{group}' {stands(reply)}")
     else:
-        complain(f"group '{group}' {_not_yet(wanted)}, but {stands(reply)}")
+        complain(f"group '{group}' {not_yet}, but {stands(reply)}")
     ctx.exit(0 if there else ENDED_OTHERWISE)
 
 
 def _is_there(reply: GroupReply, wanted: str) -> bool:
     return reply.state == wanted or (wanted == ENDED and reply.state in OUTCOMES)
-
-
-def _not_yet(wanted: str) -> str:
-    """Says of a group that it is not where it should be."""
-    return {"running": "is not running", "cancelled": "has not been cancelled"}.get(
-        wanted, f"has not {wanted}"
-    )
 
 
 async def _until(client: Client, group: str, wanted: str, timeout_s: float | None) -> GroupReply | None:
@@ -74,30 +72,25 @@ async def _until(client: Client, group: str, wanted: str, timeout_s: float | Non
         TimeoutError: it is neither in time.
     """
     answered = seen = False
-    until = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-    async with asyncio.timeout(None) as limit:
-        while True:
-            try:
-                last = (await client.events(group)).last
-                answered = seen = True
-                reply = await client.group(group)
-                if _is_there(reply, wanted) or reply.state in OUTCOMES:
-                    return reply
-                limit.reschedule(until)
-                async for event in client.follow(group, last):
-                    if event.kind == "round_running" or event.kind.startswith("group_"):
-                        break
-                continue
-            except Problem as problem:
-                if problem.code != UnknownGroup.code:
-                    raise
-                if seen:
-                    return None
-                if not answered:
-                    complain(f"there is no group '{group}' yet: waiting for it")
-                answered = True
-            except Unreachable:
-                if not answered:
-                    raise
-            limit.reschedule(until)
-            await asyncio.sleep(RETRY_S)
+    clock = asyncio.get_running_loop().time
+    until = None if timeout_s is None else clock() + timeout_s
+    while True:
+        try:
+            reply = await client.group(group)
+            answered = seen = True
+            if _is_there(reply, wanted) or reply.state in OUTCOMES:
+                return reply
+        except Problem as problem:
+            if problem.code != UnknownGroup.code:
+                raise
+            if seen:
+                return None
+            if not answered:
+                complain(f"there is no group '{group}' yet: waiting for it")
+            answered = True
+        except Unreachable:
+            if not answered:
+                raise
+        if until is not None and clock() >= until:
+            raise TimeoutError
+        await asyncio.sleep(EVERY_S if until is None else min(EVERY_S, until - clock()))

@@ -1,10 +1,12 @@
-"""A plan as people see it: what would happen, and a line for each node."""
+"""What would happen to a group, as `--dry-run` shows it: a heading, and a line for each node."""
 
 from collections.abc import Iterator
 
+from rich.console import RenderableType
 from rich.table import Table
 
 from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.calls import look
 from hetrdzv.cli.hetctl.tables import one_line
 from hetrdzv.protocol.requests.plans import Changes, Plan, PlannedMember
 from hetrdzv.protocol.states import OVER
@@ -12,28 +14,32 @@ from hetrdzv.words.phrasing import count, names
 from hetrdzv.words.reasons import ended
 
 
-def show(plan: Plan, request: Changes) -> None:
-    """Print a plan to stdout."""
+def show(group: str, request: Changes) -> None:
+    """Ask what would happen to a group, and print that."""
+    look(lambda client: client.plan(group, request), lambda plan: view(plan, request))
+
+
+def view(plan: Plan, request: Changes) -> Iterator[RenderableType]:
+    """A plan as tables."""
+    yield _heading(plan, request)
     rows = list(_rows(plan))
-    table = tables.new_table(
-        tables.word("NODE"),
-        tables.word("IS"),
-        *tables.numbers("RANKS", "OFFSET", "SLOTS"),
-        tables.folded("CHANGE", 10),
-    )
-    for row in rows:
-        table.add_row(*map(one_line, row))
-    heading = _heading(plan, request)
     if rows:
-        tables.show(heading, "", table)
-    else:
-        tables.show(heading)
+        table = tables.new_table(
+            tables.word("NODE"),
+            tables.word("IS"),
+            *tables.numbers("RANKS", "OFFSET", "SLOTS"),
+            tables.folded("CHANGE", 10),
+        )
+        for row in rows:
+            table.add_row(*map(one_line, row))
+        yield ""
+        yield table
 
 
 def _heading(plan: Plan, request: Changes) -> Table:
     facts = [
         ("group", one_line(plan.group_id)),
-        ("if", _supposed(request)),
+        ("if", f"{names(request.drain)} is drained" if request.drain else "the group is restarted"),
         ("now", one_line(plan.now) if plan.was_round else ""),
         ("then", _then(plan)),
         ("because", one_line(plan.ended or "")),
@@ -41,11 +47,6 @@ def _heading(plan: Plan, request: Changes) -> Table:
     for name, who in (("restarts", plan.restarted), ("moves", plan.moves), ("stops", plan.stops)):
         facts.append((name, f"{names(map(one_line, who))} ({count(len(who), 'node')})" if who else ""))
     return tables.new_grid(fact for fact in facts if fact[1])
-
-
-def _supposed(request: Changes) -> str:
-    """What the plan supposes, in a clause."""
-    return f"{names(request.drain)} is drained" if request.drain else "the group is restarted"
 
 
 def _then(plan: Plan) -> str:

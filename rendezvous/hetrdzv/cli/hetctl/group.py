@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.rooms import OF_ROUND, OF_WORKERS
+from hetrdzv.cli.hetctl.shares import pace_of, shares_of, weight_of
 from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.pages import GroupReply, NodeReply, RoundReply, WorkerReply
 from hetrdzv.words.causes import failure_details
@@ -83,7 +83,7 @@ def _heading(group: GroupReply, explained: bool) -> Table:
     if current is not None and current.ended is None:
         facts.append(("progress", _progress(current)))
     if current is not None:
-        facts += [(name, shown(current)) for name, shown in OF_ROUND]
+        facts.append(("shares", shares_of(current)))
     facts += [(name, tables.one_line(shown(group))) for name, shown, _ in SUMMARY]
     facts.append(("restarts", spent_of(group.restarts, group.max_restarts)))
     if current is not None and current.ended is None:
@@ -93,7 +93,7 @@ def _heading(group: GroupReply, explained: bool) -> Table:
         ("nodes", f"{_counted(group)}; wanted: {_wanted(group)}"),
         ("command", tables.plain(shlex.join(group.spec.get("command") or ()))),
         ("drained", ", ".join(group.drained)),
-        ("unreachable", _unreachable(group)),
+        ("unreachable", ", ".join(f"{pair.master} from {pair.node_id}" for pair in group.unreachable)),
         *(("warning", tables.one_line(warning)) for warning in group.warnings if not explained),
     ]
     return tables.new_grid(fact for fact in facts if fact[1] or fact[0] == "why")
@@ -104,13 +104,6 @@ def _standing(group: GroupReply) -> Iterator[tuple[str, RenderableType]]:
     yield "why", tables.one_line(tables.why(group))
     if group.next_step:
         yield "next", tables.one_line(group.next_step)
-
-
-def _unreachable(group: GroupReply) -> str:
-    by_master: dict[str, list[str]] = {}
-    for pair in group.unreachable:
-        by_master.setdefault(pair.master, []).append(pair.node_id)
-    return "; ".join(f"{master} from {', '.join(who)}" for master, who in by_master.items())
 
 
 def _round(current: RoundReply | None) -> str:
@@ -176,14 +169,12 @@ def _live_table(nodes: list[NodeReply]) -> Table:
 
 
 def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table:
-    more = [(name, column(current)) for name, column in OF_WORKERS]
+    weight, pace = weight_of(current), pace_of(current)
     table = tables.new_table(
         *tables.numbers("RANK"),
         tables.folded("NODE", 10),
         tables.word("STATE"),
-        *tables.numbers(
-            "IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "PID", *(name for name, _ in more)
-        ),
+        *tables.numbers("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "PID", "WEIGHT", "PACE"),
     )
     for worker in workers:
         table.add_row(
@@ -197,7 +188,8 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
             _number(worker.steps_per_s),
             "-" if worker.waiting is None else percent(worker.waiting),
             str(worker.pid or "-"),
-            *(_number(number(worker)) for _, number in more),
+            _number(weight(worker)),
+            _number(pace(worker)),
         )
     return table
 
@@ -232,18 +224,16 @@ def _progress(current: RoundReply) -> str:
 
 
 def _gone_table(nodes: list[NodeReply]) -> Table:
-    width = _address_width(nodes)
     table = tables.new_table(
         tables.folded("GONE", 8),
         tables.word("STATE"),
         *tables.numbers("SLOTS"),
-        tables.folded("ADDRESS", width),
+        tables.folded("ADDRESS", _address_width(nodes)),
         tables.folded("WHY", 20),
     )
     for node in nodes:
-        table.add_row(
-            node.node_id, tables.state_text(node.state), str(node.slots), node.address, tables.node_why(node)
-        )
+        state = tables.state_text(node.state)
+        table.add_row(node.node_id, state, str(node.slots), node.address, tables.node_why(node))
     return table
 
 

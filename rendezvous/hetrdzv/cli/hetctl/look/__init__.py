@@ -1,1 +1,0 @@
-"""Subcommands that look at groups and change nothing: get, describe, history, wait, logs."""

@@ -1,8 +1,8 @@
 """What a page does to a group: first the question, with the plan where there is one, then the deed."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,6 +10,7 @@ from starlette.responses import Response
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.commands import Cancel, Command, Drain, Restart, Undrain
+from hetrdzv.core.model import Group
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.protocol.states import OVER
@@ -19,106 +20,84 @@ from hetrdzv.words.reasons import ended, why
 from hetrdzv.words.times import Clock
 
 
-class Action(NamedTuple):
-    """What asks before something is done, and what does it."""
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something that an admin can do to a group, or to a node of one; each as under `/v1`.
 
-    ask: Callable[[Request, Service, Grant], Awaitable[Response]]
-    do: Callable[[Request, Service, Grant], Awaitable[Response]]
+    Attributes:
+        verb: on the button that does it.
+        command: what does it, given the node and who asks; None: the group is deleted.
+        changes: what to plan, to be shown before, given the node.
+        warns: what to show before where there is no plan, given the group and the node.
+    """
+
+    verb: str
+    command: Callable[[str, str], Command] | None = None
+    changes: Callable[[str], Changes] | None = None
+    warns: Callable[[Group, str], list[str]] = lambda group, node_id: []
+
+    async def ask(self, request: Request, service: Service, grant: Grant) -> Response:
+        """What it would do."""
+        group, node_id = _named(request, service)
+        if self.changes is not None:
+            plan = await service.plans.plan(group, self.changes(node_id), service.now())
+            lines = told(plan)
+        else:
+            lines = self.warns(group, node_id)
+        title = f"{self.verb} {node_id or group.group_id}?"
+        return page("question.html", verb=self.verb, path=request.url.path, title=title, lines=lines)
+
+    async def do(self, request: Request, service: Service, grant: Grant) -> Response:
+        """Do it."""
+        group, node_id = _named(request, service)
+        if self.command is None:
+            await service.delete(group.group_id)
+            return Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/"})
+        host = request.client.host if request.client is not None else ""
+        by = Permit(grant, request.app.state.sessions.entry(request)).bearer(host)
+        await service.execute(group.group_id, self.command(node_id, by))
+        return Response(status_code=204, headers={**HEADERS, "HX-Trigger": "done"})
 
 
-async def ask_restart(request: Request, service: Service, grant: Grant) -> Response:
-    """What a restart would do."""
-    return _question(request, "Restart", await _plan(request, service, Changes(restart=True)))
+def _named(request: Request, service: Service) -> tuple[Group, str]:
+    return service.group(request.path_params["group_id"]), request.path_params.get("node_id", "")
 
 
-async def restart(request: Request, service: Service, grant: Grant) -> Response:
-    """As `POST /v1/groups/{group_id}/restart`."""
-    return await _do(request, service, Restart())
+def _cancel(node_id: str, by: str) -> Command:
+    return Cancel(by=by, at=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-async def ask_cancel(request: Request, service: Service, grant: Grant) -> Response:
-    """What cancelling would do."""
-    active = service.group(request.path_params["group_id"]).active_round
+def _cancel_warns(group: Group, node_id: str) -> list[str]:
+    active = group.active_round
     lines = ["All agents of the job exit with status 3."]
     if active is not None:
         workers, nodes = count(active.world_size, "worker"), count(len(active.members), "node")
         lines.insert(0, f"{workers} on {nodes} are stopped.")
-    return _question(request, "Cancel the job", lines, "Cancel")
+    return lines
 
 
-async def cancel(request: Request, service: Service, grant: Grant) -> Response:
-    """As `POST /v1/groups/{group_id}/cancel`."""
-    host = request.client.host if request.client is not None else ""
-    by = Permit(grant, request.app.state.sessions.entry(request)).bearer(host)
-    return await _do(request, service, Cancel(by=by, at=datetime.now(UTC).isoformat(timespec="seconds")))
-
-
-async def ask_delete(request: Request, service: Service, grant: Grant) -> Response:
-    """What deleting a group would do."""
-    service.group(request.path_params["group_id"])
-    lines = [
-        "Its history, and what its workers wrote, are forgotten.",
-        "Agents that are started for it later run the job again.",
-    ]
-    return _question(request, "Delete", lines)
-
-
-async def delete(request: Request, service: Service, grant: Grant) -> Response:
-    """As `DELETE /v1/groups/{group_id}`."""
-    await service.delete(request.path_params["group_id"])
-    return Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/"})
-
-
-async def ask_drain(request: Request, service: Service, grant: Grant) -> Response:
-    """What draining a node would do."""
-    node_id = request.path_params["node_id"]
-    return _question(request, "Drain", await _plan(request, service, Changes(drain=(node_id,))))
-
-
-async def drain(request: Request, service: Service, grant: Grant) -> Response:
-    """As `POST /v1/groups/{group_id}/nodes/{node_id}/drain`."""
-    return await _do(request, service, Drain(request.path_params["node_id"]))
-
-
-async def ask_undrain(request: Request, service: Service, grant: Grant) -> Response:
-    """What letting a node in again would do."""
-    service.group(request.path_params["group_id"])
-    node_id = request.path_params["node_id"]
-    lines = [f"{node_id} may join again once its agent is started there."]
-    return _question(request, "Let it in", lines, "Undrain")
-
-
-async def undrain(request: Request, service: Service, grant: Grant) -> Response:
-    """As `POST /v1/groups/{group_id}/nodes/{node_id}/undrain`."""
-    return await _do(request, service, Undrain(request.path_params["node_id"]))
-
-
-ACTIONS: Mapping[str, Action] = {
-    "restart": Action(ask_restart, restart),
-    "cancel": Action(ask_cancel, cancel),
-    "delete": Action(ask_delete, delete),
-    "drain": Action(ask_drain, drain),
-    "undrain": Action(ask_undrain, undrain),
+GROUP_ACTIONS: Mapping[str, Action] = {
+    "restart": Action("Restart", lambda _, by: Restart(), changes=lambda _: Changes(restart=True)),
+    "cancel": Action("Cancel the job", _cancel, warns=_cancel_warns),
+    "delete": Action(
+        "Delete",
+        warns=lambda *_: [
+            "Its history, and what its workers wrote, are forgotten.",
+            "Agents that are started for it later run the job again.",
+        ],
+    ),
 }
-"""By the last word of their paths."""
-
-OF_NODES = ("drain", "undrain")
-
-
-async def _plan(request: Request, service: Service, changes: Changes) -> list[str]:
-    group = service.group(request.path_params["group_id"])
-    return told(await service.plans.plan(group, changes, service.now()))
-
-
-async def _do(request: Request, service: Service, command: Command) -> Response:
-    await service.execute(request.path_params["group_id"], command)
-    return Response(status_code=204, headers={**HEADERS, "HX-Trigger": "done"})
-
-
-def _question(request: Request, verb: str, lines: list[str], asked: str = "") -> Response:
-    names_it = request.path_params.get("node_id", request.path_params["group_id"])
-    title = f"{asked or verb} {names_it}?"
-    return page("question.html", verb=verb, path=request.url.path, title=title, lines=lines)
+NODE_ACTIONS: Mapping[str, Action] = {
+    "drain": Action(
+        "Drain", lambda node_id, by: Drain(node_id), changes=lambda node_id: Changes(drain=(node_id,))
+    ),
+    "undrain": Action(
+        "Undrain",
+        lambda node_id, by: Undrain(node_id),
+        warns=lambda _, node_id: [f"{node_id} may join again once its agent is started there."],
+    ),
+}
+"""By the last words of their paths."""
 
 
 def told(plan: Plan) -> list[str]:

@@ -20,7 +20,8 @@ from starlette.types import ASGIApp
 from hetrdzv.auth.hosts import same_origin
 from hetrdzv.auth.token_files import TokenFile
 from hetrdzv.auth.tokens import Role, Tokens
-from hetrdzv.dashboard import actions, pages
+from hetrdzv.dashboard import pages
+from hetrdzv.dashboard.actions import GROUP_ACTIONS, NODE_ACTIONS
 from hetrdzv.dashboard.cache import SectionCache
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.dashboard.sessions import COOKIE, SESSION_S, Sessions, require_own_page
@@ -52,7 +53,7 @@ def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: No
         secure: whether browsers reach this server over TLS.
         note: logs a refusal.
     """
-    group, node = "/groups/{group_id}", "/groups/{group_id}/nodes/{node_id}"
+    group = "/groups/{group_id}"
     routes = [
         Route("/static/{name}", static),
         Route("/sign-in", sign_in_page),
@@ -65,12 +66,12 @@ def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: No
         _route(f"{group}/output", pages.output, Role.ADMIN),
         _route(f"{group}/stacks", pages.stacks, Role.ADMIN),
     ]
-    for action, handlers in actions.ACTIONS.items():
-        path = f"{node if action in actions.OF_NODES else group}/{action}"
-        routes += [
-            _route(path, handlers.ask, Role.ADMIN),
-            _route(path, handlers.do, Role.ADMIN, "POST"),
-        ]
+    for at, possible in ((group, GROUP_ACTIONS), (f"{group}/nodes/{{node_id}}", NODE_ACTIONS)):
+        for name, action in possible.items():
+            routes += [
+                _route(f"{at}/{name}", action.ask, Role.ADMIN),
+                _route(f"{at}/{name}", action.do, Role.ADMIN, "POST"),
+            ]
     sessions, middleware = Sessions(tokens), []
     if tokens is not None:
         from starlette.middleware.sessions import SessionMiddleware  # only needed where people sign in

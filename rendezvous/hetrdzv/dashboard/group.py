@@ -1,14 +1,13 @@
 """The sections of a group's page, each from one template."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any
 
 from hetrdzv.api import views
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.dashboard.nodes import ORDINARY, dots, paces, rows, shape, tally
+from hetrdzv.dashboard.nodes import ORDINARY, master_of, on_map, paces, rows, shape, tally
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.timeline import bars, speed_line, step_line
 from hetrdzv.protocol.pages import GroupReply
@@ -152,26 +151,21 @@ class GroupPage:
         return section("timeline.html", past=self._past, bars=drawn, phases=phases, complete=complete)
 
     def _nodes(self) -> str:
-        group, brief = self._group, self._brief
-        every, more = dots(group) if len(group.nodes) > (ALL_ROWS if self._whole else ROWS) else [], 0
-        if not every:
-            reply = views.group_reply(group, self._now, self._heard_at)
-        else:
-            unusual = [dot for dot in every if dot.behind or dot.state not in ORDINARY]
-            unusual.sort(key=lambda dot: dot.state == "spare")
-            shown = [group.nodes[dot.node_id] for dot in unusual[:ROWS]]
-            nodes = tuple(views.node_reply(group, node, self._heard_at(node), self._now) for node in shown)
-            reply, more = replace(brief, nodes=nodes), len(unusual) - len(nodes)
+        reply = views.group_reply(self._group, self._now, self._heard_at)
+        every = on_map(reply) if len(reply.nodes) > (ALL_ROWS if self._whole else ROWS) else []
+        unusual = [node for node in every if node.shown_state not in ORDINARY]
+        unusual.sort(key=lambda node: node.shown_state == "spare")
         return section(
             "nodes.html",
-            rows=rows(reply),
-            more=more,
+            rows=rows(reply, unusual[:ROWS] if every else reply.nodes),
+            more=max(0, len(unusual) - ROWS),
             dots=every,
+            master=master_of(reply),
             look=shape(every),
             tally=tally(every),
             acts=self._acts,
-            group=brief,
-            over=group.state.terminal,
+            group=reply,
+            over=self._group.state.terminal,
             whole=self._whole,
         )
 

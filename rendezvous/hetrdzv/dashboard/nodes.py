@@ -6,16 +6,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from heapq import nsmallest
 from statistics import median
-from typing import NamedTuple
 
-from hetrdzv.api.views import node_state, waited_for
 from hetrdzv.api.workers import worker_reply
-from hetrdzv.core.model import Group, Stall
+from hetrdzv.core.model import Stall
 from hetrdzv.protocol.facts.differences import SCRIPT
 from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
-from hetrdzv.protocol.states import HANGS
 from hetrdzv.service.progress.table import Seen
-from hetrdzv.words.causes import node_why
 
 ORDINARY = {"running", "ready", "succeeded", "starting"}
 """States of nodes that need nobody's attention."""
@@ -30,10 +26,7 @@ FEW_WORKERS = 16
 """So many workers are all shown with their pace."""
 
 OUTLIERS = 6
-"""Of more of them, this many are shown at most."""
-
-LEAST_SHOWN = 3
-"""This many are shown even if none stands out."""
+"""Of more of them, so many are shown: those that others wait for most."""
 
 ALL_WORKERS = 2_000
 """How many are shown to who asks for all."""
@@ -46,43 +39,21 @@ NO_SLOWER = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One slot of a node, with its global rank; `behind`: others wait for it."""
-
-    rank: int | None
-    behind: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """A node as the page shows it.
 
     Attributes:
-        state: in a word.
+        cells: its first slots, each with its global rank, and whether others wait for it.
         ranks: in words.
-        facts: its device and labels, in a line.
-        why: it is in no round, or how its worker failed.
+        facts: its device, what it runs and its labels, in a line.
     """
 
     node: NodeReply
-    state: str
-    master: bool
-    cells: Sequence[Cell]
+    is_master: bool
+    is_drained: bool
+    cells: Sequence[tuple[int | None, bool]]
     ranks: str
     facts: str
-    why: str
-    can_drain: bool
-    can_undrain: bool
-
-
-class Dot(NamedTuple):
-    """A node on the map; `behind`: others wait for its workers."""
-
-    node_id: str
-    state: str
-    ranks: str
-    master: bool
-    behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,57 +65,56 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
-    """The medians of all workers; None: unknown."""
-
-    steps_per_s: float | None
-    per_s: float | None
-    waiting: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Paces:
     """The pace of workers.
 
     Attributes:
         rows: in the order of ranks.
         total: how many workers there are.
-        usual: None: all are shown.
+        usual: the medians of all workers; None: all are shown.
         columns: those in which something is to be seen.
     """
 
     rows: Sequence[Pace]
     total: int
-    usual: Usual | None
+    usual: Mapping[str, float | None] | None
     columns: AbstractSet[str]
 
 
-def rows(reply: GroupReply) -> list[Row]:
-    """The nodes of a reply, in its order."""
+def master_of(reply: GroupReply) -> str | None:
+    """The node id of the master of the round that runs."""
     current = reply.current_round
-    master = current.master.node_id if current is not None and current.ended is None else None
+    return current.master.node_id if current is not None and current.ended is None else None
+
+
+def rows(reply: GroupReply, nodes: Sequence[NodeReply]) -> list[Row]:
+    """Some nodes of a reply."""
+    current, master = reply.current_round, master_of(reply)
     behind = set(current.stall.ranks) if current is not None and current.stall is not None else set()
-    drained = set(reply.drained)
-    return [_row(node, node.node_id == master, drained, behind) for node in reply.nodes]
+    found = []
+    for node in nodes:
+        first = node.rank_offset
+        ranks = [None if first is None else first + slot for slot in range(min(node.slots, MOST_CELLS))]
+        labels = (f"{name}={value}" for name, value in sorted(node.labels.items()))
+        found.append(
+            Row(
+                node,
+                is_master=node.node_id == master,
+                is_drained=node.node_id in reply.drained,
+                cells=[(rank, rank in behind) for rank in ranks],
+                ranks=ranks_of(node),
+                facts=" · ".join([*_device(node.device), *_script(node), *labels]),
+            )
+        )
+    return found
 
 
-def _row(node: NodeReply, is_master: bool, drained: set[str], behind: set[int]) -> Row:
-    first = node.rank_offset
-    shown = min(node.slots, MOST_CELLS)
-    cells = [
-        Cell(None) if first is None else Cell(first + slot, first + slot in behind) for slot in range(shown)
-    ]
-    ranks = "" if first is None else _ranks(first, node.slots)
-    facts = [
-        *_device(node.device),
-        *_script(node),
-        *(f"{name}={value}" for name, value in sorted(node.labels.items())),
-    ]
-    is_out = node.node_id in drained
-    is_in = not node.gone and not is_out
-    return Row(
-        node, node.shown_state, is_master, cells, ranks, " · ".join(facts), node_why(node), is_in, is_out
-    )
+def ranks_of(node: NodeReply, to: str = " to ") -> str:
+    """The global ranks of a node; empty: it has none."""
+    first, last = node.rank_offset, (node.rank_offset or 0) + node.slots - 1
+    if first is None:
+        return ""
+    return f"{first}" if first == last else f"{first}{to}{last}"
 
 
 _NO_VERSIONS = ("name", "kind", "memory_gib", SCRIPT)
@@ -166,59 +136,42 @@ def _script(node: NodeReply) -> list[str]:
     return [f"{node.script} (checksum {known})" if known else node.script]
 
 
-def _ranks(first: int, slots: int, to: str = " to ") -> str:
-    return f"{first}" if slots == 1 else f"{first}{to}{first + slots - 1}"
-
-
-def dots(group: Group) -> list[Dot]:
-    """All nodes of a group: members of its newest round in the order of their ranks, then the others by name.
+def on_map(reply: GroupReply) -> list[NodeReply]:
+    """All nodes: members of the newest round in the order of their ranks, then the others.
 
     One that is lost stays in its place until the next round.
     """
-    current, active = group.round, group.active_round
-    members = {member.node_id: member for member in current.members} if current is not None else {}
-    master = active.master.node_id if active is not None else None
-    shown = []
-    for node_id, member in members.items():
-        node = group.nodes.get(node_id)
-        if node is not None:
-            ranked = active is not None and group.in_round(node)
-            ranks = _ranks(member.rank_offset, member.slots, "\N{EN DASH}") if ranked else ""
-            behind = ranked and waited_for(group, member)
-            state = HANGS if behind else node_state(group, node)
-            shown.append(Dot(node_id, state, ranks, node_id == master, behind))
-    others = sorted(node_id for node_id in group.nodes if node_id not in members)
-    shown += [Dot(node_id, node_state(group, group.nodes[node_id]), "", False) for node_id in others]
-    return shown
+    members = reply.current_round.members if reply.current_round is not None else ()
+    places = {member.node_id: place for place, member in enumerate(members)}
+    return sorted(reply.nodes, key=lambda node: places.get(node.node_id, len(places)))
 
 
-def shape(shown: Sequence[Dot]) -> str:
+def shape(shown: Sequence[NodeReply]) -> str:
     """How the nodes of a map look: the classes of each."""
     if len(shown) > TILES:
         return ""
-    return "named long" if any(len(dot.node_id) > LONG_NAME for dot in shown) else "named"
+    return "named long" if any(len(node.node_id) > LONG_NAME for node in shown) else "named"
 
 
-def tally(shown: Sequence[Dot]) -> list[tuple[str, int]]:
+def tally(shown: Sequence[NodeReply]) -> list[tuple[str, int]]:
     """How many nodes are in each state, most first."""
-    return Counter(dot.state for dot in shown).most_common()
+    return Counter(node.shown_state for node in shown).most_common()
 
 
 def paces(seen: Collection[Seen], now: float, *, stall: Stall | None = None, whole: bool = False) -> Paces:
-    """The workers with their pace; of many those that stand out, and `LEAST_SHOWN` in any case.
+    """The workers with their pace; of many those that others wait for most.
 
     Args:
         stall: who is said to be waited for; None: nobody.
         whole: all of them, up to `ALL_WORKERS`.
     """
     best = max((speed for worker in seen if (speed := _speed(worker)) is not None), default=0.0)
-    usual = Usual(
-        _median([worker.steps.per_s for worker in seen]),
-        _median([worker.collectives.per_s for worker in seen]),
-        _median([worker.sample.waiting for worker in seen]),
-    )
+    usual = {
+        "steps_per_s": _median([worker.steps.per_s for worker in seen]),
+        "per_s": _median([worker.collectives.per_s for worker in seen]),
+        "waiting": _median([worker.sample.waiting for worker in seen]),
+    }
     behind = stall.ranks if stall is not None else ()
-    apart = usual.waiting / 2 if usual.waiting is not None else 0.0
 
     def attention(worker: Seen) -> tuple[bool, float, int]:
         sample = worker.sample
@@ -227,9 +180,6 @@ def paces(seen: Collection[Seen], now: float, *, stall: Stall | None = None, who
 
     few = ALL_WORKERS if whole or len(seen) <= FEW_WORKERS else OUTLIERS
     chosen = nsmallest(few, seen, key=attention)
-    if few == OUTLIERS:
-        others = [worker for worker in chosen[LEAST_SHOWN:] if attention(worker) < (True, apart)]
-        chosen = chosen[:LEAST_SHOWN] + others
     chosen.sort(key=lambda worker: worker.sample.rank)
     shown = [
         Pace(worker_reply(worker, stall, now), None if best <= 0 else (_speed(worker) or 0.0) / best)

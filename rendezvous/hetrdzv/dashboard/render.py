@@ -7,6 +7,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
+from hetrdzv.dashboard.nodes import ranks_of
+from hetrdzv.words.causes import node_why
 from hetrdzv.words.past import DownReply
 from hetrdzv.words.phrasing import count, names, percent, ranked
 from hetrdzv.words.times import ago, lasted
@@ -89,8 +91,10 @@ def _environment() -> Environment:
         "ago": ago,
         "clock": clock,
         "lasted": lasted,
+        "node_why": node_why,
         "number": number,
         "percent": percent,
+        "ranks_of": ranks_of,
         "roughly": roughly,
         "split": split,
     }

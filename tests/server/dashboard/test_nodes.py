@@ -1,17 +1,21 @@
 """The nodes of a group as dots on a map, and their workers."""
 
+from dataclasses import replace
+
+from hetrdzv.api import views
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.dashboard import nodes
 from hetrdzv.dashboard.nodes import (
     FEW_WORKERS,
     OUTLIERS,
     TILES,
-    Dot,
-    dots,
+    on_map,
     paces,
+    ranks_of,
     shape,
     tally,
 )
+from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
 from hetrdzv.service.progress.table import Table
 from tests.server.told import Told, running
@@ -24,18 +28,17 @@ def fleet() -> Told:
     return running(*NAMES, lease_s=5.0)
 
 
-def shown(group: Group | None) -> list[Dot]:
+def shown(group: Group | None) -> list[NodeReply]:
     assert group is not None
-    return dots(group)
+    return on_map(views.group_reply(group, 0.0, lambda node: 0.0))
 
 
-def test_members_come_in_the_order_of_their_ranks_and_the_master_is_marked() -> None:
+def test_members_come_in_the_order_of_their_ranks() -> None:
     story = fleet()
     story.join("spare")
     found = shown(story.group)
     assert [one.node_id for one in found] == [*NAMES, "spare"]
-    assert found[0] == Dot("n000", "running", "0", True)
-    assert found[119] == Dot("n119", "running", "119", False)
+    assert [ranks_of(found[place]) for place in (0, 119, 120)] == ["0", "119", ""]
 
 
 def test_a_node_that_is_lost_stays_in_its_place() -> None:
@@ -43,16 +46,16 @@ def test_a_node_that_is_lost_stays_in_its_place() -> None:
     before = [one.node_id for one in shown(story.group)]
     story.wait(5.01, silent=("n107",))
     found = shown(story.group)
-    assert found[107][:2] == ("n107", "lost")
+    assert (found[107].node_id, found[107].state) == ("n107", "lost")
     assert [one.node_id for one in found] == before
     assert tally(found)[-1] == ("lost", 1)
 
 
 def test_up_to_some_number_nodes_have_their_names_and_room_for_them() -> None:
-    few = [Dot(f"n{number}", "running", "", False) for number in range(TILES)]
+    few = (shown(fleet().group) * 2)[:TILES]
     assert shape(few) == "named"
     assert shape([*few, few[0]]) == ""
-    assert shape([Dot("trainer-worker-17", "running", "", False)]) == "named long"
+    assert shape([replace(few[0], node_id="trainer-worker-17")]) == "named long"
 
 
 def test_a_device_is_named_first_and_versions_by_name() -> None:
@@ -74,16 +77,16 @@ def test_of_many_workers_those_that_need_a_look_are_shown_beside_the_median() ->
     workers[30] = Worker(rank=30, waiting=0.01)
     workers[35] = Worker(rank=35, waiting=0.5, state="stopped")
     shown = paces(seen(*workers).workers("g", 1).values(), 1.0)
-    assert [pace.worker.rank for pace in shown.rows] == [0, 30, 35], "three in any case"
+    assert [pace.worker.rank for pace in shown.rows] == [0, 1, 2, 3, 30, 35]
     assert (shown.total, shown.columns) == (40, {"state", "waits"})
     assert shown.usual is not None
-    assert (shown.usual.waiting, shown.usual.per_s) == (0.4, None)
+    assert (shown.usual["waiting"], shown.usual["per_s"]) == (0.4, None)
     everybody = paces(seen(*workers).workers("g", 1).values(), 1.0, whole=True)
     assert (len(everybody.rows), everybody.usual) == (40, None)
     shown = paces(
         seen(*workers).workers("g", 1).values(), 1.0, stall=Stall(ranks=(7,), facts=behind(7, "a"), since=0.0)
     )
-    assert [pace.worker.rank for pace in shown.rows] == [7, 30, 35]
+    assert [pace.worker.rank for pace in shown.rows] == [0, 1, 2, 7, 30, 35]
     slow = [Worker(rank=rank, waiting=0.1 if rank < 10 else 0.4) for rank in range(40)]
     shown = paces(seen(*slow).workers("g", 1).values(), 1.0)
     assert [pace.worker.rank for pace in shown.rows] == list(range(OUTLIERS))

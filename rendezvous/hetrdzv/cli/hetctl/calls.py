@@ -1,4 +1,4 @@
-"""What subcommands do with a server: call it, print its reply as a view, a sentence or JSON, once or while it changes."""
+"""What subcommands do with a server: call it, print its reply as a view, a sentence or JSON, once or as it changes."""
 
 import asyncio
 import json

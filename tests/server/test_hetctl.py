@@ -261,12 +261,12 @@ def test_status_of_a_group(ctl: Callable[..., str], job: Job) -> None:
         "master": "gpu1 at 10.0.0.11 port 40001",
         "nodes": "3 here, 2 in the round, 1 spare; wanted: 2",
     }
-    assert [row[:6] for row in rows(text, "NODE")] == [
-        ["gpu1", "running", "0-7", "0", "8", "10.0.0.11"],
-        [LONG, "running", "8-11", "8", "4", "192.168.100.103"],
-        ["spare1", "spare", "-", "-", "2", "10.0.0.14"],
+    assert [row[:5] for row in rows(text, "NODE")] == [
+        ["gpu1", "running", "0-7", "8", "10.0.0.11"],
+        [LONG, "running", "8-11", "4", "192.168.100.103"],
+        ["spare1", "spare", "-", "2", "10.0.0.14"],
     ]
-    assert all(re.fullmatch(r"\d+(\.\d)? s", row[6]) for row in rows(text, "NODE"))
+    assert all(re.fullmatch(r"\d+(\.\d)? s", row[5]) for row in rows(text, "NODE"))
     assert json.loads(ctl("--json", "get", job.group))["nodes"][0]["node_id"] == "gpu1"
 
 
@@ -274,8 +274,8 @@ def test_nodes_that_are_gone_come_last_with_the_reason(ctl: Callable[..., str], 
     job.run()
     job.leave("spare1", "SIGTERM")
     text = ctl("get", job.group)
-    assert rows(text, "GONE") == [["spare1", "left", "2", "10.0.0.14", "SIGTERM"]]
-    assert [row[0] for row in rows(text, "NODE")] == ["gpu1", LONG]
+    assert [row[0] for row in rows(text, "NODE")] == ["gpu1", LONG, "spare1"]
+    assert rows(text, "NODE")[-1] == ["spare1", "left", "-", "2", "10.0.0.14", "-", "SIGTERM"]
 
 
 def test_of_many_nodes_and_workers_those_are_shown_that_need_attention(job: Job) -> None:

@@ -1,18 +1,16 @@
 """The subcommand get: groups or nodes, one per row, as kubectl lists things."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import click
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import group as one_group
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import look
 from hetrdzv.cli.hetctl.options import GROUP_ID, WATCH, command, shared
-from hetrdzv.cli.hetctl.tables import folded, numbers
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, NodeReply
 from hetrdzv.settings import ParamType
@@ -92,42 +90,13 @@ def _groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
 
 
 def _nodes_view(reply: _NodesReply, group: str | None) -> Iterator[RenderableType]:
-    nodes = [(name, node) for name, group_nodes in reply.groups.items() for node in group_nodes]
+    pairs = [(name, node) for name, group_nodes in reply.groups.items() for node in group_nodes]
     if shared().output == "name":
         yield from (
-            Text(node.node_id if group is not None else f"{name}/{node.node_id}") for name, node in nodes
+            Text(node.node_id if group is not None else f"{name}/{node.node_id}") for name, node in pairs
         )
-    elif nodes:
-        yield _nodes_table(nodes, with_group=group is None, wide=shared().output == "wide")
+    elif pairs:
+        groups, nodes = zip(*pairs, strict=True)
+        yield one_group.nodes_table(nodes, () if group else groups, wide=shared().output == "wide")
     else:
         yield Text("no nodes" if group is None else f"group '{group}' has no nodes")
-
-
-def _nodes_table(nodes: Iterable[tuple[str, NodeReply]], *, with_group: bool, wide: bool) -> Table:
-    table = tables.new_table(
-        *([folded("GROUP", 8)] if with_group else ()),
-        folded("NODE", 10),
-        tables.word("STATE"),
-        *numbers("RANKS", "SLOTS"),
-        folded("ADDRESS", 15),
-        *([*numbers("HEARD"), *(folded(name, 8) for name in ("ROLE", "LABELS", "DEVICE"))] if wide else ()),
-        folded("WHY", 20),
-    )
-    for group, node in nodes:
-        cells: list[RenderableType] = [group] if with_group else []
-        cells += [
-            node.node_id,
-            tables.state_text(node.shown_state),
-            tables.ranks_of(node),
-            str(node.slots),
-            node.address,
-        ]
-        if wide:
-            heard = "-" if node.heard_s_ago is None else tables.ago(node.heard_s_ago)
-            cells += [heard, tables.one_line(node.role), _facts(node.labels), _facts(node.device)]
-        table.add_row(*cells, tables.node_why(node))
-    return table
-
-
-def _facts(facts: Mapping[str, str]) -> str:
-    return tables.one_line(", ".join(f"{name}={value}" for name, value in facts.items())) or "-"

@@ -32,44 +32,74 @@ MOST_ROWS = 64
 def group_view(
     group: GroupReply, *, ranks: bool = False, most: int | None = None, explained: bool = False
 ) -> Iterator[RenderableType]:
-    """One group: a heading, its nodes in rank order, nodes that are gone, the root cause of a failure.
+    """One group: a heading, its nodes in rank order and those that are gone last, the root cause of a failure.
 
     Args:
         ranks: show how far each worker has come as well.
-        most: how many nodes, workers and nodes that are gone are shown at most: of more those that need attention;
-            None: all.
+        most: how many nodes and workers are shown at most: of more those that need attention; None: all.
         explained: why it stands there, and the root cause, have been shown.
     """
     yield _heading(group, explained)
-    here = [node for node in group.nodes if not node.gone]
-    live = here if most is None else nsmallest(most, here, key=lambda node: node.shown_state in FINE)
-    live.sort(key=lambda node: (node.group_rank is None, node.group_rank or 0))
-    if live:
+    if group.nodes:
         yield ""
-        yield _live_table(live)
-        if more := len(here) - len(live):
+        few = group.nodes if most is None else nsmallest(most, group.nodes, key=_is_fine)
+        yield nodes_table([node for node in group.nodes if node in few] if few is not group.nodes else few)
+        if more := len(group.nodes) - len(few):
             yield Text(f"and {count(more, 'more node')}: hetctl get {group.group_id}")
     if ranks:
         yield ""
-        current = group.current_round
-        if current is not None and current.workers:
-            workers: Sequence[WorkerReply] = current.workers
-            if most is not None and len(workers) > most:
-                workers = nsmallest(most, workers, key=holds_up)
-            yield _workers_table(current, workers)
-            if more := len(current.workers) - len(workers):
+        workers = group.current_round.workers if group.current_round is not None else ()
+        if group.current_round is not None and workers:
+            shown = nsmallest(most or len(workers), workers, key=holds_up)
+            yield _workers_table(group.current_round, shown)
+            if more := len(workers) - len(shown):
                 yield Text(f"and {count(more, 'more worker')}: hetctl get {group.group_id} --ranks")
         else:
             yield Text("nobody knows how far the workers have come")
-    gone = [node for node in group.nodes if node.gone]
-    if gone:
-        yield ""
-        yield _gone_table(gone[:most])
-        if most is not None and len(gone) > most:
-            yield Text(f"and {len(gone) - most} more: hetctl get {group.group_id}")
     if group.root_cause is not None and not explained:
         yield ""
         yield from root_cause(group.root_cause)
+
+
+def _is_fine(node: NodeReply) -> bool:
+    return node.shown_state in FINE
+
+
+def nodes_table(nodes: Sequence[NodeReply], groups: Sequence[str] = (), *, wide: bool = False) -> Table:
+    """Nodes, one per row.
+
+    Args:
+        groups: of each node, its group, to be shown as well.
+        wide: also roles, labels and devices.
+    """
+    table = tables.new_table(
+        *([tables.folded("GROUP", 8)] if groups else ()),
+        tables.folded("NODE", 10),
+        tables.word("STATE"),
+        *tables.numbers("RANKS", "SLOTS"),
+        tables.folded("ADDRESS", min(15, max(len(node.address) for node in nodes))),
+        *tables.numbers("HEARD"),
+        *(tables.folded(name, 8) for name in ("ROLE", "LABELS", "DEVICE") if wide),
+        tables.folded("WHY", 10),
+    )
+    for place, node in enumerate(nodes):
+        more = (tables.one_line(node.role), _facts(node.labels), _facts(node.device)) if wide else ()
+        table.add_row(
+            *([groups[place]] if groups else ()),
+            node.node_id,
+            tables.state_text(node.shown_state),
+            tables.ranks_of(node),
+            str(node.slots),
+            node.address,
+            "-" if node.heard_s_ago is None else tables.ago(node.heard_s_ago),
+            *more,
+            tables.node_why(node),
+        )
+    return table
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    return tables.one_line(", ".join(f"{name}={value}" for name, value in facts.items())) or "-"
 
 
 def _heading(group: GroupReply, explained: bool) -> Table:
@@ -143,31 +173,6 @@ def _wanted_world(spec: Mapping[str, Any]) -> str:
     return f"world size {', '.join(words)}" if words else ""
 
 
-def _live_table(nodes: list[NodeReply]) -> Table:
-    whys = [tables.node_why(node) for node in nodes]
-    table = tables.new_table(
-        tables.folded("NODE", 10),
-        tables.word("STATE"),
-        *tables.numbers("RANKS", "OFFSET", "SLOTS"),
-        tables.folded("ADDRESS", _address_width(nodes)),
-        *tables.numbers("HEARD"),
-        *([tables.folded("WHY", 10)] if any(whys) else ()),
-    )
-    for node, why in zip(nodes, whys, strict=True):
-        offset = "-" if node.rank_offset is None else str(node.rank_offset)
-        cells: list[RenderableType] = [
-            node.node_id,
-            tables.state_text(node.shown_state),
-            tables.ranks_of(node),
-            offset,
-            str(node.slots),
-            node.address,
-            tables.ago(node.heard_s_ago or 0.0),
-        ]
-        table.add_row(*cells, *([why] if any(whys) else []))
-    return table
-
-
 def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table:
     weight, pace = weight_of(current), pace_of(current)
     table = tables.new_table(
@@ -221,25 +226,6 @@ def _progress(current: RoundReply) -> str:
         speed = f" ({_number(min(per_s))} a second)" if per_s else ""
         parts.append(f"{_number(min(known))} collectives{speed}")
     return ", ".join(parts)
-
-
-def _gone_table(nodes: list[NodeReply]) -> Table:
-    table = tables.new_table(
-        tables.folded("GONE", 8),
-        tables.word("STATE"),
-        *tables.numbers("SLOTS"),
-        tables.folded("ADDRESS", _address_width(nodes)),
-        tables.folded("WHY", 20),
-    )
-    for node in nodes:
-        state = tables.state_text(node.state)
-        table.add_row(node.node_id, state, str(node.slots), node.address, tables.node_why(node))
-    return table
-
-
-def _address_width(nodes: Iterable[NodeReply]) -> int:
-    """Wide enough that no IPv4 address is folded (columns)."""
-    return min(15, max(len(node.address) for node in nodes))
 
 
 def root_cause(cause: RootCauseReply) -> Iterator[RenderableType]:

@@ -44,24 +44,25 @@ class SectionCache:
         self._in_threads = asyncio.Lock()
 
     async def get(
-        self, key: Hashable, version: object, make: Callable[[], str], *, in_thread: bool
+        self, key: Hashable, version: object, begin: Callable[[], Callable[[], str]], *, in_thread: bool
     ) -> Section:
         """A section.
 
         Args:
             key: which one, for whom.
             version: of what it is made from; the same version is not made again.
+            begin: collects what is needed, and returns what makes it.
             in_thread: it takes long to make. One is made at a time.
         """
         if (section := self._known(key, version)) is not None:
             return section
         if not in_thread:
-            return self._keep(key, version, self._clock(), make())
+            return self._keep(key, version, self._clock(), begin()())
         async with self._in_threads:
             if (section := self._known(key, version)) is not None:
                 return section
             began = self._clock()
-            return self._keep(key, version, began, await asyncio.to_thread(make))
+            return self._keep(key, version, began, await asyncio.to_thread(begin()))
 
     def _known(self, key: Hashable, version: object) -> Section | None:
         entry = self._entries.get(key)

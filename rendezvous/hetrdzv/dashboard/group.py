@@ -37,8 +37,17 @@ MOST_ROUNDS, OPEN_ROUNDS, MOST_EVENTS = 40, 5, 100
 """How many are shown; rounds after the first few are folded away."""
 
 
+SECTIONS = ("now", "cause", "facts", "timeline", "nodes", "pace", "rounds", "history")
+
+
+def version(group: Group, name: str, now: float) -> object:
+    """Of what a section is made from: what is the same again is not made again."""
+    return group if name == "nodes" else (group, int(now / EVERY_S))
+
+
 class GroupPage:
-    """A group, as its page shows it now.
+    """A group, as its page shows it now. What it takes from the service it takes at once: sections may be made in a
+    thread.
 
     Args:
         acts: whether it has the buttons that change something.
@@ -46,7 +55,7 @@ class GroupPage:
         wall: wall-clock time.
 
     Attributes:
-        sections: what makes each of them, by name.
+        sections: what makes each of `SECTIONS`.
     """
 
     def __init__(
@@ -60,9 +69,9 @@ class GroupPage:
     ) -> None:
         self._service, self._group, self._acts, self._whole = service, group, acts, whole
         self._now, self._wall = service.now(), wall()
-        self._events, self._last = service.history(group.group_id)
+        self._events, _ = service.history(group.group_id)
         self._seen = dict(service.progress.workers(group))
-        self._trail = service.progress.trail(group.group_id)
+        self._trail = tuple(service.progress.trail(group.group_id))
         self._heard_at = partial(service.silence.heard_at, group)
         self.sections: Mapping[str, Callable[[], str]] = {
             "now": self._now_section,
@@ -74,21 +83,6 @@ class GroupPage:
             "rounds": self._rounds,
             "history": self._history,
         }
-
-    def version(self, name: str) -> object:
-        """Of what a section is made from."""
-        match name:
-            case "nodes":
-                return self._group
-            case "history":
-                return self._last
-            case _:
-                return self._group, self._last, int(self._now / EVERY_S)
-
-    @property
-    def is_large(self) -> bool:
-        """Whether sections take long to make."""
-        return len(self._group.nodes) > LARGE
 
     @cached_property
     def _brief(self) -> GroupReply:

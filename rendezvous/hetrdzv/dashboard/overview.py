@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetrdzv.api import views
@@ -62,30 +62,32 @@ def tally(lines: Sequence[Line]) -> list[tuple[str, int]]:
     return [(state, counts[state]) for state in ORDER if counts[state]]
 
 
-def overview(service: Service, grant: Grant, url: str, token_file: str = "") -> str:
-    """All groups that a grant covers.
+def overview(service: Service, grant: Grant, url: str, token_file: str = "") -> Callable[[], str]:
+    """All groups that a grant covers: what makes that, in a thread if need be.
 
     Args:
         url: this server's, as the browser reaches it.
         token_file: on this machine; empty: no token is required.
     """
     now = service.now()
-    lines = [line(group, now) for group in service.groups() if grant.covers(group.group_id)]
-    lines += [
-        Line(views.quarantined_summary(name, why), QUARANTINED)
-        for name, why in service.quarantined().items()
-        if grant.covers(name)
-    ]
-    lines.sort(key=lambda each: urgency(each.summary))
-    old = [each for each in lines if is_old(each.summary)]
+    groups = [group for group in service.groups() if grant.covers(group.group_id)]
+    aside = [(name, why) for name, why in service.quarantined().items() if grant.covers(name)]
     token = f"--token-file {shlex.quote(token_file)} " if token_file else ""
-    return section(
-        "groups.html",
-        lines=lines[: len(lines) - len(old)],
-        old=old,
-        tally=tally(lines),
-        tally_of_old=tally(old),
-        columns=columns(lines),
-        start=f"hetagent --server {url} {token}--group NAME train.py",
-        token_file=token_file,
-    )
+
+    def make() -> str:
+        lines = [line(group, now) for group in groups]
+        lines += [Line(views.quarantined_summary(*each), QUARANTINED) for each in aside]
+        lines.sort(key=lambda each: urgency(each.summary))
+        old = [each for each in lines if is_old(each.summary)]
+        return section(
+            "groups.html",
+            lines=lines[: len(lines) - len(old)],
+            old=old,
+            tally=tally(lines),
+            tally_of_old=tally(old),
+            columns=columns(lines),
+            start=f"hetagent --server {url} {token}--group NAME train.py",
+            token_file=token_file,
+        )
+
+    return make

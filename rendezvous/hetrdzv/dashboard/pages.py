@@ -12,7 +12,7 @@ from hetrdzv.api.views import ranks_behind
 from hetrdzv.api.workers import Shown, shown
 from hetrdzv.auth.tokens import Grant, Role
 from hetrdzv.dashboard.cache import Section, SectionCache
-from hetrdzv.dashboard.group import EVERY_S, LARGE, GroupPage
+from hetrdzv.dashboard.group import EVERY_S, LARGE, SECTIONS, GroupPage, version
 from hetrdzv.dashboard.overview import overview
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.protocol.errors import InvalidRequest, NoRound
@@ -42,28 +42,23 @@ async def groups_section(request: Request, service: Service, grant: Grant) -> Re
 
 async def group(request: Request, service: Service, grant: Grant) -> Response:
     """Everything about a group; `rows=all`: all its nodes and workers in rows, however many."""
-    shown_page, whole = _group_page(request, service, grant)
-    sections = {
-        name: await _section(request, service, shown_page, name, grant) for name in shown_page.sections
-    }
     group_id = request.path_params["group_id"]
     return page(
         "group_page.html",
-        sections=sections,
+        sections={name: await _section(request, service, grant, name) for name in SECTIONS},
         sections_at=f"/groups/{group_id}/sections",
         group_id=group_id,
-        whole=whole,
+        whole=_whole(request),
         **_frame(request, grant),
     )
 
 
 async def group_section(request: Request, service: Service, grant: Grant) -> Response:
     """A section of an open page that asks again."""
-    shown_page, _ = _group_page(request, service, grant)
     name = request.path_params["name"]
-    if name not in shown_page.sections:
+    if name not in SECTIONS:
         raise HTTPException(404)
-    return _polled(request, await _section(request, service, shown_page, name, grant))
+    return _polled(request, await _section(request, service, grant, name))
 
 
 async def output(request: Request, service: Service, grant: Grant) -> Response:
@@ -91,26 +86,24 @@ async def stacks(request: Request, service: Service, grant: Grant) -> Response:
     return page("stacks.html", verb=verb, **_some(collapsed(found.told), MOST_STACKS), **_when(found))
 
 
-def _group_page(request: Request, service: Service, grant: Grant) -> tuple[GroupPage, bool]:
+async def _section(request: Request, service: Service, grant: Grant, name: str) -> Section:
     service.require_ready()
-    whole = request.query_params.get("rows") == "all"
-    found = service.group(request.path_params["group_id"])
-    return GroupPage(service, found, acts=grant.role >= Role.ADMIN, whole=whole), whole
-
-
-async def _section(
-    request: Request, service: Service, shown_page: GroupPage, name: str, grant: Grant
-) -> Section:
     cache: SectionCache = request.app.state.cache
-    key = (
-        service,
-        request.path_params["group_id"],
+    found, acts, whole = (
+        service.group(request.path_params["group_id"]),
         grant.role >= Role.ADMIN,
-        request.query_params.get("rows") == "all",
-        name,
+        _whole(request),
     )
-    version = shown_page.version(name)
-    return await cache.get(key, version, shown_page.sections[name], in_thread=shown_page.is_large)
+    return await cache.get(
+        (service, found.group_id, acts, whole, name),
+        version(found, name, service.now()),
+        lambda: GroupPage(service, found, acts=acts, whole=whole).sections[name],
+        in_thread=len(found.nodes) > LARGE,
+    )
+
+
+def _whole(request: Request) -> bool:
+    return request.query_params.get("rows") == "all"
 
 
 async def _overview(request: Request, service: Service, grant: Grant) -> Section:
@@ -118,11 +111,10 @@ async def _overview(request: Request, service: Service, grant: Grant) -> Section
     cache: SectionCache = request.app.state.cache
     url = f"{request.url.scheme}://{request.url.netloc}"
     many = sum(1 + len(each.nodes) for each in service.groups()) > LARGE
-    version = int(service.now() / EVERY_S)
     token_file = request.app.state.token_file
     return await cache.get(
         (service, grant.scope, url),
-        version,
+        int(service.now() / EVERY_S),
         lambda: overview(service, grant, url, token_file),
         in_thread=many,
     )

@@ -30,7 +30,7 @@ async def test_failures_of_an_hour_come_first_and_older_ones_are_folded_away() -
         await two_nodes(service, "runs-12")
         await two_nodes(service, "runs-3")
         await service.execute("waits", join("c", min_nodes=2))
-        page = overview(service, EVERYTHING, "http://h:1")
+        page = overview(service, EVERYTHING, "http://h:1")()
         places = [
             page.index(f'href="/groups/{name}"')
             for name in ("failed-last", "failed-first", "waits", "runs-3", "runs-12")
@@ -40,7 +40,7 @@ async def test_failures_of_an_hour_come_first_and_older_ones_are_folded_away() -
         assert "<details" not in page
 
         clock.pass_by(service, RECENT_S - 10)
-        recent, fold, older = overview(service, EVERYTHING, "http://h:1").partition("<details")
+        recent, fold, older = overview(service, EVERYTHING, "http://h:1")().partition("<details")
         assert "/groups/failed-last" in recent
         assert "/groups/failed-first" not in recent
         assert "/groups/failed-first" in older
@@ -54,7 +54,7 @@ async def test_old_groups_are_unfolded_where_there_is_nothing_else() -> None:
     async with serving(clock=clock) as (service, _):
         await fail(service, "failed")
         clock.pass_by(service, RECENT_S + 10)
-        before, fold, older = overview(service, EVERYTHING, "http://h:1").partition("<details")
+        before, fold, older = overview(service, EVERYTHING, "http://h:1")().partition("<details")
         assert fold
         assert "open" in older.partition(">")[0]
         assert "No groups yet" not in before
@@ -89,6 +89,6 @@ async def test_only_columns_with_values_are_shown() -> None:
 )
 async def test_the_empty_page_shows_a_command_that_works_here(token_file: str, command: str) -> None:
     async with serving() as (service, _):
-        page = overview(service, EVERYTHING, "http://h:1", token_file)
+        page = overview(service, EVERYTHING, "http://h:1", token_file)()
     assert f"<pre>{command}</pre>" in page
     assert ("On other machines" in page) is bool(token_file)

@@ -12,6 +12,7 @@ from hetrdzv.auth.tokens import Grant, Role, Tokens
 from hetrdzv.core.commands import Cancel, NoteStall, Report
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.app import FILES
+from hetrdzv.dashboard.group import SECTIONS
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.states import ReportKind
@@ -28,7 +29,6 @@ TOKENS = {
 HTML = {"Accept": "text/html"}
 OWN = {"HX-Request": "true", "Origin": "http://localhost:29400"}
 """What a browser sends from a page of this server."""
-SECTIONS = ("now", "cause", "facts", "timeline", "nodes", "pace", "rounds", "history")
 EVIL = "<script>alert(1)</script>\n'\"><img src=x onerror=alert(2)>"
 
 

@@ -975,7 +975,7 @@ def test_a_program_that_does_not_speak_http_answers(ctl: Callable[..., str]) -> 
         ),
         (
             ["create", "g", "--nnodes", "2", "a.py", "--lr=1", "x y"],
-            "No such option '--lr'. If it is the script's, put -- before",
+            "If it is the script's, put -- before the script",
         ),
         (
             ["create", "g", "--nodes", "2"],

@@ -4,7 +4,7 @@ import os
 import random
 import sys
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from string import Template
@@ -19,12 +19,13 @@ from hetagent.health.fitness import Check
 from hetagent.health.gpus_free import GpusFree
 from hetagent.health.node_check import NodeCheck
 from hetagent.health.readiness import Readiness
-from hetagent.health.ready_file import Presence
+from hetagent.health.ready_file import ReadyFile
 from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
 from hetagent.launch.command import WorkerCommand, checksum, script_name
 from hetagent.launch.slots import check_files, isolated, narrow, slots_of
+from hetagent.monitor.watcher import Watcher
 from hetagent.node import console, names
 from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices, numa
@@ -35,13 +36,13 @@ from hetagent.node.processes.guardian import Guardian
 from hetagent.node.standalone import GROUP_PREFIX, OwnServer
 from hetagent.options.model import Options
 from hetagent.options.torchrun import typed
-from hetagent.preemption.watching import Announcements
-from hetagent.roundhook import Room, kept
+from hetagent.preemption.watching import PreemptionWatch
 from hetagent.runloop.after_start import LaunchLook, Meeting
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.notices import Notices
+from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
-from hetagent.runloop.share_files import ShareRoom
+from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.shutdown import CTRL_C_S
 from hetagent.session.line import Line
 from hetagent.session.offer import Offer
@@ -187,10 +188,9 @@ def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpec
     options, launch, tell = context.options, context.launch, context.tell
     handler = HetRendezvousHandler(options.group, options.node_id, context.hold_port)
     starter = _starter(context, handler, logs_specs)
-    rooms: list[Room] = []
-    announcements = _announcements(context)
-    line, readiness = _line(context, partial(kept, rooms), announcements)
-    rooms += _rooms(context, line, announcements)
+    parts = Parts(preemption=_preemption(context))
+    line, health = _line(context, parts)
+    _furnish(parts, context, line)
     if server is not None:
         server.watch(line.give_up)
     worker_env = context.place.socket_env(os.environ)
@@ -212,14 +212,14 @@ def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpec
         starter=starter,
         ports=Ports(handler, context.hold_script_port, moved),
         launch=launch,
-        readiness=readiness,
-        rooms=rooms,
+        health=health,
+        parts=parts,
         worker_env=worker_env,
         stop_timeout_s=options.shutdown_timeout_s,
         grace_s=options.grace_s,
         own_graces_s=options.own_graces_s,
         ctrl_c_s=CTRL_C_S if console.is_attended() and not _has_stop_timeout(options) else None,
-        tell=tell,
+        log=tell,
         secrets=context.access.secrets,
         signals=options.signals,
     )
@@ -230,38 +230,32 @@ def _has_stop_timeout(options: Options) -> bool:
     return options.shutdown_timeout_s is not None or "stop_timeout_s" in options.spec
 
 
-def _announcements(context: AgentContext) -> Announcements | None:
+def _preemption(context: AgentContext) -> PreemptionWatch | None:
     """What looks whether this machine is taken away; None: nobody has asked for that."""
     options = context.options
     if not (options.watched or options.leave_when):
         return None
-    from hetagent.preemption.sources import announcements
+    from hetagent.preemption.sources import preemption_watch
 
-    return announcements(
+    return preemption_watch(
         options.watched, options.leave_when, context.identity.incarnation, context.tell, options.grace_s
     )
 
 
-def _line(
-    context: AgentContext, kept: Callable[[], Collection[int]], announcements: Announcements | None
-) -> tuple[Line, Readiness]:
-    """What tells the group what this node offers, and what is found out about it before each round.
-
-    Args:
-        kept: the sessions of what is kept for later rounds.
-    """
+def _line(context: AgentContext, parts: Parts) -> tuple[Line, Readiness]:
+    """What tells the group what this node offers, and what is found out about it before each round."""
     options = context.options
 
-    readiness = _readiness(context, kept, announcements)
+    health = _health(context, parts)
     offer = _offer(
         options,
         context.slots,
         context.place.address,
         context.devices,
         context.launch,
-        device={**context.versions, **readiness.facts},
+        device={**context.versions, **health.facts},
         wants_command=context.command is None,
-        ready_within_s=readiness.within_s,
+        ready_within_s=health.within_s,
     )
     session = Session(
         options.group,
@@ -277,7 +271,7 @@ def _line(
         context.tell,
         lambda text, left: console.show_live(text and f"hetagent[{options.node_id}]: {text}", left),
     )
-    return line, readiness
+    return line, health
 
 
 def _guardian(context: AgentContext) -> Guardian:
@@ -310,38 +304,31 @@ def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: L
     )
 
 
-def _rooms(context: AgentContext, line: Line, announcements: Announcements | None) -> list[Room]:
-    """The optional parts with work of their own in each round."""
+def _furnish(parts: Parts, context: AgentContext, line: Line) -> None:
+    """Make the optional parts."""
     from hetagent.job.snapshots.start import snapshots_of
-    from hetagent.monitor.watcher import Watcher
     from hetagent.standby.keeper import standbys_of
 
     options, launch, tell = context.options, context.launch, context.tell
-
-    ready_file = Presence(options.ready_file, tell) if options.ready_file is not None else None
-    if ready_file is not None:
-        line.on_known(ready_file.change)
-    rooms: list[Room | None] = [
-        Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node),
-        Meeting(line, launch, tell, must_meet=options.require_rendezvous),
-        LaunchLook(launch, tell),
-        Watcher(
-            line,
-            launch,
-            cpu=devices.is_cpu_job(context.devices),
-            reports_stacks=options.report_output,
-            keeps_stacks=options.torchrun.log_dir is not None,
-            reports_logs=options.report_output,
-            secrets=context.access.secrets,
-            say=tell,
-        ),
-        ShareRoom(one_per_node=launch.one_per_node),
-        ready_file,
-        announcements,
-        snapshots_of(context, options.snapshots, line),
-        standbys_of(context, options.preload),
-    ]
-    return [room for room in rooms if room is not None]
+    parts.notices = Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node)
+    parts.meeting = Meeting(line, launch, tell, must_meet=options.require_rendezvous)
+    parts.launch_look = LaunchLook(launch, tell)
+    parts.monitor = Watcher(
+        line,
+        launch,
+        cpu=devices.is_cpu_job(context.devices),
+        reports_stacks=options.report_output,
+        keeps_stacks=options.torchrun.log_dir is not None,
+        reports_logs=options.report_output,
+        secrets=context.access.secrets,
+        say=tell,
+    )
+    parts.shares = ShareFiles(one_per_node=launch.one_per_node)
+    if options.ready_file is not None:
+        parts.ready_file = ReadyFile(options.ready_file, tell)
+        line.on_known(parts.ready_file.change)
+    parts.snapshots = snapshots_of(context, options.snapshots, line)
+    parts.standbys = standbys_of(context, options.preload)
 
 
 def _offer(
@@ -395,14 +382,12 @@ def _offer(
     return offer
 
 
-def _readiness(
-    context: AgentContext, kept: Callable[[], Collection[int]], announcements: Announcements | None
-) -> Readiness:
+def _health(context: AgentContext, parts: Parts) -> Readiness:
     """What is asked of this node before each round."""
     options, identity = context.options, context.identity
     gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
     checks: list[Check | None] = [
-        GpusFree(gpus, identity.incarnation, kept=kept) if gpus else None,
+        GpusFree(gpus, identity.incarnation, kept=parts.kept_sessions) if gpus else None,
         NodeCheck(
             options.node_check,
             identity.incarnation,
@@ -411,7 +396,7 @@ def _readiness(
         )
         if options.node_check
         else None,
-        announcements,
+        parts.preemption,
     ]
     return Readiness([check for check in checks if check is not None])
 

@@ -7,7 +7,7 @@ from hetagent.cli.summary import closing_block
 from hetagent.launch.command import WorkerCommand, worker_command
 from hetagent.node.console import say
 from hetagent.options.model import Options
-from hetagent.runloop.shutdown import Leaving
+from hetagent.runloop.shutdown import Shutdown
 from hetagent.session.refusals import STRANGERS
 from hetagent.workers import failures
 from hetrdzv.auth.tls import ClientTls
@@ -31,7 +31,7 @@ class Over(Exception):
 
     def report(self) -> int:
         """Say it at the terminal; returns the exit status."""
-        options, leaving = self._options, Leaving(self._options.grace_s, self._options.own_graces_s)
+        options, leaving = self._options, Shutdown(self._options.grace_s, self._options.own_graces_s)
         say(closing_block(options.group, options.node_id, self.outcome, 0, ""))
         try:
             leaving.write_error_file(self.outcome)

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hetagent.errors import UsageError
-from hetagent.roundhook import Room
 
 
-class Presence(Room):
+class ReadyFile:
     """The file.
 
     Args:

@@ -70,8 +70,8 @@ class Assignment:
         return taken
 
 
-Forecast = Callable[[int], tuple[WorkerCommand, Mapping[str, str | None]] | None]
-"""See `Launch.forecast`."""
+PredictCommand = Callable[[int], tuple[WorkerCommand, Mapping[str, str | None]] | None]
+"""See `Launch.predict_command`."""
 
 
 class Launch:
@@ -125,7 +125,7 @@ class Launch:
         """Changes to torchrun's environment for one process; None removes a variable."""
         return {}
 
-    def forecast(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:
+    def predict_command(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:
         """What `begin` and `environ` will say in every round; None where only the round will tell."""
         return None
 

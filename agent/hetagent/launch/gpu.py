@@ -31,7 +31,7 @@ class PerGpu(Launch):
         """With isolation, the one GPU. LOCAL_RANK stays, for logs and for whatever counts workers."""
         return self._own_gpu(local_rank)
 
-    def forecast(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:
+    def predict_command(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:
         """Everything, unless the group brings the command."""
         return (self._command, self._own_gpu(local_rank)) if self._command is not None else None
 

@@ -11,7 +11,7 @@ from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand, python
 from hetagent.monitor import shown, stacks
 from hetagent.monitor.round_watch import RoundWatch
-from hetagent.roundhook import Environ, Motion, Room
+from hetagent.roundhook import Motion, RoundHook
 from hetagent.session.line import Line
 from hetagent.session.topics import Message, Topic
 from hetagent.workers.processes import Workers
@@ -51,7 +51,7 @@ BUFFER_SIZE = 20
 """So many are enough to see who is behind, and are told in a millisecond; torch's 2,000 take 50."""
 
 
-class Watcher(Room):
+class Watcher(RoundHook):
     """Watches the workers of the newest round.
 
     Args:
@@ -97,7 +97,8 @@ class Watcher(Room):
         self._left = 0  # the newest round of which the server has the logs
         self._failed = False  # one of the workers has, in this round
 
-    def steady(self, given: Mapping[str, str]) -> dict[str, str]:
+    def static_env(self, given: Mapping[str, str]) -> dict[str, str]:
+        """What every worker gets in every round."""
         if self._cpu and BUFFER not in given and BUFFER_BEFORE not in given:
             return {BUFFER: str(BUFFER_SIZE)}
         return {}
@@ -123,7 +124,7 @@ class Watcher(Room):
         assert self._watch is not None
         return self._watch.environ(local_rank, torch=self._shows_collectives)
 
-    def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
+    def begin(self, workers: Workers) -> None:
         assert self._watch is not None
         first = self._rank_offset
         self._output = lambda rank: workers.output(rank - first)
@@ -144,9 +145,10 @@ class Watcher(Room):
         return {name: value for name, value in known.items() if value is not None}
 
     def motion(self) -> Motion | None:
+        """When the workers moved in the round; None: nobody can tell."""
         return self._watch.motion() if self._watch is not None else None
 
-    def heard(self, directive: DirectiveReply) -> None:
+    def on_directive(self, directive: DirectiveReply) -> None:
         """Keep the stacks of workers that hang and are about to be stopped, for whoever looks into the logs."""
         watch = self._watch
         ends = directive.kind in (DirectiveKind.STOP, DirectiveKind.EXIT) and directive.hang
@@ -174,7 +176,8 @@ class Watcher(Room):
         self._watch = None
         watch.close()
 
-    def say_goodbye(self, why: str, until: float | None) -> None:
+    def leave_logs(self) -> None:
+        """The agent is about to end: the server gets what workers of the newest round wrote."""
         if self._left != self._round:
             self._leave_with_server()
 

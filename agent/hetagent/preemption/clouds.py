@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from hetagent.roundhook import Announcement
+from hetagent.roundhook import PreemptionNotice
 
 TIMEOUT_S = 2.0
 """How long a metadata service may take to answer (seconds)."""
@@ -45,7 +45,7 @@ class Cloud(Protocol):
     def find(self) -> None:
         """Ask something that every machine of this cloud is answered."""
 
-    def ask(self) -> Announcement | None:
+    def ask(self) -> PreemptionNotice | None:
         """What is announced."""
 
 
@@ -69,7 +69,7 @@ class Clouds:
         self._find_at = 0.0
         self._told = False
 
-    def ask(self) -> Announcement | None:
+    def ask(self) -> PreemptionNotice | None:
         """What the cloud announces."""
         try:
             if self._cloud is not None:
@@ -127,15 +127,15 @@ class Aws:
         )
         self._token = reply.raise_for_status().text
 
-    def ask(self) -> Announcement | None:
+    def ask(self) -> PreemptionNotice | None:
         """Whether EC2 interrupts this spot instance."""
         said = self._said("spot/instance-action")
         if said is not None:
             why, now = f"AWS is about to {said['action']} this instance", time.monotonic()
             gone_at = min(_moment(datetime.fromisoformat(said["time"])), now + INTERRUPTED_S)
-            return Announcement(why, gone_at if gone_at > now else None)  # this clock may be wrong
+            return PreemptionNotice(why, gone_at if gone_at > now else None)  # this clock may be wrong
         if self._rebalance and self._said("events/recommendations/rebalance") is not None:
-            return Announcement("AWS says that it may soon interrupt this instance", None)
+            return PreemptionNotice("AWS says that it may soon interrupt this instance", None)
         return None
 
     def _said(self, path: str) -> Any:
@@ -163,12 +163,14 @@ class Google:
         """Ask whether it is preempted, which every instance is told."""
         self._said("preempted")
 
-    def ask(self) -> Announcement | None:
+    def ask(self) -> PreemptionNotice | None:
         """Whether this instance is preempted, or is stopped for the maintenance of its host."""
         if self._said("preempted") == "TRUE":
-            return Announcement("Google Cloud has preempted this instance", time.monotonic() + PREEMPTED_S)
+            return PreemptionNotice(
+                "Google Cloud has preempted this instance", time.monotonic() + PREEMPTED_S
+            )
         if self._said("maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE":
-            return Announcement("Google Cloud is about to stop this instance for maintenance", None)
+            return PreemptionNotice("Google Cloud is about to stop this instance for maintenance", None)
         return None
 
     def _said(self, path: str) -> str:
@@ -199,7 +201,7 @@ class Azure:
             "instance/compute/name", TIMEOUT_S, **{"api-version": "2021-02-01", "format": "text"}
         ).text
 
-    def ask(self) -> Announcement | None:
+    def ask(self) -> PreemptionNotice | None:
         """The first event that takes this machine away."""
         reply = self._get("scheduledevents", SLOW_S, **{"api-version": "2020-07-01"})
         mine = [
@@ -208,7 +210,7 @@ class Azure:
             if event["EventType"] in self.DOES and self._name in event["Resources"]
         ]
         told = [
-            Announcement(
+            PreemptionNotice(
                 f"Azure is about to {self.DOES[event['EventType']]} this machine", _not_before(event)
             )
             for event in mine

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hetagent.node.processes import finding as processes
-from hetagent.roundhook import Announcement
+from hetagent.roundhook import PreemptionNotice
 from hetagent.workers.failures import plain_text, sendable
 
 MOST_CHARACTERS = 200
@@ -25,7 +25,7 @@ class WhenFile:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
 
-    def ask(self) -> Announcement | None:
+    def ask(self) -> PreemptionNotice | None:
         """Whether the file is there."""
         try:
             with self._path.open("rb") as file:
@@ -34,7 +34,7 @@ class WhenFile:
             if not os.path.lexists(self._path):
                 return None
             said = b""
-        return Announcement(_first_line(said) or f"{self._path} is there", None)
+        return PreemptionNotice(_first_line(said) or f"{self._path} is there", None)
 
     def kept(self) -> Collection[int]:
         """Nothing."""
@@ -68,7 +68,7 @@ class WhenCommand:
         process = self._process
         return () if process is None else (process.pid,)
 
-    def ask(self) -> Announcement | None:
+    def ask(self) -> PreemptionNotice | None:
         """Run it, or see whether it has ended; if not, it goes on."""
         with self._lock:
             if self._closed:
@@ -84,7 +84,7 @@ class WhenCommand:
             self._output.seek(0)
             said = _first_line(self._output.read(4096))
         if status == 0:
-            return Announcement(said or "the command of --leave-when says so", None)
+            return PreemptionNotice(said or "the command of --leave-when says so", None)
         if status in CANNOT_RUN and not self._told:
             self._told = True
             self._tell(f"--leave-when: its command cannot be run (status {status}): {said}")

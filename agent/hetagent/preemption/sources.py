@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection
 from hetagent.options.parts import REBALANCE
 from hetagent.preemption.clouds import Clouds
 from hetagent.preemption.local import WhenCommand, WhenFile
-from hetagent.preemption.watching import Announcements, Source
+from hetagent.preemption.watching import PreemptionWatch, Source
 
 
-def announcements(
+def preemption_watch(
     watched: Collection[str], when: str, incarnation: str, tell: Callable[[str], None], grace_s: float
-) -> Announcements:
+) -> PreemptionWatch:
     """What looks for announcements.
 
     Args:
@@ -27,4 +27,4 @@ def announcements(
     if when:
         is_command = len(when.split()) > 1 or shutil.which(when) is not None
         sources.append(WhenCommand(when, incarnation, tell) if is_command else WhenFile(when))
-    return Announcements(sources, tell, grace_s)
+    return PreemptionWatch(sources, tell, grace_s)

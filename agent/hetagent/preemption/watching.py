@@ -7,7 +7,7 @@ from typing import Protocol
 
 from hetagent.health.fitness import READY, Check, Fitness
 from hetagent.node.waker import Waker
-from hetagent.roundhook import Announcement, Room
+from hetagent.roundhook import PreemptionNotice, RoundHook
 
 LOOK_S = 2.0
 """How long between two looks (seconds)."""
@@ -22,7 +22,7 @@ LEAD_S = 120.0
 class Source(Protocol):
     """Where announcements come from. `ask` is called in a thread of its own, the others in any."""
 
-    def ask(self) -> Announcement | None:
+    def ask(self) -> PreemptionNotice | None:
         """What is announced; None: nothing, or it could not be asked."""
 
     def kept(self) -> Collection[int]:
@@ -32,7 +32,7 @@ class Source(Protocol):
         """The agent ends."""
 
 
-class Announcements(Room, Check):
+class PreemptionWatch(RoundHook, Check):
     """Has this node leave in time when its machine is taken away; one that is to go soon does not join any more.
 
     Args:
@@ -55,7 +55,7 @@ class Announcements(Room, Check):
         self._begun = False
         self._looked = [threading.Event() for _ in sources]  # at each of them, once
         self._over = threading.Event()
-        self._announcement: Announcement | None = None
+        self._announcement: PreemptionNotice | None = None
         self._taken = False
         self._waker = Waker()
 
@@ -83,7 +83,8 @@ class Announcements(Room, Check):
 
     # -- at any time -------------------------------------------------------------------------------------------
 
-    def kept(self) -> Collection[int]:
+    def kept_sessions(self) -> Collection[int]:
+        """The sessions of the commands that are asked."""
         return [session for source in self._sources for session in source.kept()]
 
     def fileno(self) -> int:
@@ -92,12 +93,14 @@ class Announcements(Room, Check):
     def look(self) -> None:
         self._waker.clear()
 
-    def announces(self) -> Announcement | None:
+    def take(self) -> PreemptionNotice | None:
+        """That this machine is taken away, once; None: nobody has said so."""
         announcement = None if self._taken else self._announcement
         self._taken = self._taken or announcement is not None
         return announcement
 
     def close(self) -> None:
+        """Look no more."""
         self._over.set()
         for source in self._sources:
             source.close()
@@ -114,7 +117,7 @@ class Announcements(Room, Check):
             looked.set()
             self._over.wait(self._look_s)
 
-    def _take(self, announcement: Announcement | None, told: set[str]) -> None:
+    def _take(self, announcement: PreemptionNotice | None, told: set[str]) -> None:
         if announcement is None or self._announcement is not None:
             return
         left_s = 0.0 if announcement.gone_at is None else announcement.gone_at - time.monotonic()

@@ -2,11 +2,12 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hetagent.launch.base import Assignment, Launch
-from hetagent.roundhook import Environ, Room
+from hetagent.launch.command import WorkerCommand
+from hetagent.roundhook import RoundHook
 from hetagent.session import reports
 from hetagent.session.line import Line
 from hetagent.workers.failures import failure_message
@@ -20,7 +21,7 @@ MEET_AFTER_S = 60.0
 """When to look whether the workers have met (seconds after their start); they import, and read their data, before."""
 
 
-class Meeting(Room):
+class Meeting(RoundHook):
     """Whether the workers of all nodes have met in the round's store, as the master sees it.
 
     Args:
@@ -42,10 +43,10 @@ class Meeting(Room):
         self._look_at: float | None = None
         self._told: int | None = None  # how many had met at the last look; None: all, or nobody looked
 
-    def enter(self, assignment: Assignment) -> None:
+    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         self._assignment = assignment
 
-    def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
+    def begin(self, workers: Workers) -> None:
         assert self._assignment is not None
         if self._launch.meets_in_store and self._assignment.start.world_size > 1:
             self._workers, self._told = workers, None
@@ -69,6 +70,7 @@ class Meeting(Room):
         self._line.say(reports.started(number, met))
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
+        """What a report of success says beside."""
         if kind is not ReportKind.SUCCEEDED:
             return {}
         return {"met": self._met(), "must_meet": self._must_meet}
@@ -95,7 +97,7 @@ def _described(met: int, world_size: int) -> str:
     )
 
 
-class LaunchLook(Room):
+class LaunchLook(RoundHook):
     """Has the launch look at its processes once, some time after their start, and at their end.
 
     Args:
@@ -113,10 +115,10 @@ class LaunchLook(Room):
         self._lost_port = ""  # why it gives up
         self._lost_ports = 0  # in how many rounds in a row
 
-    def enter(self, assignment: Assignment) -> None:
+    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         self._assignment = assignment
 
-    def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
+    def begin(self, workers: Workers) -> None:
         self._workers = workers
         if self._launch.look_after_s is not None:
             self._pid, self._look_at = workers.pids[0], time.monotonic() + self._launch.look_after_s
@@ -131,7 +133,7 @@ class LaunchLook(Room):
         if (warning := self._launch.look(self._assignment, self._pid)) is not None:
             self._tell(warning)
 
-    def gives_up(self) -> str:
+    def abandon_reason(self) -> str:
         """The program could not open its port, which somebody else had taken: that is no failure of the script."""
         if not self._lost_port:
             self._lost_port = self._look_for_port()

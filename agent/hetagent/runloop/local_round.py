@@ -1,21 +1,20 @@
 """This node's part of one round: its processes, from their start until the last of them is gone."""
 
 import signal
-import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
-from hetagent.roundhook import Environ, Motion, Room, kept
+from hetagent.roundhook import Environ
+from hetagent.runloop.parts import Parts
 from hetagent.workers.deaths import Deaths
 from hetagent.workers.failures import failure_message, is_permanent
 from hetagent.workers.processes import Cleared, Workers
-from hetagent.workers.starter import Exit, Program
+from hetagent.workers.starter import Exit, no_process
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import StartReply
 from hetrdzv.protocol.facts.causes import FailedWorker
@@ -103,7 +102,7 @@ class LocalRound:
         launch: turns it into a command and an environment.
         starter: makes the processes.
         incarnation: the `HET_INCARNATION` by which they are found.
-        rooms: optional features that have their own work in each round.
+        parts: the optional ones of this agent.
 
     Attributes:
         phase: where it is.
@@ -116,7 +115,7 @@ class LocalRound:
         launch: Launch,
         starter: "TorchStarter",
         incarnation: str,
-        rooms: Sequence[Room] = (),
+        parts: Parts,
     ) -> None:
         self.assignment = assignment
         self.phase = Phase.HELD
@@ -124,14 +123,12 @@ class LocalRound:
         self._launch = launch
         self._starter = starter
         self._incarnation = incarnation
-        self._rooms = rooms
+        self._parts = parts
         self._workers: Workers | None = None  # until they are cleared away
         self._deaths: Deaths | None = None  # of what the node's one program has started
         self._look_at = 0.0  # for workers that do not end (monotonic seconds)
         self._end: End | None = None  # from ENDING on, unless they are stopped before it was reported
         self._stop: Stop | None = None  # under way, or put off while the program has time to end by itself
-        for room in rooms:
-            room.enter(assignment)
 
     def _move(self, phase: Phase) -> None:
         assert phase in NEXT[self.phase], f"{self.phase} -> {phase}"
@@ -189,7 +186,7 @@ class LocalRound:
         elif self.phase is not Phase.STOPPING:
             moments += [self._look_at] if self.phase is Phase.RUNNING else []
             moments += [self._end.due_at] if self.phase is Phase.ENDING and self._end is not None else []
-            moments += [at for room in self._rooms if (at := room.due_at()) is not None]
+            moments += [at for hook in self._parts.hooks if (at := hook.due_at()) is not None]
         return min(moments, default=None)
 
     # -- start -----------------------------------------------------------------------------------------------
@@ -214,17 +211,19 @@ class LocalRound:
         if command is None:
             self._move(Phase.WAITING)
             return
-        for room in self._rooms:
-            room.prepare(self.assignment, command)
+        for hook in self._parts.hooks:
+            hook.prepare(self.assignment, command)
         count = 1 if self._launch.one_per_node else self.assignment.start.slots
         environs = [self._environ(environ, local_rank) for local_rank in range(count)]
-        started = self._starter.start(self.assignment, command, environs, self._take)
+        standbys = self._parts.standbys
+        claim = standbys.claim_standby if standbys is not None else no_process
+        started = self._starter.start(self.assignment, command, environs, claim)
         self._workers = Workers(
-            started, self._incarnation, partial(kept, self._rooms), spawns=self._launch.one_per_node
+            started, self._incarnation, self._parts.kept_sessions, spawns=self._launch.one_per_node
         )
         self._move(Phase.RUNNING)
-        for room in self._rooms:
-            room.begin(self._workers, environs)
+        for hook in self._parts.hooks:
+            hook.begin(self._workers)
         if self._launch.watches_deaths:
             self._deaths = Deaths(started.pids[0])
 
@@ -234,20 +233,13 @@ class LocalRound:
             "HET_RANK_OFFSET": str(self.assignment.start.rank_offset),
             "HET_ROUND": str(self.number),
         }
-        for room in self._rooms:
-            made.update(room.environ(local_rank))
+        for hook in self._parts.hooks:
+            made.update(hook.environ(local_rank))
         return {**made, **self._launch.environ(self.assignment, local_rank)}
-
-    def _take(
-        self, local_rank: int, program: Program, stdout: int, stderr: int
-    ) -> "subprocess.Popen[bytes] | None":
-        """A process for a worker from the first room that has one."""
-        taken = (room.take_process(local_rank, program, stdout, stderr) for room in self._rooms)
-        return next((process for process in taken if process is not None), None)
 
     def forgo(self) -> None:
         """Nothing is to be started any more: the round is over, or could not be started here."""
-        self._end_rooms()
+        self._end_hooks()
         if self.phase in (Phase.HELD, Phase.WAITING):
             self._move(Phase.GONE)
 
@@ -264,7 +256,7 @@ class LocalRound:
         if self.phase is not Phase.ENDING or self._end is None or time.monotonic() < self._end.due_at:
             return None
         self._workers.catch_up()  # what it has written may be the reason to give up
-        if self._end.failure is not None and self.gives_up():
+        if self._end.failure is not None and self.abandon_reason():
             return None  # it has failed for that reason, which is no failure of the script
         self._move(Phase.ENDED)
         return self._end
@@ -302,7 +294,8 @@ class LocalRound:
 
     def _note_end(self, workers: Workers, failed: Sequence[Exit]) -> None:
         """See whether one has failed, or all have ended."""
-        if not failed and (workers.running or any(room.holds_end() for room in self._rooms)):
+        notices = self._parts.notices
+        if not failed and (workers.running or (notices is not None and notices.holds_end())):
             return
         patience_s = self._launch.patience_s(self.assignment, failed=bool(failed))
         failure = self._dated(workers.first([*failed, *workers.raised()])) if failed else None
@@ -314,17 +307,9 @@ class LocalRound:
         died_at = self._deaths.first_at() if self._deaths is not None else None
         return failure if died_at is None else replace(failure, seen_at=min(failure.seen_at, died_at))
 
-    def report(self, kind: ReportKind) -> dict[str, Any]:
-        """What the rooms have to say in a report."""
-        return {name: value for room in self._rooms for name, value in room.report(kind).items()}
-
-    def motion(self) -> Motion | None:
-        """When the workers moved in the round; None: nobody can tell."""
-        return next((motion for room in self._rooms if (motion := room.motion()) is not None), None)
-
     def moved(self) -> Moved | None:
-        """The same, counted from now."""
-        motion, now = self.motion(), time.monotonic()
+        """When the workers moved in the round, counted from now; None: nobody can tell."""
+        motion, now = self._parts.motion(), time.monotonic()
         if motion is None or motion.first_at is None or motion.last_at is None:
             return Moved() if motion is not None else None
         return Moved(began_s=round(now - motion.first_at, 3), idle_s=round(max(0.0, now - motion.last_at), 3))
@@ -353,13 +338,13 @@ class LocalRound:
         seen = Failure(**codec.fields_of(fields))
         worker = FailedWorker.of(self.assignment.node_id, seen)
         text = failed_worker(replace(worker, before=self.ended_before(failure.seen_at)))
-        return replace(fields, **self.report(ReportKind.FAILED)), text
+        return replace(fields, **self._parts.report(ReportKind.FAILED)), text
 
-    def gives_up(self) -> str:
-        """Why a room wants this node to end its part of the round and join again; empty: none does."""
+    def abandon_reason(self) -> str:
+        """Why this node should end its part of the round and join again; empty: it need not."""
         if not self.present or self.stopping:
             return ""
-        return next((why for room in self._rooms if (why := room.gives_up())), "")
+        return self._parts.abandon_reason()
 
     # -- stop ------------------------------------------------------------------------------------------------
 
@@ -388,8 +373,8 @@ class LocalRound:
             if self.phase is Phase.ENDING:
                 self._end = None  # nobody has heard of it
             self._stop = stop
-            for room in self._rooms if grace_s > 0 else ():
-                room.save(min(grace_s, SAVE_S))
+            if self._parts.snapshots is not None and grace_s > 0:
+                self._parts.snapshots.save(min(grace_s, SAVE_S))
             if self._saves_until() > time.monotonic():
                 self._move(Phase.SAVING)
             else:
@@ -400,8 +385,9 @@ class LocalRound:
     def _saves_until(self) -> float:
         """Until when the stop waits for workers that save (monotonic seconds)."""
         assert self._stop is not None
-        moments = [at for room in self._rooms if (at := room.saves_until()) is not None]
-        return min(max(moments, default=0.0), self._stop.kill_at)
+        snapshots = self._parts.snapshots
+        saves_until = snapshots.saves_until() if snapshots is not None else None
+        return min(saves_until or 0.0, self._stop.kill_at)
 
     def _send_stop(self) -> None:
         assert self._workers is not None
@@ -439,13 +425,13 @@ class LocalRound:
             self._deaths = None
         # If this fails, they are still ours to clear.
         cleared = self._workers.clear(spare_detached=spare_detached, until=until)
-        self._end_rooms()
+        self._end_hooks()
         if self._end is not None and self._end.failure is not None:
             self.failed = [end for end in self._workers.exits if not end.succeeded]
         self._workers = None
         self._move(Phase.GONE)
         return cleared
 
-    def _end_rooms(self) -> None:
-        for room in self._rooms:
-            room.end()
+    def _end_hooks(self) -> None:
+        for hook in self._parts.hooks:
+            hook.end()

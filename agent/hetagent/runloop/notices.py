@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hetagent.launch.base import Assignment
@@ -13,7 +13,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.node import scratch
 from hetagent.node.processes import finding as processes
 from hetagent.progress import ASKED, NOTICE_FILE, READY
-from hetagent.roundhook import Environ, Room
+from hetagent.roundhook import Environ, RoundHook
 from hetagent.session import reports
 from hetagent.session.line import Line
 from hetagent.workers.processes import Workers
@@ -32,7 +32,7 @@ EVERYBODY = "all"
 """A line that speaks for all workers of a file."""
 
 
-class Notices(Room):
+class Notices(RoundHook):
     """Tells the workers of a round that it is about to end, so that they save, and the server when they have.
 
     Args:
@@ -61,13 +61,11 @@ class Notices(Room):
         self._all_ready = False
         self._notice_s = 0.0  # the group's setting
 
-    def enter(self, assignment: Assignment) -> None:
-        self._round = assignment.round
-        self._sharing = assignment.start.slots if self._one_per_node else 1
-
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         """Make a place for the files; without one, these workers will be stopped without a notice."""
         self.end()
+        self._round = assignment.round
+        self._sharing = assignment.start.slots if self._one_per_node else 1
         with contextlib.suppress(OSError):
             scratch.sweep(PREFIX)
             self._folder = scratch.Folder(PREFIX)
@@ -75,10 +73,10 @@ class Notices(Room):
     def environ(self, local_rank: int) -> Environ:
         return {} if self._folder is None else {NOTICE_FILE: str(self._folder.path / str(local_rank))}
 
-    def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
+    def begin(self, workers: Workers) -> None:
         self._workers = workers
 
-    def heard(self, directive: DirectiveReply) -> None:
+    def on_directive(self, directive: DirectiveReply) -> None:
         """Pass a notice on, once."""
         self._notice_s = directive.notice_s
         if directive.kind is not DirectiveKind.START or directive.notice is None or self._workers is None:
@@ -97,7 +95,8 @@ class Notices(Room):
             if self._signum is not None:
                 self._send(self._signum, self._workers.alive)
 
-    def heeds_notice(self) -> bool:
+    def supports_graceful_stop(self) -> bool:
+        """Whether workers save when they are told that their round is about to end."""
         return self._notice is not None or bool(self._asking())
 
     def _asking(self) -> set[int]:
@@ -148,7 +147,7 @@ class Notices(Room):
         """Workers that have saved wait for the end of the round: the job is not done."""
         return self._notice is not None and self._notice.answered()
 
-    def gives_up(self) -> str:
+    def abandon_reason(self) -> str:
         """Long after the notice the round goes on all the same, but all workers have ended for it."""
         if self._notice is None or self._workers is None or self._workers.running or not self._all_ready:
             return ""

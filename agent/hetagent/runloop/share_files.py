@@ -9,7 +9,7 @@ from pathlib import Path
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node import scratch
-from hetagent.roundhook import Environ, Room
+from hetagent.roundhook import Environ, RoundHook
 from hetagent.shares import FILE, SPEED
 
 WEIGHT, SUM = "HET_WEIGHT", "HET_WEIGHT_SUM"
@@ -21,7 +21,7 @@ MOST_BYTES = 20
 """A longer file has no speed in it."""
 
 
-class ShareRoom(Room):
+class ShareFiles(RoundHook):
     """Gives the workers of each round their shares, and the speeds that they measured in the round before.
 
     Args:

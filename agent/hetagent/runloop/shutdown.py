@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hetagent import statuses
-from hetagent.roundhook import Announcement
+from hetagent.roundhook import PreemptionNotice
 from hetagent.workers import failures
 from hetrdzv.protocol.directive import DirectiveReply
 
-A_PERSONS = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-"""Signals of a person at a terminal, who does not wait. Schedulers send others: they announce a stop."""
+INTERACTIVE = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+"""Interactive signals: stop at once. Schedulers send others, which announce a stop."""
 
 STOP_S = 5.0
 """Of the grace, this is kept for stopping the workers and saying goodbye (seconds), but at most half of it."""
@@ -23,7 +23,7 @@ GOODBYE_S = 2.0
 """Of that, this is kept for saying goodbye (seconds), but at most half of it."""
 
 
-class AtWork(enum.Enum):
+class WorkerActivity(enum.Enum):
     """What workers of this node do when it has to go."""
 
     NONE = enum.auto()
@@ -33,7 +33,7 @@ class AtWork(enum.Enum):
     """They run, and save when they are told that their round is about to end."""
 
 
-class Step(NamedTuple):
+class ShutdownAction(NamedTuple):
     """What the agent does now that it leaves.
 
     Attributes:
@@ -49,7 +49,7 @@ class Step(NamedTuple):
     stop: tuple[signal.Signals, float] | None = None
 
 
-class Leaving:
+class Shutdown:
     """Whether this node leaves before the server has it exit.
 
     Args:
@@ -84,7 +84,9 @@ class Leaving:
 
     # -- what happens ------------------------------------------------------------------------------------------
 
-    def got(self, signum: signal.Signals, at_work: AtWork, stop_s: float, now: float) -> Step:
+    def got(
+        self, signum: signal.Signals, activity: WorkerActivity, stop_s: float, now: float
+    ) -> ShutdownAction:
         """The agent has got a signal.
 
         Args:
@@ -93,15 +95,17 @@ class Leaving:
         """
         if self.signum is not None:
             self.hurried, self.kill_at = True, now
-            return Step(f"got {signum.name} again: killing the workers", stop=(signal.SIGKILL, 0.0))
+            return ShutdownAction(f"got {signum.name} again: killing the workers", stop=(signal.SIGKILL, 0.0))
         self.signum = signum
         if signum is signal.SIGINT and self._ctrl_c_s is not None:
             stop_s = min(stop_s, self._ctrl_c_s)
-        grace_s = 0.0 if signum in A_PERSONS else self._own_graces_s.get(signum, self._grace_s)
-        step = self._go(f"got {signum.name}", signum, at_work, grace_s, stop_s, now)
-        return step._replace(why=signum.name)
+        grace_s = 0.0 if signum in INTERACTIVE else self._own_graces_s.get(signum, self._grace_s)
+        action = self._go(f"got {signum.name}", signum, activity, grace_s, stop_s, now)
+        return action._replace(why=signum.name)
 
-    def told(self, announcement: Announcement, at_work: AtWork, stop_s: float, now: float) -> Step | None:
+    def preempted(
+        self, notice: PreemptionNotice, activity: WorkerActivity, stop_s: float, now: float
+    ) -> ShutdownAction | None:
         """This machine is taken away; None: the agent leaves already.
 
         Args:
@@ -110,33 +114,39 @@ class Leaving:
         """
         if self.ended_by:
             return None
-        self._announced, gone_at = announcement
+        self._announced, gone_at = notice
         grace_s = self._grace_s if gone_at is None else max(0.0, gone_at - now)
         if gone_at is not None:
             self.gone_at = gone_at
-        step = self._go(self._announced, signal.SIGTERM, at_work, grace_s, stop_s, now)
-        return step._replace(why=self._announced)
+        action = self._go(self._announced, signal.SIGTERM, activity, grace_s, stop_s, now)
+        return action._replace(why=self._announced)
 
     def _go(
-        self, how: str, signum: signal.Signals, at_work: AtWork, grace_s: float, stop_s: float, now: float
-    ) -> Step:
+        self,
+        how: str,
+        signum: signal.Signals,
+        activity: WorkerActivity,
+        grace_s: float,
+        stop_s: float,
+        now: float,
+    ) -> ShutdownAction:
         self.stays_until = now + grace_s if grace_s > 0 else None
         again = "; press again to kill them" if self.signum is not None else ""
-        if at_work is AtWork.SAVING and grace_s > 0:
+        if activity is WorkerActivity.SAVING and grace_s > 0:
             save_s = self._announce(grace_s, now)
             text = f"{how}: leaving once the workers have saved, in {save_s:.3g} s at the latest{again}"
-            return Step(text, save_s=save_s)
+            return ShutdownAction(text, save_s=save_s)
         if self.gone_at is not None:
             stop_s = min(stop_s, max(0.0, self.gone_at - now - GOODBYE_S))
         self.kill_at = now + stop_s
-        match at_work:
-            case AtWork.NONE:
-                return Step(f"{how}: leaving")
-            case AtWork.STOPPING:
-                return Step(f"{how}: leaving once the workers have stopped{again}")
+        match activity:
+            case WorkerActivity.NONE:
+                return ShutdownAction(f"{how}: leaving")
+            case WorkerActivity.STOPPING:
+                return ShutdownAction(f"{how}: leaving once the workers have stopped{again}")
         passed = "passed on" if self.signum is not None else signum.name
         text = f"{how}: {passed} to the workers, which have {stop_s:.3g} s to stop{again}"
-        return Step(text, stop=(signum, stop_s))
+        return ShutdownAction(text, stop=(signum, stop_s))
 
     def _announce(self, grace_s: float, now: float) -> float:
         """This node has to be gone after its grace; returns for how much longer the workers run (seconds)."""

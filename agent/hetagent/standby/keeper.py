@@ -15,7 +15,7 @@ from hetagent.errors import UsageError
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
 from hetagent.options.parts import AUTO, Preload
-from hetagent.roundhook import Room
+from hetagent.roundhook import RoundHook
 from hetagent.standby import memory
 from hetagent.standby.imports import SETTLED_S, Imports
 from hetagent.standby.process import END_TIMEOUT_S, NotTaken, Standby, fits
@@ -44,7 +44,7 @@ ATTEMPTS = 3
 """So many standbys in a row may die before they are ready."""
 
 
-class Standbys(Room):
+class Standbys(RoundHook):
     """The standbys of one agent. A thread makes and watches them; the caller's thread takes them.
 
     Args:
@@ -71,7 +71,7 @@ class Standbys(Room):
         self._thread = threading.Thread(target=self._keep, name="standbys", daemon=True)
         self._thread.start()
 
-    def foresee(self, programs: Sequence[Program]) -> None:
+    def predict(self, programs: Sequence[Program]) -> None:
         """Make standbys for the first round, all at once, since no worker runs yet."""
         with self._lock:
             self._programs.update(enumerate(programs))
@@ -83,7 +83,7 @@ class Standbys(Room):
         imports = self._imports
         return imports.environ(local_rank) if imports is not None else {}
 
-    def take_process(
+    def claim_standby(
         self, local_rank: int, program: Program, stdout: int, stderr: int
     ) -> "subprocess.Popen[bytes] | None":
         """Turn the standby of a local rank into its worker; None if there is none that fits.
@@ -129,7 +129,7 @@ class Standbys(Room):
         if self._imports is not None:
             self._imports.close()
 
-    def kept(self) -> Sequence[int]:
+    def kept_sessions(self) -> Sequence[int]:
         """The pids of all that were not taken."""
         with self._lock:
             return [standby.process.pid for standby in self._standbys.values()]

@@ -100,7 +100,7 @@ def worker_spec(
 
 
 def changes_the_command(spec: WorkerSpec) -> bool:
-    """Whether torch makes the command or the environment of workers itself, so that they cannot be foreseen."""
+    """Whether torch makes the command or the environment of workers itself, so that they cannot be predicted."""
     return any(getattr(spec, name, None) for name in ("numa_options", "virtual_local_rank"))
 
 

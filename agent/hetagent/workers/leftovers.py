@@ -6,7 +6,7 @@ from datetime import datetime
 from hetagent.node.processes import finding as processes
 
 
-class Leftovers:
+class OrphanReaper:
     """Processes of one agent that outlive their rounds.
 
     Args:

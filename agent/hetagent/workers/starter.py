@@ -1,7 +1,7 @@
 """The worker processes of a round, as the run loop knows them.
 
 The loop knows what a round's workers are to run and who they are; it does not know how their processes come into being:
-started, or taken from an optional feature that has started them ahead (`Room.take_process`).
+started, or taken from those that were started ahead (`Standbys.claim_standby`).
 """
 
 import subprocess
@@ -21,7 +21,7 @@ class Program:
 
 
 Take = Callable[[int, Program, int, int], "subprocess.Popen[bytes] | None"]
-"""See `Room.take_process`."""
+"""See `Standbys.claim_standby`."""
 
 
 def no_process(local_rank: int, program: Program, stdout: int, stderr: int) -> None:

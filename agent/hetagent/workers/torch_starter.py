@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure
 
-from hetagent.launch.base import Assignment, Forecast
+from hetagent.launch.base import Assignment, PredictCommand
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import changes_the_command, substituted
 from hetagent.torch_compat.starting import ElasticAgent, Processes
@@ -63,21 +63,23 @@ class TorchStarter(ElasticAgent):
 
     # -- the starter -----------------------------------------------------------------------------------------
 
-    def foresee(self, forecast: Forecast, environ: Mapping[str, str]) -> Sequence[Program]:
+    def predict_programs(
+        self, predict_command: PredictCommand, environ: Mapping[str, str]
+    ) -> Sequence[Program]:
         """What the worker of each local rank will probably run in the first round; empty: only that round will tell.
 
         Args:
-            forecast: see `Launch.forecast`.
+            predict_command: see `Launch.predict_command`.
             environ: what every worker of this agent gets beside torchrun's environment.
         """
         if changes_the_command(self.spec):
             return ()  # the first round must show what it is
         programs = []
         for local_rank in range(self.spec.local_world_size):
-            foreseen = forecast(local_rank)
-            if foreseen is None:
+            predicted = predict_command(local_rank)
+            if predicted is None:
                 return ()
-            command, changes = foreseen
+            command, changes = predicted
             args = substituted([command.entrypoint, *command.args], local_rank)
             values = {**os.environ, **environ, **changes}
             programs.append(

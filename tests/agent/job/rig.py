@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,12 @@ from hetagent.monitor.watcher import Watcher
 from hetagent.node.network import hold_port
 from hetagent.node.processes.finding import marked
 from hetagent.node.processes.guardian import Guardian
-from hetagent.roundhook import Room
 from hetagent.runloop.after_start import LaunchLook, Meeting
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.notices import Notices
+from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
-from hetagent.runloop.share_files import ShareRoom
+from hetagent.runloop.share_files import ShareFiles
 from hetagent.session.line import Line
 from hetagent.session.offer import Offer
 from hetagent.session.session import Session
@@ -58,7 +58,7 @@ class Rig:
         prefix, merged: see `TorchStarter`.
         grace_s: how long this node has from SIGTERM until it has to be gone (seconds).
         launch: says what each worker runs, instead of `command`.
-        room: makes one more optional feature, which says its lines with what it is given.
+        parts: makes more optional parts by name, which say their lines with what they are given.
         spec: of the group.
     """
 
@@ -82,7 +82,7 @@ class Rig:
         prefix: str | None = None,
         merged: MergeLines | None = None,
         launch: Launch | None = None,
-        room: Callable[[Callable[[str], None]], Room] | None = None,
+        parts: Mapping[str, Callable[[Callable[[str], None]], Any]] = {},
         **spec: Any,
     ) -> None:
         self.folder = folder
@@ -122,14 +122,15 @@ class Rig:
         if launch is None:
             launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))
         say = self.said.append
-        rooms: list[Room] = [
-            ShareRoom(one_per_node=launch.one_per_node),
-            Notices(self.line, say, notice_signal, one_per_node=launch.one_per_node),
-            Meeting(self.line, launch, say),
-            LaunchLook(launch, say),
-        ]
+        one_per_node = launch.one_per_node
+        self.parts = Parts(
+            shares=ShareFiles(one_per_node=one_per_node),
+            notices=Notices(self.line, say, notice_signal, one_per_node=one_per_node),
+            meeting=Meeting(self.line, launch, say),
+            launch_look=LaunchLook(launch, say),
+        )
         if report_stacks is not None:
-            watching = Watcher(
+            self.parts.monitor = Watcher(
                 self.line,
                 launch,
                 cpu=True,
@@ -138,9 +139,8 @@ class Rig:
                 reports_logs=report_output,
                 secrets=lambda: ["sesame"],
             )
-            rooms.append(watching)
-        if room is not None:
-            rooms.append(room(say))
+        for name, make in parts.items():
+            setattr(self.parts, name, make(say))
         self.launch = launch
         self.ports = Ports(handler, lambda: hold_port("127.0.0.1", ports))
         self.agent = Agent(
@@ -151,17 +151,17 @@ class Rig:
             ports=self.ports,
             worker_env={"MINE": "1"},
             launch=launch,
-            rooms=rooms,
+            parts=self.parts,
             stop_timeout_s=None,
             grace_s=grace_s,
-            readiness=Readiness(
+            health=Readiness(
                 [NodeCheck(f"cd {folder}; {check}", self.identity.incarnation, timeout_s=60)]
                 if check
                 else [],
                 again_s=0.05,
                 retry_s=0.05,
             ),
-            tell=self.said.append,
+            log=self.said.append,
             signals=SIGNALS,
         )
         self._threads: list[threading.Thread] = []

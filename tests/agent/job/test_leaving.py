@@ -12,8 +12,8 @@ import pytest
 
 from hetagent.cli.assembly import _has_stop_timeout
 from hetagent.cli.parse import parse
-from hetagent.roundhook import Announcement
-from hetagent.runloop.shutdown import AtWork, Leaving
+from hetagent.roundhook import PreemptionNotice
+from hetagent.runloop.shutdown import Shutdown, WorkerActivity
 
 SERVER = ("--server", "http://host:29400")
 
@@ -31,18 +31,18 @@ SERVER = ("--server", "http://host:29400")
 def test_workers_have_five_seconds_after_ctrl_c_where_a_person_is_there(
     signum: signal.Signals, ctrl_c_s: float | None, stop_s: float, has_s: float
 ) -> None:
-    leaving = Leaving(25.0, {}, ctrl_c_s)
-    step = leaving.got(signum, AtWork.RUNNING, stop_s, 1000.0)
+    leaving = Shutdown(25.0, {}, ctrl_c_s)
+    step = leaving.got(signum, WorkerActivity.RUNNING, stop_s, 1000.0)
     assert step.stop == (signum, has_s)
     assert leaving.stop_s(stop_s, 1001.0) == min(stop_s, has_s - 1)
 
 
-@pytest.mark.parametrize("at_work", AtWork)
-def test_whoever_was_told_in_time_may_stay_as_long_as_that(at_work: AtWork) -> None:
-    evicted, taken, left = (Leaving(25.0, {}) for _ in range(3))
-    evicted.got(signal.SIGTERM, at_work, 5.0, 1000.0)
-    taken.told(Announcement("the cloud", 1100.0), at_work, 5.0, 1000.0)
-    left.got(signal.SIGINT, at_work, 5.0, 1000.0)
+@pytest.mark.parametrize("activity", WorkerActivity)
+def test_whoever_was_told_in_time_may_stay_as_long_as_that(activity: WorkerActivity) -> None:
+    evicted, taken, left = (Shutdown(25.0, {}) for _ in range(3))
+    evicted.got(signal.SIGTERM, activity, 5.0, 1000.0)
+    taken.preempted(PreemptionNotice("the cloud", 1100.0), activity, 5.0, 1000.0)
+    left.got(signal.SIGINT, activity, 5.0, 1000.0)
     assert (evicted.stays_until, taken.stays_until, left.stays_until) == (1025.0, 1100.0, None)
 
 

@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.finding import marked
-from hetagent.workers.leftovers import Leftovers
+from hetagent.workers.leftovers import OrphanReaper
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
 pytestmark = [
@@ -210,7 +210,7 @@ def test_a_process_that_got_the_pid_of_one_that_did_not_die_is_not_taken_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
-    left = Leftovers("none", said.append)
+    left = OrphanReaper("none", said.append)
     found = processes.living()[os.getpid()]
     left.note_stuck([found.pid])
     assert left.stuck().startswith(f"{found.pid} (state ")

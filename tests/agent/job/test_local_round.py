@@ -15,11 +15,12 @@ import pytest
 from tests.agent.job.rig import soon
 from tests.agent.job.test_store import start
 
-from hetagent.launch.base import Assignment, Forecast, Launch
+from hetagent.launch.base import Assignment, Launch, PredictCommand
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.processes import finding as processes
-from hetagent.roundhook import Room
+from hetagent.roundhook import RoundHook
 from hetagent.runloop.local_round import NEXT, LocalRound, Phase
+from hetagent.runloop.parts import Parts
 from hetagent.workers.starter import Exit, Program, Started, Take
 
 
@@ -50,7 +51,9 @@ class Popens:
         self.process.wait(10)
         return True
 
-    def foresee(self, forecast: Forecast, environ: Mapping[str, str]) -> Sequence[Program]:
+    def predict_programs(
+        self, predict_command: PredictCommand, environ: Mapping[str, str]
+    ) -> Sequence[Program]:
         return ()
 
     def unfinished(self) -> Collection[int]:
@@ -61,8 +64,8 @@ class Popens:
     def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None: ...
 
 
-class Gate(Room):
-    """Holds back what a test wants held back, and notes what it is told."""
+class Gate(RoundHook):
+    """Snapshots that hold back what a test wants held back, and note what they are told."""
 
     def __init__(self) -> None:
         self.before_end = False
@@ -71,23 +74,17 @@ class Gate(Room):
         self.told: list[str] = []
         self.ahead: subprocess.Popen[bytes] | None = None
 
-    def take_process(self, *_: Any) -> "subprocess.Popen[bytes] | None":
-        return self.ahead
-
-    def holds_end(self) -> bool:
-        return self.before_end
-
-    def gives_up(self) -> str:
+    def abandon_reason(self) -> str:
         return self.why_not
+
+    def kept_sessions(self) -> Collection[int]:
+        return ()
 
     def save(self, within_s: float) -> None:
         self.told.append(f"save {within_s:g}")
 
     def saves_until(self) -> float | None:
         return None if self.save_for_s is None else time.monotonic() + self.save_for_s
-
-    def enter(self, assignment: Assignment) -> None:
-        self.told.append("enter")
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         self.told.append("prepare")
@@ -97,6 +94,16 @@ class Gate(Room):
 
     def end(self) -> None:
         self.told.append("end")
+
+    @property
+    def parts(self) -> Parts:
+        """These snapshots, with notices and standbys that do what the test says."""
+        notices = RoundHook()
+        notices.__dict__ |= {"holds_end": lambda: self.before_end, "abandon_reason": lambda: ""}
+        standbys = RoundHook()
+        standbys.__dict__ |= {"claim_standby": lambda *_: self.ahead, "kept_sessions": tuple}
+        made: Any = {"snapshots": self, "notices": notices, "standbys": standbys}
+        return Parts(**made)
 
 
 class Slow(Launch):
@@ -123,7 +130,7 @@ class Part:
         of = replace(directive.start, slots=1)
         assignment = Assignment(group="g", node_id="a", round=1, start=of)
         self.incarnation = uuid.uuid4().hex
-        self.round = LocalRound(assignment, self.launch, Popens(), self.incarnation, [self.gate])
+        self.round = LocalRound(assignment, self.launch, Popens(), self.incarnation, self.gate.parts)
 
     def begin(self) -> None:
         self.round.start({processes.INCARNATION: self.incarnation})
@@ -163,7 +170,7 @@ def test_a_round_starts_once(part: Callable[[str], Part]) -> None:
     assert made.round.startable
     made.begin()
     assert (made.round.phase, made.round.startable) == (Phase.RUNNING, False)
-    assert made.gate.told == ["enter", "prepare", "begin"]
+    assert made.gate.told == ["prepare", "begin"]
 
 
 def test_a_process_that_a_room_has_is_the_worker(part: Callable[[str], Part]) -> None:
@@ -195,7 +202,7 @@ def test_a_round_that_is_over_before_its_start_never_starts(part: Callable[[str]
     made.round.forgo()
     made.round.start_again(made.round.assignment.start)
     assert (made.round.phase, made.round.startable) == (Phase.GONE, False)
-    assert made.gate.told == ["enter", "end"]
+    assert made.gate.told == ["end"]
 
 
 def test_a_failure_for_which_a_room_gives_up_is_none(part: Callable[[str], Part]) -> None:
@@ -203,7 +210,7 @@ def test_a_failure_for_which_a_room_gives_up_is_none(part: Callable[[str], Part]
     made.begin()
     made.gate.why_not = "cannot begin from there"
     soon(lambda: made.round.end() is None and made.round.phase is Phase.ENDING)
-    assert (made.round.end(), made.round.gives_up()) == (None, "cannot begin from there")
+    assert (made.round.end(), made.round.abandon_reason()) == (None, "cannot begin from there")
     made.gate.why_not = ""
     assert made.ends().failure.exit_code == 7
 

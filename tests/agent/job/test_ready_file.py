@@ -7,7 +7,7 @@ from tests.agent.job.rig import Make, OtherNode, soon
 from tests.agent.protocol.session.driver import Bench, problem
 
 from hetagent.errors import UsageError
-from hetagent.health.ready_file import Presence
+from hetagent.health.ready_file import ReadyFile
 from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.requests.joining import SpecFields
 
@@ -23,8 +23,14 @@ def test_the_file_is_there_from_the_first_join_to_the_end_whether_in_a_round_or_
         soon(file.exists, when)
         seen.append((when, made.group()["state"]))
 
-    made = rig("touch began; sleep 100", min_nodes=2, max_nodes=2, room=lambda say: Presence(file, say))
-    made.line.on_known(made.agent._rooms[-1].change)  # type: ignore[attr-defined]
+    made = rig(
+        "touch began; sleep 100",
+        min_nodes=2,
+        max_nodes=2,
+        parts={"ready_file": lambda say: ReadyFile(file, say)},
+    )
+    assert made.parts.ready_file is not None
+    made.line.on_known(made.parts.ready_file.change)
     assert not file.exists()
     other = OtherNode(made, "b", min_nodes=2, max_nodes=2)
     acts = [made.exists, lambda: look("waits"), other.ready, made.appears("began"), lambda: look("member")]
@@ -49,7 +55,7 @@ def test_a_server_that_is_away_has_the_node_still_and_one_that_forgot_it_has_not
 
 
 def test_a_change_that_comes_late_makes_no_file(tmp_path: Path) -> None:
-    presence = Presence(tmp_path / "ready", print)
+    presence = ReadyFile(tmp_path / "ready", print)
     presence.close()
     presence.change(True)
     assert not (tmp_path / "ready").exists()
@@ -59,7 +65,7 @@ def test_a_disk_that_fails_later_is_told_and_nothing_else(tmp_path: Path) -> Non
     said: list[str] = []
     folder = tmp_path / "gone"
     folder.mkdir()
-    presence = Presence(folder / "ready", said.append)
+    presence = ReadyFile(folder / "ready", said.append)
     folder.rmdir()
     presence.change(True)
     assert said == [f"--ready-file {folder}/ready: No such file or directory"]
@@ -67,9 +73,9 @@ def test_a_disk_that_fails_later_is_told_and_nothing_else(tmp_path: Path) -> Non
 
 def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no file can be made in"):
-        Presence(tmp_path / "none" / "ready", print)
+        ReadyFile(tmp_path / "none" / "ready", print)
     with pytest.raises(UsageError, match="something else of that name"):
-        Presence(tmp_path, print)
+        ReadyFile(tmp_path, print)
 
 
 def test_a_file_that_is_something_else_stays(tmp_path: Path) -> None:
@@ -77,5 +83,5 @@ def test_a_file_that_is_something_else_stays(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print()")
     with pytest.raises(UsageError, match="there is something else of that name"):
-        Presence(script, print)
+        ReadyFile(script, print)
     assert script.read_text() == "print()"

@@ -10,7 +10,7 @@ from tests.agent.job.rig import Make
 
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
-from hetagent.runloop.share_files import ShareRoom
+from hetagent.runloop.share_files import ShareFiles
 from hetrdzv.protocol.directive import MasterReply, StartReply
 from hetrdzv.protocol.rooms.shares import Shares
 
@@ -44,7 +44,7 @@ class Place:
     """The shares of a node, in one round after the other."""
 
     def __init__(self, of: Assignment, *, one_per_node: bool = False) -> None:
-        self.shares = ShareRoom(one_per_node=one_per_node)
+        self.shares = ShareFiles(one_per_node=one_per_node)
         self.begin(of)
 
     def begin(self, of: Assignment) -> None:

@@ -161,7 +161,7 @@ def take(kept: Standbys, script: Script) -> Callable[[int], tuple[int | None, st
             script.program.args, {**standbys.in_round(script.program).environ, **kept.environ(local_rank)}
         )
         with standbys.outputs(script.folder) as streams:
-            process = kept.take_process(local_rank, program, *streams)
+            process = kept.claim_standby(local_rank, program, *streams)
             standby = process and process.pid
             process = process or subprocess.Popen(
                 program.args, env=program.environ, stdout=streams[0], start_new_session=True
@@ -177,7 +177,7 @@ def test_each_rank_has_what_its_own_workers_import(
 ) -> None:
     """And no standby is replaced for it, which for a while would leave none."""
     script.write("import plain")
-    kept.foresee([script.program, script.program])
+    kept.predict([script.program, script.program])
     first = wait_for(lambda: pids if len(pids := kept.pids()) == 2 else None, "two standbys")
     assert take(0) == (first[0], "[]")
     second = wait_for(lambda: pids if len(pids := kept.pids()) == 2 else None, "two standbys")

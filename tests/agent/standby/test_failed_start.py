@@ -26,7 +26,7 @@ class SecondCannotStart(Launch):
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         return {"LARGE": "x" * (1 << 18)} if (assignment.round, local_rank) == (1, 1) else {}
 
-    def forecast(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:
+    def predict_command(self, local_rank: int) -> tuple[WorkerCommand, Mapping[str, str | None]] | None:
         assert self._command is not None
         return self._command, {}
 
@@ -60,12 +60,14 @@ def test_a_start_that_fails_kills_the_standbys_that_it_has_taken_and_no_others(
         made_standbys.append(Standbys(["slow"], tell))
         return made_standbys[0]
 
-    made = rig(None, slots=3, launch=SecondCannotStart(command), room=standbys, max_restarts=restarts)
+    made = rig(
+        None, slots=3, launch=SecondCannotStart(command), parts={"standbys": standbys}, max_restarts=restarts
+    )
     made.offers(wants_command=False)
 
     def last() -> None:
         made.says("round 1: the workers could not be started: OSError: [Errno 7]")()
-        kept.extend(made_standbys[0].kept()[-1:])
+        kept.extend(made_standbys[0].kept_sessions()[-1:])
         made.says("round 2: rank")()
         made.touches("go")()
 

@@ -46,7 +46,7 @@ class Kept:
 
     def take(self, rank: int, program: Program) -> "subprocess.Popen[bytes] | None":
         with standbys.outputs(self.folder) as streams:
-            return self.standbys.take_process(rank, standbys.in_round(program), *streams)
+            return self.standbys.claim_standby(rank, standbys.in_round(program), *streams)
 
 
 def living() -> list[int]:
@@ -99,7 +99,7 @@ def test_before_the_first_round_all_are_made_at_once(
     keep: Callable[..., Kept], program: Program, tmp_path: Path
 ) -> None:
     kept = keep("slow")
-    kept.standbys.foresee([program, program, program])
+    kept.standbys.predict([program, program, program])
     wait_for(lambda: len(started(tmp_path)) == 3, "three that import")
     (tmp_path / "go").touch()
     kept.ready(0, 1, 2)
@@ -121,7 +121,7 @@ def test_later_one_is_made_after_the_other(
 
 def test_each_is_taken_for_its_rank_and_replaced(keep: Callable[..., Kept], program: Program) -> None:
     kept = keep("imported")
-    kept.standbys.foresee([program, program])
+    kept.standbys.predict([program, program])
     first = kept.ready(0, 1)
     workers = [kept.take(rank, program) for rank in (0, 1)]
     assert [worker and worker.pid for worker in workers] == [first[0], first[1]]
@@ -136,7 +136,7 @@ def test_no_standby_is_made_while_a_round_starts(
 ) -> None:
     monkeypatch.setattr(keeper, "WARM_QUIET_S", 3600.0)
     kept = keep("imported")
-    kept.standbys.foresee([program, program])
+    kept.standbys.predict([program, program])
     kept.ready(0, 1)
     worker = kept.take(0, program)
     assert worker is not None
@@ -147,7 +147,7 @@ def test_no_standby_is_made_while_a_round_starts(
 
 def test_one_that_dies_is_replaced(keep: Callable[..., Kept], program: Program) -> None:
     kept = keep("imported")
-    kept.standbys.foresee([program])
+    kept.standbys.predict([program])
     pids = [kept.ready(0)[0]]
     for _ in range(keeper.ATTEMPTS + 1):  # those that were ready do not count
         os.kill(pids[-1], signal.SIGKILL)
@@ -161,7 +161,7 @@ def test_one_that_hangs_is_no_use_and_the_next_one_is(
 ) -> None:
     monkeypatch.setattr("hetagent.standby.process.TAKE_TIMEOUT_S", 0.1)
     kept = keep("imported")
-    kept.standbys.foresee([program])
+    kept.standbys.predict([program])
     stopped = kept.ready(0)[0]
     os.kill(stopped, signal.SIGSTOP)
     assert kept.take(0, program) is None
@@ -176,7 +176,7 @@ def test_one_that_imports_for_ever_is_given_up(
 ) -> None:
     monkeypatch.setattr(keeper, "HUNG_S", 0.3)
     kept = keep("slow")
-    kept.standbys.foresee([program])
+    kept.standbys.predict([program])
     wait_for(lambda: kept.told, "the end of the attempts")
     [line] = kept.told
     assert line.startswith(
@@ -191,7 +191,7 @@ def test_three_that_die_while_they_import_are_the_last(
 ) -> None:
     (tmp_path / "dies.py").write_text("import os, sys\nprint('cannot', file=sys.stderr)\nos._exit(7)")
     kept = keep("dies")
-    kept.standbys.foresee([program])
+    kept.standbys.predict([program])
     wait_for(lambda: kept.told, "the end of the attempts")
     [line] = kept.told
     assert line.endswith("3 in a row failed; the last one exited with code 7 while it imported dies: cannot")
@@ -201,7 +201,7 @@ def test_three_that_die_while_they_import_are_the_last(
 
 def test_an_interpreter_that_is_not_there(keep: Callable[..., Kept], program: Program) -> None:
     kept = keep("imported")
-    kept.standbys.foresee([Program(("/there/is/none",), program.environ)])
+    kept.standbys.predict([Program(("/there/is/none",), program.environ)])
     wait_for(lambda: kept.told, "the end of the attempts")
     assert "3 in a row failed; the last one cannot be started: " in kept.told[0]
 
@@ -212,7 +212,7 @@ def test_a_module_is_left_out_once_for_all_ranks(
     (tmp_path / "reads.py").write_text("import os; os.environ.get('RANK')")
     (tmp_path / "s.py").write_text("import sys; sys.exit(5 + ('reads' in sys.modules))")
     kept = keep("reads", "imported")
-    kept.standbys.foresee([program, program])
+    kept.standbys.predict([program, program])
     kept.ready(0, 1)
     assert kept.told == ["standbys do without reads: it reads RANK while it is imported"]
     worker = kept.take(1, program)
@@ -224,7 +224,7 @@ def test_another_plan_starts_without_a_standby_and_gets_one_for_the_next_round(
     keep: Callable[..., Kept], program: Program
 ) -> None:
     kept = keep("imported")
-    kept.standbys.foresee([program])
+    kept.standbys.predict([program])
     before = kept.ready(0)[0]
     other = Program((*program.args, "--resume"), {**program.environ, "OMP_NUM_THREADS": "2"})
     assert kept.take(0, other) is None
@@ -243,7 +243,7 @@ def test_memory_that_is_short_is_said_once_and_waited_for(
     monkeypatch.setattr(keeper, "MEMORY_RETRY_S", 0.01)
     monkeypatch.setattr(memory, "NEEDED_BYTES", 1 << 60)
     kept = keep("imported")
-    kept.standbys.foresee([program])
+    kept.standbys.predict([program])
     wait_for(lambda: kept.told, "the line")
     assert kept.take(0, program) is None
     assert len(kept.told) == 1
@@ -257,7 +257,7 @@ def test_close_ends_those_that_still_import(
     keep: Callable[..., Kept], program: Program, tmp_path: Path
 ) -> None:
     kept = keep("slow")
-    kept.standbys.foresee([program, program])
+    kept.standbys.predict([program, program])
     wait_for(lambda: started(tmp_path), "one that imports")
     kept.standbys.close()
     assert living() == []
@@ -272,7 +272,7 @@ def test_notes_of_imports_that_somebody_has_removed(
     kept = keep("imported", "auto")
     notes = kept.standbys.environ(0)[IMPORTS_FILE]
     shutil.rmtree(Path(notes).parent)
-    kept.standbys.foresee([program])
+    kept.standbys.predict([program])
     kept.ready(0)
     worker = kept.take(0, program)
     assert worker is not None
@@ -283,7 +283,7 @@ def test_notes_of_imports_that_somebody_has_removed(
 def test_taking_and_dying_at_the_same_time(keep: Callable[..., Kept], program: Program) -> None:
     """Whatever comes first, there is a worker or there is none, and nobody is left over."""
     kept = keep("imported")
-    kept.standbys.foresee([program])
+    kept.standbys.predict([program])
     for _ in range(15):
         pid = kept.ready(0)[0]
         killer = threading.Thread(target=os.kill, args=(pid, signal.SIGKILL))

@@ -22,7 +22,7 @@ from hetagent.job.snapshots.space import Space
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.created import Created
-from hetagent.roundhook import Environ, Room
+from hetagent.roundhook import RoundHook
 from hetagent.session.line import Line
 from hetagent.session.topics import Message, Topic
 from hetagent.snapshots.asked import ASK
@@ -50,7 +50,7 @@ HEARD_S = 3.0
 """How long it takes at most from when a node is due to ask the server until it has its answer (seconds)."""
 
 
-class Snapshots(Room):
+class Snapshots(RoundHook):
     """Tells the workers from which snapshot they begin, and the server what they have of others; has them save in time.
 
     Args:
@@ -121,35 +121,34 @@ class Snapshots(Room):
         if self._holdings.held:
             self._serve()
 
-    def steady(self, given: Mapping[str, str]) -> Mapping[str, str]:
+    def static_env(self, given: Mapping[str, str]) -> Mapping[str, str]:
+        """What every worker gets in every round."""
         to_disk = {TO_DISK: str(self._disk.path)} if self._disk is not None else {}
         return {FOLDER: str(self._folder.path), **to_disk}
 
-    def kept(self) -> Collection[int]:
+    def kept_sessions(self) -> Collection[int]:
+        """The sessions of its processes."""
         pids = [each.pid for each in (self._serving, self._disk) if each is not None]
         return [pid for pid in pids if pid is not None]
 
     def pipes(self) -> Path:
+        """The folder where workers listen that save their state when asked."""
         return self._folder.path / ASK
 
     # -- a round -----------------------------------------------------------------------------------------------
 
-    def enter(self, assignment: Assignment) -> None:
-        self._assignment = assignment
-        self._ranks = range(
-            assignment.start.rank_offset, assignment.start.rank_offset + assignment.start.slots
-        )
-        self._nnodes, self._number = assignment.start.nnodes, assignment.round
-        self._answer = None
-
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         """Tell the workers where they begin; without space for that they begin anew."""
-        chosen = assignment.start.snapshot
+        start = assignment.start
+        self._assignment, self._answer = assignment, None
+        self._ranks = range(start.rank_offset, start.rank_offset + start.slots)
+        self._nnodes, self._number = start.nnodes, assignment.round
+        chosen = start.snapshot
         self._declaring.begin(self._number, self._nnodes, chosen, self._holdings, time.monotonic())
         if chosen is not None and chosen.sharded and not chosen.on_disk:
             self._open()
         try:
-            self._exchange.begin(assignment.start.origin or "")
+            self._exchange.begin(start.origin or "")
             if self._disk is not None:
                 self._disk.is_of(self._exchange.origin, chosen)
             self._exchange.start(chosen, self._node_id, self._source(chosen))
@@ -180,17 +179,19 @@ class Snapshots(Room):
             return None
         return self._disk.source(chosen)
 
-    def begin(self, workers: Workers, environs: Sequence[Environ]) -> None:
+    def begin(self, workers: Workers) -> None:
         self._workers, self._reached = workers, 0
 
-    def heard(self, directive: DirectiveReply) -> None:
+    def on_directive(self, directive: DirectiveReply) -> None:
         if directive.kind is DirectiveKind.EXIT:
             self._over, self._drained = directive.outcome is not None, directive.code == "drained"
 
-    def heeds_notice(self) -> bool:
+    def supports_graceful_stop(self) -> bool:
+        """Whether workers save when they are asked."""
         return bool(self._listening())
 
-    def gives_up(self) -> str:
+    def abandon_reason(self) -> str:
+        """Why this node should end its part of the round and join again; empty: it need not."""
         if not (bad := self._bad()):
             return ""
         first = bad[0]
@@ -213,6 +214,12 @@ class Snapshots(Room):
         self._assignment = self._workers = None
 
     def say_goodbye(self, why: str, until: float | None) -> None:
+        """The agent is about to end, perhaps before the job.
+
+        Args:
+            why: as the server will be told.
+            until: how long it may stay (monotonic seconds); None: it is to be gone at once, or nobody waits for it.
+        """
         if self._parting is None or self._over or (until is None and not self._drained):
             return
         until = until - LEFT_S if until is not None else None
@@ -221,9 +228,19 @@ class Snapshots(Room):
                 self._folder.leave()
 
     def close(self) -> None:
+        """Look no more; `leave` follows."""
         self._created.close()
 
     def leave(self, until: float | None, hurried: Callable[[], bool]) -> str:
+        """The last thing: the agent has ended, and the server knows; what takes long is done here.
+
+        Args:
+            until: when this agent has to be gone (monotonic seconds); None: nobody waits for that.
+            hurried: whether it is to be gone at once.
+
+        Returns:
+            a line of the closing block; empty: none.
+        """
         try:
             if self._disk is None or not self._opened:
                 return ""
@@ -245,12 +262,14 @@ class Snapshots(Room):
     # -- before the end ----------------------------------------------------------------------------------------
 
     def save(self, within_s: float) -> None:
+        """The workers are about to be stopped: those save before that can, in so many seconds at most."""
         if not self._over or self._disk is not None:
             asked = {rank for rank, pipe in self._listening().items() if exchange.ask(pipe)}
             self._saving = asked | self._exchange.said_last()
             self._save_until = time.monotonic() + within_s
 
     def saves_until(self) -> float | None:
+        """Until when the stop waits for that (monotonic seconds); None: nobody saves, or all have."""
         living = self._listening() if self._saving else {}
         for rank in sorted(self._saving):
             done = self._exchange.done(rank)

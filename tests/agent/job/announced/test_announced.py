@@ -16,9 +16,9 @@ from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
 from hetagent.node.processes import finding as processes
 from hetagent.preemption.local import WhenCommand, WhenFile
-from hetagent.preemption.watching import Announcements, Source
-from hetagent.roundhook import Announcement
-from hetagent.runloop.shutdown import AtWork, Leaving
+from hetagent.preemption.watching import PreemptionWatch, Source
+from hetagent.roundhook import PreemptionNotice
+from hetagent.runloop.shutdown import Shutdown, WorkerActivity
 
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 
@@ -29,10 +29,10 @@ class Told:
     """An announcement that comes once it is set."""
 
     def __init__(self) -> None:
-        self.now: Announcement | None = None
+        self.now: PreemptionNotice | None = None
         self.asked = 0
 
-    def ask(self) -> Announcement | None:
+    def ask(self) -> PreemptionNotice | None:
         self.asked += 1
         return self.now
 
@@ -43,9 +43,13 @@ class Told:
         pass
 
 
-def watch(*sources: Source, grace_s: float = 60.0) -> Callable[[Callable[[str], None]], Announcements]:
-    def make(tell: Callable[[str], None]) -> Announcements:
-        room = Announcements(sources, tell, grace_s, look_s=0.02)
+def preempted(*sources: Source) -> dict[str, Callable[[Callable[[str], None]], PreemptionWatch]]:
+    return {"preemption": watch(*sources)}
+
+
+def watch(*sources: Source, grace_s: float = 60.0) -> Callable[[Callable[[str], None]], PreemptionWatch]:
+    def make(tell: Callable[[str], None]) -> PreemptionWatch:
+        room = PreemptionWatch(sources, tell, grace_s, look_s=0.02)
         room.begin_to_look()
         return room
 
@@ -55,7 +59,7 @@ def watch(*sources: Source, grace_s: float = 60.0) -> Callable[[Callable[[str], 
 def reclaim(told: Told, left_s: float | None) -> Callable[[], None]:
     def act() -> None:
         gone_at = None if left_s is None else time.monotonic() + left_s
-        told.now = Announcement("AWS is about to terminate this instance", gone_at)
+        told.now = PreemptionNotice("AWS is about to terminate this instance", gone_at)
 
     return act
 
@@ -65,7 +69,7 @@ def reclaim(told: Told, left_s: float | None) -> Callable[[], None]:
 
 def test_workers_save_before_their_machine_is_taken_away(rig: Make) -> None:
     told = Told()
-    made = rig(f"{ASK} touch up; {WAIT} touch told; {SAY} exit 0", grace_s=25.0, room=watch(told))
+    made = rig(f"{ASK} touch up; {WAIT} touch told; {SAY} exit 0", grace_s=25.0, parts=preempted(told))
     made.offers(takes_notice=True)
     made.run(made.appears("up"), running(made), reclaim(told, 100.0))
     assert made.agent.status(fixed=False) == statuses.RESUME
@@ -81,7 +85,7 @@ def test_workers_save_before_their_machine_is_taken_away(rig: Make) -> None:
 def test_workers_that_cannot_save_are_stopped_at_once(rig: Make) -> None:
     told = Told()
     script = "trap 'touch got; exit 0' TERM; touch up; while :; do sleep 0.05; done"
-    made = rig(script, grace_s=25.0, room=watch(told))
+    made = rig(script, grace_s=25.0, parts=preempted(told))
     made.run(made.appears("up"), running(made), reclaim(told, None))
     assert made.agent.status(fixed=False) == statuses.RESUME
     assert (made.folder / "got").exists()
@@ -89,38 +93,38 @@ def test_workers_that_cannot_save_are_stopped_at_once(rig: Make) -> None:
 
 def test_a_node_that_only_waits_leaves_at_once(rig: Make) -> None:
     told = Told()
-    made = rig("exit 0", room=watch(told), min_nodes=2, max_nodes=2)
+    made = rig("exit 0", parts=preempted(told), min_nodes=2, max_nodes=2)
     made.run(made.exists, reclaim(told, 100.0))
     assert made.agent.status(fixed=False) == statuses.RESUME
     assert "AWS is about to terminate this instance: leaving" in made.said
 
 
 def test_a_signal_after_it_shortens_the_time_and_does_not_kill() -> None:
-    leaving = Leaving(25.0, {})
-    step = leaving.told(Announcement("evicted", 1115.0), AtWork.SAVING, 30.0, 1000.0)
+    leaving = Shutdown(25.0, {})
+    step = leaving.preempted(PreemptionNotice("evicted", 1115.0), WorkerActivity.SAVING, 30.0, 1000.0)
     assert step is not None
     assert (step.why, step.save_s, step.stop) == ("evicted", 110.0, None)
-    step = leaving.got(signal.SIGTERM, AtWork.SAVING, 30.0, 1010.0)
+    step = leaving.got(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1010.0)
     assert (step.why, step.save_s, step.stop) == ("SIGTERM", 20.0, None)
     assert leaving.gone_at == 1035.0
-    assert leaving.told(Announcement("again", None), AtWork.SAVING, 30.0, 1011.0) is None
-    step = leaving.got(signal.SIGTERM, AtWork.SAVING, 30.0, 1012.0)
+    assert leaving.preempted(PreemptionNotice("again", None), WorkerActivity.SAVING, 30.0, 1011.0) is None
+    step = leaving.got(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1012.0)
     assert step.stop == (signal.SIGKILL, 0.0)
     assert leaving.status(None, fixed=False) == statuses.SIGNAL + signal.SIGTERM
 
 
 def test_workers_that_cannot_save_are_killed_before_the_machine_is_gone() -> None:
-    leaving = Leaving(25.0, {})
-    step = leaving.told(Announcement("preempted", 1030.0), AtWork.RUNNING, 60.0, 1000.0)
+    leaving = Shutdown(25.0, {})
+    step = leaving.preempted(PreemptionNotice("preempted", 1030.0), WorkerActivity.RUNNING, 60.0, 1000.0)
     assert step is not None
     assert step.stop == (signal.SIGTERM, 28.0)
     assert leaving.stop_s(60.0, 1010.0) == 18.0
 
 
 def test_a_signal_before_it_counts() -> None:
-    leaving = Leaving(25.0, {})
-    leaving.got(signal.SIGTERM, AtWork.SAVING, 30.0, 1000.0)
-    assert leaving.told(Announcement("evicted", 1115.0), AtWork.SAVING, 30.0, 1001.0) is None
+    leaving = Shutdown(25.0, {})
+    leaving.got(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1000.0)
+    assert leaving.preempted(PreemptionNotice("evicted", 1115.0), WorkerActivity.SAVING, 30.0, 1001.0) is None
     assert leaving.gone_at == 1025.0
 
 
@@ -128,14 +132,14 @@ def test_a_signal_before_it_counts() -> None:
 
 
 @pytest.fixture
-def rooms() -> Iterator[list[Announcements]]:
-    made: list[Announcements] = []
+def rooms() -> Iterator[list[PreemptionWatch]]:
+    made: list[PreemptionWatch] = []
     yield made
     for room in made:
         room.close()
 
 
-def test_what_is_far_off_waits_and_may_be_taken_back(rooms: list[Announcements]) -> None:
+def test_what_is_far_off_waits_and_may_be_taken_back(rooms: list[PreemptionWatch]) -> None:
     told, said = Told(), list[str]()
     reclaim(told, 900.0)()
     rooms.append(watch(told)(said.append))
@@ -143,21 +147,21 @@ def test_what_is_far_off_waits_and_may_be_taken_back(rooms: list[Announcements])
     told.now = None
     asked = told.asked
     soon(lambda: told.asked > asked + 2, "more looks")
-    assert rooms[0].announces() is None
+    assert rooms[0].take() is None
     reclaim(told, 119.0)()
-    soon(rooms[0].announces, "an announcement")
-    assert rooms[0].announces() is None, "once"
+    soon(rooms[0].take, "an announcement")
+    assert rooms[0].take() is None, "once"
     assert said == ["AWS is about to terminate this instance: leaving 120 s before"]
 
 
-def test_a_source_that_fails_or_hangs_stops_no_other(rooms: list[Announcements]) -> None:
+def test_a_source_that_fails_or_hangs_stops_no_other(rooms: list[PreemptionWatch]) -> None:
     class Fails(Told):
-        def ask(self) -> Announcement | None:
+        def ask(self) -> PreemptionNotice | None:
             self.asked += 1
             raise OSError("nothing but trouble")
 
     class Hangs(Told):
-        def ask(self) -> Announcement | None:
+        def ask(self) -> PreemptionNotice | None:
             over.wait(60)
             return None
 
@@ -167,7 +171,7 @@ def test_a_source_that_fails_or_hangs_stops_no_other(rooms: list[Announcements])
     try:
         soon(lambda: fails.asked > 2, "more looks")
         reclaim(told, None)()
-        soon(rooms[0].announces, "an announcement")
+        soon(rooms[0].take, "an announcement")
         assert said == [
             "cannot see whether this machine is taken away: OSError: nothing but trouble; trying again"
         ]
@@ -175,20 +179,23 @@ def test_a_source_that_fails_or_hangs_stops_no_other(rooms: list[Announcements])
         over.set()
 
 
-def test_a_node_whose_machine_is_to_go_does_not_join(rooms: list[Announcements]) -> None:
+def test_a_node_whose_machine_is_to_go_does_not_join(rooms: list[PreemptionWatch]) -> None:
     told = Told()
-    rooms += [Announcements([told], lambda text: None, 60.0), Announcements([told], lambda text: None, 60.0)]
+    rooms += [
+        PreemptionWatch([told], lambda text: None, 60.0),
+        PreemptionWatch([told], lambda text: None, 60.0),
+    ]
     assert rooms[0].ask((), threading.Event()).why == ""
     reclaim(told, 60.0)()
     assert rooms[1].ask((), threading.Event()).why == "AWS is about to terminate this instance"
-    assert rooms[1].announces() is not None
+    assert rooms[1].take() is not None
 
 
-def test_who_has_a_longer_grace_leaves_earlier(rooms: list[Announcements]) -> None:
+def test_who_has_a_longer_grace_leaves_earlier(rooms: list[PreemptionWatch]) -> None:
     told = Told()
     reclaim(told, 500.0)()
     rooms.append(watch(told, grace_s=600.0)(lambda text: None))
-    soon(rooms[0].announces, "an announcement")
+    soon(rooms[0].take, "an announcement")
 
 
 # -- files and commands --------------------------------------------------------------------------------------
@@ -199,7 +206,7 @@ def test_a_file_that_appears_says_why(tmp_path: Path) -> None:
     assert source.ask() is None
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "leave").touch()
-    assert source.ask() == Announcement(f"{tmp_path}/sub/leave is there", None)
+    assert source.ask() == PreemptionNotice(f"{tmp_path}/sub/leave is there", None)
     (tmp_path / "sub" / "leave").write_text("\n  maintenance of rack 4\x1b[1m\nmore\n")
     told = source.ask()
     assert told is not None
@@ -207,8 +214,8 @@ def test_a_file_that_appears_says_why(tmp_path: Path) -> None:
     assert "\x1b" not in told.why
 
 
-def asked(source: Source) -> Announcement:
-    found: Announcement = soon(source.ask, "an announcement")
+def asked(source: Source) -> PreemptionNotice:
+    found: PreemptionNotice = soon(source.ask, "an announcement")
     return found
 
 
@@ -229,7 +236,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 def test_a_command_is_asked_again_until_it_says_so(command: Callable[[str], WhenCommand]) -> None:
     source = command("echo x >> runs; test $(wc -l < runs) = 3 && echo a power cut at noon")
-    assert asked(source) == Announcement("a power cut at noon", None)
+    assert asked(source) == PreemptionNotice("a power cut at noon", None)
 
 
 def test_a_command_may_run_for_hours(command: Callable[[str], WhenCommand], tmp_path: Path) -> None:
@@ -239,7 +246,7 @@ def test_a_command_may_run_for_hours(command: Callable[[str], WhenCommand], tmp_
         time.sleep(0.01)
     assert len(source.kept()) == 1, "nobody ends it between rounds"
     (tmp_path / "go").touch()
-    assert asked(source) == Announcement("the command of --leave-when says so", None)
+    assert asked(source) == PreemptionNotice("the command of --leave-when says so", None)
     assert (tmp_path / "runs").read_text() == "x\n"
     assert processes.marked(MINE, processes.WATCH_FOR) == [], "nor is anything of it left"
 

@@ -103,15 +103,14 @@ class Node:
         more = {"rank_offset": 2, "slots": 2, "world_size": 4, "origin": "job1", **more}
         begun = replace(directive.start, nnodes=nnodes, snapshot=chosen, **more)
         assignment = Assignment(group="g", node_id="a", round=number, start=begun)
-        self.room.enter(assignment)
         self.room.prepare(assignment, COMMAND)
         self.works(Ran(0, 1))
 
     def works(self, workers: Ran) -> None:
-        self.room.begin(cast(Workers, workers), ())
+        self.room.begin(cast(Workers, workers))
 
     def hears(self, kind: DirectiveKind, **more: Any) -> None:
-        self.room.heard(replace(start("a", 4), kind=kind, start=None, **more))
+        self.room.on_directive(replace(start("a", 4), kind=kind, start=None, **more))
 
     def leaves(self, until: float | None = None) -> str:
         """Its agent ends."""
@@ -348,7 +347,7 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     control = {"round": 4, "kept": [[3, 120]], "every_s": 30, "memory": 1000}
     assert node.control() == control
     assert "round 4: begins from the snapshot of step 120, 2 before the last" in node.said
-    assert node.room.steady({}) == {"HET_SNAPSHOTS": str(node.path)}
+    assert node.room.static_env({}) == {"HET_SNAPSHOTS": str(node.path)}
 
 
 def test_that_nobody_knows_what_is_lost_is_said(node: Node) -> None:
@@ -363,13 +362,13 @@ def test_a_copy_that_cannot_be_loaded_ends_the_round_and_is_refused(node: Node) 
     node.part((3, 60), slot=1)
     node.room.end()
     node.enters(chosen=chosen())
-    assert node.room.gives_up() == ""
+    assert node.room.abandon_reason() == ""
     put(node.path / "bad" / "3-120", '{"node": "a", "why": "model.w has another digest"}')
-    assert "of step 120: the copy on node 'a' is of no use (model.w has another" in node.room.gives_up()
+    assert "of step 120: the copy on node 'a' is of no use (model.w has another" in node.room.abandon_reason()
     node.room.end()
     assert node.offer.refused == (Stamp(round=3, step=120),)
     assert [held.step for held in node.offer.held] == [60]
-    assert node.room.gives_up() == ""
+    assert node.room.abandon_reason() == ""
 
 
 def test_another_nodes_copy_is_refused_but_the_own_one_kept(node: Node) -> None:
@@ -378,9 +377,9 @@ def test_another_nodes_copy_is_refused_but_the_own_one_kept(node: Node) -> None:
     node.room.end()
     node.enters(chosen=chosen(node_id="b"))
     put(node.path / "bad" / "3-120", '{"node": "b", "why": "it is short"}')
-    assert "the copy on node 'b' is of no use (it is short)" in node.room.gives_up()
+    assert "the copy on node 'b' is of no use (it is short)" in node.room.abandon_reason()
     put(node.path / "bad" / "3-120", '{"node": "", "why": "nobody has it"}')
-    assert "no copy is of use (nobody has it)" in node.room.gives_up()
+    assert "no copy is of use (nobody has it)" in node.room.abandon_reason()
     node.room.end()
     assert (node.offer.refused, len(node.offer.held)) == ((Stamp(round=3, step=120),), 1)
 
@@ -393,11 +392,11 @@ def test_it_is_served_once_there_are_snapshots_and_other_nodes(nodes: Callable[.
     assert node.serving is not None
     node.enters(nnodes=2)
     node.room.look()
-    assert (node.serving.port, list(node.room.kept())) == (0, [])
+    assert (node.serving.port, list(node.room.kept_sessions())) == (0, [])
     os.close(node.opens())
     node.room.look()
     assert node.serving.port > 0
-    assert list(node.room.kept()) == [node.serving.pid]
+    assert list(node.room.kept_sessions()) == [node.serving.pid]
     assert (node.offer.port, node.offer.key) == (node.serving.port, node.serving.key)
 
 
@@ -429,7 +428,7 @@ def test_those_who_listen_and_run_are_asked_and_waited_for(node: Node) -> None:
     node.enters()
     pipes = [node.opens(2), node.opens(3)]
     os.close(node.opens(7))
-    assert node.room.heeds_notice()
+    assert node.room.supports_graceful_stop()
     node.works(Ran(0))
     node.room.save(60.0)
     until = node.room.saves_until()
@@ -466,9 +465,9 @@ def test_who_has_said_its_last_word_is_not_waited_for(node: Node) -> None:
 
 
 def test_without_snapshots_nobody_is_waited_for(node: Node) -> None:
-    assert not node.room.heeds_notice()
+    assert not node.room.supports_graceful_stop()
     node.enters()
-    assert not node.room.heeds_notice()
+    assert not node.room.supports_graceful_stop()
     node.room.save(60.0)
     assert node.room.saves_until() is None
 
@@ -521,7 +520,7 @@ def furnished(made: Rig, parent: Path) -> Snapshots:
         space=Space(1000),
         serving=None,
     )
-    cast(list[Any], made.agent._rooms).append(room)
+    made.parts.snapshots = room
     return room
 
 

@@ -1,0 +1,109 @@
+"""The optional parts of an agent by name, and what only some of them do."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetagent.health.ready_file import ReadyFile
+from hetagent.job.snapshots.room import Snapshots
+from hetagent.monitor.watcher import Watcher
+from hetagent.preemption.watching import PreemptionWatch
+from hetagent.roundhook import Motion, RoundHook
+from hetagent.runloop.after_start import LaunchLook, Meeting
+from hetagent.runloop.notices import Notices
+from hetagent.runloop.share_files import ShareFiles
+from hetagent.standby.keeper import Standbys
+from hetrdzv.protocol.states import ReportKind
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What an agent has beside its workers; None: it does without.
+
+    Attributes:
+        notices: tell workers that their round is about to end.
+        meeting: sees whether the workers have met.
+        launch_look: has the launch look at its processes.
+        monitor: watches workers: steps, hangs, stacks, output.
+        shares: tells workers their shares of the work.
+        snapshots: the state of training in this node's memory.
+        standbys: processes that have imported what workers need.
+        preemption: whether this machine is taken away.
+        ready_file: shows whether the server has this node.
+    """
+
+    notices: Notices | None = None
+    meeting: Meeting | None = None
+    launch_look: LaunchLook | None = None
+    monitor: Watcher | None = None
+    shares: ShareFiles | None = None
+    snapshots: Snapshots | None = None
+    standbys: Standbys | None = None
+    preemption: PreemptionWatch | None = None
+    ready_file: ReadyFile | None = None
+
+    @property
+    def hooks(self) -> Sequence[RoundHook]:
+        """Those with work in each round, in the order in which they do it."""
+        every: Sequence[RoundHook | None] = (
+            self.notices,
+            self.meeting,
+            self.launch_look,
+            self.monitor,
+            self.shares,
+            self.snapshots,
+            self.standbys,
+            self.preemption,
+        )
+        return [hook for hook in every if hook is not None]
+
+    def kept_sessions(self) -> list[int]:
+        """The sessions of processes that outlive rounds; from any thread. Nobody else ends them."""
+        parts = (self.snapshots, self.preemption, self.standbys)
+        return [session for part in parts if part is not None for session in part.kept_sessions()]
+
+    def static_env(self, given: Mapping[str, str]) -> dict[str, str]:
+        """What every worker gets in every round.
+
+        Args:
+            given: this process's environment.
+        """
+        parts = (self.monitor, self.snapshots)
+        return {
+            name: value
+            for part in parts
+            if part is not None
+            for name, value in part.static_env(given).items()
+        }
+
+    def supports_graceful_stop(self) -> bool:
+        """Whether workers of this node save when they are told that their round is about to end."""
+        return any(
+            part is not None and part.supports_graceful_stop() for part in (self.notices, self.snapshots)
+        )
+
+    def abandon_reason(self) -> str:
+        """Why this node should end its part of the round and join again, as what comes after "the round"; empty: no."""
+        parts = (self.notices, self.launch_look, self.snapshots)
+        return _first(part.abandon_reason() for part in parts if part is not None)
+
+    def report(self, kind: ReportKind) -> Mapping[str, Any]:
+        """What a report of the round's success or failure says beside: fields of that report."""
+        parts = (self.meeting, self.monitor)
+        return {
+            name: value for part in parts if part is not None for name, value in part.report(kind).items()
+        }
+
+    def motion(self) -> Motion | None:
+        """When the workers of this node moved in the round; None: nobody can tell."""
+        return self.monitor.motion() if self.monitor is not None else None
+
+    def close(self) -> None:
+        """The agent ends."""
+        for part in (self.ready_file, self.preemption, self.snapshots, self.standbys):
+            if part is not None:
+                part.close()
+
+
+def _first(texts: Iterable[str]) -> str:
+    return next(filter(None, texts), "")

@@ -186,7 +186,7 @@ assert codec.read(GroupReply, answer.content).facts == (NoMotto(nodes=0),)
             f"{SERVER}/protocol/rooms/mottos.py": """
 from dataclasses import dataclass
 from hetrdzv.protocol.bounds import Body, Id, ShortText
-from hetrdzv.protocol.http.routes import Role, Route, Size
+from hetrdzv.protocol.http.route import NODE, Route
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MottoRequest(Body):
@@ -197,19 +197,7 @@ class MottoRequest(Body):
 class MottoReply:
     text: str
 
-MOTTO = Route("POST", "/v1/groups/{group_id}/nodes/{node_id}/motto", Role.AGENT, MottoReply, size=Size.SMALL,
-              body=MottoRequest)
-""",
-            f"{SERVER}/api/mottos.py": """
-from hetrdzv.api.bound import Handlers
-from hetrdzv.protocol import codec
-from hetrdzv.protocol.rooms.mottos import MOTTO, MottoReply
-
-handlers = Handlers()
-
-@handlers(MOTTO)
-async def motto(request, group_id, node_id, body):
-    return codec.write(MottoReply(text=body.text.upper()))
+MOTTO = Route("POST", f"{NODE}/motto", MottoReply)
 """,
             f"{AGENT}/monitor/mottos.py": """
 from functools import partial
@@ -220,9 +208,20 @@ MESSAGE = Message(Topic(route=MOTTO), partial(MottoRequest, text="onwards"))
 """,
         },
         changes={
-            f"{SERVER}/api/rooms.py": (
-                ("from hetrdzv.api import shares", "from hetrdzv.api import mottos\n"),
-                ("shares.handlers", "mottos.handlers, "),
+            f"{SERVER}/api/routes/agents.py": (
+                (
+                    "from hetrdzv.protocol.rooms.progress",
+                    "from hetrdzv.protocol.rooms.mottos import MottoReply, MottoRequest\n",
+                ),
+                (
+                    '@router.delete("", status_code=204)',
+                    """@router.post("/motto")
+async def motto(group_id: Id, node_id: Id, body: Annotated[MottoRequest, AGENTS]) -> MottoReply:
+    return MottoReply(text=body.text.upper())
+
+
+""",
+                ),
             )
         },
         shows=ASKING

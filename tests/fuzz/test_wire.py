@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hetrdzv.api.app import TABLE
 from hetrdzv.protocol import codec, directive, pages
 from hetrdzv.protocol.bounds import Body
 from hetrdzv.words import past
 from tests.fuzz.models import values
 from tests.fuzz.settings import examples
+from tests.support.routes import body_of, routes
 
 Path = tuple[str | int, ...]
 
@@ -40,7 +40,7 @@ def parts(hint: Any) -> Iterator[type]:
 
 def kinds() -> tuple[list[Any], list[Any]]:
     """All types of requests and replies, and those inside."""
-    requests = {each for row in TABLE.rows for each in bodies(row.route.body)}
+    requests = {each for route in routes().values() for each in bodies(body_of(route))}
     replies = {
         each
         for module in (directive, pages, past)

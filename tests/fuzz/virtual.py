@@ -31,7 +31,7 @@ class VirtualServer:
         self._loop = ServerLoop(self._timeline, lambda: None)
         self._replica = self._new_replica()
         self._metrics = Metrics()
-        self.app: Any = create_app(_Current(self), metrics=self._metrics, limits=limits)
+        self.app: Any = create_app(_Current(self), metrics=self._metrics)
         self._client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
         self._loop.run_until_complete(self._replica.start())
 

@@ -120,7 +120,6 @@ def test_etcd_is_imported_only_where_it_is_used() -> None:
 @pytest.mark.parametrize(
     ("program", "late"),
     [
-        ("hetrdzv.cli.hetserver", "fastapi"),  # makes the document
         ("hetrdzv.cli.hetctl.main", "hetrdzv.core"),  # plans without a server
     ],
 )

@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any
 
 from hetagent.session.requests import Answer
-from hetrdzv.api import problems, views
-from hetrdzv.api.commands import join_command, report_command
-from hetrdzv.api.problems import StaleReport
+from hetrdzv.api import errors, views
+from hetrdzv.api.errors import StaleReport
+from hetrdzv.api.routes.agents import join_command, report_command
 from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
 from hetrdzv.protocol.http import routes
@@ -110,7 +111,7 @@ def as_a_client_sees(error: HetError) -> HetError:
         return error
     if error.status == 503:
         return Unavailable(f"{error} (HTTP 503)")
-    return Problem(error.status, error.code, str(error), json.loads(problems.answer(error).body))
+    return Problem(error.status, error.code, str(error), json.loads(codec.write(errors.problem_of(error))))
 
 
 class ServerProcess:

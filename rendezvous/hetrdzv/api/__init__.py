@@ -1,1 +1,1 @@
-"""The HTTP API: routes over the service, problem details for every error."""
+"""The HTTP API: FastAPI over the service, problem details for every error."""

@@ -1,33 +1,40 @@
-"""Assembles the application: the table of routes, Starlette with it, error handlers, and the gate around them."""
+"""Assembles the application: FastAPI with its routers, error handlers, and the middleware before them."""
 
-from urllib.parse import quote
+import threading
+from collections.abc import Sequence
+from typing import Any
 
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
 
-from hetrdzv.api import problems
-from hetrdzv.api.bound import Table
-from hetrdzv.api.dispatch import Dispatcher
-from hetrdzv.api.gate import Gate
+from hetrdzv import __version__
+from hetrdzv.api import errors
+from hetrdzv.api.dependencies import Requires
+from hetrdzv.api.middleware import Gate
 from hetrdzv.api.refused import RefusalLog
-from hetrdzv.api.rooms import HANDLERS
-from hetrdzv.api.routes import docs, groups, health, nodes
+from hetrdzv.api.routes import agents, docs, groups, health
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
-from hetrdzv.dashboard.app import dashboard
-from hetrdzv.protocol.errors import HetError, NotLeader
+from hetrdzv.dashboard.app import PATHS, dashboard
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.replica import Replica, SingleReplica
 from hetrdzv.service.service import Service
 
-TABLE = Table(
-    [
-        *HANDLERS,
-        *(module.handlers for module in (nodes, groups, health, docs)),
-    ]
-)
-"""All routes."""
+ROUTERS: Sequence[APIRouter] = (agents.router, groups.router, health.router, docs.router)
+"""Those of agents come first, since the first match counts."""
+
+
+class Api(FastAPI):
+    """FastAPI, with what it says wrongly in its document corrected (tests/fuzz checks it)."""
+
+    _making = threading.Lock()
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, made once; it takes a second, so ask for it in a thread."""
+        with self._making:
+            if self.openapi_schema is None:
+                docs.correct(super().openapi())
+            return super().openapi()
 
 
 def create_app(
@@ -38,8 +45,8 @@ def create_app(
     any_host: bool = False,
     secure: bool = False,
     metrics: Metrics | None = None,
-) -> ASGIApp:
-    """An ASGI application for a service or a replica; the caller starts and closes that.
+) -> FastAPI:
+    """An application for a service or a replica; the caller starts and closes that.
 
     Args:
         token: a token that may do everything, instead of `tokens`.
@@ -48,36 +55,44 @@ def create_app(
         secure: whether it serves TLS, so that browsers send cookies over that only.
         metrics: shared by services that follow one another.
     """
-    app = Starlette(routes=TABLE.routes)
-    app.router.redirect_slashes = False
+    app = Api(
+        title="hetrdzv",
+        version=__version__,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        # `include_router` makes every route again at the first request: a second in which nobody is answered
+        routes=[route for router in ROUTERS for route in router.routes],
+    )
+    require_permissions(app.routes)
     replica = SingleReplica(service) if isinstance(service, Service) else service
-    app.state.table = TABLE
+    if token is not None:
+        tokens = Tokens({token: EVERYTHING})
     app.state.replica = replica
     app.state.metrics = metrics or Metrics()
     app.state.refusals = refusals = RefusalLog()
-    problems.install(app, refuse)
-    if token is not None:
-        tokens = Tokens({token: EVERYTHING})
-    return Gate(
-        app=app,
-        table=TABLE,
-        dispatcher=Dispatcher(replica),
+    errors.install(app)
+    app.add_middleware(
+        Gate,
+        replica=replica,
         tokens=tokens,
-        pages=dashboard(replica, tokens, secure=secure, note=refusals.note_request),
-        refuse=refuse,
-        refusals=refusals,
         any_host=any_host,
+        refusals=refusals,
+        pages=dashboard(replica, tokens, secure=secure, note=refusals.note_request),
+        is_page=PATHS.fullmatch,
     )
+    return app
 
 
-def refuse(error: HetError, request: Request) -> Response:
-    """An error as an answer: problem details."""
-    answer = problems.answer(error).response()
-    if isinstance(error, NotLeader):
-        scope = request.scope
-        path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
-        query: bytes = scope.get("query_string", b"")
-        answer.headers["location"] = error.leader + (path + (b"?" + query if query else b"")).decode(
-            "latin-1"
-        )
-    return answer
+def require_permissions(routes: Sequence[BaseRoute]) -> None:
+    """Check that each route about groups says who may use it.
+
+    Raises:
+        TypeError: one does not.
+    """
+    for route in routes:
+        path = getattr(route, "path", "")
+        needs = route.dependencies if isinstance(route, APIRoute) else ()
+        if path.startswith("/v1/") and not any(isinstance(one.dependency, Requires) for one in needs):
+            raise TypeError(f"{path} does not say who may use it: add Depends(requires(Role...))")

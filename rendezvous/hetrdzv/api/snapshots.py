@@ -1,56 +1,26 @@
-"""Snapshots over HTTP: members say what they hold, people see what there is and choose. Nobody is shown a key."""
+"""What people see of snapshots. Nobody is shown a key."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.requests import Request
-
-from hetrdzv.api.bound import Handlers
-from hetrdzv.api.dispatch import service_of
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
-from hetrdzv.core.rooms.snapshots import Use, next_snapshot, on_disk, safe_snapshot
+from hetrdzv.core.rooms.snapshots import next_snapshot, on_disk, safe_snapshot
 from hetrdzv.core.rooms.snapshots.complete import Gathered, began_from, gathered
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.snapshots import (
-    SNAPSHOTS,
-    SNAPSHOTS_OF,
-    USE_SNAPSHOT,
     SafeShown,
     SnapshotShown,
-    SnapshotsRequest,
     SnapshotsShown,
-    UseRequest,
 )
-from hetrdzv.service.snapshots import declare
 
 MOST_SHOWN = 32
 """How many snapshots are shown: the newest."""
 
-handlers = Handlers()
 
-
-@handlers(SNAPSHOTS)
-async def declare_snapshots(request: Request, group_id: str, node_id: str, body: SnapshotsRequest) -> bytes:
-    """What a member holds has changed while its round runs; answers what all nodes hold together."""
-    return codec.write(await declare(service_of(request), group_id, node_id, body))
-
-
-@handlers(SNAPSHOTS_OF)
-async def list_snapshots(request: Request, group_id: str) -> bytes:
-    """The snapshots of the job: of which step, whether they are complete, who has them, and what is passed by."""
-    return await asyncio.to_thread(_written, service_of(request).group(group_id))
-
-
-@handlers(USE_SNAPSHOT)
-async def use_snapshot(request: Request, group_id: str, body: UseRequest) -> bytes:
-    """Have the next round begin from a snapshot, in place of the newest one; newer ones are passed by then."""
-    return await asyncio.to_thread(_written, await service_of(request).execute(group_id, Use(body.step)))
-
-
-def _written(group: Group) -> bytes:
+def written(group: Group) -> bytes:
+    """The same as JSON."""
     return codec.write(shown(group))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from hetrdzv.api.rooms import OF_GROUP, OF_ROUND
+from hetrdzv.api import shares, snapshots
 from hetrdzv.api.workers import told_stall, worker_replies
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import Directive, Start, Warned, late_exit_code, warned
@@ -127,7 +127,7 @@ def quarantined_summary(group_id: str, why: str) -> GroupSummary:
     )
 
 
-codec.prepare(DirectiveReply, ProblemReply)
+codec.prepare(DirectiveReply, ProblemReply, GroupReply)
 
 LARGE = 300
 """Replies about more nodes or events than this are made in a thread, so that polls are answered meanwhile."""
@@ -260,7 +260,7 @@ def group_summary(group: Group, now: float) -> GroupSummary:
         counts=_counts(group),
         ended_s_ago=_ended_s_ago(group, now),
         exit_code=late_exit_code(group),
-        **{name: value for of_group in OF_GROUP for name, value in of_group(group).items()},
+        **snapshots.of_group(group),
     )
 
 
@@ -384,7 +384,7 @@ def _round(
         notice=_notice(warned(group, now)),
         workers=tuple(worker_replies(seen, on_page, told_stall(group), now)) if on_page else (),
         unwatched=_sentences(fact for fact in worker_warnings if isinstance(fact, Unwatched)),
-        **{name: value for of_round in OF_ROUND for name, value in of_round(current, seen, on_page).items()},
+        shares=shares.of_round(current, seen, on_page),
     )
 
 

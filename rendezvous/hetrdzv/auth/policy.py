@@ -1,18 +1,7 @@
-"""What a request may do: the grant of its token, held against the role that its route requires.
+"""What a request may do: the grant of its token, held against the role that its route requires (docs/security.md)."""
 
-docs/security.md shows the roles; they are in the rows of routes (protocol/http/routes.py).
-"""
-
-from typing import Any
-
-from starlette.requests import Request
-from starlette.types import Scope
-
-from hetrdzv.auth.tokens import Entry, Grant, Tokens
+from hetrdzv.auth.tokens import Entry, Grant, Role, Tokens
 from hetrdzv.protocol.errors import Forbidden
-from hetrdzv.protocol.http.route import Role, Route
-
-_KEY = "hetrdzv.permit"
 
 
 class Permit:
@@ -46,31 +35,25 @@ class Permit:
             who = f"{'an' if self.grant.role is not Role.READ else 'a'} {self.grant.role}{of}"
         return f"{who} at {host}" if host else who
 
-    def put_into(self, scope: Scope) -> None:
-        """Put this permit into the ASGI scope of a request."""
-        scope[_KEY] = self
-
-    def check(self, route: Route[Any], group_id: str | None, method: str, path: str) -> None:
-        """Check that a request is permitted. What is no route is for admins of all groups, who hear that it is none.
+    def check(self, role: Role, group_id: str | None, asked: str, *, scoped: bool) -> None:
+        """Check that a request is permitted.
 
         Args:
+            role: the lowest that may use its route.
             group_id: the group that it names, if it does.
+            asked: its method and path.
+            scoped: it names no group, but shows only groups in the scope of the token.
 
         Raises:
             Forbidden: it is not; says what the token is for and what was asked.
         """
         grant = self.grant
-        if grant.role is Role.ADMIN and grant.scope is None:
-            return
-        asked = f"{method} {path[:200]}"
-        if route.role is None or not route.path:
-            raise _forbidden(grant, asked, "is not a route, or is one for admins of all groups")
-        if grant.role < route.role:
-            raise _forbidden(grant, asked, f"needs the role {route.role}")
+        if grant.role < role:
+            raise _forbidden(grant, asked, f"needs the role {role}")
         if group_id is not None:
             if not grant.covers(group_id):
                 raise _forbidden(grant, asked, f"is about group '{group_id[:128]}'")
-        elif grant.scope is not None and not route.scoped:
+        elif grant.scope is not None and not scoped:
             raise _forbidden(grant, asked, "is about all groups")
 
     def check_command(self, group_id: str) -> None:
@@ -82,13 +65,6 @@ class Permit:
         if self.grant.role < Role.ADMIN:
             what = f"a command for group '{group_id}' in the spec of a join"
             raise _forbidden(self.grant, what, "needs the role admin, since other nodes would run it")
-
-
-def permit_of(request: Request) -> Permit:
-    """The permit of a request."""
-    permit: Any = request.scope[_KEY]
-    assert isinstance(permit, Permit)
-    return permit
 
 
 def _forbidden(grant: Grant, asked: str, why: str) -> Forbidden:

@@ -5,9 +5,19 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from fnmatch import fnmatchcase
 
-from hetrdzv.protocol.http.route import Role as Role
+
+class Role(IntEnum):
+    """What a token is for; each role may also do what those before it may."""
+
+    READ = 1
+    AGENT = 2
+    ADMIN = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)

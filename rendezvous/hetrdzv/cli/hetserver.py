@@ -19,7 +19,7 @@ import click
 from hetrdzv import __version__
 from hetrdzv import settings as all_settings
 from hetrdzv.api.app import create_app
-from hetrdzv.api.http.server import HttpServer
+from hetrdzv.api.server import HttpServer
 from hetrdzv.auth.files import is_private
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.auth.token_files import TokenFile, require_token_file

@@ -3,7 +3,7 @@
 import errno
 import socket
 
-from hetrdzv.api.http.server import BACKLOG
+from hetrdzv.api.server import BACKLOG
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.http.keepalive import keep_alive
 from hetrdzv.settings import Settings

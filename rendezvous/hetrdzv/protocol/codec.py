@@ -227,11 +227,12 @@ def mistakes(error: ValidationError) -> Iterator[Mistake]:
         # whatever comes after the first wrong item was not read, so that there seem to be too few
         if details["type"] == "too_short" and any(other["loc"][:-1] == place for other in errors):
             continue
-        yield _mistake(details)
+        yield mistake(details)
 
 
-def _mistake(details: ErrorDetails) -> Mistake:
-    kind, place, given = details["type"], details["loc"], details["input"]
+def mistake(details: ErrorDetails) -> Mistake:
+    """One of pydantic's errors, in plainer words."""
+    kind, place, given = details["type"], details["loc"], details.get("input")
     text = _REASONS.get(kind, details["msg"])
     if kind == "too_long" and "max_length" in details["ctx"]:
         text = f"it should have at most {details['ctx']['max_length']} items"

@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse
 
-from hetrdzv.api.bound import Handlers
-from hetrdzv.protocol.http import routes
+from hetrdzv.api.dependencies import requires
+from hetrdzv.auth.tokens import Role
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.pages import ProblemReply
 
-handlers = Handlers()
+router = APIRouter(include_in_schema=False, dependencies=[Depends(requires(Role.READ, scoped=True))])
 
 _HEAD = """<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>
 <style>body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto }}
@@ -24,28 +27,18 @@ summary {{ font: bold 15px monospace; cursor: pointer }}</style><h1>{title}</h1>
 For programs: <a href=/openapi.json>/openapi.json</a>"""
 
 
-@handlers(routes.DOCS)
+@router.get("/docs")
 async def docs(request: Request) -> HTMLResponse:
     """The routes, for people."""
+    document = await asyncio.to_thread(request.app.openapi)
     policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-    return HTMLResponse("".join(_page(await _document(request))), headers=policy)
+    return HTMLResponse("".join(_page(document)), headers=policy)
 
 
-@handlers(routes.OPENAPI)
+@router.get("/openapi.json")
 async def openapi(request: Request) -> JSONResponse:
     """The same for programs."""
-    return JSONResponse(await _document(request))
-
-
-async def _document(request: Request) -> dict[str, Any]:
-    """The OpenAPI document; the first time it takes a second to import and to make."""
-
-    def document() -> dict[str, Any]:
-        from hetrdzv.api import openapi
-
-        return openapi.document(request.app.state.table)
-
-    return await asyncio.to_thread(document)
+    return JSONResponse(await asyncio.to_thread(request.app.openapi))
 
 
 def _page(document: dict[str, Any]) -> Iterator[str]:
@@ -63,3 +56,39 @@ def _entry(title: str, content: dict[str, Any]) -> str:
     """One part of the document: its description, and all of it on demand."""
     about, details = escape(content.get("description", "")), escape(json.dumps(content, indent=2))
     return f"<details><summary>{escape(title)}</summary><pre>{details}</pre></details><p>{about}</p>"
+
+
+# -- what FastAPI's document gets wrong ----------------------------------------------------------------------
+
+
+def correct(document: dict[str, Any]) -> None:
+    """Correct what FastAPI says wrongly about this API."""
+    problem = codec.adapter(ProblemReply).json_schema(
+        mode="serialization", ref_template="#/components/schemas/{model}"
+    )
+    document["components"]["schemas"] = {
+        **problem.pop("$defs"),
+        "ProblemReply": problem,
+        **document["components"]["schemas"],
+    }
+    _correct_unions(document)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", []):
+                # it may be left out, but a URL or a header has no null
+                schema = parameter["schema"]
+                options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
+                if len(options) == 1:
+                    del schema["anyOf"]
+                    schema |= options[0]
+
+
+def _correct_unions(part: Any) -> None:
+    """What is of no known kind is `Other`, whose schema fits all kinds: so any of the schemas, not exactly one."""
+    if isinstance(part, dict):
+        if {"$ref": "#/components/schemas/Other"} in part.get("oneOf", ()):
+            part["anyOf"] = part.pop("oneOf")
+        part = list(part.values())
+    if isinstance(part, list):
+        for inner in part:
+            _correct_unions(inner)

@@ -1,101 +1,147 @@
-"""Routes about groups: inspect, create, restart, cancel, delete, follow."""
+"""What people ask of groups and nodes: inspect, create, restart, cancel, drain, delete, follow."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Annotated
 
+from fastapi import APIRouter, Depends, Header, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from hetrdzv.api import views
-from hetrdzv.api.bound import Handlers
-from hetrdzv.api.commands import cancellation
-from hetrdzv.api.dispatch import service_of
+from hetrdzv.api import snapshots, views
+from hetrdzv.api.dependencies import (
+    GROUP_ERRORS,
+    PEOPLES,
+    CurrentPermit,
+    CurrentService,
+    JsonRoute,
+    Nodes,
+    Ranks,
+    RoundNumber,
+    cancellation,
+    requires,
+)
 from hetrdzv.api.plans import in_words
 from hetrdzv.api.workers import shown
-from hetrdzv.auth.policy import Permit, permit_of
-from hetrdzv.core.commands import Put, Restart
+from hetrdzv.auth.policy import Permit
+from hetrdzv.auth.tokens import Role
+from hetrdzv.core.commands import Drain, Put, Restart, Undrain
+from hetrdzv.core.rooms.snapshots import Use
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.http import routes
-from hetrdzv.protocol.pages import EventsReply, GroupsReply, LogsReply, StacksReply
+from hetrdzv.protocol.bounds import MAX_NUMBER, Id
+from hetrdzv.protocol.bounds import Place as PlaceText
+from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, LogsReply, StacksReply
 from hetrdzv.protocol.requests.joining import SpecFields
-from hetrdzv.protocol.requests.plans import Changes
+from hetrdzv.protocol.requests.plans import Changes, Plan
+from hetrdzv.protocol.rooms.snapshots import SnapshotsShown, UseRequest
 from hetrdzv.protocol.rooms.stacks import About
 from hetrdzv.service.history import Place, follow
 from hetrdzv.service.service import Service
 
-handlers = Handlers()
-
 KEEPALIVE_S = 15.0
 """A followed history sends something at least this often, so that both ends notice a dead connection (seconds)."""
 
+READ, ADMIN = [Depends(requires(Role.READ))], [Depends(requires(Role.ADMIN))]
 
-@handlers(routes.GROUPS)
-async def list_groups(request: Request) -> Response:
+router = APIRouter(prefix="/v1/groups", route_class=JsonRoute, tags=["groups"], responses=GROUP_ERRORS)
+
+
+@router.get("", response_model=GroupsReply, dependencies=[Depends(requires(Role.READ, scoped=True))])
+async def list_groups(service: CurrentService, permit: CurrentPermit) -> Response:
     """All groups in the scope of the token, in brief."""
-    service, grant = service_of(request), permit_of(request).grant
-    now = service.now()
-    shown = [group for group in service.groups() if grant.covers(group.group_id)]
+    now, grant = service.now(), permit.grant
+    covered = [group for group in service.groups() if grant.covers(group.group_id)]
     aside = [(name, why) for name, why in service.quarantined().items() if grant.covers(name)]
 
     def reply() -> GroupsReply:
-        served = [views.group_summary(group, now) for group in shown]
+        served = [views.group_summary(group, now) for group in covered]
         return GroupsReply(groups=(*served, *(views.quarantined_summary(*each) for each in aside)))
 
-    return await views.made(sum(len(group.nodes) for group in shown), reply)
+    return await views.made(sum(len(group.nodes) for group in covered), reply)
 
 
-@handlers(routes.GROUP)
+@router.get("/{group_id}", response_model=GroupReply, dependencies=READ)
 async def get_group(
-    request: Request, group_id: str, nodes: str, after: str | None, limit: int | None
+    service: CurrentService,
+    group_id: Id,
+    nodes: Nodes = "all",
+    after: Annotated[Id | None, Query(description="Nodes behind this one, in the order shown.")] = None,
+    limit: Annotated[int | None, Query(ge=1, le=100_000, description="How many nodes at most.")] = None,
 ) -> Response:
     """Everything about a group: spec, state, why, round with members and master, nodes, root cause.
 
     Of a large group some of the nodes, or none: members of the round are left out with them.
     """
-    service = service_of(request)
     page = views.Page(after, limit) if nodes == "all" else views.NONE
     return await views.group_response(service, service.group(group_id), page)
 
 
-@handlers(routes.PUT)
-async def put_group(request: Request, group_id: str, body: SpecFields, nodes: str) -> Response:
+@router.put("/{group_id}", response_model=GroupReply, dependencies=ADMIN)
+async def put_group(
+    service: CurrentService, group_id: Id, body: Annotated[SpecFields, PEOPLES], nodes: Nodes = "all"
+) -> Response:
     """Create a group with a spec. The same spec again changes nothing, another one gets 409."""
-    return await views.changed(service_of(request), group_id, Put(body.given()), nodes)
+    return await views.changed(service, group_id, Put(body.given()), nodes)
 
 
-@handlers(routes.DELETE)
-async def delete_group(request: Request, group_id: str) -> None:
+@router.delete("/{group_id}", status_code=204, dependencies=ADMIN)
+async def delete_group(service: CurrentService, group_id: Id) -> None:
     """Delete a group whose nodes are gone or whose job is over."""
-    await service_of(request).delete(group_id)
+    await service.delete(group_id)
 
 
-@handlers(routes.RESTART)
-async def restart_group(request: Request, group_id: str, nodes: str) -> Response:
+@router.post("/{group_id}/restart", response_model=GroupReply, dependencies=ADMIN)
+async def restart_group(service: CurrentService, group_id: Id, nodes: Nodes = "all") -> Response:
     """End the current round so that another forms, or run a finished group again; uses no restart."""
-    return await views.changed(service_of(request), group_id, Restart(), nodes)
+    return await views.changed(service, group_id, Restart(), nodes)
 
 
-@handlers(routes.CANCEL)
-async def cancel_group(request: Request, group_id: str, nodes: str) -> Response:
+@router.post("/{group_id}/cancel", response_model=GroupReply, dependencies=ADMIN)
+async def cancel_group(
+    request: Request, service: CurrentService, group_id: Id, nodes: Nodes = "all"
+) -> Response:
     """Cancel the job: all workers are stopped, agents exit with 3."""
-    return await views.changed(service_of(request), group_id, cancellation(request), nodes)
+    return await views.changed(service, group_id, cancellation(request), nodes)
 
 
-@handlers(routes.PLAN)
-async def plan_group(request: Request, group_id: str, body: Changes) -> Response:
+@router.post("/{group_id}/nodes/{node_id}/drain", response_model=GroupReply, dependencies=ADMIN)
+async def drain(service: CurrentService, group_id: Id, node_id: Id, nodes: Nodes = "all") -> Response:
+    """Take a node out: its agent stops its workers and exits with 4. Holds over restarts of the agent."""
+    return await views.changed(service, group_id, Drain(node_id), nodes)
+
+
+@router.post("/{group_id}/nodes/{node_id}/undrain", response_model=GroupReply, dependencies=ADMIN)
+async def undrain(service: CurrentService, group_id: Id, node_id: Id, nodes: Nodes = "all") -> Response:
+    """Let a drained node join again."""
+    return await views.changed(service, group_id, Undrain(node_id), nodes)
+
+
+@router.post("/{group_id}/plan", response_model=Plan, dependencies=READ)
+async def plan_group(
+    service: CurrentService,
+    group_id: Id,
+    body: Annotated[Changes, PEOPLES] = Changes(),  # noqa: B008 - it is frozen
+) -> Response:
     """What would happen if nodes came or went: ranks, master, spares, who restarts. Changes nothing."""
-    service = service_of(request)
     plan = await service.plans.plan(service.group(group_id), body, service.now())
-    nodes = len(plan.members) + len(plan.spares)
-    return await views.made(nodes, lambda: in_words(plan))
+    return await views.made(len(plan.members) + len(plan.spares), lambda: in_words(plan))
 
 
-@handlers(routes.STACKS_OF)
-async def get_stacks(request: Request, group_id: str, rank: list[int] | None, round: int | None) -> Response:  # noqa: A002
+# -- what workers do, write and hold -------------------------------------------------------------------------
+
+
+@router.post("/{group_id}/stacks", response_model=StacksReply, dependencies=ADMIN)
+async def get_stacks(
+    service: CurrentService,
+    group_id: Id,
+    rank: Ranks = None,
+    round: RoundNumber = None,  # noqa: A002
+) -> Response:
     """The Python stacks of the workers of the running round, now, from their agents. Changes nothing.
 
     Of a round that is over those that were taken when it hung.
     """
-    found = await shown(service_of(request), group_id, About.STACKS, rank, round)
+    found = await shown(service, group_id, About.STACKS, rank, round)
     at = found.at.isoformat(timespec="milliseconds") if found.at is not None else None
     return await views.made(
         len(found.told),
@@ -103,27 +149,61 @@ async def get_stacks(request: Request, group_id: str, rank: list[int] | None, ro
     )
 
 
-@handlers(routes.LOGS_OF)
-async def get_logs(request: Request, group_id: str, rank: list[int] | None, round: int | None) -> Response:  # noqa: A002
+@router.post("/{group_id}/logs", response_model=LogsReply, dependencies=ADMIN)
+async def get_logs(
+    service: CurrentService,
+    group_id: Id,
+    rank: Ranks = None,
+    round: RoundNumber = None,  # noqa: A002
+) -> Response:
     """The end of what the workers of a round have written, from their agents. Changes nothing.
 
     Of a round that is over what agents that are still here have kept, or have sent as they left.
     """
-    found = await shown(service_of(request), group_id, About.LOGS, rank, round)
+    found = await shown(service, group_id, About.LOGS, rank, round)
     return await views.made(
         len(found.told), lambda: LogsReply(round=found.round, logs=found.told, over=found.over)
     )
 
 
-@handlers(routes.EVENTS)
-async def get_events(request: Request, group_id: str, after: int, last_event_id: str | None) -> Response:
+@router.get("/{group_id}/snapshots", response_model=SnapshotsShown, dependencies=READ)
+async def list_snapshots(service: CurrentService, group_id: Id) -> Response:
+    """The snapshots of the job: of which step, whether they are complete, who has them, and what is passed by."""
+    group = service.group(group_id)
+    return Response(await asyncio.to_thread(snapshots.written, group), media_type="application/json")
+
+
+@router.post("/{group_id}/snapshots", response_model=SnapshotsShown, dependencies=ADMIN)
+async def use_snapshot(
+    service: CurrentService, group_id: Id, body: Annotated[UseRequest, PEOPLES]
+) -> Response:
+    """Have the next round begin from a snapshot, in place of the newest one; newer ones are passed by then."""
+    group = await service.execute(group_id, Use(body.step))
+    return Response(await asyncio.to_thread(snapshots.written, group), media_type="application/json")
+
+
+# -- the history ---------------------------------------------------------------------------------------------
+
+
+@router.get(
+    "/{group_id}/events",
+    response_model=EventsReply,
+    dependencies=READ,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def get_events(
+    request: Request,
+    service: CurrentService,
+    permit: CurrentPermit,
+    group_id: Id,
+    after: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0,
+    last_event_id: Annotated[PlaceText | None, Header()] = None,
+) -> Response:
     """The numbered history; with `Accept: text/event-stream` it follows (to resume: `Last-Event-ID`)."""
-    service = service_of(request)
     news, last = service.history(group_id, after)
     if "text/event-stream" in request.headers.get("accept", ""):
         asked = Place(after) if last_event_id is None else Place.parse(last_event_id)
-        place = asked.within(service.group(group_id), last)
-        stream = _stream(service, group_id, place, permit_of(request))
+        stream = _stream(service, group_id, asked.within(service.group(group_id), last), permit)
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
         )
@@ -132,7 +212,7 @@ async def get_events(request: Request, group_id: str, after: int, last_event_id:
     )
 
 
-async def _stream(service: Service, group_id: str, after: Place, entry: Permit) -> AsyncIterator[str]:
+async def _stream(service: Service, group_id: str, after: Place, permit: Permit) -> AsyncIterator[str]:
     """Server-sent events: one per event of the history, a comment when nothing happens.
 
     Begins with the id of the place it starts from, for a client that is cut off before the first event. Ends when the
@@ -140,7 +220,7 @@ async def _stream(service: Service, group_id: str, after: Place, entry: Permit) 
     """
     yield f"id: {after}\n: follows\n\n"
     async for news in follow(service, group_id, after, KEEPALIVE_S):
-        if not entry.is_valid:
+        if not permit.is_valid:
             return
         if news is None:
             yield ": quiet\n\n"

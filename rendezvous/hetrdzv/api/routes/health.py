@@ -1,39 +1,39 @@
 """Routes for supervision: health, readiness, metrics."""
 
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
-from hetrdzv.api.bound import Handlers
-from hetrdzv.protocol import codec
+from hetrdzv.api.dependencies import ERRORS, requires
+from hetrdzv.auth.tokens import Role
 from hetrdzv.protocol.errors import NoLeader, NotLeader
-from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.pages import HealthReply, ReadyReply
 from hetrdzv.service.metrics import CONTENT_TYPE, Metrics
 from hetrdzv.service.replica import Replica
 
-handlers = Handlers()
+router = APIRouter(tags=["health"], responses=ERRORS)
 
 
-@handlers(routes.HEALTHZ)
-async def healthz(request: Request) -> bytes:
+@router.get("/healthz")
+async def healthz() -> HealthReply:
     """The process is alive."""
-    return codec.write(HealthReply(status="ok"), nulls=True)
+    return HealthReply(status="ok")
 
 
-@handlers(routes.READYZ)
-async def readyz(request: Request) -> bytes:
+@router.get("/readyz")
+async def readyz(request: Request) -> ReadyReply:
     """Requests about groups are answered, or redirected to the leader, and no stop has begun.
 
     `degraded`: the last change could not be stored, and others may be refused; polls are answered all the same.
     """
     replica: Replica = request.app.state.replica
     status = replica.status()
-    state = "degraded" if status.degraded else "ready"
-    reply = ReadyReply(status=state, role=status.role, leader=status.leader)
-    return codec.write(reply, nulls=True)
+    return ReadyReply(
+        status="degraded" if status.degraded else "ready", role=status.role, leader=status.leader
+    )
 
 
-@handlers(routes.METRICS)
+@router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(requires(Role.READ))])
 async def metrics(request: Request) -> Response:
     """Metrics for Prometheus. A server that does not lead knows no groups, and says so."""
     replica: Replica = request.app.state.replica

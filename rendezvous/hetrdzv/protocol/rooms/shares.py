@@ -10,7 +10,7 @@ from annotated_types import Ge, Le, MaxLen
 from hetrdzv.protocol.bounds import AtMost, Body, Id, OrNewer, Positive, Speed
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.facts.who import Nodes, Place, Ranks
-from hetrdzv.protocol.http.route import NODE, Role, Route, Size
+from hetrdzv.protocol.http.route import NODE, Route
 from hetrdzv.protocol.settings import MAX_SLOTS
 
 MAX_DEVICE = 64
@@ -71,7 +71,7 @@ class SharesShown(Shares):
     paces: Mapping[int, float] = field(default_factory=dict)
 
 
-SHARES = Route("POST", f"{NODE}/shares", Role.AGENT, Shares, size=Size.SMALL, body=SharesRequest)
+SHARES = Route("POST", f"{NODE}/shares", Shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

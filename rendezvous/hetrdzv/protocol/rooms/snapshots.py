@@ -15,7 +15,7 @@ from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.facts.parts import BY_KIND, Quoted
 from hetrdzv.protocol.facts.who import NOBODY, Nodes, Ranks
-from hetrdzv.protocol.http.route import NODE, Role, Route, Size
+from hetrdzv.protocol.http.route import NODE, Route
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 
 MOST_HELD = 4
@@ -190,9 +190,7 @@ class SnapshotsReply:
     to_disk_from: int | None = None
 
 
-SNAPSHOTS = Route(
-    "POST", f"{NODE}/snapshots", Role.AGENT, SnapshotsReply, size=Size.SMALL, body=SnapshotsRequest
-)
+SNAPSHOTS = Route("POST", f"{NODE}/snapshots", SnapshotsReply)
 
 
 # -- what is missing -----------------------------------------------------------------------------------------
@@ -482,5 +480,5 @@ class NoSuchSnapshot(Refused, code="no_such_snapshot"):
 
 _OF_GROUP = "/v1/groups/{group_id}/snapshots"
 
-SNAPSHOTS_OF = Route("GET", _OF_GROUP, Role.READ, SnapshotsShown)
-USE_SNAPSHOT = Route("POST", _OF_GROUP, Role.ADMIN, SnapshotsShown, body=UseRequest)
+SNAPSHOTS_OF = Route("GET", _OF_GROUP, SnapshotsShown)
+USE_SNAPSHOT = Route("POST", _OF_GROUP, SnapshotsShown)

@@ -12,7 +12,7 @@ from hetagent.session.offer import Offer
 from hetagent.session.requests import Answer, Join, Leave, Poll, Request, Say
 from hetagent.session.session import Session
 from hetagent.session.topics import Topic
-from hetrdzv.api.commands import join_command
+from hetrdzv.api.routes.agents import join_command
 from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands
 from hetrdzv.core.directive import Directive, directive

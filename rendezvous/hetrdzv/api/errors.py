@@ -1,0 +1,135 @@
+"""Every error as problem details (RFC 9457): what routes raise, and what no route takes."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, cast
+from urllib.parse import quote
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.codec import Mistake
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.errors import (
+    HetError,
+    InvalidRequest,
+    NotLeader,
+    RequestTooSlow,
+    SpecConflict,
+    StaleRound,
+    Unauthorized,
+)
+from hetrdzv.protocol.pages import ConflictReply, ProblemReply
+
+logger = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class InvalidField(InvalidRequest):
+    """A part of a request is missing, malformed, out of range or unknown."""
+
+    def __init__(self, field: str, what: str) -> None:
+        super().__init__(f"{field}: {what}")
+        self.field = field
+
+    @classmethod
+    def of(cls, wrong: Sequence[Mistake], name: str = "body") -> "InvalidField":
+        """What is wrong, as one error: all of the first mistake, and where the others are. Never what was given.
+
+        Args:
+            name: of the whole in which the mistakes are.
+        """
+        first, *others = wrong
+        more = f"; also wrong: {', '.join(mistake.field or name for mistake in others[:8])}" if others else ""
+        shown = f" (given: {first.given!r:.80})" if isinstance(first.given, int | float) else ""
+        return cls(first.field or name, f"{first.text}{shown}{more}")
+
+
+class StaleReport(StaleRound):
+    """A report about a round that is over.
+
+    Attributes:
+        directive: what the node has to do now.
+    """
+
+    def __init__(self, message: str, directive: DirectiveReply) -> None:
+        super().__init__(message)
+        self.directive = directive
+
+
+_HEADERS: Mapping[type[HetError], Mapping[str, str]] = {
+    Unauthorized: {"www-authenticate": "Bearer"},
+    RequestTooSlow: {"connection": "close"},  # whatever comes of it yet is not waited for
+}
+"""Headers that belong to an error."""
+
+
+def problem_of(error: HetError) -> ProblemReply:
+    """An error as it is sent."""
+    return _problem(
+        error.status,
+        error.code,
+        str(error),
+        field=error.field,
+        directive=error.directive if isinstance(error, StaleReport) else None,
+        conflict=codec.picked(ConflictReply, error) if isinstance(error, SpecConflict) else None,
+    )
+
+
+def answer(error: HetError, request: Request) -> Response:
+    """The answer to a request that an error ended."""
+    response = _response(problem_of(error), _HEADERS.get(type(error), {}))
+    if isinstance(error, NotLeader):
+        path: bytes = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
+        query: bytes = request.scope.get("query_string", b"")
+        asked = (path + (b"?" + query if query else b"")).decode("latin-1")
+        response.headers["location"] = error.leader + asked
+    return response
+
+
+def bug_report() -> HetError:
+    """The error sent for a bug: it reveals nothing about the server's internals."""
+    return HetError("the server failed on this request; its log says more")
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers that turn errors into answers."""
+
+    @app.exception_handler(HetError)
+    async def refused(request: Request, error: HetError) -> Response:
+        request.app.state.refusals.note_request(error, request)
+        return answer(error, request)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        wrong = [codec.mistake(cast(ErrorDetails, {**one, "loc": one["loc"][1:]})) for one in error.errors()]
+        return await refused(request, InvalidField.of(wrong))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        path = request.url.path[:200]
+        code, detail = {
+            404: ("no_such_route", f"there is nothing at {path}; see /docs for all routes"),
+            405: (
+                "method_not_allowed",
+                f"{path} does not support {request.method}; see /docs for all routes",
+            ),
+        }.get(error.status_code, ("http_error", str(error.detail)))
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        return _response(_problem(error.status_code, code, detail), headers)
+
+
+def _problem(status: int, code: str, detail: str, **more: Any) -> ProblemReply:
+    return ProblemReply(title=HTTPStatus(status).phrase, status=status, detail=detail, code=code, **more)
+
+
+def _response(problem: ProblemReply, headers: Mapping[str, str]) -> Response:
+    again = {"retry-after": "1"} if problem.status == HTTPStatus.SERVICE_UNAVAILABLE else {}
+    return Response(codec.write(problem), problem.status, {**headers, **again}, MEDIA_TYPE)

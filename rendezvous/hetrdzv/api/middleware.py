@@ -1,0 +1,220 @@
+"""What comes before any route: API version, access, limits of a body; and before any reply: the read fence."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hetrdzv.api import errors
+from hetrdzv.api.refused import RefusalLog, client_of
+from hetrdzv.auth.hosts import same_origin, trusted_host
+from hetrdzv.auth.policy import Permit
+from hetrdzv.auth.tokens import EVERYTHING, Tokens
+from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_VALUES
+from hetrdzv.protocol.errors import (
+    BodyTooLarge,
+    ForeignHost,
+    HetError,
+    LeaderLost,
+    RequestTooSlow,
+    ServerStopping,
+    Unauthorized,
+)
+from hetrdzv.protocol.http import versions
+from hetrdzv.service.polls.polls import Polls
+from hetrdzv.service.replica import Replica
+
+logger = logging.getLogger(__name__)
+
+ARRIVAL_S = 10.0
+"""How long a body may take to arrive (seconds)."""
+
+OPEN = frozenset({"/healthz", "/readyz"})
+"""Paths that everybody may ask for; they tell nothing of any group."""
+
+OF_THE_SERVER = frozenset({"/metrics", "/docs", "/openapi.json"})
+"""Paths that every server answers; all others are for the leader."""
+
+_VERSION = [(name.lower().encode(), value.encode()) for name, value in versions.HEADERS.items()]
+
+
+class Gate:
+    """ASGI middleware. Puts the permit of a request and the polls of the service that answers it into its `state`.
+
+    Args:
+        tokens: every request must carry one of them; None: no token is required.
+        any_host: whether a server without tokens answers to every host name (`--insecure`).
+        refusals: logs who is refused.
+        pages: answers what is for people, who sign in there, and sees to the read fence itself.
+        is_page: whether a path is of these.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        replica: Replica,
+        tokens: Tokens | None,
+        any_host: bool,
+        refusals: RefusalLog,
+        pages: ASGIApp,
+        is_page: Callable[[str], object],
+    ) -> None:
+        self._app = app
+        self._replica = replica
+        self._tokens = tokens
+        self._any_host = any_host
+        self._refusals = refusals
+        self._pages = pages
+        self._is_page = is_page
+        self._polls: Polls | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = withheld = False
+        polls: Polls | None = None
+
+        async def reply(message: Message) -> None:
+            nonlocal begun, withheld
+            if message["type"] == "http.response.start":
+                withheld = polls is not None and not self._replica.answers(polls.service)
+                begun = not withheld
+                message = {**message, "headers": [*message.get("headers", ()), *_VERSION]}
+            if not withheld:
+                await send(message)
+
+        path: str = scope["path"]
+        try:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            state = scope["state"] = {**scope.get("state", {})}
+            if path.startswith("/v1/"):
+                versions.check_request(headers.get(versions.HEADER.lower()))
+            answers = self._app
+            if self._is_page(path):
+                self._check_host(scope["method"], headers)
+                receive = await _with_body(headers, receive)
+                answers = self._pages
+            elif path not in OPEN:
+                self._check_host(scope["method"], headers)
+                state["permit"] = self._permit(headers)
+                receive = await _with_body(headers, receive)
+                if path not in OF_THE_SERVER:
+                    polls = state["polls"] = self._current_polls()
+            await answers(scope, receive, reply)
+            if withheld:
+                raise LeaderLost("this server lost the leadership while it worked on this; ask the others")
+        except ClientDisconnect:  # in the middle of its body
+            return
+        except HetError as error:
+            self._refusals.note(error, client_of(scope), scope["method"], path)
+            refused: HetError = error
+        except asyncio.CancelledError:  # the server is stopping and no longer waits for this request
+            refused = ServerStopping("the server is stopping; try again in a moment")
+        except Exception:
+            logger.exception("request failed: %s %r", scope["method"], path)
+            refused = errors.bug_report()
+        else:
+            return
+        polls = None  # a refusal tells nothing of any group
+        if not begun:
+            await errors.answer(refused, Request(scope))(scope, receive, reply)
+
+    def _current_polls(self) -> Polls:
+        """The polls of the service that answers right now.
+
+        Raises:
+            NotLeader, NoLeader, ServerStopping: no service answers here.
+        """
+        service = self._replica.service()
+        if self._polls is None or self._polls.service is not service:
+            self._polls = Polls(service)
+        return self._polls
+
+    def _permit(self, headers: Mapping[str, str]) -> Permit:
+        """What a request may do.
+
+        Raises:
+            Unauthorized: nothing at all.
+        """
+        if self._tokens is None:
+            return Permit(EVERYTHING)
+        return _check_token(headers.get("authorization", ""), self._tokens)
+
+    def _check_host(self, method: str, headers: Mapping[str, str]) -> None:
+        """Check what a server without tokens requires of all requests.
+
+        Raises:
+            ForeignHost: this one may do nothing at all.
+        """
+        if self._tokens is not None:
+            return
+        host = headers.get("host", "")
+        if not self._any_host and not trusted_host(host):
+            raise ForeignHost(
+                "this server has no token, so it only answers to addresses and localhost: "
+                "use its address, or start hetserver with --token-file"
+            )
+        if method not in ("GET", "HEAD") and not same_origin(headers.get("origin"), host):
+            raise ForeignHost(
+                "this server has no token, so it refuses browser requests from other sites: "
+                "start hetserver with --token-file"
+            )
+
+
+def _check_token(authorization: str, tokens: Tokens) -> Permit:
+    scheme, _, given = authorization.partition(" ")
+    given = given.strip()
+    if scheme.lower() != "bearer" or not given:
+        raise Unauthorized("this server requires a token: set HET_TOKEN or give --token-file")
+    entry = tokens.entry(given)
+    if entry is None:
+        raise Unauthorized("this server does not accept the token: compare it with hetserver's token file")
+    return Permit(entry.grant, entry, tokens)
+
+
+async def _with_body(headers: Mapping[str, str], receive: Receive) -> Receive:
+    """The channel of a request with its body read: nothing beyond the limit is ever held or parsed.
+
+    Raises:
+        BodyTooLarge, RequestTooSlow: it is refused.
+        ClientDisconnect: its sender is gone.
+    """
+    length = headers.get("content-length", "0")
+    if length == "0" and "transfer-encoding" not in headers:
+        return receive
+    if length.isascii() and length.isdecimal() and int(length[:18]) > MAX_BODY_BYTES:
+        raise BodyTooLarge(f"body: it has {length[:18]} bytes; the limit is {MAX_BODY_BYTES}")
+    body, more, first = bytearray(), True, list[Message]()
+    try:
+        async with asyncio.timeout(ARRIVAL_S):
+            while more:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientDisconnect
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > MAX_BODY_BYTES:
+                    raise BodyTooLarge(f"body: it has more than {MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        raise RequestTooSlow(f"body: it did not arrive within {ARRIVAL_S:g} s") from None
+    if len(body) > MAX_VALUES and _has_many_values(body):
+        raise BodyTooLarge(f"body: it has more than {MAX_VALUES} values")
+    first.append({"type": "http.request", "body": bytes(body), "more_body": False})
+
+    async def receive_again() -> Message:
+        return first.pop() if first else await receive()
+
+    return receive_again
+
+
+def _has_many_values(body: bytearray) -> bool:
+    """Whether a JSON text has more than `MAX_VALUES`: saying what is wrong with an MB of small ones takes 0.5 s."""
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') > 4 * MAX_VALUES:  # a name and a text for each
+        return True
+    outside = b"".join(bare.split(b'"')[::2])
+    return sum(map(outside.count, (b",", b"[", b"{"))) > MAX_VALUES

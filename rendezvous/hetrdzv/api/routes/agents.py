@@ -1,0 +1,288 @@
+"""What agents ask: join, poll for the directive, report, answer questions, leave."""
+
+import asyncio
+from typing import Annotated
+
+from annotated_types import Ge, Le
+from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hetrdzv.api import views, workers
+from hetrdzv.api.dependencies import (
+    AGENTS,
+    GROUP_ERRORS,
+    CurrentPermit,
+    CurrentPolls,
+    CurrentService,
+    JsonRoute,
+    Wait,
+    requires,
+)
+from hetrdzv.api.errors import InvalidField, StaleReport
+from hetrdzv.auth.tokens import Role
+from hetrdzv.core.commands import Join, Leave, Renew, Report, StartDaemon
+from hetrdzv.core.memo import kept
+from hetrdzv.core.model import OFFERED, Group
+from hetrdzv.core.rounds.transitions import require_speaker
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.bounds import UNSET, Id, ShortText
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.errors import DaemonRefused, SpecConflict, StaleRound
+from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.facts.reasons import NodeReason
+from hetrdzv.protocol.requests.daemon import DaemonRequest, refusal
+from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
+from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
+from hetrdzv.protocol.rooms.snapshots import SnapshotsReply, SnapshotsRequest
+from hetrdzv.protocol.rooms.stacks import LogsRequest, StacksRequest
+from hetrdzv.protocol.states import ReportKind
+from hetrdzv.service import shares, snapshots
+from hetrdzv.service.liveness.caller import Caller
+from hetrdzv.service.polls.directives import Told, tell
+from hetrdzv.service.polls.polls import Polls
+
+REPLIES_KEPT = 4
+"""How many replies to waiting nodes are kept per group; all its nodes get the same."""
+
+router = APIRouter(
+    prefix="/v1/groups/{group_id}/nodes/{node_id}",
+    route_class=JsonRoute,
+    tags=["agents"],
+    responses=GROUP_ERRORS,
+    dependencies=[Depends(requires(Role.AGENT))],
+)
+
+# -- joins and polls -----------------------------------------------------------------------------------------
+
+
+@router.put("", response_model=DirectiveReply)
+async def join(
+    request: Request,
+    polls: CurrentPolls,
+    permit: CurrentPermit,
+    group_id: Id,
+    node_id: Id,
+    body: Annotated[JoinRequest, AGENTS],
+    wait: Wait = 0.0,
+) -> Response:
+    """Join, or ready for the next round. Replies with the directive; with `wait` it may wait for one."""
+    if body.spec.command is not UNSET:
+        permit.check_command(group_id)
+    try:
+        return await _answer_poll(request, polls, group_id, join_command(node_id, body), None, wait)
+    except SpecConflict as conflict:
+        await polls.service.note_refusal(group_id, node_id, conflict)
+        raise
+
+
+@router.get("/directive", response_model=DirectiveReply)
+async def get_directive(
+    request: Request,
+    polls: CurrentPolls,
+    group_id: Id,
+    node_id: Id,
+    incarnation: Id,
+    after: ShortText | None = None,
+    wait: Wait = 0.0,
+) -> Response:
+    """Long poll: replies once the version differs from `after`, or after `wait` seconds. Renews the lease."""
+    command = Renew(node_id, incarnation, after)
+    return await _answer_poll(request, polls, group_id, command, after, wait)
+
+
+@router.post("/directive", response_model=DirectiveReply)
+async def poll(
+    request: Request, polls: CurrentPolls, group_id: Id, node_id: Id, body: Annotated[PollRequest, AGENTS]
+) -> Response:
+    """The same poll, which also says how far the node's workers have come. May be answered with a question."""
+    command = Renew(node_id, body.incarnation, body.after)
+    return await _answer_poll(
+        request, polls, group_id, command, body.after, body.wait_s, asks=True, progress=body.progress
+    )
+
+
+async def _answer_poll(
+    request: Request,
+    polls: Polls,
+    group_id: str,
+    command: Join | Renew,
+    after: str | None,
+    wait_s: float,
+    *,
+    asks: bool = False,
+    progress: NodeProgress | None = None,
+) -> Response:
+    caller, node_id = Caller(), command.node_id
+    watching = asyncio.ensure_future(_hang_up(request, caller)) if wait_s > 0 else None
+    try:
+        told = await polls.answer(caller, group_id, command, after, wait_s, asks=asks, progress=progress)
+    finally:
+        if watching is not None:
+            watching.cancel()
+    if told is None:  # nobody reads it
+        return Response(status_code=204)
+    asked = asks and polls.service.questions.next(group_id, node_id) is not None
+    return _json(views.asking_json(polls.service, node_id, told)) if asked else _directive(told)
+
+
+async def _hang_up(request: Request, caller: Caller) -> None:
+    """Tell a caller once its client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    caller.hang_up()
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _directive(told: Told) -> Response:
+    """A directive as JSON. All waiting nodes of a group get the same."""
+    group, directive, pace = told
+    if (
+        directive.start is not None
+        or directive.root_cause is not None
+        or directive.replaced
+        or directive.cancellation
+    ):
+        return _json(views.directive_json(group, directive, pace))
+    known = _replies(group)
+    key = (directive.version, int(directive.clock), pace)
+    reason, body = known.get(key, (None, b""))
+    if reason != directive.reason:
+        if len(known) >= REPLIES_KEPT:
+            known.clear()
+        body = views.directive_json(group, directive, pace)
+        known[key] = directive.reason, body
+    return _json(body)
+
+
+@kept
+def _replies(group: Group) -> dict[tuple[object, ...], tuple[NodeReason, bytes]]:
+    return {}
+
+
+# -- what agents tell ----------------------------------------------------------------------------------------
+
+
+@router.post("/report", response_model=DirectiveReply)
+async def report(
+    polls: CurrentPolls, group_id: Id, node_id: Id, body: Annotated[ReportRequest, AGENTS]
+) -> Response:
+    """Report on a member's workers. A report on an older round gets 409 and the current directive."""
+    return await _answer_member(polls, group_id, node_id, body.incarnation, report_command(node_id, body))
+
+
+@router.post("/daemon", response_model=DirectiveReply)
+async def start_daemon(
+    polls: CurrentPolls, group_id: Id, node_id: Id, body: Annotated[DaemonRequest, AGENTS]
+) -> Response:
+    """Have this node run the daemon of the master's launcher; replies with the directive of the master."""
+    if (why := refusal(body.words)) is not None:
+        raise DaemonRefused(f"node '{node_id}' cannot be asked to run this: {why}")
+    command = codec.picked(StartDaemon, body, node_id=node_id)
+    return await _answer_member(polls, group_id, body.master, body.incarnation, command)
+
+
+async def _answer_member(
+    polls: Polls, group_id: str, speaker: str, incarnation: str, command: Report | StartDaemon
+) -> Response:
+    """Execute what a member of a round says and reply with its directive, even if the round is over."""
+    try:
+        await polls.execute(group_id, command)
+    except StaleRound as error:
+        told = views.directive_reply(*tell(polls.service, group_id, speaker, incarnation))
+        raise StaleReport(str(error), told) from None
+    return _directive(tell(polls.service, group_id, speaker, incarnation))
+
+
+@router.post("/stacks", status_code=204)
+async def send_stacks(
+    service: CurrentService, group_id: Id, node_id: Id, body: Annotated[StacksRequest, AGENTS]
+) -> None:
+    """The agent's answer to the question for stacks in the reply to one of its polls."""
+    require_speaker(service.group(group_id), node_id, body.incarnation)
+    service.questions.answered(group_id, node_id, body.number, body.stacks)
+
+
+@router.post("/logs", status_code=204)
+async def send_logs(
+    service: CurrentService, group_id: Id, node_id: Id, body: Annotated[LogsRequest, AGENTS]
+) -> None:
+    """The workers of a node are gone: the end of what those of a round have written, for later."""
+    group = service.group(group_id)
+    require_speaker(group, node_id, body.incarnation)
+    workers.wrote(service, group, node_id, body.round, body.logs)
+
+
+@router.post("/shares", response_model=Shares)
+async def refresh_shares(
+    service: CurrentService, group_id: Id, node_id: Id, body: Annotated[SharesRequest, AGENTS]
+) -> Response:
+    """A decision on the shares of the running round, the same for all its nodes; the first who asks brings it about."""
+    decided = await shares.decision(service, group_id, node_id, body.incarnation, body.round, body.number)
+    return _json(codec.write(decided))
+
+
+@router.post("/snapshots", response_model=SnapshotsReply)
+async def declare_snapshots(
+    service: CurrentService, group_id: Id, node_id: Id, body: Annotated[SnapshotsRequest, AGENTS]
+) -> Response:
+    """What a member holds has changed while its round runs; answers what all nodes hold together."""
+    return _json(codec.write(await snapshots.declare(service, group_id, node_id, body)))
+
+
+@router.delete("", status_code=204)
+async def leave(
+    service: CurrentService,
+    group_id: Id,
+    node_id: Id,
+    incarnation: Id,
+    reason: ShortText = "",
+    died: Annotated[int, Ge(0), Le(1), Query(description="1: the agent died; its guardian says so.")] = 0,
+) -> None:
+    """The agent leaves; its workers are gone."""
+    going = Leave(node_id=node_id, incarnation=incarnation, why=reason, died=bool(died))
+    await service.execute(group_id, going)
+
+
+# -- requests to commands ------------------------------------------------------------------------------------
+
+_SAME_IN_BOTH = [name for name in OFFERED if name not in ("weight", "weighed")]
+
+
+def join_command(node_id: str, body: JoinRequest) -> Join:
+    """A join, or ready for the next round.
+
+    Raises:
+        InvalidField: it has not a speed for each slot.
+    """
+    if len(body.speeds) not in (0, body.slots):
+        text = f"there must be one for each of the {body.slots} slots, not {len(body.speeds)}"
+        raise InvalidField("speeds", text)
+    return Join(
+        node_id=node_id,
+        incarnation=body.incarnation,
+        after_round=body.after_round,
+        stopped=body.stopped,
+        spec=body.spec.given(),
+        weight=1.0 if body.weight is UNSET else body.weight,
+        weighed=body.weight is not UNSET,
+        **{name: getattr(body, name) for name in _SAME_IN_BOTH},
+    )
+
+
+def report_command(node_id: str, body: ReportRequest) -> Report:
+    """A report.
+
+    Raises:
+        InvalidField: there is no such kind.
+    """
+    if not isinstance(body.kind, ReportKind):
+        *most, last = map(repr, map(str, ReportKind))
+        raise InvalidField("kind", f"Input should be {', '.join(most)} or {last}")
+    failure = Failure(**codec.fields_of(body.failure)) if body.failure is not None else None
+    return codec.picked(Report, body, node_id=node_id, failure=failure, unserved_s=0.0)

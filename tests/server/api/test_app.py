@@ -1,0 +1,79 @@
+"""The application is FastAPI, as its tutorial has it: typed routes, each with a permission."""
+
+import asyncio
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+
+from hetrdzv.api.app import create_app, require_permissions
+from hetrdzv.protocol.http import routes as clients
+from hetrdzv.protocol.http.route import Route
+from hetrdzv.protocol.rooms import shares, snapshots
+from hetrdzv.service.service import Service
+from hetrdzv.storage.memory import MemoryStore
+from tests.support.routes import role_of, routes
+from tests.support.served import api, join, serving, settled
+
+
+def test_it_is_a_fastapi_whose_routes_are_typed_and_say_who_may_use_them() -> None:
+    app = create_app(Service(MemoryStore()))
+    assert isinstance(app, FastAPI)
+    found = [route for route in app.routes if route.path.startswith("/v1/")]  # type: ignore[attr-defined]
+    assert len(found) > 20
+    for route in found:
+        assert isinstance(route, APIRoute)
+        assert route.response_model is not None or route.status_code == 204, route.path
+        assert role_of(route) is not None, route.path
+
+
+def test_the_routes_of_agents_come_first() -> None:
+    paths = [route.path for route in routes().values()]
+    others = next(number for number, path in enumerate(paths) if "{node_id}" not in path)
+    assert all("{node_id}" in path for path in paths[:others])
+    assert "/v1/groups/{group_id}/nodes/{node_id}/directive" in paths[:others]
+
+
+def test_what_clients_ask_is_what_the_application_answers() -> None:
+    asked = [
+        route
+        for module in (clients, shares, snapshots)
+        for route in vars(module).values()
+        if isinstance(route, Route)
+    ]
+    assert len(asked) > 20
+    for route in asked:
+        answers = routes()[str(route)]
+        assert answers.response_model is route.reply or answers.status_code == 204, route
+
+
+def test_a_route_without_a_permission_is_refused() -> None:
+    router = APIRouter()
+
+    @router.get("/v1/secrets")
+    async def secrets() -> str:
+        return "all of them"
+
+    with pytest.raises(TypeError, match="/v1/secrets does not say who may use it"):
+        require_permissions(router.routes)
+
+
+async def test_a_poll_is_answered_once_there_is_news() -> None:
+    async with serving() as (service, _), api(service) as client:
+        await service.execute("g", join("a", min_nodes=2, max_nodes=2))
+        query = {"incarnation": "1"}
+        path = "/v1/groups/g/nodes/a/directive"
+        first = (await client.get(path, params=query)).json()
+        polls = [
+            asyncio.ensure_future(asked)
+            for asked in (
+                client.get(path, params=query | {"after": first["version"], "wait": "60"}),
+                client.post(path, json=query | {"after": first["version"], "wait_s": 60}),
+            )
+        ]
+        await settled(50)
+        assert not any(poll.done() for poll in polls)
+        await service.execute("g", join("b"))
+        answers: list[httpx.Response] = await asyncio.gather(*polls)
+        assert [answer.json()["kind"] for answer in answers] == ["start", "start"]

@@ -15,7 +15,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from hetrdzv.auth.hosts import same_origin
 from hetrdzv.auth.token_files import TokenFile
@@ -45,7 +44,7 @@ FILES = {
 """What pages load, by name, with its type."""
 
 
-def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: Note) -> ASGIApp:
+def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: Note) -> Starlette:
     """The pages.
 
     Args:
@@ -99,6 +98,7 @@ def dashboard(replica: Replica, tokens: Tokens | None, *, secure: bool, note: No
     )
     app.router.redirect_slashes = False
     app.state.replica = replica
+    app.state.note = note
     app.state.sessions = sessions
     app.state.cache = SectionCache()
     app.state.token_file = str(tokens.path.absolute()) if isinstance(tokens, TokenFile) else ""
@@ -141,6 +141,7 @@ async def sign_in(request: Request) -> Response:
     try:
         request.app.state.sessions.sign_in(request, form.get("token", [""])[0].strip())
     except Unauthorized as error:
+        request.app.state.note(error, request)
         return _sign_in(request, where, str(error), error.status)
     return RedirectResponse(where, 303, dict(HEADERS))
 

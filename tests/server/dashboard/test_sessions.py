@@ -60,13 +60,16 @@ async def test_a_token_signs_a_browser_in(service: Service, tokens: TokenFile, s
 
 
 @pytest.mark.parametrize("token", ["", "nope", f"{TOKEN}x", "\ud800", "ä" * 5_000])
-async def test_a_wrong_token_signs_nobody_in(service: Service, tokens: TokenFile, token: str) -> None:
+async def test_a_wrong_token_signs_nobody_in(
+    service: Service, tokens: TokenFile, token: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with browser(service, tokens) as client:
         body = b"token=" + token.encode("utf-8", "surrogatepass") + b"&where=/"
         answer = await client.post("/sign-in", content=body)
         assert (answer.status_code, "does not accept that token" in answer.text) == (401, True)
         assert "set-cookie" not in answer.headers
-        assert not token or token not in answer.text
+        assert not token or token not in answer.text + caplog.text
+        assert "refused POST /sign-in" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,6 @@ DOES = {
     "succeeded": 2,
     "failed": 0.5,
     "says": 0.5,
-    "shares": 4,
     "daemon": 3,
     "rejoins": 0.5,
     "stacks": 1,
@@ -105,8 +104,8 @@ DOES = {
 """What a node at work may do, and how often beside the others."""
 
 
-ODD = {"idle_s": (0, 0.5, 1, 1), "age_s": (0, 0.5, 1, 1), "busy": (0, 0.3), "weight": (0.5, 1, 1)}
-"""What share of a field's numbers may lie at its bounds in a group. Workers that are all as busy need no new shares."""
+ODD = {"idle_s": (0, 0.5, 1, 1), "age_s": (0, 0.5, 1, 1), "weight": (0.5, 1, 1)}
+"""What share of a field's numbers may lie at its bounds in a group."""
 
 
 class Side(StrEnum):
@@ -129,7 +128,6 @@ class Manner:
         behind: the node for which all others wait; None: their workers go on.
         lanes: the process groups of their workers.
         launches: how likely a node runs daemons for the master.
-        decided: the newest decision on shares that they know, by round.
         news: how often one of them was told something new, which ends the polls of the others.
     """
 
@@ -140,7 +138,6 @@ class Manner:
     behind: str | None
     lanes: tuple[str, ...]
     launches: float
-    decided: dict[int, int] = field(default_factory=dict)
     news: int = 0
 
     @staticmethod
@@ -350,8 +347,6 @@ class Requests:
 
     def _fit(self, body: dict[str, Any]) -> None:
         """What a schema cannot say, so that not all are refused for it."""
-        if isinstance(body.get("speeds"), list) and body.get("slots"):
-            body["speeds"] = (body["speeds"] * body["slots"])[: body["slots"]] or None
         if isinstance(body.get("spec"), dict):
             body["spec"].pop("command", None)  # for admins
         if isinstance(words := body.get("words"), list) and words:
@@ -405,11 +400,6 @@ class Requests:
             case "says":
                 kinds = ("ready_to_stop", "leaving", "master_unreachable", "started")
                 return self._report(node, rng.choice(kinds))
-            case "shares":
-                known = node.manner.decided.get(node.told["round"], 0)
-                number = known + rng.choice((1, 1, 1, 0, 2))
-                body = {"incarnation": node.incarnation, "round": node.told["round"], "number": number}
-                return self._own(node, "POST", "/shares", body)
             case "daemon":
                 name = node.told.get("start", {}).get("master", {}).get("node_id", "")
                 master = next((peer for peer in group if peer.name == name), node)
@@ -450,8 +440,6 @@ class Requests:
                 "state": rng.choice(states),
                 "idle_s": idle_s,
                 "still": waits or idle_s > 1,
-                "busy": self._leaning(manner, "Worker", "busy", rng.random()),
-                "looks": 60 + node.step,
                 "step": node.step,
                 "collectives": lanes,
             }
@@ -459,7 +447,6 @@ class Requests:
         ]
         progress = {
             "round": node.told["round"],
-            "decision": manner.decided.get(node.told["round"], 0),
             "workers": workers,
             "age_s": self._leaning(manner, "NodeProgress", "age_s", 0.0),
         }
@@ -632,8 +619,6 @@ class Requests:
         if status not in (200, 409, 422) or not body.startswith(b"{"):
             return
         said = json.loads(body)
-        if request.kind.endswith("/shares") and status == 200:
-            node.manner.decided[request.body["round"]] = request.body["number"]
         told = said.get("directive", said)
         if isinstance(told.get("version"), str) and told.get("kind"):
             if request.kind.endswith("/report") and request.body["kind"] == "started" and status == 200:

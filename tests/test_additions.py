@@ -152,7 +152,7 @@ class Mottos(Room):
         changes={
             f"{SERVER}/core/rooms/table.py": (
                 ("from hetrdzv.core.rooms.room", "from hetrdzv.core.rooms.mottos import Mottos\n"),
-                ("SharesRoom()", "Mottos(), "),
+                ("SnapshotsRoom()", "Mottos(), "),
             ),
             f"{SERVER}/protocol/facts/warnings.py": (
                 (

@@ -41,7 +41,6 @@ from hetrdzv.protocol.states import DirectiveKind, EndKind, ReportKind, StallKin
 from hetrdzv.words import reasons as words
 from hetrdzv.words.times import Clock
 from tests.core.drawn import is_drawn
-from tests.core.rooms.table import RULES
 from tests.support.every_set import Case, best_of_all, not_best
 from tests.support.stalls import of_kind
 from tests.support.units import left_behind
@@ -106,8 +105,7 @@ class Agent:
             wants_daemon=self.slots % 2 == 0,
             labels={"rack": str(len(self.node_id) % 2)} if self.slots < 3 else {},
             weight=2.0 if self.slots in (3, 5) else 1.0,
-            weighed=self.slots == 7,
-            **{name: value for rules in RULES for name, value in rules.offer(self.slots).items()},
+            weighed=self.slots in (3, 5, 7),
             takes_notice=self.slots % 3 != 0,
         )
 
@@ -127,7 +125,7 @@ class Agent:
         )
 
 
-class GroupMachine(*RULES, RuleBasedStateMachine):
+class GroupMachine(RuleBasedStateMachine):
     """One group, four node ids, any number of incarnations."""
 
     def __init__(self) -> None:
@@ -170,8 +168,6 @@ class GroupMachine(*RULES, RuleBasedStateMachine):
                 if command.failure is not None and command.failure.permanent:
                     self.hopeless.add(key[1:])
         self.check_move(before, after)
-        for rules in RULES:
-            rules.check_room(before, after)
         assert not (wrong := not_best(before, after)), wrong
         if not isinstance(command, Renew):  # which is cheap, and leaves what is due to the tick
             self.check_time(after)

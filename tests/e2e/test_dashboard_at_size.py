@@ -27,9 +27,7 @@ def fleet(server: Hetserver, group: str, nodes: int, **said: Any) -> None:
         report(server, group, name, "started")
     for number, name in enumerate(names):
         ranks = range(number * SLOTS, (number + 1) * SLOTS)
-        workers = [
-            {"rank": rank, "waiting": 0.0 if rank == 5 else 0.4, "looks": 99, **said} for rank in ranks
-        ]
+        workers = [{"rank": rank, "waiting": 0.0 if rank == 5 else 0.4, **said} for rank in ranks]
         told = {"incarnation": "1", "progress": {"round": 1, "workers": workers}}
         ask(server, "POST", f"/v1/groups/{group}/nodes/{name}/directive", told)
 

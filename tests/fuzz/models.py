@@ -11,7 +11,6 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from hypothesis import strategies as st
 
 from hetrdzv.protocol.bounds import AtMost, Matches, Unset
-from hetrdzv.protocol.requests.joining import JoinRequest
 
 Strategy = st.SearchStrategy[Any]
 
@@ -31,14 +30,7 @@ def values(kind: Any, *, optional: bool = True) -> Strategy:
         if one.default is MISSING and one.default_factory is MISSING
     }
     parts = (required, given) if optional else (required | given, {})
-    return st.fixed_dictionaries(parts[0], optional=parts[1]).map(lambda made: kind(**_fitting(kind, made)))
-
-
-def _fitting(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a value; of a join with as many speeds as slots."""
-    if kind is JoinRequest and values.get("speeds") is not None:
-        values = {**values, "speeds": (values["speeds"] * values["slots"])[: values["slots"]]}
-    return values
+    return st.fixed_dictionaries(parts[0], optional=parts[1]).map(lambda made: kind(**made))
 
 
 def _values(kind: Any, about: list[Any]) -> Strategy:

@@ -20,8 +20,6 @@ from click.testing import CliRunner
 from hetrdzv.cli import hetserver
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import Unreachable
-from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest, Worker
-from hetrdzv.protocol.rooms.shares import SHARES, SharesRequest
 from hetrdzv.protocol.states import ReportKind
 from tests.support.etcd import EtcdCluster, fill, make_room, make_tls, sturdy
 from tests.support.failover import FAILOVER_S, LEASE_S, SPEC, WAIT_S, Job, Servers, get, serving
@@ -129,32 +127,6 @@ async def test_what_happens_while_nobody_leads_is_not_lost(servers: Servers) -> 
             await node.until("start", 2)
             await node.report(ReportKind.STARTED, 2)
         assert (await job.group())["restarts"] == 0
-        await job.end()
-
-
-async def test_shares_that_one_node_has_been_told_are_told_to_the_others_after_a_failover(
-    servers: Servers,
-) -> None:
-    leader = servers.leader()
-    async with Job(servers) as job:
-
-        async def work(*busy: float) -> None:
-            for node_id, node in zip("ab", job.nodes, strict=True):
-                start = node.told[-1].start
-                assert start is not None
-                rank = start.rank_offset
-                worker = Worker(rank=rank, busy=busy[rank], looks=1000)
-                progress = NodeProgress(round=1, workers=(worker,))
-                await job.client.poll(job.group_id, node_id, PollRequest(incarnation="1", progress=progress))
-
-        asked = SharesRequest(incarnation="1", round=1, number=1)
-        await work(0.25, 1.0)
-        first = await job.client.ask(SHARES, job.group_id, "a", asked)
-        assert first.weights == ((1, 1.0), (1, 0.251))
-        leader.kill()
-        await asyncio.to_thread(servers.await_leader, leader)
-        await work(1.0, 0.25)
-        assert await job.client.ask(SHARES, job.group_id, "b", asked) == first
         await job.end()
 
 

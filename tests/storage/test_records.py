@@ -45,9 +45,8 @@ from hetrdzv.protocol.facts.events import Event, NodeJoined
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.warnings import Differs, NoWeights, Version
-from hetrdzv.protocol.facts.who import Nodes, Ranks
+from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.progress import Moved
-from hetrdzv.protocol.rooms.shares import Alike, Measured, Shares, SlowNode, SlowSlots, Source
 from hetrdzv.protocol.rooms.snapshots import (
     Chosen,
     FailedAgain,
@@ -77,11 +76,6 @@ WARNINGS = (
         clear=False,
     ),
     NoWeights(),
-    SlowSlots(
-        device="T4",
-        dtype="float16",
-        nodes=(SlowNode(node_id="gpu1", slower_by=0.5, local_ranks=Ranks.of([1])),),
-    ),
 )
 
 NOW = 5_000.0
@@ -301,8 +295,6 @@ def full() -> Group:
         labels={"rack": "r1"},
         weight=0.5,
         weighed=True,
-        speeds=(1.0, 0.5, 0.5, 1.0),
-        measured=Measured(dtype="float16", on=(Alike(slots=4, device="NVIDIA H100"),)),
         snapshots=HOLDINGS,
         device={"gpu": "H200"},
         wants_command=True,
@@ -380,10 +372,7 @@ def full() -> Group:
             trains_at=61.0,
             unseen=True,
             warnings=WARNINGS,
-            shares=(
-                Shares(round=8, weights=((4, 1.0), (4, 0.5)), source=Source.BY_HAND),
-                Shares(round=8, number=1, weights=((1, 1.0), (7, 0.25)), source=Source.PACE),
-            ),
+            weights=((4, 1.0), (4, 0.5)),
             snapshot=Chosen(
                 round=3,
                 step=90,

@@ -47,7 +47,6 @@ from hetrdzv.protocol.facts.parts import (
 )
 from hetrdzv.protocol.facts.who import Nodes, Place
 from hetrdzv.protocol.pages import EventReply
-from hetrdzv.protocol.rooms.shares import Moved, SharesChanged
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.words.events import LONGEST, event_text
 from tests.support.stalls import behind
@@ -201,14 +200,6 @@ SHOWN: list[tuple[Facts, str]] = [
         events.GoesOn(stall=WAIT, for_s=40.0),
         "round 3 goes on, after rank 1 has waited 40 s for rank 0 (gpu2), which is at collective 4 of 5",
     ),
-    (
-        SharesChanged(moved=(Moved(Place("gpu1", 0, 2), 0.5, 0.75),), more=1),
-        (
-            "round 3 has new shares, by the pace of its workers: gpu1 (ranks 0 to 1) gets 75.0% instead of 50.0% "
-            "and 1 more node"
-        ),
-    ),
-    (SharesChanged(moved=()), "round 3 has new shares, by the pace of its workers"),
     (events.DaemonStarted(program="orted"), "gpu2, the master, has the others run orted"),
     (
         events.StopAnnounced(cause=RestartAsked(), notice_s=30.0),

@@ -16,14 +16,6 @@ from hetrdzv.protocol.facts.warnings import (
     Version,
 )
 from hetrdzv.protocol.facts.who import Nodes, Ranks
-from hetrdzv.protocol.rooms.shares import (
-    MeasuredIn,
-    MeasuredUnlike,
-    NotMeasured,
-    SlowNode,
-    SlowSlots,
-    TooManySpeeds,
-)
 from hetrdzv.words.warnings import unseen, warning
 from tests.words.test_snapshots import SENTENCES as SNAPSHOTS
 from tests.words.unions import classes
@@ -56,42 +48,6 @@ SENTENCES: list[tuple[AnyWarning, str]] = [
         "a, b have no label rack, by which units are formed: each is a unit by itself",
     ),
     (NoWeights(), "rank_order is speed, but no node has a --weight: ranks are sticky"),
-    (
-        SlowSlots(
-            device="NVIDIA L40S",
-            dtype="float16",
-            nodes=(
-                SlowNode(node_id="a", local_ranks=Ranks.of([1]), slower_by=0.46),
-                SlowNode(node_id="b", local_ranks=Ranks.of([0, 1, 2]), slower_by=0.5),
-                SlowNode(node_id="c", slower_by=0.55),
-            ),
-            more=1,
-        ),
-        (
-            "a (local rank 1) is 46% slower, b (local ranks 0 to 2) is 50% slower, c is 55% slower, 1 more node than "
-            "usual for NVIDIA L40S (float16): check clocks, temperature and power limit, and what else runs there"
-        ),
-    ),
-    (
-        NotMeasured(nodes=Nodes.of(["b"])),
-        "b has no measured speed, so all shares are equal: start every agent with --measure on",
-    ),
-    (
-        TooManySpeeds(slots=20_000, nodes=2),
-        (
-            "20,000 slots of 2 nodes have measured speeds, too many to compare, so all shares are equal: start agents "
-            "without --measure"
-        ),
-    ),
-    (
-        MeasuredUnlike(
-            dtypes=(
-                MeasuredIn(dtype="float16", nodes=Nodes.of(["a", "c"])),
-                MeasuredIn(dtype="float32", nodes=Nodes.of(["b"])),
-            )
-        ),
-        "speeds were measured differently (a, c in float16, b in float32): give every agent the same --measure-dtype",
-    ),
     *SNAPSHOTS,
     (
         Refusal(

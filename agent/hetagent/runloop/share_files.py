@@ -42,7 +42,7 @@ class ShareFiles(RoundHook):
         """
         self._start = assignment.start
         decided, world_size = self._start.shares, self._start.world_size
-        self._weights = decided.of_ranks(world_size) if decided is not None else [1.0] * world_size
+        self._weights = decided.of_ranks() if decided is not None else [1.0] * world_size
         parent = Path(tempfile.gettempdir())
         scratch.sweep(PREFIX, parent)
         self._folder = scratch.Folder(PREFIX, parent)

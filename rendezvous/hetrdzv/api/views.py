@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from hetrdzv.api import shares, snapshots
+from hetrdzv.api import snapshots
 from hetrdzv.api.workers import told_stall, worker_replies
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import Directive, Start, Warned, late_exit_code, warned
@@ -19,6 +19,7 @@ from hetrdzv.core.health.drift import drift
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Member, Node, Round, Stall
 from hetrdzv.core.rooms.table import ROOMS
+from hetrdzv.core.shares import shares_of
 from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import (
@@ -212,6 +213,7 @@ def _start(start: Start) -> StartReply:
         command=start.command,
         members=_members(start.members) if start.members is not None else None,
         daemon=start.daemon,
+        shares=start.shares,
         restarted_by=None if restarted_by is None else failed_worker(restarted_by),
         advice=after_exit(restarted_by) if restarted_by is not None else "",
         **start.more,
@@ -384,7 +386,7 @@ def _round(
         notice=_notice(warned(group, now)),
         workers=tuple(worker_replies(seen, on_page, told_stall(group), now)) if on_page else (),
         unwatched=_sentences(fact for fact in worker_warnings if isinstance(fact, Unwatched)),
-        shares=shares.of_round(current, seen, on_page),
+        shares=shares_of(current),
     )
 
 

@@ -8,12 +8,14 @@ from hetrdzv.core.model import Cancellation, Group, Member, Node, Round
 from hetrdzv.core.rooms.table import ROOMS, needed
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.transitions import begins_anew
+from hetrdzv.core.shares import shares_of
 from hetrdzv.core.why import why, why_ended, why_waits
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import Announced, Cause, Drained, FailedWorker, RootCause
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.reasons import NodeReason
 from hetrdzv.protocol.facts.warnings import RoundWarning
+from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.states import (
     EXIT_CANCELLED,
     EXIT_DRAINED,
@@ -32,6 +34,7 @@ class Start:
         members: all members in rank order, for a node that asked for them: only then does the size of a
             `start` grow with the round.
         daemon: what the master has this node run, if anything yet.
+        shares: by the weights that people gave; None: nobody did.
         more: fields that optional features add (rooms/).
         restarted_by, warnings: see `Round`.
     """
@@ -45,6 +48,7 @@ class Start:
     command: tuple[str, ...] | None
     members: tuple[Member, ...] | None
     daemon: tuple[str, ...] | None
+    shares: Shares | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     restarted_by: FailedWorker | None = None
     warnings: tuple[RoundWarning, ...] = ()
@@ -277,6 +281,7 @@ def _start(group: Group, current: Round, node: Node) -> Start | None:
         command=group.spec.command if node.wants_command else None,
         members=current.members if node.wants_members else None,
         daemon=node.daemon or None,
+        shares=shares_of(current),
         more={name: value for room in ROOMS for name, value in room.starting(group, current, member).items()},
         restarted_by=current.restarted_by,
         warnings=current.warnings,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
+from hetrdzv.core import shares
 from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.core.numbers import has_same_numbers, not_finite
 from hetrdzv.core.rooms.table import ROOMS
@@ -128,6 +129,7 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
             yield f"round {current.number} is about to end, but its workers have no time for it"
     if current.end is not None and current.stall is not None:
         yield f"round {current.number} has ended, but is said to stall"
+    yield from shares.violations(current)
     for room in ROOMS:
         yield from room.violations(current)
     if any(current.member(node_id) is None for node_id in current.finished):

@@ -13,7 +13,7 @@ from hetrdzv.protocol.facts.causes import BadAddress, Cause, FailedWorker, Going
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.warnings import RoundWarning
-from hetrdzv.protocol.rooms.shares import Measured, Shares, Speeds
+from hetrdzv.protocol.rooms.shares import Weights
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, Kept
 from hetrdzv.protocol.rooms.stalls import Hang, StallFacts, kind_of
 from hetrdzv.protocol.settings import GroupSpec
@@ -64,8 +64,6 @@ class Offer:
     role: str = "default"
     weight: float = 1.0
     weighed: bool = False
-    speeds: Speeds = ()
-    measured: Measured | None = None
     snapshots: Holdings | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     device: Mapping[str, str] = field(default_factory=dict)
@@ -257,7 +255,7 @@ class Round:
         met: how many workers have found each other in the round's store, as its master last said; None: unknown.
         restarted_by: the failure that a restart was spent on to form this round; None: none was.
         warnings: what differs between its nodes and matters (health/drift.py).
-        shares: the decisions on them that are kept (rooms/shares).
+        weights: of its ranks, if people gave any; empty: nobody did.
         snapshot: the one that it began from (rooms/snapshots); None: none.
         trains_at: when the first of its workers asked for its first collective, or said its first step (seconds); None:
             none is known to have.
@@ -278,7 +276,7 @@ class Round:
     met: int | None = None
     restarted_by: FailedWorker | None = None
     warnings: tuple[RoundWarning, ...] = ()
-    shares: tuple[Shares, ...] = ()
+    weights: Weights = ()
     snapshot: Chosen | None = None
     trains_at: float | None = None
     moved_at: float | None = None

@@ -190,8 +190,6 @@ Seconds = Annotated[float, Ge(-MAX_SECONDS), Le(MAX_SECONDS)]
 Duration = Annotated[float, Ge(0), Le(MAX_SECONDS)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 Weight = Annotated[float, Ge(MIN_WEIGHT), Le(MAX_WEIGHT)]
-Speed = Annotated[float, Ge(1e-12), Le(1e24)]
-"""In any unit, since only the ratios of speeds matter."""
 
 
 # -- labels ----------------------------------------------------------------------------------------------------

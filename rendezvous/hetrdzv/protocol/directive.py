@@ -66,7 +66,7 @@ class StartReply:
         members: the whole round in rank order, for a node that joined with `wants_members`. For others the size of
             a `start` does not grow with the round.
         daemon: what the master wants this node to run, once it has said so; for a node that joined with `wants_daemon`.
-        shares: those of the beginning of the round; None: all ranks have the same.
+        shares: by the weights that people gave; None: nobody did.
         snapshot: the one that the round begins from; None: none.
         origin: the name of this job in `Holdings`; None: nobody holds snapshots.
         restarted_by: the failure that a restart was spent on to form this round, in a line.

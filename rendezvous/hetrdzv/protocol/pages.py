@@ -20,7 +20,7 @@ from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.facts.reasons import Ended, LeftOutReason, Reason, Stalls
 from hetrdzv.protocol.facts.warnings import AnyWarning
 from hetrdzv.protocol.http import versions
-from hetrdzv.protocol.rooms.shares import Measured, SharesShown, Speeds
+from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.rooms.snapshots import SafeShown
 from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.rooms.stalls import StallFacts
@@ -112,7 +112,7 @@ class RoundReply:
     """The newest round.
 
     Attributes:
-        shares: the newest decision on how much of the work each rank gets, and how fast workers have been since.
+        shares: how much of the work each rank gets, by the weights that people gave; None: nobody did.
         reason, ended: why it is over, and the same in a sentence; None while it runs.
         met: how many workers have found each other in the round's store; None: unknown.
         stall: who is waited for; None: nobody, as far as can be seen.
@@ -126,7 +126,7 @@ class RoundReply:
     restart_count: int
     master: MasterReply
     members: tuple[MemberReply, ...]
-    shares: SharesShown | None = None
+    shares: Shares | None = None
     reason: Ended | None = None
     ended: str | None = None
     met: int | None = None
@@ -178,8 +178,6 @@ class NodeReply:
     script: str = ""
     weight: float = 1.0
     weighed: bool = False
-    speeds: Speeds = ()
-    measured: Measured | None = None
     labels: Mapping[str, str]
     device: Mapping[str, str]
     reason: LeftOutReason | None = None

@@ -5,17 +5,11 @@ from typing import Any
 
 from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.pages import GroupSummary
-from hetrdzv.words import shares, snapshots
+from hetrdzv.words import snapshots
 
-EVENTS: Sequence[Mapping[type, Callable[[Any, Event], str]]] = (
-    shares.EVENTS,
-    snapshots.EVENTS,
-)
+EVENTS: Sequence[Mapping[type, Callable[[Any, Event], str]]] = (snapshots.EVENTS,)
 
-WARNINGS: Sequence[Mapping[type, Callable[[Any], str]]] = (
-    shares.WARNINGS,
-    snapshots.WARNINGS,
-)
+WARNINGS: Sequence[Mapping[type, Callable[[Any], str]]] = (snapshots.WARNINGS,)
 
 COSTS: Sequence[Mapping[str, Callable[[Any], str]]] = (snapshots.COSTS,)
 """What events of a round that begins say about the end of the one before, by kind; empty: nothing."""

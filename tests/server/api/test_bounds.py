@@ -135,7 +135,6 @@ async def test_weights_whose_ratios_overflow_are_refused(weight: float) -> None:
     ("change", "status", "says"),
     [
         ({"labels": {f"x{n}": 1 for n in range(30_000)}}, 422, "labels: Dictionary should have at most 64"),
-        ({"speeds": ["x"] * 30_000}, 422, "speeds"),
         ({"spec": {"command": [[]] * 10_000}}, 422, "spec.command.0"),
         ({"x": [[]] * MAX_VALUES}, 413, f"more than {MAX_VALUES} values"),
         ({"x": ['\\"', '"' * 9, "\\"] * 12_000}, 413, f"more than {MAX_VALUES} values"),

@@ -35,11 +35,10 @@ from hetrdzv.protocol.requests.daemon import DaemonRequest, refusal
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
-from hetrdzv.protocol.rooms.shares import Shares, SharesRequest
 from hetrdzv.protocol.rooms.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.protocol.rooms.stacks import LogsRequest, StacksRequest
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.service import shares, snapshots
+from hetrdzv.service import snapshots
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.polls.directives import Told, tell
 from hetrdzv.service.polls.polls import Polls
@@ -218,15 +217,6 @@ async def send_logs(
     workers.wrote(service, group, node_id, body.round, body.logs)
 
 
-@router.post("/shares", response_model=Shares)
-async def refresh_shares(
-    service: CurrentService, group_id: Id, node_id: Id, body: Annotated[SharesRequest, AGENTS]
-) -> Response:
-    """A decision on the shares of the running round, the same for all its nodes; the first who asks brings it about."""
-    decided = await shares.decision(service, group_id, node_id, body.incarnation, body.round, body.number)
-    return _json(codec.write(decided))
-
-
 @router.post("/snapshots", response_model=SnapshotsReply)
 async def declare_snapshots(
     service: CurrentService, group_id: Id, node_id: Id, body: Annotated[SnapshotsRequest, AGENTS]
@@ -255,14 +245,7 @@ _SAME_IN_BOTH = [name for name in OFFERED if name not in ("weight", "weighed")]
 
 
 def join_command(node_id: str, body: JoinRequest) -> Join:
-    """A join, or ready for the next round.
-
-    Raises:
-        InvalidField: it has not a speed for each slot.
-    """
-    if len(body.speeds) not in (0, body.slots):
-        text = f"there must be one for each of the {body.slots} slots, not {len(body.speeds)}"
-        raise InvalidField("speeds", text)
+    """A join, or ready for the next round."""
     return Join(
         node_id=node_id,
         incarnation=body.incarnation,

@@ -14,7 +14,6 @@ from hetrdzv.cli.hetctl import snapshots, tables
 from hetrdzv.cli.hetctl.calls import call, look, print_json
 from hetrdzv.cli.hetctl.history import past_view
 from hetrdzv.cli.hetctl.options import GROUP, NODE_ID, WATCH, command, shared
-from hetrdzv.cli.hetctl.shares import speeds_of
 from hetrdzv.client import Client
 from hetrdzv.protocol.facts.reasons import Waits
 from hetrdzv.protocol.pages import EventReply, EventsReply, GroupReply, NodeReply
@@ -104,7 +103,6 @@ def _node_view(node: NodeReply, events: tuple[EventReply, ...]) -> Iterator[Rend
         "heard": f"{tables.ago(node.heard_s_ago)} ago" if node.heard_s_ago is not None else "",
         "role": node.role,
         "weight": f"{node.weight:g}{' (by hand)' if node.weighed else ''}",
-        "speeds": speeds_of(node),
         "incarnation": node.incarnation,
     }
     yield _facts("", {name: tables.one_line(value) for name, value in facts.items() if value})

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.shares import pace_of, shares_of, weight_of
+from hetrdzv.cli.hetctl.shares import shares_of, weight_of
 from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.pages import GroupReply, NodeReply, RoundReply, WorkerReply
 from hetrdzv.words.causes import failure_details
@@ -174,12 +174,12 @@ def _wanted_world(spec: Mapping[str, Any]) -> str:
 
 
 def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table:
-    weight, pace = weight_of(current), pace_of(current)
+    weight = weight_of(current)
     table = tables.new_table(
         *tables.numbers("RANK"),
         tables.folded("NODE", 10),
         tables.word("STATE"),
-        *tables.numbers("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "PID", "WEIGHT", "PACE"),
+        *tables.numbers("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "PID", "WEIGHT"),
     )
     for worker in workers:
         table.add_row(
@@ -194,7 +194,6 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
             "-" if worker.waiting is None else percent(worker.waiting),
             str(worker.pid or "-"),
             _number(weight(worker)),
-            _number(pace(worker)),
         )
     return table
 

@@ -14,21 +14,13 @@ if TYPE_CHECKING:
 class Room:
     """An optional feature of rounds. This base class adds nothing; a feature overrides what it needs.
 
-    What it keeps in a round is a field of its own (`forming`); its commands are `OfRoom`s.
+    What it keeps in a round is a field of its own; its commands are `OfRoom`s.
 
     Attributes:
         said_anew: fields of a node's offer that it says each time that it is ready.
     """
 
     said_anew: Sequence[str] = ()
-
-    def forming(self, number: int, nodes: Sequence[Node]) -> Mapping[str, Any]:
-        """Fields of a round that forms.
-
-        Args:
-            nodes: its members in rank order.
-        """
-        return {}
 
     def formed(self, work: "Work", before: Group) -> None:
         """A round has formed.

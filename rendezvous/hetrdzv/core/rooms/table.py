@@ -4,14 +4,10 @@ from collections.abc import Sequence
 
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rooms.room import Room
-from hetrdzv.core.rooms.shares import SharesRoom
 from hetrdzv.core.rooms.snapshots import SnapshotsRoom
 from hetrdzv.protocol.states import NodePhase
 
-ROOMS: Sequence[Room] = (
-    SharesRoom(),
-    SnapshotsRoom(),
-)
+ROOMS: Sequence[Room] = (SnapshotsRoom(),)
 
 
 def needed(group: Group, node: Node) -> bool:

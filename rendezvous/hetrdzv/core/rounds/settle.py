@@ -32,6 +32,7 @@ from hetrdzv.core.selection.joining import growth
 from hetrdzv.core.selection.order import former_round, place
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_reach, ready_nodes, stranded
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
+from hetrdzv.core.shares import weights_of
 from hetrdzv.core.why import apart, no_master, no_world, not_ready, ready_of
 from hetrdzv.protocol.facts import events
 from hetrdzv.protocol.facts.causes import (
@@ -323,7 +324,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         first=former is None or (former.first and _started_nothing(former)),
         restarted_by=_restarted_by(group, former) if former is not None else None,
         warnings=_warnings(group.spec, selection.nodes),
-        **{name: value for room in ROOMS for name, value in room.forming(number, members).items()},
+        weights=weights_of(members),
     )
     first = former is None
     work.change(

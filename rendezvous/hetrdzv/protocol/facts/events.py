@@ -10,7 +10,6 @@ from hetrdzv.protocol.facts.causes import FailedBecause, FailedWorker, Going, Sh
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.parts import BY_KIND, NOTHING, SHOWN_BY_KIND, Apart, Other, Quoted, Ready
 from hetrdzv.protocol.facts.who import Nodes, Place
-from hetrdzv.protocol.rooms.shares import SharesChanged
 from hetrdzv.protocol.rooms.snapshots import (
     BeganFromSnapshot,
     NotOnDisk,
@@ -381,7 +380,6 @@ _Known = (
     | NeverMet
     | Stalled
     | GoesOn
-    | SharesChanged
     | BeganFromSnapshot
     | NotOnDisk
     | NotTaken

@@ -7,7 +7,6 @@ from typing import Annotated, Literal, TypeAlias
 from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.parts import BY_KIND, SHOWN_BY_KIND, Other, Quoted
 from hetrdzv.protocol.facts.who import Nodes, Ranks
-from hetrdzv.protocol.rooms.shares import OfSpeeds
 from hetrdzv.protocol.rooms.snapshots import NotOnDisk, NotTaken, PassedBy, ValuesDiffer
 
 
@@ -117,7 +116,7 @@ class Refusal:
     differences: tuple[Difference, ...]
 
 
-RoundWarnings = Differs | NoLabel | NoWeights | OfSpeeds
+RoundWarnings = Differs | NoLabel | NoWeights
 
 RoundWarning: TypeAlias = Annotated[RoundWarnings, BY_KIND]
 """What is known of the nodes of a round as it forms."""

@@ -26,7 +26,6 @@ from hetrdzv.protocol.bounds import (
     Weight,
     Whole,
 )
-from hetrdzv.protocol.rooms.shares import Measured, Speeds
 from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.settings import DAY_S, SETTINGS, Setting
 
@@ -97,8 +96,6 @@ class JoinRequest(Body):
     after_round: Count = 0
     role: Id = "default"
     weight: Given[Weight] = UNSET
-    speeds: Speeds = ()
-    measured: Measured | None = None
     snapshots: Holdings | None = None
     labels: Labels = field(default_factory=dict)
     device: Labels = field(default_factory=dict)

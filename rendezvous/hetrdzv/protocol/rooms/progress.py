@@ -70,9 +70,6 @@ class Worker(Body):
         cpu: how much of a core its process has taken since it last moved (0 to 1); None: nobody can say.
         waiting: of this round's looks at the worker, the share at which it waited for a collective (0 to 1); None:
             nobody can say.
-        busy: of the looks since the newest decision on shares, the share at which it did not wait (0 to 1); None:
-            nobody can say.
-        looks: how many looks those were.
         long_s: for how long from now the script has announced that nothing need change (seconds).
         step: what the script says itself, with `progress(step)` or in `HET_PROGRESS_FILE`; None: nothing.
         collectives: by process group.
@@ -88,8 +85,6 @@ class Worker(Body):
     still: bool = False
     cpu: Fraction | None = None
     waiting: Fraction | None = None
-    busy: Fraction | None = None
-    looks: Count = 0
     long_s: Duration = 0.0
     step: Whole | None = None
     collectives: Annotated[tuple[Collectives, ...], AtMost(MAX_LANES)] = ()
@@ -122,13 +117,11 @@ class NodeProgress(Body):
     """How far the workers of a node have come in a round, as its agent saw it `age_s` seconds ago.
 
     Attributes:
-        decision: the newest decision on shares that they know: since then `busy` and `looks` count.
         known_s: for how long after that look it holds (seconds), since the agent says at once when anything of it
             changes; after that, and until the next poll, nothing is known.
     """
 
     round: Positive
-    decision: Count = 0
     age_s: Duration = 0.0
     known_s: Annotated[Duration, Le(MAX_KNOWN_S)] = 60.0
     workers: Annotated[tuple[Worker, ...], AtMost(MAX_SLOTS), Checked(_few_lanes)]

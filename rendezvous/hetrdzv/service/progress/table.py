@@ -55,7 +55,6 @@ class Seen:
     Attributes:
         seen_at: when it was taken (seconds on the server's clock).
         known_until: until when it holds (seconds): newer ones have stopped coming if none has by then.
-        decision: the newest decision on shares that the worker knew.
         began_at: when it first moved in its round (seconds on the server's clock); infinite: it has not, or nobody can
             tell.
         moved_at, long_until: when it last moved, and until when it need not (seconds on the server's clock).
@@ -67,7 +66,6 @@ class Seen:
     sample: Worker
     seen_at: float
     known_until: float
-    decision: int
     began_at: float
     moved_at: float
     long_until: float
@@ -143,7 +141,6 @@ class Table:
                 sample,
                 seen_at,
                 known_until,
-                progress.decision,
                 _began_at(sample, before, seen_at),
                 seen_at - sample.idle_s,
                 seen_at + sample.long_s,

@@ -22,11 +22,9 @@ from hetagent.cli import main as cli
 from hetagent.cli.parse import parse
 from hetrdzv.auth.tls import ClientTls, ServerTls, TlsError
 from hetrdzv.cli import etcd, hetctl, hetserver
-from hetrdzv.cli.shared import Shared
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.requests.joining import JoinRequest
-from hetrdzv.service.service import Service
 from hetrdzv.settings import Settings
 from tests.server.test_hetserver import start_and_stop
 from tests.support.certificates import Authority, Tls
@@ -460,13 +458,5 @@ def test_a_server_asks_clients_only_where_it_was_told(mine: Tls) -> None:
 )
 def test_what_a_server_with_tls_advertises(given: str | None, advertised: str, mine: Tls) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        found = etcd.advertised(
-            Shared(
-                url="etcd://host",
-                flags=etcd.Flags(advertise=given),
-                settings=Settings(tls_cert=mine.cert),
-                make_service=Service,
-                listener=listener,
-            )
-        )
+        found = etcd.advertised(given, Settings(tls_cert=mine.cert), listener)
         assert found.startswith(advertised)

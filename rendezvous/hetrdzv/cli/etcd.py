@@ -2,21 +2,27 @@
 
 # ruff: noqa: RUF009 - `flag` makes dataclass fields
 
+import dataclasses
 import logging
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from hetrdzv.auth.files import is_private
-from hetrdzv.cli.shared import Shared, SharedStore
 from hetrdzv.cli.sockets import CannotServe, url_of
 from hetrdzv.service.replica import Replica
-from hetrdzv.settings import FILE, flag
+from hetrdzv.service.service import Service
+from hetrdzv.settings import FILE, Settings, flag
+from hetrdzv.storage.base import StateStore
 
 logger = logging.getLogger("hetrdzv")
+
+EXAMPLE = "etcd://HOST:PORT,..."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,47 +52,74 @@ class Flags:
     etcd_key: Path | None = flag(None, "Key of --etcd-cert (PEM).", type=FILE)
 
 
-def elected(shared: Shared) -> Callable[[], Replica]:
+def names_etcd(url: str) -> bool:
+    """Whether the URL of a store is of etcd."""
+    return url.startswith("etcd:")
+
+
+def flags_of(values: Mapping[str, Any]) -> Flags:
+    """The flags for etcd out of all values."""
+    return Flags(**{one.name: values[one.name] for one in dataclasses.fields(Flags)})
+
+
+def refuse_flags(values: Mapping[str, Any]) -> None:
+    """Check that no flag for etcd was given, since another store was.
+
+    Raises:
+        CannotServe: one was.
+    """
+    for one in dataclasses.fields(Flags):
+        if one.default is None and values[one.name]:
+            flag_name = f"--{one.name.replace('_', '-')}"
+            raise CannotServe(f"{flag_name} is for several servers on etcd: give --store {EXAMPLE}")
+
+
+def elected(
+    url: str,
+    flags: Flags,
+    settings: Settings,
+    make_service: Callable[[StateStore], Service],
+    listener: socket.socket,
+) -> Callable[[], Replica]:
     """Makes the replica of one of several servers.
+
+    Args:
+        make_service: makes the service of a term from its store.
 
     Raises:
         CannotServe: the flags do not say how to reach etcd or this server, or the client of etcd is not installed.
     """
-    flags: Flags = shared.flags
-    url = advertised(shared)
+    reached_at = advertised(flags.advertise, settings, listener)
     try:
         from hetrdzv.service import leadership
         from hetrdzv.storage.etcd.access import access_from
         from hetrdzv.storage.etcd.client import Etcd
     except ImportError as error:
-        raise CannotServe(
-            f"--store {shared.url.partition('://')[0]} needs pip install 'hetrdzv[etcd]' ({error})"
-        ) from None
+        raise CannotServe(f"--store etcd needs pip install 'hetrdzv[etcd]' ({error})") from None
     access = access_from(
-        shared.url,
+        url,
         user=flags.etcd_user,
         password=_password(flags.etcd_password_file),
         ca_cert=flags.etcd_ca_cert,
         cert=flags.etcd_cert,
         key=flags.etcd_key,
     )
-    return lambda: leadership.ElectedReplica(Etcd(access), url, flags.leader_lease_s, shared.make_service)
+    return lambda: leadership.ElectedReplica(Etcd(access), reached_at, flags.leader_lease_s, make_service)
 
 
-ETCD = SharedStore(scheme="etcd", example="etcd://HOST:PORT,...", flags=Flags, elected=elected)
-
-
-def advertised(shared: Shared) -> str:
+def advertised(given: str | None, settings: Settings, listener: socket.socket) -> str:
     """Where agents reach this server.
+
+    Args:
+        given: `--advertise`.
 
     Raises:
         CannotServe: nobody said, or it is no URL.
     """
     from hetrdzv.client.urls import normal_url  # a single server needs no client
 
-    given, settings = shared.flags.advertise, shared.settings
     if given is None:
-        host, port = shared.listener.getsockname()[:2]
+        host, port = listener.getsockname()[:2]
         if host in ("0.0.0.0", "::"):
             raise CannotServe(
                 f"agents must be able to reach this server when it leads, and {host} is not an address: "

@@ -8,7 +8,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,8 @@ from hetrdzv.api.server import HttpServer
 from hetrdzv.auth.files import is_private
 from hetrdzv.auth.tls import ServerTls
 from hetrdzv.auth.token_files import TokenFile, require_token_file
-from hetrdzv.cli.etcd import ETCD
+from hetrdzv.cli import etcd
 from hetrdzv.cli.logs import logging_to_stderr
-from hetrdzv.cli.shared import Shared, SharedStore
 from hetrdzv.cli.sockets import CannotServe, inherited, listen, url_of
 from hetrdzv.cli.usage import OneLine
 from hetrdzv.protocol.errors import HetError
@@ -46,14 +45,10 @@ SWITCH_S = 0.001
 """How long a thread with large work (plans, replies, judging) may keep the event loop waiting (seconds)."""
 
 
-SHARED: Sequence[SharedStore] = (ETCD,)
-"""Kinds of stores that several servers share: each can be taken out with its row."""
-
-
 @click.command(
     "hetserver", OneLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80}
 )
-@all_settings.flags(*(kind.flags for kind in SHARED))
+@all_settings.flags(etcd.Flags)
 @click.version_option(__version__, prog_name="hetserver")
 def main(**values: object) -> None:
     """Run the rendezvous service for PyTorch jobs on nodes with different GPU counts."""
@@ -74,31 +69,21 @@ def _serve_on_socket(settings: Settings, values: Mapping[str, Any]) -> None:
     files = _raise_open_files()
     with listen(settings.host, settings.port) if settings.fd is None else inherited(settings.fd) as listener:
         url = settings.store or _default_store()
-        shared = next((kind for kind in SHARED if kind.names(url)), None)
+        on_etcd = etcd.names_etcd(url)
         metrics = Metrics()
         tokenless = settings.token_file is None and not settings.insecure
-        if shared is not None and tokenless and not _is_local(listener):
+        if on_etcd and tokenless and not _is_local(listener):
             raise CannotServe(
-                f"servers on one {shared.scheme} need the same token: make one (openssl rand -hex 32) "
+                "servers on one etcd need the same token: make one (openssl rand -hex 32) "
                 "and give its file to each of them with --token-file"
             )
         tokens, made = _tokens(listener, settings)
         make_service = partial(Service, metrics=metrics, limits=settings.limits)
-        for kind in SHARED:
-            if kind is not shared:
-                kind.refuse(values)
         make_replica: Callable[[], Replica]
-        if shared is not None:
-            make_replica = shared.elected(
-                Shared(
-                    url=url,
-                    flags=shared.given(values),
-                    settings=settings,
-                    make_service=make_service,
-                    listener=listener,
-                )
-            )
+        if on_etcd:
+            make_replica = etcd.elected(url, etcd.flags_of(values), settings, make_service, listener)
         else:
+            etcd.refuse_flags(values)
             make_replica = partial(SingleReplica, make_service(_store(url)))
         first_lines = partial(_say_first, settings, listener, tokens, url, made=made, files=files)
         asyncio.run(_serve(make_replica, metrics, listener, tokens, tls, url, settings, first_lines))
@@ -139,7 +124,7 @@ def _default_store() -> str:
 
 def _store(url: str) -> StateStore:
     try:
-        return open_store(url, [f"'{kind.example}' for several servers" for kind in SHARED])
+        return open_store(url, [f"'{etcd.EXAMPLE}' for several servers"])
     except ValueError as error:
         raise CannotServe(str(error)) from None
 

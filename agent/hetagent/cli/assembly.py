@@ -15,10 +15,10 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 from hetagent.cli.summary import closing_block
 from hetagent.context import Access, AgentContext, Identity
 from hetagent.errors import AgentError, UsageError
-from hetagent.health.fitness import Check
+from hetagent.health import gpus_free, node_check
+from hetagent.health.checks import HealthCheck, HealthChecks
 from hetagent.health.gpus_free import GpusFree
 from hetagent.health.node_check import NodeCheck
-from hetagent.health.readiness import Readiness
 from hetagent.health.ready_file import ReadyFile
 from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
@@ -242,7 +242,7 @@ def _preemption(context: AgentContext) -> PreemptionWatch | None:
     )
 
 
-def _line(context: AgentContext, parts: Parts) -> tuple[Line, Readiness]:
+def _line(context: AgentContext, parts: Parts) -> tuple[Line, HealthChecks]:
     """What tells the group what this node offers, and what is found out about it before each round."""
     options = context.options
 
@@ -253,7 +253,7 @@ def _line(context: AgentContext, parts: Parts) -> tuple[Line, Readiness]:
         context.place.address,
         context.devices,
         context.launch,
-        device={**context.versions, **health.facts},
+        device=dict(context.versions),
         wants_command=context.command is None,
         ready_within_s=health.within_s,
     )
@@ -382,23 +382,25 @@ def _offer(
     return offer
 
 
-def _health(context: AgentContext, parts: Parts) -> Readiness:
+def _health(context: AgentContext, parts: Parts) -> HealthChecks:
     """What is asked of this node before each round."""
     options, identity = context.options, context.identity
-    gpus = [gpu.uuid for gpu in devices.visible_gpus(os.environ)]
-    checks: list[Check | None] = [
-        GpusFree(gpus, identity.incarnation, kept=parts.kept_sessions) if gpus else None,
-        NodeCheck(
+    once: list[HealthCheck] = []
+    repeated, within_s = None, 0.0
+    if gpus := [gpu.uuid for gpu in devices.visible_gpus(os.environ)]:
+        once.append(GpusFree(gpus, identity.incarnation, kept=parts.kept_sessions).run)
+        within_s += gpus_free.WAIT_S
+    if parts.preemption is not None:
+        once.append(parts.preemption.check)
+    if options.node_check:
+        repeated = NodeCheck(
             options.node_check,
             identity.incarnation,
             environ={processes.NODE_ID: identity.node_id},
             secrets=context.access.secrets,
-        )
-        if options.node_check
-        else None,
-        parts.preemption,
-    ]
-    return Readiness([check for check in checks if check is not None])
+        ).run
+        within_s += node_check.WITHIN_S
+    return HealthChecks(once, repeated, within_s=within_s)
 
 
 def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from hetagent.health.fitness import READY, Check, Fitness
+from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.gpu import memory
 from hetagent.node.gpu.discovery import memory_of
 from hetagent.node.processes import finding as processes
@@ -25,7 +25,7 @@ PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 Look = Callable[[], Sequence[memory.Usage]]
 
 
-class GpusFree(Check):
+class GpusFree:
     """Whether the memory of the GPUs is as free as when the last round began.
 
     Args:
@@ -54,12 +54,7 @@ class GpusFree(Check):
         self._unnamed_s = unnamed_s
         self._before: Sequence[memory.Usage] | None = None
 
-    @property
-    def within_s(self) -> float:
-        """How long it may take to answer (seconds)."""
-        return self._wait_s
-
-    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
+    def run(self, workers: Collection[int], cancelled: threading.Event) -> HealthResult:
         """Wait until the memory is free, or for as long as it may take.
 
         The first time it only notes how much is in use. What a process of somebody else uses never keeps the node from
@@ -80,14 +75,14 @@ class GpusFree(Check):
                 is_ours = any(each.ours for each in left)
                 if not left or now >= (deadline if is_ours else min(deadline, least_at + self._unnamed_s)):
                     self._before = used
-                    return self._not_free(left) if left else READY
+                    return self._not_free(left) if left else HEALTHY
                 cancelled.wait(min(pause_s, max(0.0, deadline - now)))
                 pause_s = min(PAUSE_MAX_S, 2 * pause_s)
         except memory.GpuBroken as error:
-            return Fitness(f"its {error}", fatal=True)
+            return HealthResult(f"its {error}", fatal=True)
         if cancelled.is_set():
-            return READY
-        return Fitness(f"its NVIDIA driver has not answered for {self._wait_s:g} s", fatal=True)
+            return HEALTHY
+        return HealthResult(f"its NVIDIA driver has not answered for {self._wait_s:g} s", fatal=True)
 
     def _looked(self, deadline: float, cancelled: threading.Event) -> Sequence[memory.Usage] | None:
         """What is in use; None if the driver does not answer in time: a wedged one never does."""
@@ -121,9 +116,9 @@ class GpusFree(Check):
             return os.getsid(pid) in self._kept()
         return False
 
-    def _not_free(self, left: Sequence[memory.Left]) -> Fitness:
+    def _not_free(self, left: Sequence[memory.Left]) -> HealthResult:
         ours = [leftover for leftover in left if leftover.ours]
         text = "; ".join(memory.describe(leftover) for leftover in ours or left)
         if ours:
-            return Fitness(f"{self._wait_s:g} s after its workers were ended, {text}", fatal=True)
-        return Fitness(warnings=(f"{text}; going on, since none of it is known to be this job's",))
+            return HealthResult(f"{self._wait_s:g} s after its workers were ended, {text}", fatal=True)
+        return HealthResult(warnings=(f"{text}; going on, since none of it is known to be this job's",))

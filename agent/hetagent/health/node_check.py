@@ -8,13 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from hetagent.health.fitness import READY, Check, Fitness
+from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
 from hetagent.workers.failures import concealed, plain_text, sendable
 
 TIMEOUT_S = 60.0
 """How long it may take (seconds)."""
+
+WITHIN_S = TIMEOUT_S + processes.KILL_TIMEOUT_S
+"""How long its result may take (seconds)."""
 
 MOST_LINES, MOST_CHARACTERS = 3, 500
 """How much of its output a reason has: the end."""
@@ -24,7 +27,7 @@ LOOK_S = 0.1
 """How often to look whether it has ended, or is no longer wanted (seconds)."""
 
 
-class NodeCheck(Check):
+class NodeCheck:
     """The site's own check.
 
     Args:
@@ -34,8 +37,6 @@ class NodeCheck(Check):
         timeout_s: after which it is killed, with everything that it has started (seconds).
         secrets: what no reason may contain.
     """
-
-    repeats = True
 
     def __init__(
         self,
@@ -54,12 +55,7 @@ class NodeCheck(Check):
         self._stuck: list[processes.Process] = []
         self._last: subprocess.Popen[bytes] | None = None
 
-    @property
-    def within_s(self) -> float:
-        """How long it may take to answer (seconds)."""
-        return self._timeout_s + processes.KILL_TIMEOUT_S
-
-    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
+    def run(self, workers: Collection[int], cancelled: threading.Event) -> HealthResult:
         """Run it once; if that is no longer wanted, kill it."""
         if self._last is not None:
             self._last.poll()  # it may have died after all
@@ -68,7 +64,7 @@ class NodeCheck(Check):
             stuck for stuck in self._stuck if stuck.pid in alive and alive[stuck.pid].started == stuck.started
         ]
         if self._stuck:
-            return Fitness(f"node check: the last one cannot be killed: {self._describe_stuck()}")
+            return HealthResult(f"node check: the last one cannot be killed: {self._describe_stuck()}")
         try:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", self._command],
@@ -79,7 +75,7 @@ class NodeCheck(Check):
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            return Fitness(f"node check cannot be started: {error}")
+            return HealthResult(f"node check cannot be started: {error}")
         self._last = process
         assert process.stdout is not None
         with process.stdout as output:
@@ -91,13 +87,15 @@ class NodeCheck(Check):
             late = f"node check did not end within {self._timeout_s:g} s"
             if self._stuck:
                 late += f" and cannot be killed: {self._describe_stuck()}"
-            return Fitness(f"{late}{f': {end}' if end else ''}")
+            return HealthResult(f"{late}{f': {end}' if end else ''}")
         if self._stuck:
-            return Fitness(f"node check has left processes that cannot be killed: {self._describe_stuck()}")
+            return HealthResult(
+                f"node check has left processes that cannot be killed: {self._describe_stuck()}"
+            )
         if status == 0:
-            return READY
+            return HEALTHY
         how = f"exit status {status}" if status > 0 else f"killed by {signal_name(-status)}"
-        return Fitness(f"node check failed ({how}){f': {end}' if end else ''}")
+        return HealthResult(f"node check failed ({how}){f': {end}' if end else ''}")
 
     def _follow(self, process: subprocess.Popen[bytes], fd: int, cancelled: threading.Event) -> bytes:
         """The end of what it writes until it has ended, its time is over, or it is no longer wanted.

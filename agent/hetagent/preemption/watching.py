@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from hetagent.health.fitness import READY, Check, Fitness
+from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.waker import Waker
 from hetagent.roundhook import PreemptionNotice, RoundHook
 
@@ -32,7 +32,7 @@ class Source(Protocol):
         """The agent ends."""
 
 
-class PreemptionWatch(RoundHook, Check):
+class PreemptionWatch(RoundHook):
     """Has this node leave in time when its machine is taken away; one that is to go soon does not join any more.
 
     Args:
@@ -70,7 +70,7 @@ class PreemptionWatch(RoundHook, Check):
 
     # -- before a round ----------------------------------------------------------------------------------------
 
-    def ask(self, workers: Collection[int], cancelled: threading.Event) -> Fitness:
+    def check(self, workers: Collection[int], cancelled: threading.Event) -> HealthResult:
         """Whether this machine stays, as far as the first look says."""
         if not self._begun:
             self.begin_to_look()
@@ -79,7 +79,7 @@ class PreemptionWatch(RoundHook, Check):
                 while not (looked.is_set() or cancelled.is_set()) and time.monotonic() < until:
                     looked.wait(0.05)
         announcement = self._announcement
-        return READY if announcement is None else Fitness(announcement.why)
+        return HEALTHY if announcement is None else HealthResult(announcement.why)
 
     # -- at any time -------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hetagent.context import Identity
 from hetagent.errors import AgentError, CommandError, PermanentStartError, Starved
-from hetagent.health.readiness import Readiness
+from hetagent.health.checks import HealthChecks
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import explained
 from hetagent.node.network import NetworkError
@@ -104,7 +104,7 @@ class Agent:
         starter: "TorchStarter",
         ports: Ports,
         launch: Launch,
-        health: Readiness,
+        health: HealthChecks,
         parts: Parts,
         worker_env: Mapping[str, str],
         stop_timeout_s: float | None,
@@ -495,7 +495,7 @@ class Agent:
             self._leave_if(f"its processes cannot be killed: {stuck}")
             return
         self._after, self._joined = self._round, False
-        self._health.ask(self._pids)
+        self._health.run(self._pids)
         self._on_health()
 
     def _on_health(self) -> None:
@@ -504,18 +504,18 @@ class Agent:
         Raises:
             AgentError: there is no free port.
         """
-        for verdict in self._health.take():
-            self._warned(verdict.warnings)
-            if verdict.fatal:
-                self._leave_if(verdict.why)
+        for result in self._health.take():
+            self._warned(result.warnings)
+            if result.fatal:
+                self._leave_if(result.why)
                 return
-            if verdict.why:
-                self._log(f"this node is not ready: {verdict.why}; checking again until it is")
+            if result.why:
+                self._log(f"this node is not ready: {result.why}; checking again until it is")
             elif self._not_ready:
                 self._log("this node is ready")
-            self._not_ready = verdict.why
+            self._not_ready = result.why
             if self._joined:
-                self._line.change_readiness(verdict.why)
+                self._line.change_readiness(result.why)
             else:
                 self._join()
 
@@ -557,7 +557,7 @@ class Agent:
             return
         self._round, self._done = number, False
         self._line.offers(stopped="")
-        self._health.rest()
+        self._health.cancel()
         assignment = Assignment(
             group=self._identity.group,
             node_id=self._identity.node_id,

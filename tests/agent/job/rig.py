@@ -18,8 +18,8 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.context import Identity
+from hetagent.health.checks import HealthChecks
 from hetagent.health.node_check import NodeCheck
-from hetagent.health.readiness import Readiness
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.monitor.watcher import Watcher
@@ -141,6 +141,7 @@ class Rig:
             )
         for name, make in parts.items():
             setattr(self.parts, name, make(say))
+        site_check = NodeCheck(f"cd {folder}; {check}", self.identity.incarnation)
         self.launch = launch
         self.ports = Ports(handler, lambda: hold_port("127.0.0.1", ports))
         self.agent = Agent(
@@ -154,13 +155,7 @@ class Rig:
             parts=self.parts,
             stop_timeout_s=None,
             grace_s=grace_s,
-            health=Readiness(
-                [NodeCheck(f"cd {folder}; {check}", self.identity.incarnation, timeout_s=60)]
-                if check
-                else [],
-                again_s=0.05,
-                retry_s=0.05,
-            ),
+            health=HealthChecks(repeated=site_check.run if check else None, again_s=0.05, retry_s=0.05),
             log=self.said.append,
             signals=SIGNALS,
         )

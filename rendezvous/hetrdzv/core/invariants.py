@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from hetrdzv.core import shares
 from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.core.numbers import has_same_numbers, not_finite
 from hetrdzv.core.rooms.table import ROOMS
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.worlds import Worlds
+from hetrdzv.core.shares import violations as weight_violations
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.rank_order import OrderKind, rank_order
 
@@ -129,7 +129,7 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
             yield f"round {current.number} is about to end, but its workers have no time for it"
     if current.end is not None and current.stall is not None:
         yield f"round {current.number} has ended, but is said to stall"
-    yield from shares.violations(current)
+    yield from weight_violations(current)
     for room in ROOMS:
         yield from room.violations(current)
     if any(current.member(node_id) is None for node_id in current.finished):

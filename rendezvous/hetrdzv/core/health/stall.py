@@ -77,7 +77,7 @@ def judge(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Hang |
     return (
         _mismatch(waits, node_of)
         or _behind(waits, node_of)
-        or _deadlock(waits)
+        or _each_other(waits)
         or _nothing_completes(waits)
         or _first_use(waits, len(known) == world_size and not _any_moves(known))
     )
@@ -146,24 +146,25 @@ def _where(lane: Lane, place: Place) -> stalls.Place:
 # -- nobody is -----------------------------------------------------------------------------------------------
 
 
-def _deadlock(waits: Waits) -> Hang | None:
-    knot = waits.knot()
-    if not knot:
+def _each_other(waits: Waits) -> Hang | None:
+    """Everybody waits, and in no process group do all stand at the same collective: so they wait for each other."""
+    if not waits.everybody or any(lane.stuck or lane.excused for lane in waits.lanes):
         return None
-    members = {place.worker.rank: place.worker for _, places in knot for place in places}
+    workers = [place.worker for lane in waits.lanes for place in lane.waiting]
+    known = [(lane, lane.waiting) for lane in waits.lanes if lane.waiting]
     facts = Deadlock(
-        waiting=Ranks.of(members),
+        waiting=Ranks.of(waits.ranks),
         knots=tuple(
             Knot(
                 ranks=Ranks.of(place.worker.rank for place in places),
                 place=_where(lane, max(places, key=_enqueued)),
             )
-            for lane, places in knot[:MOST_BLAMED]
+            for lane, places in known[:MOST_BLAMED]
         ),
-        more=max(0, len(knot) - MOST_BLAMED),
+        more=max(0, len(known) - MOST_BLAMED),
     )
-    for_s = min(worker.idle_s for worker in members.values())
-    return Hang(facts=facts, ranks=tuple(sorted(members)[:MOST_RANKS]), for_s=for_s)
+    for_s = min(worker.idle_s for worker in workers)
+    return Hang(facts=facts, ranks=tuple(sorted(waits.ranks)[:MOST_RANKS]), for_s=for_s)
 
 
 def _nothing_completes(waits: Waits) -> Hang | None:

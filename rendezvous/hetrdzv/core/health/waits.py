@@ -6,13 +6,12 @@ numbers of such operations instead, and then say nothing.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from math import inf
 from operator import attrgetter
 
-from hetrdzv.core.budget import Budget
 from hetrdzv.protocol.rooms.progress import NO_ANSWER, Collectives, Worker
 
 NOTED_S = 1.0
@@ -21,12 +20,15 @@ NOTED_S = 1.0
 MOST_LANES = 4
 """In how many process groups of a worker, of those in which it waits, others are looked for."""
 
-PLACES = 4
-"""How many places are looked at for each worker, over all process groups; those with most who wait come first."""
+PLACES, PLACES_ANYWAY = 4, 1024
+"""How many places are looked at for each worker, over all process groups, and how many anyway; groups in which most
+wait come first."""
 
-PLACES_ANYWAY = 1024
-"""How many are looked at however few workers there are, and a quarter as many process groups; of more than that, one
-for each two workers."""
+MOST_WIDE = 4
+"""In how many groups as large as the world workers that have not used them yet are looked for."""
+
+MOST_FREE = 64
+"""Up to how many workers that wait nowhere may be the ones that have not used a group yet."""
 
 MIXED = "/nccl"
 """Ends the name of a group whose numbers count collectives or what was sent and received, whichever was last."""
@@ -172,41 +174,6 @@ class Waits:
                 heads[id(lane)] = head
         return waiting
 
-    def knot(self) -> list[tuple[Lane, list[Place]]]:
-        """Members that wait for each other in a circle, by process group; empty if there is none."""
-        edges: dict[Hashable, list[Hashable]] = {}
-        waits: list[tuple[Lane, Place, Hashable]] = []
-        budget = Budget(PLACES_ANYWAY + PLACES * len(self.ranks))
-        for number, lane in enumerate(self.lanes):
-            below: Hashable = None
-            for level, places in groupby(() if lane.excused else lane.places, key=attrgetter("level")):
-                here = (number, level)
-                edges[here] = [] if below is None else [below]
-                for place in places:
-                    rank = place.worker.rank
-                    if rank in self.ranks:
-                        edges[here].append(rank)
-                    if place.waits and below is not None:
-                        edges.setdefault(rank, []).append(below)
-                        waits.append((lane, place, below))
-                below = here
-            elsewhere = lane.missing and self.everybody and not lane.excused  # there its other members wait
-            if elsewhere and budget.allows(len(self.ranks)):
-                outside: Hashable = (number, None)
-                inside = {place.worker.rank for place in lane.places}
-                edges[outside] = [*(self.ranks - inside)]
-                for place in lane.waiting:
-                    edges.setdefault(place.worker.rank, []).append(outside)
-                    waits.append((lane, place, outside))
-        tied = _tied(edges)
-        circle = [
-            (lane, place) for lane, place, below in waits if place.worker.rank in tied and below in tied
-        ]
-        return [
-            (lane, [place for _, place in several])
-            for lane, several in groupby(circle, key=lambda pair: pair[0])
-        ]
-
 
 def who_waits(workers: Sequence[Worker], world_size: int) -> Waits:
     """Who waits for whom among the workers of a round.
@@ -214,28 +181,34 @@ def who_waits(workers: Sequence[Worker], world_size: int) -> Waits:
     Args:
         workers: those about whom something is known.
     """
-    budget = Budget(PLACES_ANYWAY + PLACES * len(workers))
     moving = sum(_moves(worker) for worker in workers)
-    lanes = []
-    for (name, size), members in _members(workers, budget).items():
+    lanes, wide = [], MOST_WIDE
+    for (name, size), members in _members(workers).items():
         if name.endswith(MIXED) and not _agree([at for _, at in members]):
             continue
-        lane = _lane(name, size, members, workers, moving, world_size, budget)
+        absent: Sequence[Worker] = ()
+        if len(members) < size == world_size and wide:
+            known, wide = {worker.rank for worker, _ in members}, wide - 1
+            absent = [worker for worker in workers if worker.rank not in known]
+        lane = _lane(name, size, members, absent)
+        if not size and len(members) < world_size:
+            # Nobody knows whether these are all: who moves elsewhere may be about to come.
+            others_move = moving > sum(_moves(worker) for worker, _ in members)
+            unknown = len(workers) < world_size or not any(at.completed for _, at in members)
+            lane.missing = int(unknown or others_move)
         lane.arrange()
         lanes.append(lane)
     waits = Waits(lanes, {place.worker.rank for lane in lanes for place in lane.places if place.waits})
     waits.everybody = len(waits.ranks) == world_size
     if waits.ranks and len(workers) == world_size and any(lane.missing for lane in lanes):
-        _find_missing(waits, [worker for worker in workers if worker.rank not in waits.ranks], budget)
+        _find_missing(waits, [worker for worker in workers if worker.rank not in waits.ranks])
     for lane in lanes:
         for place in lane.places:
             waits.of.setdefault(place.worker.rank, []).append((lane, place))
     return waits
 
 
-def _members(
-    workers: Sequence[Worker], budget: Budget
-) -> dict[tuple[str, int], list[tuple[Worker, Collectives]]]:
+def _members(workers: Sequence[Worker]) -> dict[tuple[str, int], list[tuple[Worker, Collectives]]]:
     """The process groups in which somebody waits, by name and size, with the workers that have used them."""
     waiting = Counter(
         (at.name, at.size)
@@ -243,29 +216,27 @@ def _members(
         if worker.idle_s >= NOTED_S and worker.state == "runs"
         for at in islice((at for at in worker.collectives if at.completed < at.enqueued), MOST_LANES)
     )
-    by_waiting = sorted(waiting, key=lambda group: (-waiting[group], group))
-    chosen = by_waiting[: max(PLACES_ANYWAY // 4, len(workers) // 2)]
-    members: dict[tuple[str, int], list[tuple[Worker, Collectives]]] = {group: [] for group in chosen}
+    members: dict[tuple[str, int], list[tuple[Worker, Collectives]]] = {
+        group: [] for group in sorted(waiting, key=lambda group: (-waiting[group], group))
+    }
     for worker in workers if members else ():
         for at in worker.collectives:
             if (here := members.get((at.name, at.size))) is not None:
                 here.append((worker, at))
-    kept = {group for group in chosen if budget.allows(len(members[group]))}
-    return {group: members[group] for group in waiting if group in kept}
+    left, chosen = PLACES_ANYWAY + PLACES * len(workers), set()
+    for group, here in members.items():
+        left -= len(here)
+        if left < 0:
+            break
+        chosen.add(group)
+    return {group: members[group] for group in waiting if group in chosen}
 
 
 def _lane(
-    name: str,
-    size: int,
-    members: Sequence[tuple[Worker, Collectives]],
-    workers: Sequence[Worker],
-    moving: int,
-    world_size: int,
-    budget: Budget,
+    name: str, size: int, members: Sequence[tuple[Worker, Collectives]], absent: Sequence[Worker]
 ) -> Lane:
-    here = len(members)
     # where all have asked for the same, who has begun less is behind
-    same = here == size and len({at.enqueued for _, at in members}) == 1
+    same = len(members) == size and len({at.enqueued for _, at in members}) == 1
     places = [
         Place(
             worker,
@@ -275,18 +246,10 @@ def _lane(
         )
         for worker, at in members
     ]
-    excused = any(worker.long_s > 0 for worker, _ in members)
-    if here < size == world_size and budget.allows(len(workers)):
-        known = {worker.rank for worker, _ in members}
-        absent = [worker for worker in workers if worker.rank not in known]
-        places += map(_absent, absent)
-        excused = excused or any(worker.long_s > 0 for worker in absent)
-    missing = max(0, size - len(places))
-    if not size and here < world_size:
-        # Nobody knows whether these are all: who moves elsewhere may be about to come.
-        others_move = moving > sum(_moves(worker) for worker, _ in members)
-        missing = int(len(workers) < world_size or others_move or not any(at.completed for _, at in members))
-    return Lane(name, places, missing, excused)
+    places += map(_absent, absent)
+    return Lane(
+        name, places, max(0, size - len(places)), excused=any(place.worker.long_s > 0 for place in places)
+    )
 
 
 def _agree(members: Sequence[Collectives]) -> bool:
@@ -302,11 +265,10 @@ def _absent(worker: Worker) -> Place:
     return Place(worker, None, (-1, 0, worker.answers), False)
 
 
-def _find_missing(waits: Waits, free: Sequence[Worker], budget: Budget) -> None:
+def _find_missing(waits: Waits, free: Sequence[Worker]) -> None:
     """Who has not asked for a group's first collective: those who wait nowhere, if there are not too many of them."""
-    for lane in waits.lanes:
-        few = len(free) <= lane.missing + len(lane.places)
-        if lane.missing and few and budget.allows(len(free)):
+    for lane in waits.lanes if len(free) <= MOST_FREE else ():
+        if lane.missing and len(free) <= lane.missing + len(lane.places):
             here = {place.worker.rank for place in lane.places}
             absent = [worker for worker in free if worker.rank not in here]
             if absent and len(absent) <= lane.missing:
@@ -320,38 +282,3 @@ def _contradicted(lane: Lane, places: Sequence[Place]) -> bool:
     """Whether only one member says that these are behind it, who agree that what they have asked for is not done."""
     alone = len(lane.places) > len(places) and lane.places[-2] is places[0]
     return alone and len(places) > 1 and all(place.pending for place in places)
-
-
-def _tied(edges: Mapping[Hashable, Sequence[Hashable]]) -> set[Hashable]:
-    """What is left of a graph without all that leads nowhere and all that nothing leads to: its circles."""
-    backwards: dict[Hashable, list[Hashable]] = {}
-    for here, there in _pairs(edges, edges.keys()):
-        backwards.setdefault(there, []).append(here)
-    leading = _without_ends(edges, backwards, set(edges))
-    return _without_ends(backwards, edges, leading)
-
-
-def _without_ends(
-    forwards: Mapping[Hashable, Sequence[Hashable]],
-    backwards: Mapping[Hashable, Sequence[Hashable]],
-    among: set[Hashable],
-) -> set[Hashable]:
-    ways = Counter(here for here, _ in _pairs(forwards, among))
-    left = set(among)
-    ends = [end for end in among if not ways[end]]
-    while ends:
-        end = ends.pop()
-        left.discard(end)
-        for before in backwards.get(end, ()):
-            if before in left:
-                ways[before] -= 1
-                if not ways[before]:
-                    ends.append(before)
-    return left
-
-
-def _pairs(
-    edges: Mapping[Hashable, Iterable[Hashable]], among: Iterable[Hashable]
-) -> Iterator[tuple[Hashable, Hashable]]:
-    inside = set(among)
-    return ((here, there) for here in inside for there in edges.get(here, ()) if there in inside)

@@ -127,7 +127,7 @@ def records_of(group: Group, events: list[Event]) -> dict[str, bytes]:
     stored, _ = changes(None, group)
     for number, event in enumerate(events, 1):
         line = StoredEvent(number, "2026-11-21T10:00:00.000+00:00", event)
-        stored[event_key(group.group_id, number)] = event_record(group.group_id, line)
+        stored[event_key(group.group_id, number)] = event_record(line)
     return stored
 
 

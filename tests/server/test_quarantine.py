@@ -1,7 +1,6 @@
 """What cannot be loaded again is not committed, and one group that cannot be served stops no other."""
 
 import asyncio
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,6 @@ from hetrdzv.core.group import Transition
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StaleRound, StorageError, UnknownGroup
 from hetrdzv.protocol.states import GroupState, ReportKind
-from hetrdzv.service import apart
 from hetrdzv.service import service as service_module
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import Snapshot
@@ -35,7 +33,6 @@ def faulty_core(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(service_module, "step", step)
-    monkeypatch.setattr(apart, "step", step)
 
 
 async def loads_again(store: FaultyStore) -> Service:
@@ -51,35 +48,35 @@ async def loads_again(store: FaultyStore) -> Service:
 
 
 @pytest.mark.usefixtures("faulty_core")
-async def test_of_joins_that_are_settled_together_the_one_at_fault_is_refused() -> None:
+async def test_a_turn_that_led_to_what_cannot_be_kept_is_refused_in_its_group_alone() -> None:
     async with serving() as (service, store):
-        names = [f"n{i}" for i in range(20)]
-        names.insert(7, BAD)
-        joins = [service.execute("g", join(name, min_nodes=50)) for name in names]
+        await service.execute("g", join("a", min_nodes=50))
+        joins = [service.execute("g", join(name)) for name in ("b", BAD, "c")]
         other = service.execute("h", join("a", min_nodes=2))
         *tried, beside = await asyncio.gather(*joins, other, return_exceptions=True)
         assert isinstance(beside, Group)
-        refused = [name for name, result in zip(names, tried, strict=True) if isinstance(result, Exception)]
-        assert refused == [BAD]
-        assert isinstance(tried[7], ServerFault)
-        assert str(tried[7]).startswith("hetserver could not keep what Join led to in group 'g'")
-        assert "restarts were spent of" in str(tried[7])
-        assert service.group("g").nodes.keys() == {*names} - {BAD}
-        joined = [e.event.node_id for e in service.history("g")[0] if e.event.kind == "node_joined"]
-        assert joined == [name for name in names if name != BAD]
+        assert [type(result) for result in tried] == [ServerFault] * 3
+        assert str(tried[0]).startswith(
+            "hetserver could not keep what requests of this moment led to in group 'g'"
+        )
+        assert "restarts were spent of" in str(tried[0])
+        assert service.group("g").nodes.keys() == {"a"}
+        await service.execute("g", join("b"))  # it tries again, and the other has gone
+        assert service.group("g").nodes.keys() == {"a", "b"}
         await loads_again(store)
 
 
 @pytest.mark.usefixtures("faulty_core")
-async def test_what_was_said_on_top_of_a_change_that_is_taken_back_is_said_again() -> None:
+async def test_what_was_said_on_top_of_it_is_refused_as_well() -> None:
     async with serving() as (service, store):
         await two_nodes(service)
         bad = asyncio.ensure_future(service.execute("g", join(BAD)))
         drained = asyncio.ensure_future(service.execute("g", Drain("b")))
-        with pytest.raises(ServerFault):
-            await bad
-        assert (await drained).drained == {"b"}
+        for refused in (bad, drained):
+            with pytest.raises(ServerFault):
+                await refused
         assert service.group("g").nodes.keys() == {"a", "b"}
+        assert (await service.execute("g", Drain("b"))).drained == {"b"}
         await loads_again(store)
 
 
@@ -92,25 +89,6 @@ async def test_a_group_whose_first_node_is_at_fault_is_not_made() -> None:
             service.group("g")
         assert store.keys == set()
         await service.close()  # nothing is left to wait for
-
-
-async def test_a_command_that_raises_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = service_module.step
-
-    def step(group: Group, command: Any, *args: Any, **more: Any) -> Transition:
-        if isinstance(command, Tick) and BAD in group.nodes:
-            raise ZeroDivisionError("division by zero")
-        return real(group, command, *args, **more)
-
-    monkeypatch.setattr(service_module, "step", step)
-    monkeypatch.setattr(apart, "step", step)
-    async with serving() as (service, _):
-        tried = await asyncio.gather(
-            *(service.execute("g", join(name, min_nodes=9)) for name in ("a", BAD, "c")),
-            return_exceptions=True,
-        )
-        assert [type(result) for result in tried] == [Group, ServerFault, Group]
-        assert "ZeroDivisionError: division by zero" in str(tried[1])
 
 
 async def test_a_hang_that_began_an_infinite_time_ago_is_not_stored() -> None:
@@ -156,7 +134,6 @@ async def test_a_group_that_cannot_go_on_is_set_aside_and_deleted(monkeypatch: p
             return real(group, command, *args, **more)
 
         monkeypatch.setattr(service_module, "step", step)
-        monkeypatch.setattr(apart, "step", step)
         before = {key for key in store.keys if key.startswith("groups/g/")}
         service._judge("g")  # as its timer does
         await settled()
@@ -190,7 +167,7 @@ async def stored_groups(*names: str) -> dict[str, bytes]:
 
 DAMAGE = {
     "no JSON": ("groups/g/nodes/a", b"\xff\xfe{"),
-    "a number that is none": ("groups/g/round", b'{"v":1,"number":null}'),
+    "a number that is none": ("groups/g/round", b'{"v":2,"number":null}'),
     "an impossible state": ("groups/g/group", None),
     "an unknown key": ("groups/g/nodes/a/b", b"{}"),
 }
@@ -200,8 +177,8 @@ DAMAGE = {
 async def test_a_group_that_cannot_be_read_is_set_aside_alone_byte_for_byte(damage: str) -> None:
     stored = await stored_groups("g", "h", "i")
     key, value = DAMAGE[damage]
-    if value is None:  # as a fault of hetserver would leave it, with a checksum that fits or none
-        value = re.sub(rb'"crc":"[^"]*",', b"", stored[key]).replace(b'"restarts":0', b'"restarts":77')
+    if value is None:  # as a fault of hetserver would leave it
+        value = stored[key].replace(b'"restarts":0', b'"restarts":77')
     stored[key] = value
     before = {name: record for name, record in stored.items() if name.startswith("groups/g/")}
     async with serving(FaultyStore(Snapshot(stored, 5.0))) as (service, store):
@@ -228,7 +205,7 @@ async def test_a_start_at_which_no_group_can_be_served_does_not_say_that_there_i
 
 async def test_a_store_of_a_newer_server_is_refused_as_a_whole() -> None:
     stored = await stored_groups("g", "h")
-    stored["groups/g/group"] = stored["groups/g/group"].replace(b'"v":1', b'"v":99')
+    stored["groups/g/group"] = stored["groups/g/group"].replace(b'"v":2', b'"v":99')
     service = Service(FaultyStore(Snapshot(stored, 5.0)))
     with pytest.raises(StorageError, match="upgrade hetserver"):
         await service.start()

@@ -423,56 +423,6 @@ async def test_a_crash_between_a_commit_and_its_note_is_no_reason_to_refuse(path
     assert lock_of(path).read_bytes().split()[2] == b"%020d" % 2
 
 
-@pytest.mark.parametrize("what", ["state.db", "state.db-wal"])
-@pytest.mark.parametrize("how", ["removed", "replaced"])
-async def test_a_file_that_is_taken_from_a_running_server(
-    what: str, how: str, store: StateStore, path: Path
-) -> None:
-    await store.commit(puts(a=b"1"))
-    taken, kept = path.with_name(what), path.with_name("kept")
-    taken.rename(kept)
-    if how == "replaced":
-        taken.write_bytes(kept.read_bytes())
-    for _ in range(2):
-        with pytest.raises(NothingWritten, match=f"{what} was removed or replaced while .* put it back"):
-            await store.commit(puts(b=b"1"))
-    assert (await store.load()).records == {"a": b"1"}
-    kept.replace(taken)
-    await store.commit(puts(c=b"1"))
-    await store.close()
-    assert (await _content(path)).records == {"a": b"1", "c": b"1"}
-
-
-async def test_a_hard_link_is_no_way_to_a_second_server(path: Path) -> None:
-    holder = writer(path, "hold")
-    link = path.parent / "below" / "link.db"
-    link.parent.mkdir()
-    try:
-        link.hardlink_to(path)
-        assert f"state file {link} is in use by another hetserver (under another name)" in await refusal(link)
-    finally:
-        holder.kill()
-        holder.communicate()
-    said = await refusal(path)
-    assert (
-        f"has another name (a hard link), under which other changes could be written: remove it (find {path.parent}"
-        in said
-    )
-    link.unlink()
-    await filled(path)
-
-
-async def test_a_hard_link_that_is_made_while_it_runs(store: StateStore, path: Path) -> None:
-    await store.commit(puts(a=b"1"))
-    link = path.with_name("link.db")
-    link.hardlink_to(path)
-    with pytest.raises(NothingWritten, match=r"has another name \(a hard link\)"):
-        await store.commit(puts(b=b"1"))
-    link.unlink()
-    await store.commit(puts(c=b"1"))
-    assert (await store.load()).records == {"a": b"1", "c": b"1"}
-
-
 async def test_a_change_by_somebody_else_is_read_before_anything_is_written(
     store: StateStore, path: Path
 ) -> None:

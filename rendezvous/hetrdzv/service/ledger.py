@@ -5,8 +5,9 @@ of the event loop as one transaction; only then does it answer the proposers and
 commit fails and nothing was written, the proposals are refused and what is committed goes on being served; if nobody
 knows what was written, the owner drops everything in memory and loads it again.
 
-Only what can be loaded again is committed: a head that violates an invariant, or of which no records can be made, is
-taken back, and its proposals are handed to the owner. A group of the store that cannot be served is set aside alone.
+Only what can be loaded again is committed: heads are checked before the transaction. One that violates an invariant, or
+of which no records can be made, is dropped with all that was proposed for its group in this turn; the others are
+committed. A group of the store that cannot be served is set aside alone.
 
 The ledger calls nobody back: its owner (service.py) says when to commit and acts on the changes it gets.
 """
@@ -16,16 +17,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 
-from hetrdzv.core.commands import Command
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Group
 from hetrdzv.core.patched import differing
-from hetrdzv.protocol.errors import GroupQuarantined, StorageError
+from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StorageError
 from hetrdzv.protocol.facts.events import Event
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.wakes import Wakes
@@ -76,14 +76,12 @@ class Proposal:
     """Somebody waiting for the commit of a head.
 
     Attributes:
-        command: what led to it; None: nothing new, or a deletion.
         quiet: nothing changed except when a node was last heard.
     """
 
     group_id: str
     events: tuple[Event, ...]
     done: asyncio.Future[Group | None]
-    command: Command | None = None
     quiet: bool = False
 
     def refuse(self, error: Exception) -> None:
@@ -120,7 +118,7 @@ class Ledger:
         self._is_idle = asyncio.Event()  # nothing that was proposed is waiting
         self._is_idle.set()
         self._clock_stored = 0.0
-        self._unfit: dict[str, list[Proposal]] = {}
+        self._unfit: list[str] = []  # groups whose heads could not be committed
         self.groups: dict[str, Group] = {}
         self.quarantined: dict[str, Quarantined] = {}
         self.is_loaded = False
@@ -160,25 +158,14 @@ class Ledger:
 
     # -- proposing -------------------------------------------------------------------------------------------
 
-    async def propose(
-        self, group_id: str, new: Group | None, events: tuple[Event, ...] = (), command: Command | None = None
-    ) -> Group | None:
+    async def propose(self, group_id: str, new: Group | None, events: tuple[Event, ...] = ()) -> Group | None:
         """Make `new` the head of a group (None: delete it) and wait for the commit; returns what was committed.
-
-        Args:
-            command: what led to it.
 
         Raises:
             StorageError: nothing proposed since the last commit was stored.
             ServerFault, GroupQuarantined: it could not be loaded again, so it was not stored.
         """
-        return await self._enqueue(Proposal(group_id, events, _future(), command), _Head(new))
-
-    def propose_again(self, proposal: Proposal, new: Group, events: tuple[Event, ...]) -> None:
-        """Make `new` the head of a group for somebody whose proposal was taken back."""
-        self._heads[proposal.group_id] = _Head(new)
-        self._pending.append(replace(proposal, events=events))
-        self._has_work.set()
+        return await self._enqueue(Proposal(group_id, events, _future()), _Head(new))
 
     def amend(self, group_id: str, new: Group, events: tuple[Event, ...]) -> None:
         """Make `new` the head of a group that has one: what follows from the changes proposed before."""
@@ -241,9 +228,10 @@ class Ledger:
         for group_id, head in list(heads.items()):
             try:
                 put, delete = await _changes(self.groups.get(group_id), head.group)
-            except Exception:  # the owner finds out why
-                self._take_back(group_id, head)
+            except Exception as error:
+                self.refuse_turn(group_id, error)
                 proposals = self._in_flight
+                self._unfit.append(group_id)
                 del heads[group_id]
                 continue
             puts.update(put)
@@ -268,34 +256,36 @@ class Ledger:
         self._in_flight = []
         return [change for change in published if change.group_id in loud]
 
-    def take_unfit(self) -> dict[str, list[Proposal]]:
-        """The proposals of the groups whose heads could not be committed, by group; each has to be answered."""
-        unfit, self._unfit = self._unfit, {}
+    def take_unfit(self) -> list[str]:
+        """The groups whose heads could not be committed since the last call."""
+        unfit, self._unfit = self._unfit, []
         return unfit
 
-    def withdraw(self, group_id: str) -> list[Proposal]:
-        """Forget the head of a group of which no commit has begun; its proposals have to be answered."""
+    def refuse_turn(self, group_id: str, error: Exception) -> None:
+        """Drop the head of a group that cannot be kept, and refuse all that was proposed for it."""
+        logger.error("changes of group '%s' are refused", group_id, exc_info=error)
+        self._refuse_all(
+            group_id,
+            ServerFault(
+                f"hetserver could not keep what requests of this moment led to in group '{group_id}', so nothing was "
+                f"changed: {in_words(error)}. This is a fault of hetserver, whose log says more: please report it"
+            ),
+        )
+
+    def _refuse_all(self, group_id: str, error: Exception) -> None:
         self._heads.pop(group_id, None)
-        mine = [proposal for proposal in self._pending if proposal.group_id == group_id]
-        self._pending = [proposal for proposal in self._pending if proposal.group_id != group_id]
-        return mine
-
-    def _take_back(self, group_id: str, head: _Head) -> None:
-        """A head that a commit has begun with is not fit for it; neither is what was proposed on top of it since."""
-        mine = [proposal for proposal in self._in_flight if proposal.group_id == group_id]
+        for proposal in [*self._in_flight, *self._pending]:
+            if proposal.group_id == group_id:
+                proposal.refuse(error)
         self._in_flight = [proposal for proposal in self._in_flight if proposal.group_id != group_id]
-        newest = self._heads.get(group_id)
-        if newest is head or (newest is not None and newest.group is not None):
-            mine += self.withdraw(group_id)
-        self._unfit[group_id] = mine  # but a deletion that was asked for meanwhile stays
+        self._pending = [proposal for proposal in self._pending if proposal.group_id != group_id]
 
-    def quarantine(self, group_id: str, why: str, proposals: Iterable[Proposal]) -> None:
-        """Set a group aside that cannot be served, and refuse some proposals; what is stored of it stays."""
+    def quarantine(self, group_id: str, why: str) -> None:
+        """Set a group aside that cannot be served, and refuse what was proposed; what is stored of it stays."""
         self.quarantined[group_id] = Quarantined(why, self._keys(group_id))
         del self.groups[group_id]
         self._events.pop(group_id, None)
-        for proposal in proposals:
-            proposal.refuse(quarantined(group_id, why))
+        self._refuse_all(group_id, quarantined(group_id, why))
 
     def _keys(self, group_id: str) -> frozenset[str]:
         """The keys of all records of a committed group."""
@@ -334,7 +324,7 @@ class Ledger:
                 kept = self._events.get(group_id, ())
                 number = (new[-1].number if new else kept[-1].number if kept else 0) + 1
                 new.append(StoredEvent(number, at, event))
-                puts[records.event_key(group_id, number)] = records.event_record(group_id, new[-1])
+                puts[records.event_key(group_id, number)] = records.event_record(new[-1])
                 if number > EVENTS_KEPT:
                     deletes.add(records.event_key(group_id, number - EVENTS_KEPT))
         return news
@@ -394,7 +384,7 @@ class Ledger:
         """Fail every proposal with a commit's error; what is committed stays. Returns the groups they were about."""
         self._metrics.commit_failed()
         self.is_failing = True
-        proposals = [*self._in_flight, *self._pending, *chain.from_iterable(self.take_unfit().values())]
+        proposals = [*self._in_flight, *self._pending]
         self._in_flight, self._pending = [], []
         self._heads.clear()
         self._is_idle.set()
@@ -410,6 +400,11 @@ def quarantined(group_id: str, why: str) -> GroupQuarantined:
         f"group '{group_id}' is quarantined, since hetserver cannot serve it: {why}. The other groups are served. "
         f"Back up the store, then hetctl delete {group_id}; or restore an older backup"
     )
+
+
+def in_words(error: Exception) -> str:
+    """What is wrong with a state that cannot be kept."""
+    return error.wrong if isinstance(error, InvariantError) else f"{type(error).__name__}: {error}"[:400]
 
 
 def _restored(stored: Mapping[str, bytes], now: float) -> Restored:

@@ -7,7 +7,7 @@ the judging of silence, and the retention of groups that nobody needs any more. 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -25,9 +25,8 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
 )
-from hetrdzv.service.apart import apply_apart
 from hetrdzv.service.journal import log_events
-from hetrdzv.service.ledger import Change, Ledger, Proposal, quarantined
+from hetrdzv.service.ledger import Change, Ledger, checked_changes, in_words, quarantined
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.liveness.clock import ServedClock
 from hetrdzv.service.liveness.leases import is_heartbeat, is_one_of_many, speaker_of
@@ -85,7 +84,7 @@ class Service:
     ) -> None:
         self._clock = make_clock(0.0)
         self._unsettled: set[str] = set()  # groups to settle at the end of this turn
-        self._unable: set[str] = set()  # groups whose tick has failed
+        self._unable: dict[str, Exception] = {}  # groups whose tick has failed
         self._metrics = metrics or Metrics()
         self._limits = limits
         self._ledger = Ledger(store, wall, self._metrics)
@@ -244,7 +243,7 @@ class Service:
         self.silence.note(transition.group, command, now)  # a first join brings the group's lease
         if later:
             self._unsettled.add(group_id)
-        group = await self._ledger.propose(group_id, transition.group, transition.events, command)
+        group = await self._ledger.propose(group_id, transition.group, transition.events)
         if group is None:
             raise _unknown(group_id)  # it was deleted in the same turn
         return group
@@ -314,15 +313,15 @@ class Service:
             await self._ledger.work()
             try:
                 for group_id in sorted(self._unsettled):
-                    if not self._settle(group_id):
-                        self._unable.add(group_id)
-                for group_id in sorted(self._unable):
-                    self._isolate(group_id)
+                    self._settle(group_id)
+                for group_id, error in sorted(self._unable.items()):
+                    self._ledger.refuse_turn(group_id, error)
+                    self._require_going_on(group_id)
                 for change in await self._ledger.commit(self.now()):
                     log_events(change)
                     self._follow_up(change)
-                for group_id, proposals in self._ledger.take_unfit().items():
-                    self._isolate(group_id, proposals)
+                for group_id in self._ledger.take_unfit():
+                    self._require_going_on(group_id)
             except NothingWritten as error:
                 logger.error("commit failed, nothing was changed: %s", error)
                 for group_id in self._ledger.refuse(error):
@@ -349,26 +348,28 @@ class Service:
         if group_id in self._unsettled and head is not None and not self._ledger.is_settled(group_id):
             try:
                 transition = step(head, Tick(), self.now(), self.silence.leases)
-            except Exception:  # `_isolate` finds out whose fault it is
+            except Exception as error:  # nothing of this turn can be kept
+                self._unable[group_id] = error
                 return False
             self._ledger.amend(group_id, transition.group, transition.events)
         self._unsettled.discard(group_id)
         return True
 
-    def _isolate(self, group_id: str, proposals: Sequence[Proposal] = ()) -> None:
-        """Find out which command of a group led to what cannot be kept, and refuse it; or set the group aside.
-
-        Args:
-            proposals: those that were taken back.
-        """
+    def _require_going_on(self, group_id: str) -> None:
+        """Set a group aside if it cannot go on from what is committed either, after a turn of it was refused."""
         self._unsettled.discard(group_id)
-        self._unable.discard(group_id)
-        base = self._ledger.groups.get(group_id)
-        apply_apart(self._ledger, group_id, proposals, self.now(), self.silence.leases)
-        if base is not None and group_id in self._ledger.quarantined:
+        self._unable.pop(group_id, None)
+        base, now = self._ledger.groups.get(group_id), self.now()
+        if base is None:
+            return
+        try:
+            checked_changes(base, step(base, Tick(), now, self.silence.leases).group)
+        except Exception as error:
+            logger.error("group '%s' is quarantined: it cannot go on", group_id, exc_info=error)
+            self._ledger.quarantine(group_id, in_words(error))
             self._follow_up(Change(group_id, base, None))
-        elif base is not None:
-            self._timers.set(group_id, RETRY_S)
+        else:
+            self._refused(group_id)
 
     def _follow_up(self, change: Change) -> None:
         """Count a committed change, set the timer of its group, wake the polls that it affects."""
@@ -457,8 +458,8 @@ class Service:
             await self.execute(group_id, Tick())
         except HetError as error:  # a load sets the timers again, and a group that is gone needs none
             logger.debug("tick of group %s: %s", group_id, error)
-        except Exception:  # `_isolate` finds out why
-            self._unable.add(group_id)
+        except Exception as error:
+            self._unable[group_id] = error
             self._ledger.have_work()
 
     # -- waiting ---------------------------------------------------------------------------------------------

@@ -7,15 +7,14 @@
 
 A group of which a record cannot be read is set aside as a whole: its records stay as they are, the others are served.
 
-Every record carries `"v"` and `"crc"`, the CRC-32 of its key and of all that follows: what a disk or a person changed,
-or filed under another key, is noticed. (It is made here, once for all stores; it is no protection against malice.)
+Every record carries `"v"`, the version of its form. What a disk changed the stores notice themselves (SQLite's
+`integrity_check`, etcd's hashes).
 
 Adding a field with a default needs no new version: older records get the default. Unknown fields are ignored, so
 removing a field needs none either, and an older server of the same version can take over. Anything else needs a new
 version, which older servers refuse to read.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -23,7 +22,6 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import NoReturn, TypeVar
 from urllib.parse import quote, unquote
-from zlib import crc32
 
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.patched import differing
@@ -31,13 +29,12 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
 from hetrdzv.protocol.facts.events import Event
 
-VERSION = 1
+VERSION = 2
+"""1 had a checksum in each record and was never released."""
 
 _MEMORY_ONLY = {"heard_at", "cut_at", "stop_told_at"}
 _MEMORY_ONLY_OF_ROUND = {"stall", "moved_at"}
 _STORED_APART = {"nodes", "round"}
-
-_SEAL = re.compile(rb'\{"v":[0-9]+,"crc":"([^"]*)",')
 
 _stored = attrgetter(*(f.name for f in fields(Node) if f.name not in _MEMORY_ONLY))
 
@@ -153,22 +150,22 @@ def changes(
     group_id = new.group_id
     if old is None or old != replace(new, nodes=old.nodes, round=old.round):
         key = _group_key(group_id)
-        puts[key] = _record(key, new, _STORED_APART)
+        puts[key] = _record(new, _STORED_APART)
     if new.round is not None and (old is None or _as_stored(old.round) != _as_stored(new.round)):
         key = _round_key(group_id)
-        puts[key] = _record(key, new.round, _MEMORY_ONLY_OF_ROUND)
+        puts[key] = _record(new.round, _MEMORY_ONLY_OF_ROUND)
     known = old.nodes if old is not None else {}
     for node in differing(known, new.nodes) if changed is None else changed:
         before = known.get(node.node_id)
         if before is None or _differs(before, node):
             key = _node_key(group_id, node.node_id)
-            puts[key] = _record(key, node, _MEMORY_ONLY)
+            puts[key] = _record(node, _MEMORY_ONLY)
     return puts, set() if old is None else _vanished(old, new)
 
 
-def event_record(group_id: str, stored: StoredEvent) -> bytes:
+def event_record(stored: StoredEvent) -> bytes:
     """The record of an event."""
-    return _record(event_key(group_id, stored.number), stored)
+    return _record(stored)
 
 
 def _keys(group: Group) -> set[str]:
@@ -198,20 +195,15 @@ def _differs(before: Node, node: Node) -> bool:
     return _stored(before) != _stored(node)
 
 
-def _record(key: str, value: object, without: AbstractSet[str] = frozenset()) -> bytes:
-    body = codec.write(value, nulls=True, without=without)[1:]
-    return b'{"v":%d,"crc":"%b",%b' % (VERSION, _checksum(key, body), body)
-
-
-def _checksum(key: str, body: bytes) -> bytes:
-    return b"%08x" % crc32(body, crc32(key.encode()))
+def _record(value: object, without: AbstractSet[str] = frozenset()) -> bytes:
+    return b'{"v":%d,%b' % (VERSION, codec.write(value, nulls=True, without=without)[1:])
 
 
 # -- reading ---------------------------------------------------------------------------------------------
 
 
-class _NewerRecord(StorageError):
-    """A record of a version that this server does not know."""
+class _OtherVersion(StorageError):
+    """A record of a version that this server does not read."""
 
 
 @dataclass(slots=True)
@@ -235,7 +227,7 @@ def restore(records: Mapping[str, bytes], now: float) -> Restored:
         now: the server's clock (seconds); every live node gets a full lease from now.
 
     Raises:
-        StorageError: a record belongs to no group, or was written by a newer server; says which.
+        StorageError: a record belongs to no group, or is of a version that this server does not read; says which.
     """
     by_group: defaultdict[str, _Parts] = defaultdict(_Parts)
     for key, record in records.items():
@@ -246,7 +238,7 @@ def restore(records: Mapping[str, bytes], now: float) -> Restored:
                 raise StorageError(f"the store has a record {key}, which no hetserver wrote: {_WAY_OUT}")
         try:
             _read_into(parts, place, key, record)
-        except _NewerRecord:
+        except _OtherVersion:
             raise
         except StorageError as error:
             parts.wrong = parts.wrong or str(error)
@@ -312,19 +304,17 @@ def _read(kind: type[T], key: str, record: bytes) -> T:
     try:
         version = codec.read(_Versioned, record, unknown="ignore").v
         if version > VERSION:
-            raise _NewerRecord(
+            raise _OtherVersion(
                 f"record {key} has version {version}, but this hetserver reads at most version {VERSION}: "
                 f"upgrade hetserver, or name another store with --store"
             )
-        if version < 1:
-            _malformed(key, f"version {version} does not exist")
-        seal = _SEAL.match(record)
-        if seal is None:
-            _malformed(key, "it has no checksum")
-        if seal[1] != _checksum(key, record[seal.end() :]):
-            _malformed(
-                key, "its checksum is wrong: it was changed since it was written, or under another key"
+        if version == 1:
+            raise _OtherVersion(
+                f"record {key} has version 1, which only unreleased hetservers wrote: move the store away, or name "
+                f"another one with --store; jobs start over"
             )
+        if version < VERSION:
+            _malformed(key, f"version {version} does not exist")
         return codec.read(kind, record, unknown="ignore")
     except (codec.Malformed, InvalidSpec) as error:
         _malformed(key, str(error), error)

@@ -4,7 +4,8 @@ SQLite runs in WAL mode with `synchronous=FULL`: a commit costs one fsync and su
 (https://www.sqlite.org/wal.html, https://www.sqlite.org/pragma.html#pragma_synchronous).
 
 SQLite cannot tell that its file or write-ahead log was removed, cut, or replaced by an older copy. So commits are
-counted, in the file and in its lock file (statelock.py), and a file that has fewer than were counted is refused.
+counted, in the file and in its lock file (statelock.py), and a file that has fewer than were counted is refused when
+it is opened.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from typing import TypeVar
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
-from hetrdzv.storage.statelock import Marker, StateLock, same_file
+from hetrdzv.storage.statelock import Marker, StateLock
 
 SCHEMA_VERSION = 1
 
@@ -100,10 +101,8 @@ class _StateFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._wal = path.with_name(f"{path.name}-wal")
         self._lock = StateLock(path)
         self._connection: sqlite3.Connection | None = None
-        self._opened_wal: os.stat_result | None = None
         self._known: Marker | None = None  # the file as our last load or commit left it
 
     def load(self) -> Snapshot:
@@ -123,7 +122,6 @@ class _StateFile:
         with self._explaining("written"):
             connection = self._connected()
             try:
-                self._require_in_place()
                 self._write(connection, batch)
             except (sqlite3.Error, StorageError) as error:
                 if not self._is_as_known(connection):
@@ -158,19 +156,6 @@ class _StateFile:
         except sqlite3.Error:
             return False
 
-    def _require_in_place(self) -> None:
-        """Check that what is written is still found under our name, and under no other.
-
-        Raises:
-            StorageError: it is not; says what to do.
-        """
-        self._lock.require_in_place()
-        if self._opened_wal is not None and not same_file(self._wal, self._opened_wal):
-            raise StorageError(
-                f"{self._wal} was removed or replaced while hetserver uses it: put it back. "
-                f"No change is stored until then"
-            )
-
     def close(self) -> None:
         with self._explaining("closed"):
             try:
@@ -180,11 +165,7 @@ class _StateFile:
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
-            try:
-                self._connection = self._connect()
-            except BaseException:
-                self._lock.let_state_go()
-                raise
+            self._connection = self._connect()
         return self._connection
 
     def _connect(self) -> sqlite3.Connection:
@@ -194,6 +175,12 @@ class _StateFile:
                 f"state file {self.path}: there is no directory {folder}: make it (mkdir -p), or {_ANOTHER_FILE}"
             )
         marker = self._lock.take()
+        if marker is not None and not self.path.exists():
+            raise StorageError(
+                f"state file {self.path} is gone, but was used before: put it back, with its -wal. "
+                f"To begin with an empty state, remove {self._lock.path} and start again"
+            )
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
             new = self._is_new(connection)
@@ -204,7 +191,6 @@ class _StateFile:
             if new:
                 connection.executescript(_SCHEMA)
             connection.execute(_ADD_COUNT, (secrets.token_hex(8),))
-            self._opened_wal = os.stat(self._wal)
             marked = _marker(connection)
             self._lock.note(marked)
             self._known = self._known or marked
@@ -270,7 +256,6 @@ class _StateFile:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-        self._lock.let_state_go()
 
     @contextlib.contextmanager
     def _explaining(self, verb: str) -> Iterator[None]:

@@ -1,9 +1,6 @@
 """Locks a state file against a second server, and remembers beside it how many commits it has.
 
-Two advisory locks, which the kernel releases however the process ends: on a file next to the state file, which stays
-when the state file is replaced; and on the state file itself, which a hard link shares. The latter is of the kind that
-SQLite does not use (flock); its descriptor is open for as long as SQLite has the file open, since closing any
-descriptor of a file drops SQLite's own locks (https://www.sqlite.org/howtocorrupt.html, 2.2).
+The lock is one of the kind that the kernel releases however the process ends (flock), on a file next to the state file.
 """
 
 import contextlib
@@ -45,97 +42,49 @@ class StateLock:
         self.path = guarded.with_name(f"{guarded.name}.lock")
         self._guarded = guarded
         self._lock: int | None = None
-        self._state: int | None = None
 
     def take(self) -> Marker | None:
-        """Take what is not taken yet; returns what was noted last, None if nothing was.
+        """Take the lock if it is not ours yet; returns what was noted last, None if nothing was.
 
         Raises:
-            StorageError: another server has the file, it is gone, or it has a second name.
+            StorageError: another server has the file.
         """
         if self._lock is None:
-            self._lock = self._locked(self.path, os.O_CREAT)
+            self._lock = self._locked()
         content = _CONTENT.match(os.pread(self._lock, 100, 0))
         marker = Marker(content[2].decode(), int(content[3])) if content is not None and content[2] else None
-        if self._state is None:
-            try:
-                self._state = self._locked(self._guarded, os.O_CREAT if marker is None else 0)
-            except FileNotFoundError:
-                raise StorageError(
-                    f"state file {self._guarded} is gone, but was used before: put it back, with its -wal. "
-                    f"To begin with an empty state, remove {self.path} and start again"
-                ) from None
-        self.require_in_place()
         self.note(marker)
         return marker
 
     def note(self, marker: Marker | None) -> None:
         """Remember what the state file holds now."""
         assert self._lock is not None
-        said = b"%-10d\n" % os.getpid()
+        text = b"%-10d\n" % os.getpid()
         if marker is not None:
-            said += b"%s %020d\n" % (marker.name.encode(), marker.commits)
+            text += b"%s %020d\n" % (marker.name.encode(), marker.commits)
         with contextlib.suppress(OSError):  # a full disk: it is behind then, which it may be
-            os.pwrite(self._lock, said, 0)
+            os.pwrite(self._lock, text, 0)
             if marker is None:
-                os.ftruncate(self._lock, len(said))
-
-    def require_in_place(self) -> None:
-        """Check that the state file that we have open is still found under its name, and under no other.
-
-        Raises:
-            StorageError: it is not; says what to do.
-        """
-        assert self._state is not None
-        opened = os.fstat(self._state)
-        if not same_file(self._guarded, opened):
-            raise StorageError(
-                f"state file {self._guarded} was removed or replaced while hetserver uses it: put it back, or stop "
-                f"hetserver and restore a backup. No change is stored until then"
-            )
-        if opened.st_nlink > 1:
-            raise StorageError(
-                f"state file {self._guarded} has another name (a hard link), under which other changes could be "
-                f"written: remove it (find {self._guarded.parent} -samefile {self._guarded}). "
-                f"No change is stored until then"
-            )
-
-    def let_state_go(self) -> None:
-        """Give up the state file; SQLite must not have it open any more."""
-        if self._state is not None:
-            descriptor, self._state = self._state, None
-            os.close(descriptor)
+                os.ftruncate(self._lock, len(text))
 
     def release(self) -> None:
-        """Give up everything."""
-        self.let_state_go()
+        """Let another server use the state file."""
         if self._lock is not None:
             descriptor, self._lock = self._lock, None
             os.close(descriptor)
 
-    def _locked(self, path: Path, flags: int) -> int:
-        """A locked descriptor of a file."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    def _locked(self) -> int:
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            content = _CONTENT.match(os.pread(descriptor, 100, 0)) if path == self.path else None
-            holder = f"pid {int(content[1])}" if content is not None else "under another name"
+        except BaseException as error:
+            content = _CONTENT.match(os.pread(descriptor, 100, 0))
             os.close(descriptor)
+            if not isinstance(error, BlockingIOError):
+                raise
+            holder = f"pid {int(content[1])}" if content is not None else "its pid is unknown"
             raise StorageError(
                 f"state file {self._guarded} is in use by another hetserver ({holder}): "
                 f"stop that one, or name another file with --store"
             ) from error
-        except BaseException:
-            os.close(descriptor)
-            raise
         return descriptor
-
-
-def same_file(path: Path, opened: os.stat_result) -> bool:
-    """Whether a path leads to the file that was opened."""
-    try:
-        there = path.stat()
-    except FileNotFoundError:
-        return False
-    return (there.st_dev, there.st_ino) == (opened.st_dev, opened.st_ino)

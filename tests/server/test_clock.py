@@ -6,7 +6,7 @@ from hetrdzv.core.commands import Put, Report
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.service.liveness.clock import ServedClock
+from hetrdzv.service.liveness.clock import BEAT_S, LATE_S, ServedClock
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import Snapshot
 from tests.support.served import FaultyStore, HandClock, join, serving, settled
@@ -25,21 +25,34 @@ class Hand:
 def test_time_in_which_nobody_served_does_not_age_anything_but_keeps_its_order() -> None:
     hand = Hand()
     clock = ServedClock(100.0, hand)
-    for _ in range(10):
-        hand.at += 0.5
-        clock.now()
+    for _ in range(20):
+        hand.at += 0.25
+        assert clock.beat() == 0.0
     assert clock.now() == 105.0
     assert clock.age(0.0) == 0.0
     assert clock.age(3.0) == 3.0
     before_start = [clock.age(seconds) for seconds in (5.0, 65.0, 605.0)]
     assert before_start == sorted(before_start)
     assert before_start == pytest.approx([5.0] * 3, abs=0.001)
-    hand.at += 60.0  # a stall
-    assert clock.now() == 105.0
-    in_stall = [clock.age(seconds) for seconds in (0.0, 1.0, 59.0, 60.0)]
-    assert in_stall == sorted(set(in_stall))
-    assert in_stall == pytest.approx([0.0] * 4, abs=0.001)
-    assert clock.age(62.0) == pytest.approx(2.0, abs=0.001)
+    hand.at += 60.0  # it stood still
+    assert clock.now() == pytest.approx(105.0 + BEAT_S + LATE_S)
+    for _ in range(2):
+        in_stall = [clock.age(seconds) for seconds in (0.0, 1.0, 59.0, 59.7)]
+        assert in_stall == sorted(set(in_stall))
+        assert in_stall == pytest.approx([0.0] * 4, abs=0.001)
+        assert clock.age(62.0) == pytest.approx(2.0 + BEAT_S + LATE_S, abs=0.001)
+        clock.beat()
+
+
+def test_the_clock_goes_on_by_one_beat_per_beat() -> None:
+    hand = Hand()
+    clock = ServedClock(0.0, hand)
+    for late_s in (0.0, 0.02, 0.2, 7.0):
+        before = clock.now()
+        hand.at += BEAT_S + late_s
+        assert clock.now() == pytest.approx(before + BEAT_S + min(late_s, LATE_S))
+        assert clock.late_s == pytest.approx(late_s)
+        assert clock.beat() == pytest.approx(late_s)
 
 
 @pytest.mark.parametrize("away", ["restarted", "stalled"])

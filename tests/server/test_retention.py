@@ -167,7 +167,7 @@ async def test_after_a_stall_during_a_commit_every_node_has_a_full_lease() -> No
 
 
 async def test_finished_groups_are_forgotten_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(silence, "BEAT_S", 0.001)
     clock = HandClock()
     async with serving(clock=clock, limits=Limits(keep_finished_s=100.0)) as (service, store):
         for name in ("old", "used", "young", "running"):

@@ -30,6 +30,7 @@ from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module
 from hetrdzv.service.history import Place, follow
+from hetrdzv.service.liveness import clock as clock_module
 from hetrdzv.service.liveness import silence
 from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.polls.directives import directive_of, heading_of, watch
@@ -237,7 +238,7 @@ async def test_what_is_committed_is_served_while_nothing_can_be_written(
 
 
 async def test_a_clock_that_cannot_be_stored_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(silence, "BEAT_S", 0.001)
     hand = HandClock()
     async with serving(clock=hand) as (service, store):
         await service.execute("g", join("a"))
@@ -612,7 +613,7 @@ async def test_a_stop_answers_polls_and_followers() -> None:
 
 
 async def test_the_clock_is_stored_though_nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(silence, "BEAT_S", 0.01)
     clock = HandClock()
     async with serving(clock=clock) as (service, store):
         await service.execute("g", join("a", min_nodes=2, lease_s=60))
@@ -636,15 +637,6 @@ async def test_time_does_not_go_back_when_the_state_is_loaded_again() -> None:
             await service.execute("g", join("b"))
         await settled()
         assert service.now() == before
-
-
-async def test_reading_the_clock_needs_no_group() -> None:
-    """Else the first request to an idle server would look like the end of a stall."""
-    async with serving() as (service, _):
-        before = service.now()
-        await asyncio.sleep(silence.HEARTBEAT_S * 2)
-        assert service._clock._read_at > service._clock._monotonic() - silence.HEARTBEAT_S * 1.5
-        assert service.now() > before
 
 
 async def test_after_a_stall_every_node_has_a_full_lease() -> None:
@@ -710,22 +702,14 @@ async def test_what_is_in_the_sockets_of_a_late_server_counts_before_anybody_is_
         assert (nodes["a"].gone, nodes["b"].gone) == (False, True)
 
 
-async def test_a_late_event_loop_is_measured_and_counts_as_nobodys_silence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(silence, "HEARTBEAT_S", 0.02)
+async def test_a_late_event_loop_is_measured_and_counts_as_nobodys_silence() -> None:
     async with serving() as (service, _):
         await service.execute("g", join("a", min_nodes=2))
-        await asyncio.sleep(0.03)
-        before = service.silence.leases.next_at()
-        time.sleep(0.3)  # noqa: ASYNC251 - what a slow request does
-        async with asyncio.timeout(5):
-            while service.silence.leases.next_at() == before:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.01)
-        after = service.silence.leases.next_at()
-        assert before is not None
-        assert after is not None
-        assert after >= before + 0.2
+        await asyncio.sleep(0.01)
+        before = service.now()
+        time.sleep(0.8)  # noqa: ASYNC251 - what a slow request does
+        assert service.now() <= before + clock_module.BEAT_S + clock_module.LATE_S
+        await asyncio.sleep(clock_module.BEAT_S)
         assert b"hetrdzv_loop_late_seconds_bucket" in service.metrics()
 
 
@@ -736,7 +720,7 @@ async def test_a_connection_cut_during_a_stall_makes_nobody_suspect() -> None:
         clock.at += 3600.0
         await service.cut("g", "a", "1")
         assert service.group("g").nodes["a"].cut_at is None
-        clock.pass_by(service, silence.STALE_CUTS_S)
+        clock.pass_by(service, silence.STALE_CUTS_S + 0.5)
         async with asyncio.timeout(10):  # on a busy machine the event loop may be late by itself
             while service.group("g").nodes["a"].cut_at is None:
                 await service.cut("g", "a", "1")
@@ -750,12 +734,11 @@ async def test_a_poll_cut_while_the_event_loop_was_blocked_makes_nobody_suspect(
         version = heading_of(service, "g", "a", "1").version
         waiting = begun(polls.answer(caller, "g", Renew("a", "1"), version, WAIT_S))
         await settled()
-        service.silence.leases.grant("g", "a", "1", 600.0)  # as on a server with many nodes
         time.sleep(0.6)  # noqa: ASYNC251 - what a slow request does
         caller.hang_up()
         assert await waiting is None
         assert service.group("g").nodes["a"].cut_at is None
-        async with asyncio.timeout(15):  # it is lost all the same, long before the lease of its poll ends
+        async with asyncio.timeout(15):  # it is lost all the same, at the end of its lease
             while not service.group("g").nodes["a"].gone:
                 await service.execute("g", Renew("b", "1"))
                 await asyncio.sleep(0.05)

@@ -91,7 +91,7 @@ class Faults:
         stall = Stall(
             facts=of_kind(kind, member.rank_offset, member.node_id),
             ranks=(member.rank_offset,),
-            since=server.last_read_s - self._later(0, 3),
+            since=server.served_s - self._later(0, 3),
         )
         self._world.timeline.at(self._later(1, 30), server.command, NoteStall(active.number, None))
         return server.command(NoteStall(active.number, stall))

@@ -24,7 +24,8 @@ from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import PollRequest
 from hetrdzv.service.liveness.caller import Caller
-from hetrdzv.service.liveness.clock import MAX_STALL_S, ServedClock
+from hetrdzv.service.liveness.clock import ServedClock
+from hetrdzv.service.liveness.silence import STALL_S
 from hetrdzv.service.polls.directives import tell
 from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service
@@ -216,7 +217,7 @@ class ServerProcess:
             return False
         self._checks.say("server", f"stands still for {seconds:.1f} s")
         self._loop.freeze(seconds)
-        if seconds > MAX_STALL_S:
+        if seconds > STALL_S:
             self._timeline.at(seconds, self._go_on, self._loop)
         return True
 
@@ -286,12 +287,6 @@ class ServerProcess:
         """The clock of the running server (seconds)."""
         assert self._service is not None
         return self._service.now()
-
-    @property
-    def last_read_s(self) -> float:
-        """That clock as the server last read it. To read it from outside would hide that the process stands still."""
-        assert self._service is not None
-        return self._service._clock._now
 
     @property
     def group(self) -> Group | None:

@@ -94,7 +94,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "nodes are not stored": (ledger, "_changes", _without_nodes(ledger._changes)),
     "no lease after a load": (Leases, "restore", lambda leases, groups, now: None),
     "polls renew no lease": (Leases, "heard", _deaf_to_polls(Leases.heard)),
-    "time in which the server stood still counts": (clock, "MAX_STALL_S", inf),
+    "time in which the server stood still counts": (clock, "LATE_S", inf),
     "nobody stops without a server": (Contact, "ends_at", lambda contact, max_disconnect_s: None),
     "nobody corrects who is ready": (Session, "_is_contradicted", lambda session, number, directive: False),
     "who has to go is given no time": (transitions, "notice_until", lambda group, now, gone_at: now + 0.05),

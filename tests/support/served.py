@@ -11,7 +11,7 @@ from hetrdzv.api.app import create_app
 from hetrdzv.core.commands import Join, Report
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.service.liveness.clock import ServedClock
+from hetrdzv.service.liveness.clock import BEAT_S, ServedClock
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import Batch, Snapshot
 from hetrdzv.storage.memory import EMPTY, MemoryStore
@@ -64,11 +64,11 @@ class HandClock:
         return ServedClock(base, lambda: self.at)
 
     def pass_by(self, service: Service, seconds: float) -> None:
-        """Advance in steps too short to look like a stall."""
+        """Advance beat by beat."""
         while seconds > 0:
-            self.at += min(seconds, 0.5)
-            seconds -= 0.5
-            service.now()
+            self.at += min(seconds, BEAT_S)
+            seconds -= BEAT_S
+            service.silence._begin_beat()
 
 
 @asynccontextmanager

@@ -286,11 +286,10 @@ class Service:
 
         Whoever asks for a lease of more than `MAX_SUSPECT_LEASE_S` expects connections to be lost.
         """
-        self.silence.forgive_stall()
         group = self._ledger.groups.get(group_id)
         if group is not None and group.spec.lease_s > MAX_SUSPECT_LEASE_S:
             return
-        if self.silence.excuses_cut(group_id, node_id, incarnation):
+        if self.silence.excuses_cut():
             return
         try:
             await self.execute(group_id, Disconnect(node_id, incarnation))
@@ -303,7 +302,6 @@ class Service:
         while not self._ledger.is_settled(group_id) and self._ledger.head(group_id) is None:
             await self._ledger.settle(group_id)  # it is being deleted: what comes next makes another group
             self.require_ready()
-        self.silence.forgive_stall()
         return self._ledger.head(group_id)
 
     # -- committing and loading ------------------------------------------------------------------------------

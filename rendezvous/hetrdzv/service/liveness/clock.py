@@ -4,62 +4,69 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-MAX_STALL_S = 1.0
-"""A longer pause between two readings does not count: the process was stopped or the machine slept, so no lease may
-expire because of it (seconds)."""
+BEAT_S = 0.25
+"""How often the event loop begins another beat (seconds)."""
+
+LATE_S = 0.05
+"""A beat may be late by this much and still counts in full (seconds)."""
 
 UNSERVED = 1e-6
-"""How much of the time without a server counts in an age: just enough to keep events in order."""
+"""How much of the time that does not count is in an age: just enough to keep events in order."""
 
-STALLS_KEPT = 64
-"""How many of the latest stalls are remembered for ages."""
+PAUSES_KEPT = 256
+"""How many of the latest pauses are remembered for ages."""
 
 
 class ServedClock:
-    """Monotonic time that stops while no server runs.
+    """Monotonic time that goes on by one beat per beat at most.
 
-    Read it far more often than every `MAX_STALL_S` seconds (`Service` does), or time is lost.
+    While no server runs, while its process is stopped, and while its event loop is busy with something else, nodes
+    cannot be heard; so this time is nobody's silence.
 
     Args:
         base: the high-water mark of the store (seconds).
         monotonic: a clock that only goes forward (seconds).
-
-    Attributes:
-        stalls: how many pauses were left out so far.
     """
 
     def __init__(self, base: float, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._now = base
+        self._base = base
         self._monotonic = monotonic
-        self._read_at = self._began_at = monotonic()
-        self._pauses: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)  # by the monotonic clock
-        self.stalls = 0
+        self._beat_at = self._began_at = monotonic()
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES_KEPT)  # by the monotonic clock
 
     def restart(self, base: float) -> None:
         """Go on from the high-water mark of a store that others have served meanwhile."""
-        self._now = base
-        self._read_at = self._began_at = self._monotonic()
+        self._base = base
+        self._beat_at = self._began_at = self._monotonic()
         self._pauses.clear()
 
     def now(self) -> float:
         """Seconds this store has been served."""
-        read_at = self._monotonic()
-        passed_s = read_at - self._read_at
-        self._read_at = read_at
-        if passed_s > MAX_STALL_S:
-            self.stalls += 1
-            self._pauses.append((read_at - passed_s, read_at))
-        else:
-            self._now += passed_s
-        return self._now
+        return self._base + min(self._monotonic() - self._beat_at, BEAT_S + LATE_S)
+
+    def beat(self) -> float:
+        """Begin another beat; returns by how much it is late (seconds)."""
+        at = self._monotonic()
+        passed_s = at - self._beat_at
+        counted_s = min(passed_s, BEAT_S + LATE_S)
+        if passed_s > counted_s:
+            self._pauses.append((self._beat_at + counted_s, at))
+        self._base, self._beat_at = self._base + counted_s, at
+        return max(0.0, passed_s - BEAT_S)
+
+    @property
+    def late_s(self) -> float:
+        """By how much the next beat is late by now (seconds)."""
+        return max(0.0, self._monotonic() - self._beat_at - BEAT_S)
 
     def age(self, seconds: float) -> float:
         """Convert an age on a clock that never stops into an age on this one (seconds).
 
         What happened while no server ran comes after everything that was reported before, and stays in order.
         """
-        self.now()
-        began = self._read_at - seconds
+        at = self._monotonic()
+        began = at - seconds
+        pauses = [*self._pauses, (min(at, self._beat_at + BEAT_S + LATE_S), at)]
         unserved = max(0.0, self._began_at - began)
-        unserved += sum(max(0.0, end - max(start, began)) for start, end in self._pauses)
+        unserved += sum(max(0.0, end - max(start, began)) for start, end in pauses)
         return seconds - unserved * (1.0 - UNSERVED)

@@ -7,7 +7,6 @@ a node is moved only when its old deadline comes up.
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
 
 from hetrdzv.core.commands import Command, Join, Leave, OfRoom, Renew, Report, StartDaemon
 from hetrdzv.core.directive import has_got_stop
@@ -54,33 +53,26 @@ class _Entry:
     """What the table knows of one node.
 
     Attributes:
-        heard_at: when it was last heard (seconds on the server's clock).
-        began: when its lease began, on the clock of the table (see `Leases.excuse`).
+        heard_at: when it was last heard (seconds on the server's clock): then its lease began.
         lease_s: what it was granted (seconds).
-        cut: when its poll was cut, on the same clock; None once it is heard again.
+        cut_at: when its poll was cut; None once it is heard again.
         due: its place in the heap; None: it is not there.
     """
 
     incarnation: str
     heard_at: float
-    began: float
     lease_s: float
-    cut: float | None = None
+    cut_at: float | None = None
     due: float | None = None
 
 
 class Leases:
-    """The leases of all nodes of a server.
-
-    They are measured on a clock that stops while the server is late: silence counts only while it listens.
-    """
+    """The leases of all nodes of a server, on its clock, which stops while it cannot listen."""
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, _Entry]] = {}
         self._heap: list[tuple[float, str, str]] = []
         self._overdue: dict[str, set[str]] = {}
-        self._late_s = 0.0
-        self._floor = -inf
         self._count = 0
 
     def __len__(self) -> int:
@@ -106,15 +98,14 @@ class Leases:
         """
         entries = self._groups.setdefault(group_id, {})
         entry = entries.get(node_id)
-        began = now - self._late_s
         if entry is None:
-            entry = entries[node_id] = _Entry(incarnation, now, began, lease_s)
+            entry = entries[node_id] = _Entry(incarnation, now, lease_s)
             self._count += 1
         else:
             if not polls and entry.incarnation == incarnation:
                 lease_s = max(lease_s, entry.lease_s)
-            entry.incarnation, entry.heard_at, entry.began, entry.lease_s = incarnation, now, began, lease_s
-            entry.cut = None
+            entry.incarnation, entry.heard_at, entry.lease_s = incarnation, now, lease_s
+            entry.cut_at = None
         self._schedule(group_id, node_id, entry)
 
     def grant(self, group_id: str, node_id: str, incarnation: str, lease_s: float) -> None:
@@ -126,15 +117,8 @@ class Leases:
     def suspect(self, group_id: str, node_id: str, incarnation: str, now: float) -> None:
         """An agent's poll was cut: it has a grace period to be heard again."""
         entry = self._groups.get(group_id, {}).get(node_id)
-        if entry is not None and entry.incarnation == incarnation and entry.cut is None:
-            entry.cut = now - self._late_s
-            self._schedule(group_id, node_id, entry)
-
-    def start_over(self, group_id: str, node_id: str, incarnation: str, lease_s: float, now: float) -> None:
-        """An agent has lost its poll, perhaps because of us: from now it has this lease (seconds) to be heard."""
-        entry = self._groups.get(group_id, {}).get(node_id)
-        if entry is not None and entry.incarnation == incarnation and entry.cut is None:
-            entry.began, entry.lease_s = now - self._late_s, lease_s
+        if entry is not None and entry.incarnation == incarnation and entry.cut_at is None:
+            entry.cut_at = now
             self._schedule(group_id, node_id, entry)
 
     def heard_at(self, group_id: str, node: Node) -> float:
@@ -157,18 +141,16 @@ class Leases:
                 heapq.heapify(self._heap)
 
     def _until(self, entry: _Entry) -> float:
-        until = max(entry.began, self._floor) + entry.lease_s
-        return until if entry.cut is None else min(until, max(entry.cut, self._floor) + SUSPECT_GRACE_S)
+        until = entry.heard_at + entry.lease_s
+        return until if entry.cut_at is None else min(until, entry.cut_at + SUSPECT_GRACE_S)
 
     # -- what the server does --------------------------------------------------------------------------------
 
-    def excuse(self, seconds: float) -> None:
-        """The server was late: this time (seconds) counts as nobody's silence."""
-        self._late_s += seconds
-
-    def forgive(self, now: float) -> None:
-        """The server did not run, so it could hear nobody: every node has a full lease from now (rule 8)."""
-        self._floor = now - self._late_s
+    def renew_all(self, now: float) -> None:
+        """The server stood still, so it could hear nobody: every node has a full lease from now (rule 8)."""
+        for entries in self._groups.values():
+            for entry in entries.values():
+                entry.heard_at, entry.cut_at = now, None
 
     def restore(self, groups: Iterable[Group], now: float) -> None:
         """Groups were loaded: every live node has the longest lease from now that it can have been granted."""
@@ -198,18 +180,17 @@ class Leases:
 
     def next_at(self) -> float | None:
         """When to `advance` next (seconds on the server's clock); None: there is no need."""
-        return self._heap[0][0] + self._late_s if self._heap else None
+        return self._heap[0][0] if self._heap else None
 
     def advance(self, now: float) -> None:
         """Look at the leases that may have ended."""
-        table_now = now - self._late_s
-        while self._heap and self._heap[0][0] < table_now:
+        while self._heap and self._heap[0][0] < now:
             due, group_id, node_id = heapq.heappop(self._heap)
             entry = self._groups.get(group_id, {}).get(node_id)
             if entry is None or entry.due != due:
                 continue  # there is a newer place for it
             entry.due = None
-            if self._until(entry) < table_now:
+            if self._until(entry) < now:
                 self._overdue.setdefault(group_id, set()).add(node_id)
             else:
                 self._schedule(group_id, node_id, entry)
@@ -221,7 +202,6 @@ class Leases:
     def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
         """The live nodes of a group whose lease or grace has ended, each with the length of its lease (seconds)."""
         entries = self._groups.get(group.group_id, {})
-        table_now = now - self._late_s
         return [
             (node, entry.lease_s)
             for node_id in sorted(self._overdue.get(group.group_id, ()))
@@ -229,18 +209,17 @@ class Leases:
             and (node := group.nodes.get(node_id)) is not None
             and node.gone_at is None
             and node.incarnation == entry.incarnation
-            and self._until(entry) < table_now
+            and self._until(entry) < now
         ]
 
     def ends_at(self, group: Group, node: Node) -> float:
         """When a live node is lost if it is not heard again (seconds on the server's clock)."""
         entry = self._groups.get(group.group_id, {}).get(node.node_id)
-        return node.heard_at + group.spec.lease_s if entry is None else self._until(entry) + self._late_s
+        return node.heard_at + group.spec.lease_s if entry is None else self._until(entry)
 
     def settled(self, group: Group, now: float) -> None:
         """A group was judged and committed: drop the nodes that are gone, and put back those that were heard."""
         entries = self._groups.get(group.group_id, {})
-        table_now = now - self._late_s
         for node_id in list(self._overdue.get(group.group_id, ())):
             node, entry = group.nodes.get(node_id), entries.get(node_id)
             if node is None or node.gone or entry is None:
@@ -248,7 +227,7 @@ class Leases:
                 if entry is not None and entry.due is None:
                     del entries[node_id]
                     self._count -= 1
-            elif self._until(entry) >= table_now:
+            elif self._until(entry) >= now:
                 self._overdue[group.group_id].discard(node_id)
                 self._schedule(group.group_id, node_id, entry)
         if not self._overdue.get(group.group_id, True):

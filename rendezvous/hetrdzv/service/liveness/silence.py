@@ -1,39 +1,36 @@
 """Judges the silence of nodes: when a lease or a grace has ended although this server listened in time (rule 8).
 
-A server that is late, or did not run at all, must not take that for the silence of its nodes. So its own delays are
-measured here, and the leases leave them out.
+A server that is late, or did not run at all, must not take that for the silence of its nodes. So the clock by which
+leases are measured goes on by one beat per beat of the event loop (clock.py).
 """
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from math import inf
 from typing import Any
 
 from hetrdzv.core.commands import Command, Disconnect, Renew
 from hetrdzv.core.model import Group, Node
-from hetrdzv.service.liveness.clock import ServedClock
+from hetrdzv.service.liveness.clock import BEAT_S, ServedClock
 from hetrdzv.service.liveness.leases import Leases, Pace, pace, speaker_of
 from hetrdzv.service.timers import TICK_MARGIN_S
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 0.25
-"""How often the clock is read when nothing else happens (seconds), see `ServedClock`."""
-
-LATE_S = 0.01
-"""A delay of the event loop up to this length is not left out of any lease (seconds)."""
-
 LISTEN_TURNS = 12
 """How many turns of the event loop it takes to read what is in the sockets: accept a connection, read it, run what
 handles the request, with some to spare."""
 
-STALE_CUTS_S = 1.0
-"""How long after a stall or a delay connections may still turn out to have been cut because of it (seconds)."""
+STALL_S = 1.0
+"""After a beat that is late by more than this every node has a full lease again: agents may have given up on their
+polls, and wait before they try again (seconds)."""
 
-HARMLESS_S = 0.25
-"""The event loop may be late by this much within `STALE_CUTS_S` without agents giving up on their polls (seconds)."""
+LATE_CUTS_S = 0.25
+"""A beat that is late by more than this may be why connections are found cut (seconds) ..."""
+
+STALE_CUTS_S = 1.0
+"""... for so long after it (seconds)."""
 
 
 class Silence:
@@ -61,14 +58,12 @@ class Silence:
         self._groups = groups
         self._spawn = spawn
         self._judge = judge
-        self._delays = Delays()
-        self._beats_at = inf  # when the clock is read next (seconds on the event loop's clock)
+        self._late_at = -inf  # when a beat was last as late as that (seconds on the server's clock)
         self._looks_at = inf  # when the timer goes off (seconds on the server's clock)
         self._timer: asyncio.TimerHandle | None = None
 
     def restore(self, groups: Iterable[Group]) -> None:
         """Groups were loaded: every live node has the longest lease that it can have been granted."""
-        self._delays.stalled(self._clock)  # which needs no forgiveness any more
         self.leases.restore(groups, self._clock.now())
         self._set_timer()
 
@@ -100,40 +95,25 @@ class Silence:
         self.leases.grant(group.group_id, node_id, incarnation, promised.lease_s)
         return promised
 
-    def excuses_cut(self, group_id: str, node_id: str, incarnation: str) -> bool:
-        """Whether the open poll of a node may have been cut because this server was late.
-
-        If so, the node has the lease of its group from now: it polls no more, but need not be gone.
-        """
-        now, late_s = self._clock.now(), max(0.0, asyncio.get_running_loop().time() - self._beats_at)
-        if not self._delays.excuse_cuts(now, late_s):
-            return False
-        if (group := self._groups().get(group_id)) is not None:
-            self.leases.start_over(group_id, node_id, incarnation, group.spec.lease_s, now)
-            self._set_timer()
-        return True
+    def excuses_cut(self) -> bool:
+        """Whether a poll that is found cut now may have been cut because this server was late."""
+        return self._clock.late_s > LATE_CUTS_S or self._clock.now() < self._late_at + STALE_CUTS_S
 
     # -- what this server does -------------------------------------------------------------------------------
 
     async def beat(self) -> float:
-        """Let `HEARTBEAT_S` seconds pass; by how much the event loop was late then (seconds), which no lease counts."""
-        loop = asyncio.get_running_loop()
-        self._beats_at, due = loop.time() + HEARTBEAT_S, self._clock.now() + HEARTBEAT_S
-        await asyncio.sleep(HEARTBEAT_S)
-        late_s = max(0.0, loop.time() - self._beats_at)
-        self.forgive_stall()
-        now = self._clock.now()
-        counted_s = min(late_s, now - due)  # a stall is no time at all by our clock
-        if counted_s > LATE_S:
-            self.leases.excuse(counted_s)
-            self._delays.late(counted_s, now)
-        return late_s
+        """Let a beat pass; returns by how much the event loop was late then (seconds)."""
+        await asyncio.sleep(BEAT_S)
+        return self._begin_beat()
 
-    def forgive_stall(self) -> None:
-        """After a time in which this process did not run, every node has a full lease again (rule 8)."""
-        if self._delays.stalled(self._clock):
-            logger.warning("this process stalled for more than a second: every node has a full lease again")
-            self.leases.forgive(self._clock.now())
+    def _begin_beat(self) -> float:
+        late_s = self._clock.beat()
+        if late_s > LATE_CUTS_S:
+            self._late_at = self._clock.now()
+        if late_s > STALL_S:
+            logger.warning("this process stood still for %.1f s: every node has a full lease again", late_s)
+            self.leases.renew_all(self._clock.now())
+        return late_s
 
     # -- judging ---------------------------------------------------------------------------------------------
 
@@ -152,12 +132,12 @@ class Silence:
         """Read what is in the sockets before anybody is judged."""
         for _ in range(LISTEN_TURNS):
             await asyncio.sleep(0)
+        self._begin_beat()
 
     async def _look(self) -> None:
         """Have the groups judged in which a lease or a grace has ended."""
         await self.listen()
         self._timer, self._looks_at = None, inf
-        self.forgive_stall()
         now = self._clock.now()
         self.leases.advance(now)
         for group_id in self.leases.groups_overdue():
@@ -169,41 +149,3 @@ class Silence:
             if self.leases.lapsed(group, now):
                 self._judge(group_id)
         self._set_timer()
-
-
-class Delays:
-    """Remembers the latest pauses in which this process did not run, and how late its event loop was."""
-
-    def __init__(self) -> None:
-        self._stalls_seen = 0
-        self._stalled_at = -inf
-        self._late: deque[tuple[float, float]] = deque()  # when each delay was noticed, and its length
-
-    def stalled(self, clock: ServedClock) -> bool:
-        """Whether there was a stall since the last call."""
-        now = clock.now()
-        if clock.stalls == self._stalls_seen:
-            return False
-        self._stalls_seen, self._stalled_at = clock.stalls, now
-        return True
-
-    def late(self, seconds: float, now: float) -> None:
-        """The event loop was late by so many seconds."""
-        self._forget(now)
-        self._late.append((now, seconds))
-
-    def excuse_cuts(self, now: float, late_s: float) -> bool:
-        """Whether a connection that is found cut now may have been cut because this server was late.
-
-        Agents give up on polls that are not answered in time.
-
-        Args:
-            late_s: how late the event loop is right now (seconds).
-        """
-        self._forget(now)
-        late_s += sum(seconds for _, seconds in self._late)
-        return now < self._stalled_at + STALE_CUTS_S or late_s > HARMLESS_S
-
-    def _forget(self, now: float) -> None:
-        while self._late and now >= self._late[0][0] + STALE_CUTS_S:
-            self._late.popleft()

@@ -482,7 +482,7 @@ class Agent:
             self._orphans.spare()
         if not cleared.shown:
             self.hangs = True
-            self._log("nobody reads the workers' output: continuing without waiting for it")
+            self._log("console is blocked; continuing without waiting for the workers' output")
         self._guardian.watch(())
 
     def _be_ready(self) -> None:

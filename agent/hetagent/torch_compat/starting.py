@@ -58,11 +58,6 @@ class Processes:
         """Each returns when everything that has been written has been copied."""
         return [tail.stop for tail in self._tails]
 
-    @property
-    def copied(self) -> set[str]:
-        """The files that are copied from."""
-        return {os.path.realpath(path) for tail in self._tails for path in tail._log_files.values()}
-
     def close_files(self) -> None:
         """Close the files of the output."""
         filtered = (getattr(self._context, name, None) for name in ("filtered_stdout", "filtered_stderr"))

@@ -330,11 +330,7 @@ def caught_up(sources: Sequence[Source], until: float | None = None) -> bool:
     Args:
         until: when to stop waiting in any case (monotonic seconds).
     """
-    return shown(
-        lambda: all(source.caught_up for source in sources),
-        lambda: sum(source.copied for source in sources),
-        until,
-    )
+    return shown(lambda: all(source.caught_up for source in sources), until)
 
 
 def _is_terminal(console: int) -> bool:

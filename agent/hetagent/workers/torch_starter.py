@@ -200,7 +200,7 @@ class TorchStarter(ElasticAgent):
 
     def _close(self, started: Processes, kept: Collection[Kept], until: float | None) -> bool:
         started.reap()
-        shown = drained(started.stops, started.copied, until)
+        shown = drained(started.stops, until)
         shown = self._catch_up(kept, until) and shown
         if shown:
             started.close_files()

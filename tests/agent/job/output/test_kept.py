@@ -135,7 +135,7 @@ def test_one_that_runs_on_in_silence_holds_nobody_up(capfd: pytest.CaptureFixtur
 def test_a_console_that_nobody_reads_holds_up_the_worker_and_not_the_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(console, "STALL_S", 0.2)
+    monkeypatch.setattr(console, "WAIT_S", 0.2)
     reader, writer = os.pipe()
     copier = Copier(writer)
     process, source = start(copier, "os.write(2, b'x' * 1_000_000); os.write(2, b'end')")

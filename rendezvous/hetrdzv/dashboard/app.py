@@ -31,6 +31,9 @@ from hetrdzv.service.service import Service
 Handler = Callable[..., Awaitable[Response]]
 Note = Callable[[HetError, Request], None]
 
+MOST_FORM_BYTES = 4096
+"""How much is read of the form that takes a token; no token that an HTTP header can carry is longer."""
+
 PATHS = re.compile(r"/(groups/.*|sections/.*|static/.*|sign-in|sign-out)?")
 """What is a page."""
 
@@ -135,7 +138,7 @@ async def sign_in(request: Request) -> Response:
     """Sign this browser in with the token of the form."""
     if not same_origin(request.headers.get("origin"), request.headers.get("host", "")):
         raise ForeignHost("only a page of this server signs in: open its address")
-    form = parse_qs((await request.body()).decode("ascii", "replace"), max_num_fields=8)
+    form = parse_qs((await request.body())[:MOST_FORM_BYTES].decode("ascii", "replace"))
     where = form.get("where", ["/"])[0]
     where = where if re.fullmatch(r"/(groups/[\w.-]+)?", where, re.ASCII) else "/"
     try:

@@ -59,7 +59,7 @@ async def test_a_token_signs_a_browser_in(service: Service, tokens: TokenFile, s
         assert "round 1 runs" in (await client.get("/groups/g")).text
 
 
-@pytest.mark.parametrize("token", ["", "nope", f"{TOKEN}x", "\ud800", "ä" * 5_000])
+@pytest.mark.parametrize("token", ["", "nope", f"{TOKEN}x", "\ud800", "ä" * 5_000, "x&" * 50_000])
 async def test_a_wrong_token_signs_nobody_in(
     service: Service, tokens: TokenFile, token: str, caplog: pytest.LogCaptureFixture
 ) -> None:

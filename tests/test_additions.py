@@ -139,20 +139,15 @@ assert "<i>always waiting</i>" in page.text, page.text
 """,
     ),
     "a warning about nodes": Addition(
-        new={
-            f"{SERVER}/core/rooms/mottos.py": """
-from hetrdzv.core.rooms.room import Room
-from hetrdzv.protocol.facts.warnings import NoMotto
-
-class Mottos(Room):
-    def warnings(self, nodes):
-        return [NoMotto(nodes=len(nodes))]
-"""
-        },
+        new={},
         changes={
-            f"{SERVER}/core/rooms/table.py": (
-                ("from hetrdzv.core.rooms.room", "from hetrdzv.core.rooms.mottos import Mottos\n"),
-                ("SnapshotsRoom()", "Mottos(), "),
+            f"{SERVER}/core/health/drift.py": (
+                ("def unordered(", "def mottos(nodes):\n    return [NoMotto(nodes=len(nodes))]\n\n\n"),
+                ("Differs, NoLabel", "NoMotto, "),
+            ),
+            f"{SERVER}/api/views.py": (
+                ("from hetrdzv.core.health.drift", "from hetrdzv.core.health.drift import mottos\n"),
+                ("*drift(nodes)", "*mottos(nodes), "),
             ),
             f"{SERVER}/protocol/facts/warnings.py": (
                 (

@@ -8,12 +8,10 @@ import httpx
 import pytest
 
 from hetrdzv.core.commands import Tick
-from hetrdzv.protocol.facts.warnings import AnyWarning, NoWeights
 from hetrdzv.protocol.rooms.stacks import MOST_OF_WORKER, About, Stack
-from hetrdzv.service.progress import detectors, hangs
+from hetrdzv.service.progress import hangs
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.service import Service
-from hetrdzv.words.warnings import warning
 from tests.support.served import HandClock, api, join, serving, settled, started, two_nodes
 
 GROUP = "/v1/groups/g"
@@ -575,17 +573,3 @@ async def test_why_names_the_workers_that_cannot_be_watched_and_the_reason() -> 
         assert (await group(client))["why"].endswith(
             "; rank 0 cannot be watched: its process groups use xccl"
         )
-
-
-async def test_what_another_detector_finds_is_shown_with_the_warnings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def found(*_: object) -> list[AnyWarning]:
-        return [NoWeights()]
-
-    monkeypatch.setattr(detectors, "DETECTORS", (*detectors.DETECTORS, found))
-    async with serving(clock=HandClock()) as (service, _), api(service) as client:
-        await two_nodes(service)
-        reply = await group(client)
-        assert reply["facts"] == [{"kind": "no_weights"}]
-        assert reply["warnings"] == [warning(NoWeights())]

@@ -18,7 +18,7 @@ from hetrdzv.core.directive import Directive, Start, Warned, late_exit_code, war
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Member, Node, Round, Stall
-from hetrdzv.core.rooms.table import ROOMS
+from hetrdzv.core.rooms.snapshots import found as snapshot_warnings
 from hetrdzv.core.shares import shares_of
 from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
@@ -57,8 +57,8 @@ from hetrdzv.protocol.rooms.stacks import About
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
-from hetrdzv.service.progress.detectors import detected
 from hetrdzv.service.progress.table import Seen
+from hetrdzv.service.progress.unseen import unwatched
 from hetrdzv.service.service import Service
 from hetrdzv.storage.records import StoredEvent
 from hetrdzv.words import reasons as words
@@ -140,7 +140,7 @@ async def group_response(service: Service, group: Group, page: Page = ALL) -> Re
     def reply() -> GroupReply:
         now, seen = service.now(), dict(service.progress.workers(group))
         heard_at = partial(service.silence.heard_at, group)
-        found = (*detected(group, seen, now), *service.refusals.lately(group))
+        found = (*unwatched(group, seen, now), *service.refusals.lately(group))
         return group_reply(group, now, heard_at, page, seen, found)
 
     return await made(len(group.nodes), reply)
@@ -350,8 +350,8 @@ def _warnings(group: Group) -> tuple[AnyWarning, ...]:
     """What differs between the nodes that are here and matters, and what was found in their round."""
     nodes = [node for node in group.live if node.job == group.job]
     current = group.active_round
-    of_round = (fact for room in ROOMS for fact in room.found(group, current)) if current is not None else ()
-    return (*drift(nodes), *(fact for room in ROOMS for fact in room.warnings(nodes)), *of_round)
+    of_round = snapshot_warnings(group, current) if current is not None else ()
+    return (*drift(nodes), *of_round)
 
 
 def _sentences(values: Iterable[AnyWarning]) -> tuple[str, ...]:

@@ -190,8 +190,8 @@ class Put:
     spec: Mapping[str, object]
 
 
-class OfRoom:
-    """A command of an optional feature (rooms/).
+class FeatureCommand:
+    """A command of an optional feature: shares, snapshots.
 
     Attributes:
         one_of_many: all nodes of a group say this at about the same time.
@@ -222,7 +222,7 @@ Command = (
     | NoteStall
     | NoteTraining
     | NoteRefusal
-    | OfRoom
+    | FeatureCommand
     | StartDaemon
     | Leave
     | Drain

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetrdzv.core.model import Cancellation, Group, Member, Node, Round
-from hetrdzv.core.rooms.table import ROOMS, needed
+from hetrdzv.core.rooms import snapshots
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.transitions import begins_anew
 from hetrdzv.core.shares import shares_of
@@ -141,7 +141,7 @@ def heading(group: Group, node: Node) -> Heading:
     if group.state.terminal:
         return tell(DirectiveKind.EXIT, group.state, group.round.number if group.round is not None else 0)
     if node.phase is NodePhase.LEFT:
-        if needed(group, node):
+        if snapshots.is_needed(group, node):
             return tell(DirectiveKind.WAIT, "serves" if group.active_round is None else "others_load")
         return tell(DirectiveKind.EXIT, "left")
     if may_save(group, node):
@@ -282,7 +282,7 @@ def _start(group: Group, current: Round, node: Node) -> Start | None:
         members=current.members if node.wants_members else None,
         daemon=node.daemon or None,
         shares=shares_of(current),
-        more={name: value for room in ROOMS for name, value in room.starting(group, current, member).items()},
+        more={**snapshots.of_start(group, current, member)},
         restarted_by=current.restarted_by,
         warnings=current.warnings,
     )

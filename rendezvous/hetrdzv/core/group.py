@@ -11,12 +11,12 @@ from hetrdzv.core.commands import (
     Command,
     Disconnect,
     Drain,
+    FeatureCommand,
     Join,
     Leave,
     NoteRefusal,
     NoteStall,
     NoteTraining,
-    OfRoom,
     Put,
     Renew,
     Report,
@@ -28,7 +28,7 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.health.hangs import hang_of, note_stall
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Node, Round
-from hetrdzv.core.rooms.table import ROOMS
+from hetrdzv.core.rooms import snapshots
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import OWN_LEASES, Leases
@@ -133,7 +133,7 @@ def step(
             note_training(work, command.round, command.at)
         case NoteRefusal():
             work.say(events.NodeRefused(differences=command.differences), command.node_id)
-        case OfRoom():
+        case FeatureCommand():
             command.apply(work)
         case StartDaemon():
             _start_daemon(work, command)
@@ -278,7 +278,7 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
 
 def _said_anew(command: Join) -> dict[str, object]:
     """What a node says of itself each time that it is ready, and what then counts for the next round."""
-    names = ("labels", "weight", "weighed", *(name for room in ROOMS for name in room.said_anew))
+    names = ("labels", "weight", "weighed", "snapshots")
     return {name: getattr(command, name) for name in names}
 
 
@@ -331,8 +331,7 @@ def _report(work: Work, command: Report) -> None:
         set_leaving(work, node, Announced(text=quoted(command.message, MOST_OF_TEXT)), gone_at)
         return
     if command.kind is ReportKind.PARTING:
-        for room in ROOMS:
-            room.parting(work, node, command)
+        snapshots.parting(work, node, command)
         if not node.gone:
             _say_goodbye(work, work.group.nodes[node.node_id], command.message)
         return

@@ -5,7 +5,7 @@ from itertools import groupby
 
 from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.core.numbers import has_same_numbers, not_finite
-from hetrdzv.core.rooms.table import ROOMS
+from hetrdzv.core.rooms import snapshots
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.core.shares import violations as weight_violations
@@ -130,8 +130,7 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
     if current.end is not None and current.stall is not None:
         yield f"round {current.number} has ended, but is said to stall"
     yield from weight_violations(current)
-    for room in ROOMS:
-        yield from room.violations(current)
+    yield from snapshots.violations(current)
     if any(current.member(node_id) is None for node_id in current.finished):
         yield f"round {current.number} has finished nodes that are no members: {sorted(current.finished)}"
 

@@ -12,7 +12,7 @@ from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.timeline import bars, speed_line, step_line
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.rooms.stacks import EARLIER, About, line_of
-from hetrdzv.service.progress.detectors import detected
+from hetrdzv.service.progress.unseen import unwatched
 from hetrdzv.service.service import Service
 from hetrdzv.words.advice import after_exit, step_in_parts
 from hetrdzv.words.causes import failed_worker, failure_details
@@ -116,7 +116,7 @@ class GroupPage:
     def _now_section(self) -> str:
         group, brief, running, stall = self._group, self._brief, self._group.active_round, self._stall
         failed = running.restarted_by if running is not None and not group.state.terminal else None
-        notes = [*detected(group, self._seen, self._now), *self._service.refusals.lately(group)]
+        notes = [*unwatched(group, self._seen, self._now), *self._service.refusals.lately(group)]
         return section(
             "now.html",
             group=brief,

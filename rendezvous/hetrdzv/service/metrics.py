@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.facts.events import Event
+from hetrdzv.protocol.rooms.snapshots import BeganFromSnapshot, SnapshotPassedBy
 from hetrdzv.protocol.states import GroupState, NodePhase, StallKind
-from hetrdzv.service.rooms import COUNTED
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -77,9 +77,11 @@ class Metrics:
             ["kind"],
         )
         self._stalls = counter("hetrdzv_stalls", "How often workers began to wait for long.")
-        self._of_rooms = [
-            (kind, by, counter(name, about)) for room in COUNTED for name, about, kind, by in room
-        ]
+        self._from_snapshot = counter("hetrdzv_rounds_from_snapshot", "Rounds that began from a snapshot.")
+        self._steps_lost = counter("hetrdzv_steps_lost", "Steps that were lost when rounds ended.")
+        self._passed_by = counter(
+            "hetrdzv_snapshots_passed_by", "Snapshots from which no round begins any more."
+        )
         self._rendezvous = seconds(
             "hetrdzv_rendezvous_seconds", "Time from the first waiting node to the round."
         )
@@ -165,9 +167,12 @@ class Metrics:
             self._known[group_id] = _Known(now)
 
     def _happened(self, known: _Known, event: Event, old: Group | None, now: float) -> None:
-        for kind, by, counter in self._of_rooms:
-            if event.kind == kind:
-                counter.inc(by(event.facts))
+        match event.facts:
+            case BeganFromSnapshot(stamp=stamp, lost=lost):
+                self._from_snapshot.inc(int(stamp is not None))
+                self._steps_lost.inc(lost or 0)
+            case SnapshotPassedBy():
+                self._passed_by.inc()
         match event.kind:
             case "job_began":
                 known.cause = "first"

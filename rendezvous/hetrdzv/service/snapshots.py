@@ -1,6 +1,5 @@
 """Answers members that say what they hold of snapshots: what all hold together, once that is committed."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,7 +8,7 @@ from hetrdzv.core.rooms.snapshots import Declare
 from hetrdzv.core.rooms.snapshots.copies import copy_for
 from hetrdzv.core.rooms.snapshots.tally import Tally
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.protocol.rooms.snapshots import BeganFromSnapshot, SnapshotsReply, SnapshotsRequest
+from hetrdzv.protocol.rooms.snapshots import SnapshotsReply, SnapshotsRequest
 
 if TYPE_CHECKING:
     from hetrdzv.service.service import Service
@@ -61,25 +60,3 @@ async def declare(
     named = first.snapshots.to_disk_from if first is not None and first.snapshots is not None else 0
     told = tallies.said(group, node)
     return replace(told, copy=copy_for(group, node, told.complete), to_disk_from=named or None)
-
-
-def _lost(facts: object) -> int:
-    return facts.lost or 0 if isinstance(facts, BeganFromSnapshot) else 0
-
-
-COUNTED: Sequence[tuple[str, str, str, Callable[[object], int]]] = (
-    (
-        "hetrdzv_rounds_from_snapshot",
-        "Rounds that began from a snapshot.",
-        "began_from_snapshot",
-        lambda facts: int(isinstance(facts, BeganFromSnapshot) and facts.stamp is not None),
-    ),
-    ("hetrdzv_steps_lost", "Steps that were lost when rounds ended.", "began_from_snapshot", _lost),
-    (
-        "hetrdzv_snapshots_passed_by",
-        "Snapshots from which no round begins any more.",
-        "snapshot_passed_by",
-        lambda facts: 1,
-    ),
-)
-"""See `hetrdzv.service.rooms`."""

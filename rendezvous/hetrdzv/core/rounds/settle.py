@@ -12,7 +12,7 @@ from hetrdzv.core.health.drift import drift, unordered
 from hetrdzv.core.health.hangs import settle_stall
 from hetrdzv.core.health.restart_backoff import count_failed_round, restart_wait_s
 from hetrdzv.core.model import USED_LAST_AFTER, End, Group, Node, Round
-from hetrdzv.core.rooms.table import ROOMS, needed
+from hetrdzv.core.rooms import snapshots
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
 from hetrdzv.core.rounds.transitions import (
@@ -59,8 +59,7 @@ def settle(work: Work) -> None:
     """Apply everything that follows from the group's state and the time."""
     expire(work)
     if not work.group.state.terminal:
-        for room in ROOMS:
-            room.pass_time(work)
+        snapshots.end_parting(work)
     if work.group.state.terminal:
         pass
     elif work.group.active_round is None:
@@ -75,7 +74,7 @@ def settle(work: Work) -> None:
     if work.events and len(work.group.nodes) > GONE_NODES_KEPT:
         current = work.group.round
         keep = {member.node_id for member in current.members} if current is not None else set()
-        keep |= {node.node_id for node in work.group.nodes.values() if needed(work.group, node)}
+        keep |= {node.node_id for node in work.group.nodes.values() if snapshots.is_needed(work.group, node)}
         nodes = remembered(work.group.nodes, keep)
         known = frozenset(pair for pair in work.group.unreachable if nodes.keys() >= set(pair))
         work.change(nodes=nodes, unreachable=known)
@@ -296,7 +295,6 @@ def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[RoundWarning, ...
     return (
         *drift(nodes),
         *unordered(spec, nodes),
-        *(warning for room in ROOMS for warning in room.warnings(nodes)),
     )
 
 
@@ -353,8 +351,7 @@ def _start_round(work: Work, selection: Selection) -> None:
     if first and not group.spec.bounded:
         restarts = group.spec.on_join is OnJoin.RESTART
         work.say(events.StartedUnbounded(nodes=len(new.members), restarts=restarts))
-    for room in ROOMS:
-        room.formed(work, group)
+    snapshots.begin(work, group)
 
 
 def _started_nothing(former: Round) -> bool:

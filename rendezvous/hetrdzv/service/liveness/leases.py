@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetrdzv.core.commands import Command, Join, Leave, OfRoom, Renew, Report, StartDaemon
+from hetrdzv.core.commands import Command, FeatureCommand, Join, Leave, Renew, Report, StartDaemon
 from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
@@ -264,6 +264,6 @@ def is_one_of_many(command: Command) -> bool:
             return True
         case Report():
             return command.kind in (ReportKind.STARTED, ReportKind.READY_TO_STOP)
-        case OfRoom():
+        case FeatureCommand():
             return command.one_of_many
     return False

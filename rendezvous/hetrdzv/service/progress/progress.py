@@ -10,7 +10,7 @@ from hetrdzv.core.commands import Command, NoteTraining, Report
 from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.rooms.progress import NodeProgress
-from hetrdzv.service.progress.detectors import JUDGES
+from hetrdzv.service.progress.hangs import Hangs
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.table import LATE_S, Seen, Table
 from hetrdzv.service.progress.traces import Traces
@@ -46,9 +46,7 @@ class Progress:
         self._spawn = spawn
         self._begun: dict[str, int] = {}  # by group: of which round it was told that its workers train
         self._table = Table()
-        self._judges = [
-            judge(groups, self._table.workers, now, execute, spawn, questions, traces) for judge in JUDGES
-        ]
+        self._hangs = Hangs(groups, self._table.workers, now, execute, spawn, questions, traces)
 
     # -- what agents say -------------------------------------------------------------------------------------
 
@@ -69,8 +67,7 @@ class Progress:
         if active.trains_at is None:
             self._note_training(group_id, active)
         if active.stall is not None or any(worker.still for worker in told.workers):
-            for judge in self._judges:
-                judge.look_soon(group_id)
+            self._hangs.look_soon(group_id)
 
     def _note_training(self, group_id: str, active: Round) -> None:
         """Tell the group that its workers train, once the first of them does."""
@@ -133,15 +130,13 @@ class Progress:
         if new is None or new.state.terminal:
             self._table.forget(group_id)
             self._begun.pop(group_id, None)
-            for judge in self._judges:
-                judge.forget(group_id)
+            self._hangs.forget(group_id)
 
     def clear(self) -> None:
         """The groups were loaded again."""
         self._begun.clear()
         self._table.clear()
-        for judge in self._judges:
-            judge.clear()
+        self._hangs.clear()
 
     def _active(self, group_id: str) -> Round | None:
         group = self._groups().get(group_id)

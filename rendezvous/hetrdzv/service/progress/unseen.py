@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from hetrdzv.core.model import Group, Round
+from hetrdzv.core.model import Group
 from hetrdzv.protocol.facts.warnings import Unseen, Unwatched
 from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.service.progress.table import Seen
@@ -14,7 +14,7 @@ MOST = 3
 """How many reasons are shown."""
 
 
-def shown(group: Group, active: Round, seen: Mapping[int, Seen], now: float) -> list[Unwatched]:
+def unwatched(group: Group, seen: Mapping[int, Seen], now: float) -> list[Unwatched]:
     """The workers of the running round that cannot be watched, by reason.
 
     A worker that says its steps can be. One without others has nobody to wait for.
@@ -23,7 +23,8 @@ def shown(group: Group, active: Round, seen: Mapping[int, Seen], now: float) -> 
         seen: how far its workers have come, by global rank.
         now: the server's clock (seconds).
     """
-    if now < active.formed_at + AFTER_S or active.world_size == 1:
+    active = group.active_round
+    if active is None or group.state.terminal or now < active.formed_at + AFTER_S or active.world_size == 1:
         return []
     by_reason: dict[Unseen, list[int]] = {}
     for rank in range(active.world_size):

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from hashlib import blake2s
 from typing import Any, ClassVar
 
-from hetrdzv.core.commands import OfRoom, Report
+from hetrdzv.core.commands import FeatureCommand, Report
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Member, Node, Round
-from hetrdzv.core.rooms.room import Room
 from hetrdzv.core.rooms.snapshots.choice import after_choice, after_round, choose
 from hetrdzv.core.rooms.snapshots.complete import (
     Gathered,
@@ -40,6 +39,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     Stamp,
     ValuesDiffer,
 )
+from hetrdzv.protocol.states import NodePhase
 
 MOST_SERVES_S = 600.0
 """How long an agent that leaves counts as one that serves what it holds, whatever it says (seconds)."""
@@ -48,85 +48,97 @@ MOST_SHOWN = 5
 """How many steps an error names."""
 
 
-class SnapshotsRoom(Room):
-    """A round begins from the newest complete snapshot of its job."""
+def begin(work: Work, before: Group) -> None:
+    """A round has formed: choose the snapshot that it begins from.
 
-    said_anew = ("snapshots",)
-
-    def formed(self, work: Work, before: Group) -> None:
-        group, current = work.group, work.group.active_round
-        assert current is not None
-        members = [group.nodes[member.node_id] for member in current.members]
-        known = group.snapshots
-        if known is None:
-            origin = _origin(before, members)
-            if origin is None:
-                return
-            known = Kept(origin=origin)
-        found = gathered_for(group, known.origin, [node.node_id for node in members], before.last_round)
-        judged = after_round(known, before, found)
-        taken = choose(judged, found)
-        chose = after_choice(judged, taken, found)
-        work.change(snapshots=chose)
-        for passed in chose.passed:
-            if passed not in known.passed:
-                work.say(SnapshotPassedBy(what=passed))
-        lost = _lost(before, known, taken)
-        newer = newer_than(taken.stamp.step if taken is not None else 0, found) if lost != 0 else None
-        if taken is not None:
-            snapshot = chosen(taken, (node.node_id for node in members), lost, newer)
-            work.change(round=replace(current, snapshot=snapshot))
-            who = Nodes.of([node.node_id for node, _ in taken.holders])
-            on_disk = taken.on_disk is not None
-            work.say(BeganFromSnapshot(stamp=taken.stamp, nodes=who, on_disk=on_disk, lost=lost, newer=newer))
-        elif lost != 0:
-            work.say(BeganFromSnapshot(stamp=None, lost=lost, newer=newer))
-        _say_not_taken(work, current, members)
-
-    def starting(self, group: Group, current: Round, member: Member) -> Mapping[str, Any]:
-        if group.snapshots is None:
-            return {}
-        snapshot = told(current.snapshot, member) if current.snapshot is not None else None
-        return {"snapshot": snapshot, "origin": group.snapshots.origin}
-
-    def parting(self, work: Work, node: Node, report: Report) -> None:
-        known = work.group.snapshots
-        if known is None or node.job != work.group.job:
+    Args:
+        before: the group without it, whose newest round has been judged.
+    """
+    group, current = work.group, work.group.active_round
+    assert current is not None
+    members = [group.nodes[member.node_id] for member in current.members]
+    known = group.snapshots
+    if known is None:
+        origin = _origin(before, members)
+        if origin is None:
             return
-        if not report.serves_s and node.incarnation in known.parting:
-            left = {whose: at for whose, at in known.parting.items() if whose != node.incarnation}
-            work.change(snapshots=replace(known, parting=left))
-        if not report.serves_s or report.snapshots is None or node.gone:
-            return
-        until = work.now - max(0.0, report.age_s) + min(report.serves_s, MOST_SERVES_S)
-        work.change_node(node, snapshots=report.snapshots)
-        work.change(snapshots=replace(known, parting={**known.parting, node.incarnation: until}))
+        known = Kept(origin=origin)
+    found = gathered_for(group, known.origin, [node.node_id for node in members], before.last_round)
+    judged = after_round(known, before, found)
+    taken = choose(judged, found)
+    chose = after_choice(judged, taken, found)
+    work.change(snapshots=chose)
+    for passed in chose.passed:
+        if passed not in known.passed:
+            work.say(SnapshotPassedBy(what=passed))
+    lost = _lost(before, known, taken)
+    newer = newer_than(taken.stamp.step if taken is not None else 0, found) if lost != 0 else None
+    if taken is not None:
+        snapshot = chosen(taken, (node.node_id for node in members), lost, newer)
+        work.change(round=replace(current, snapshot=snapshot))
+        who = Nodes.of([node.node_id for node, _ in taken.holders])
+        on_disk = taken.on_disk is not None
+        work.say(BeganFromSnapshot(stamp=taken.stamp, nodes=who, on_disk=on_disk, lost=lost, newer=newer))
+    elif lost != 0:
+        work.say(BeganFromSnapshot(stamp=None, lost=lost, newer=newer))
+    _say_not_taken(work, current, members)
 
-    def needs(self, group: Group, node: Node) -> bool:
-        return serves(group, node) and _goes_on(group)
 
-    def pass_time(self, work: Work) -> None:
-        known = work.group.snapshots
-        if known is not None and any(until < work.now for until in known.parting.values()):
-            parting = {whose: until for whose, until in known.parting.items() if until >= work.now}
-            work.change(snapshots=replace(known, parting=parting))
+def of_start(group: Group, current: Round, member: Member) -> Mapping[str, Any]:
+    """Fields of the start that a member of a round is told."""
+    if group.snapshots is None:
+        return {}
+    snapshot = told(current.snapshot, member) if current.snapshot is not None else None
+    return {"snapshot": snapshot, "origin": group.snapshots.origin}
 
-    def found(self, group: Group, current: Round) -> Sequence[AnyWarning]:
-        if group.snapshots is None:
-            return ()
-        differ = (one.lack for one in gathered(group) if isinstance(one.lack, ValuesDiffer))
-        members = [node for node in map(group.speaker, current.members) if node is not None]
-        return (*group.snapshots.passed, *differ, *_not_on_disk(members), *_not_taken(members))
 
-    def violations(self, current: Round) -> Iterator[str]:
-        snapshot = current.snapshot
-        if snapshot is None:
-            return
-        where = f"round {current.number} begins from step {snapshot.step} of round {snapshot.round}"
-        if snapshot.round >= current.number and not snapshot.on_disk:  # that may be of an earlier job
-            yield f"{where}, which is no earlier one"
-        for clause in wrong(snapshot):
-            yield f"{where}, but {clause}"
+def parting(work: Work, node: Node, report: Report) -> None:
+    """A node whose workers are gone says for how long it will serve what it holds; later, that this is done."""
+    known = work.group.snapshots
+    if known is None or node.job != work.group.job:
+        return
+    if not report.serves_s and node.incarnation in known.parting:
+        left = {whose: at for whose, at in known.parting.items() if whose != node.incarnation}
+        work.change(snapshots=replace(known, parting=left))
+    if not report.serves_s or report.snapshots is None or node.gone:
+        return
+    until = work.now - max(0.0, report.age_s) + min(report.serves_s, MOST_SERVES_S)
+    work.change_node(node, snapshots=report.snapshots)
+    work.change(snapshots=replace(known, parting={**known.parting, node.incarnation: until}))
+
+
+def is_needed(group: Group, node: Node) -> bool:
+    """Whether others fetch what a node that has left, but whose agent is there, holds."""
+    return node.phase is NodePhase.LEFT and serves(group, node) and _goes_on(group)
+
+
+def end_parting(work: Work) -> None:
+    """Forget agents that have served what they hold for as long as they said."""
+    known = work.group.snapshots
+    if known is not None and any(until < work.now for until in known.parting.values()):
+        parting = {whose: until for whose, until in known.parting.items() if until >= work.now}
+        work.change(snapshots=replace(known, parting=parting))
+
+
+def found(group: Group, current: Round) -> Sequence[AnyWarning]:
+    """What to know of the snapshots of a round that runs."""
+    if group.snapshots is None:
+        return ()
+    differ = (one.lack for one in gathered(group) if isinstance(one.lack, ValuesDiffer))
+    members = [node for node in map(group.speaker, current.members) if node is not None]
+    return (*group.snapshots.passed, *differ, *_not_on_disk(members), *_not_taken(members))
+
+
+def violations(current: Round) -> Iterator[str]:
+    """What is impossible in the snapshot of a round (invariants.py)."""
+    snapshot = current.snapshot
+    if snapshot is None:
+        return
+    where = f"round {current.number} begins from step {snapshot.step} of round {snapshot.round}"
+    if snapshot.round >= current.number and not snapshot.on_disk:  # that may be of an earlier job
+        yield f"{where}, which is no earlier one"
+    for clause in wrong(snapshot):
+        yield f"{where}, but {clause}"
 
 
 @kept
@@ -243,7 +255,7 @@ def safe_snapshot(group: Group) -> Gathered | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declare(OfRoom):
+class Declare(FeatureCommand):
     """A member says what it holds while its round runs, in place of what it said before; that is no heartbeat."""
 
     one_of_many: ClassVar[bool] = True
@@ -280,7 +292,7 @@ class Declare(OfRoom):
 
 
 @dataclass(frozen=True, slots=True)
-class Use(OfRoom):
+class Use(FeatureCommand):
     """A person chooses the snapshot from which the next round begins, by its step."""
 
     step: int

@@ -15,6 +15,7 @@ from typing import Any
 from hetrdzv.core.commands import Command, Disconnect, Join, NoteRefusal, Put, Report, Tick
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
+from hetrdzv.core.rooms.snapshots.tally import Tallies
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol.errors import (
@@ -70,7 +71,7 @@ class Service:
         questions: what agents are asked about their workers.
         traces: what workers of rounds that are over left behind.
         plans: what would happen to groups.
-        of_rooms: what optional features keep in memory, by their names; it can be made anew from the groups.
+        tallies: what nodes hold of snapshots.
         stopping: whether a stop has begun.
     """
 
@@ -103,7 +104,7 @@ class Service:
         )
         self.refusals = Refusals(self.now)
         self.plans = Plans(limits)
-        self.of_rooms: dict[str, Any] = {}
+        self.tallies = Tallies()
         self._retention = Retention(limits)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False

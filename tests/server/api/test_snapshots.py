@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from hetrdzv.core.rooms.snapshots.tally import MOST_TALLIES, Tallies
 from hetrdzv.protocol.rooms.snapshots import MOST_HELD
-from hetrdzv.service.snapshots import MOST_TALLIES, Tallies
 from tests.support.served import FaultyStore, api, serving, settled
 
 GROUP = "/v1/groups/g"

@@ -18,6 +18,9 @@ ALIKE = -1
 
 _Key = tuple[int, int, int, bool]
 
+MOST_TALLIES = 256
+"""Of how many groups what their nodes hold is counted along; of others it is counted anew when it is needed."""
+
 
 class Tally:
     """What the nodes of a group hold in a round.
@@ -123,3 +126,22 @@ def _is_newer(stamp: Stamp | None, than: Stamp | None) -> bool:
     if stamp is None or than is None:
         return stamp is not None
     return stamp.newness > than.newness
+
+
+class Tallies:
+    """What the nodes of each group hold in its running round; made anew from the groups whenever it is not there."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[tuple[str, int], Tally]] = {}  # by the job's own name and its round
+
+    def said(self, group: Group, node: Node) -> SnapshotsReply:
+        """What all nodes of a group hold, now that one of them has said something."""
+        current = group.active_round
+        origin = group.snapshots.origin if group.snapshots is not None else ""
+        which = origin, current.number if current is not None else 0
+        known = self._of.pop(group.group_id, None)
+        tally = known[1] if known is not None and known[0] == which else Tally(group)
+        self._of[group.group_id] = which, tally
+        if len(self._of) > MOST_TALLIES:
+            del self._of[next(iter(self._of))]
+        return tally.said(group, node)

@@ -479,7 +479,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     ),
     "holdings of another job count": (complete, "_is_of", lambda holdings, origin: bool(holdings.held)),
     "nodes that are gone hold snapshots": (complete, "_is_here", lambda group, node: True),
-    "an agent that is gone serves": (room.SnapshotsRoom, "pass_time", lambda self, work: None),
+    "an agent that is gone serves": (room, "end_parting", lambda work: None),
     "what is on disk is not seen": (complete, "_on_disk", lambda group, members: iter(())),
     "what may be safe is overwritten": (
         Declaring,

@@ -9,7 +9,7 @@ import pytest
 from hetrdzv.core.commands import Leave
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group
-from hetrdzv.core.rooms.snapshots import Declare, SnapshotsRoom, Use
+from hetrdzv.core.rooms.snapshots import Declare, Use, found
 from hetrdzv.core.rooms.snapshots.choice import MOST_PASSED, pass_by
 from hetrdzv.core.rooms.snapshots.complete import gathered, missing
 from hetrdzv.core.rooms.snapshots.tally import Tally
@@ -795,13 +795,13 @@ def test_a_node_that_joins_without_a_place_for_snapshots_is_said_once_a_round_an
     job.join("b", snapshots=Holdings(not_taken=why))
     job.run()
     assert job.group.round is not None
-    assert SnapshotsRoom().found(job.group, job.group.round) == (lacks,)
+    assert found(job.group, job.group.round) == (lacks,)
     job.declare("a", job.holds(held(90)))
     assert job.facts("not_taken") == [lacks]
     job.again(job.holds(held(90)), Holdings(not_taken=why))
     assert job.facts("not_taken") == [lacks, lacks]
     job.again(job.holds(held(90)), NOTHING)
-    assert SnapshotsRoom().found(job.group, job.group.round) == ()
+    assert found(job.group, job.group.round) == ()
 
 
 def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() -> None:
@@ -811,13 +811,13 @@ def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() 
     for node_id in ("a", "b"):
         job.declare(node_id, replace(job.holds(held(90)), not_taken=f"{node_id} needs 5 MB"))
     why = Quoted("a needs 5 MB")
-    assert SnapshotsRoom().found(job.group, current) == (NotTaken(nodes=Nodes.of(["a", "b"]), why=why),)
+    assert found(job.group, current) == (NotTaken(nodes=Nodes.of(["a", "b"]), why=why),)
     job.declare("a", job.holds(held(95)))
     job.declare("a", replace(job.holds(held(100)), not_taken="a needs 5 MB"))
     assert job.facts("not_taken") == [NotTaken(nodes=Nodes.of(["a"]), why=why)]
     for node_id in ("a", "b"):
         job.declare(node_id, job.holds(held(105)))
-    assert SnapshotsRoom().found(job.group, current) == ()
+    assert found(job.group, current) == ()
 
 
 def test_what_could_not_be_written_is_said_until_one_is() -> None:
@@ -827,14 +827,14 @@ def test_what_could_not_be_written_is_said_until_one_is() -> None:
     lack = NotWritten(stamp=Stamp(round=1, step=90), why="No space left on device")
     said = NotOnDisk(stamp=lack.stamp, nodes=Nodes.of(["a"]), why=Quoted("No space left on device"))
     job.declare("a", replace(job.holds(held(90)), not_written=lack))
-    assert SnapshotsRoom().found(job.group, current) == (said,)
+    assert found(job.group, current) == (said,)
     later = replace(lack, stamp=Stamp(round=1, step=95))
     job.declare("a", replace(job.holds(held(95)), not_written=later))
-    assert SnapshotsRoom().found(job.group, current) == (replace(said, stamp=later.stamp),)
+    assert found(job.group, current) == (replace(said, stamp=later.stamp),)
     job.declare("b", replace(job.holds(held(95)), not_written=lack))
     both = replace(said, stamp=later.stamp, nodes=Nodes.of(["a", "b"]))
-    assert SnapshotsRoom().found(job.group, current) == (both,)
+    assert found(job.group, current) == (both,)
     assert job.facts("not_on_disk") == [said], "the warning tells of each, the history of the first"
     for node_id in ("a", "b"):
         job.declare(node_id, job.holds(held(100)))
-    assert SnapshotsRoom().found(job.group, current) == ()
+    assert found(job.group, current) == ()

@@ -1,9 +1,9 @@
 """Of which workers nobody can tell whether they hang, and why."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.facts.warnings import Unseen, Unwatched
+from hetrdzv.protocol.facts.warnings import AnyWarning, Unseen, Unwatched
 from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.service.progress.table import Seen
 
@@ -14,7 +14,7 @@ MOST = 3
 """How many reasons are shown."""
 
 
-def unwatched(group: Group, seen: Mapping[int, Seen], now: float) -> list[Unwatched]:
+def unwatched(group: Group, seen: Mapping[int, Seen], now: float) -> Sequence[AnyWarning]:
     """The workers of the running round that cannot be watched, by reason.
 
     A worker that says its steps can be. One without others has nobody to wait for.

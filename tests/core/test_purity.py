@@ -36,7 +36,7 @@ def impurities(source: str, ours: str = "hetrdzv.core.") -> Iterator[str]:
         elif isinstance(node, ast.Name) and node.id in EFFECTS:
             yield f"line {node.lineno} uses {node.id}"
         for name in names:
-            if name.startswith((ours, "hetrdzv.protocol")) and name != "hetrdzv.protocol.codec":
+            if f"{name}.".startswith((ours, "hetrdzv.protocol.")) and name != "hetrdzv.protocol.codec":
                 continue
             root = name.split(".")[0]
             if root in FORBIDDEN or root not in {*sys.stdlib_module_names, "annotated_types"}:

@@ -7,6 +7,8 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from hetrdzv.core import snapshots as room
+
 from hetagent.job.snapshots.declaring import Declaring
 from hetagent.session import reports
 from hetagent.session.outbox import Answered
@@ -15,9 +17,8 @@ from hetagent.session.topics import Message, Topic
 from hetagent.snapshots.folder import SLOTS, room_for
 from hetagent.snapshots.folder import Stamp as Taken
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.rooms import snapshots as room
-from hetrdzv.core.rooms.snapshots import complete, copies
-from hetrdzv.core.rooms.snapshots.complete import began_from, gathered, is_copied, stamp_of, stamp_on_disk
+from hetrdzv.core.snapshots import complete, copies
+from hetrdzv.core.snapshots.complete import began_from, gathered, is_copied, stamp_of, stamp_on_disk
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.rooms import snapshots
 from hetrdzv.protocol.rooms.snapshots import (

@@ -5,8 +5,8 @@ from typing import Any
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
-from hetrdzv.core.rooms.snapshots import next_snapshot, on_disk, safe_snapshot
-from hetrdzv.core.rooms.snapshots.complete import Gathered, began_from, gathered
+from hetrdzv.core.snapshots import next_snapshot, on_disk, safe_snapshot
+from hetrdzv.core.snapshots.complete import Gathered, began_from, gathered
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.snapshots import (

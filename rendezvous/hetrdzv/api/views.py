@@ -18,8 +18,8 @@ from hetrdzv.core.directive import Directive, Start, Warned, late_exit_code, war
 from hetrdzv.core.health.drift import drift
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Member, Node, Round, Stall
-from hetrdzv.core.rooms.snapshots import found as snapshot_warnings
 from hetrdzv.core.shares import shares_of
+from hetrdzv.core.snapshots import found as snapshot_warnings
 from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import (

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetrdzv.core import snapshots
 from hetrdzv.core.model import Cancellation, Group, Member, Node, Round
-from hetrdzv.core.rooms import snapshots
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.transitions import begins_anew
 from hetrdzv.core.shares import shares_of

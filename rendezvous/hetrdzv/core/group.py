@@ -5,6 +5,7 @@ A step applies its command and then *settles* the group (settle.py). `deadline` 
 
 from dataclasses import dataclass, replace
 
+from hetrdzv.core import snapshots
 from hetrdzv.core.agreement import agree, require_same_script
 from hetrdzv.core.commands import (
     Cancel,
@@ -28,7 +29,6 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.health.hangs import hang_of, note_stall
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Node, Round
-from hetrdzv.core.rooms import snapshots
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import OWN_LEASES, Leases

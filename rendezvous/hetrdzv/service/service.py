@@ -15,9 +15,9 @@ from typing import Any
 from hetrdzv.core.commands import Command, Disconnect, Join, NoteRefusal, Put, Report, Tick
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
-from hetrdzv.core.rooms.snapshots.tally import Tallies
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import require_speaker
+from hetrdzv.core.snapshots.tally import Tallies
 from hetrdzv.protocol.errors import (
     HetError,
     Refused,

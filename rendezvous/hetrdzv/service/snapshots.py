@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from hetrdzv.core.rooms.snapshots import Declare
-from hetrdzv.core.rooms.snapshots.copies import copy_for
+from hetrdzv.core.snapshots import Declare
+from hetrdzv.core.snapshots.copies import copy_for
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.rooms.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.service.service import Service

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrdzv.core.rooms.snapshots.tally import MOST_TALLIES, Tallies
+from hetrdzv.core.snapshots.tally import MOST_TALLIES, Tallies
 from hetrdzv.protocol.rooms.snapshots import MOST_HELD
 from tests.support.served import FaultyStore, api, serving, settled
 

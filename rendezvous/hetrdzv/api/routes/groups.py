@@ -26,7 +26,7 @@ from hetrdzv.api.workers import shown
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import Drain, Put, Restart, Undrain
-from hetrdzv.core.rooms.snapshots import Use
+from hetrdzv.core.snapshots import Use
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_NUMBER, Id
 from hetrdzv.protocol.bounds import Place as PlaceText

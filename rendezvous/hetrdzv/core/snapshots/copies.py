@@ -10,8 +10,8 @@ from collections.abc import Set as AbstractSet
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Member, Node, Round
-from hetrdzv.core.rooms.snapshots.complete import stamp_of
 from hetrdzv.core.selection.units import value_of
+from hetrdzv.core.snapshots.complete import stamp_of
 from hetrdzv.protocol.rooms.snapshots import Chosen, Copy, Source, Stamp
 
 COPIES = 2

@@ -7,7 +7,7 @@ To look at all nodes at each message would take as long as there are nodes, each
 """
 
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.rooms.snapshots.complete import gathered_for, is_copied, stamp_of, usable
+from hetrdzv.core.snapshots.complete import gathered_for, is_copied, stamp_of, usable
 from hetrdzv.protocol.rooms.snapshots import Held, Holdings, SnapshotsReply, Stamp
 
 COUNTED_ANEW_FOR = 64

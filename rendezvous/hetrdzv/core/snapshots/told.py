@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Member, Node
-from hetrdzv.core.rooms.snapshots.complete import Gathered
+from hetrdzv.core.snapshots.complete import Gathered
 from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Incomplete, RankPart, Source
 
 MOST_SOURCES = 1024

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 from hetrdzv.core.commands import FeatureCommand, Report
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Member, Node, Round
-from hetrdzv.core.rooms.snapshots.choice import after_choice, after_round, choose
-from hetrdzv.core.rooms.snapshots.complete import (
+from hetrdzv.core.rounds.transitions import Work, require_speaker
+from hetrdzv.core.snapshots.choice import after_choice, after_round, choose
+from hetrdzv.core.snapshots.complete import (
     Gathered,
     gathered,
     gathered_for,
@@ -21,8 +22,7 @@ from hetrdzv.core.rooms.snapshots.complete import (
     newer_than,
     serves,
 )
-from hetrdzv.core.rooms.snapshots.told import chosen, told, wrong
-from hetrdzv.core.rounds.transitions import Work, require_speaker
+from hetrdzv.core.snapshots.told import chosen, told, wrong
 from hetrdzv.protocol.errors import GroupFinished, StaleRound
 from hetrdzv.protocol.facts.parts import quoted
 from hetrdzv.protocol.facts.warnings import AnyWarning

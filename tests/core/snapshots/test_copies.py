@@ -7,8 +7,8 @@ import pytest
 
 from hetrdzv.core.commands import Drain, Report
 from hetrdzv.core.model import Group
-from hetrdzv.core.rooms.snapshots import Declare, safe_snapshot
-from hetrdzv.core.rooms.snapshots.copies import copy_for, kept_by
+from hetrdzv.core.snapshots import Declare, safe_snapshot
+from hetrdzv.core.snapshots.copies import copy_for, kept_by
 from hetrdzv.protocol.rooms.snapshots import Held, Holdings, RankPart, Stamp
 from hetrdzv.protocol.states import ReportKind
 from tests.core.driver import Story

@@ -9,12 +9,12 @@ import pytest
 from hetrdzv.core.commands import Leave
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group
-from hetrdzv.core.rooms.snapshots import Declare, Use, found
-from hetrdzv.core.rooms.snapshots.choice import MOST_PASSED, pass_by
-from hetrdzv.core.rooms.snapshots.complete import gathered, missing
-from hetrdzv.core.rooms.snapshots.tally import Tally
-from hetrdzv.core.rooms.snapshots.told import MOST_WHOLE, told
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
+from hetrdzv.core.snapshots import Declare, Use, found
+from hetrdzv.core.snapshots.choice import MOST_PASSED, pass_by
+from hetrdzv.core.snapshots.complete import gathered, missing
+from hetrdzv.core.snapshots.tally import Tally
+from hetrdzv.core.snapshots.told import MOST_WHOLE, told
 from hetrdzv.protocol.errors import NodeIdInUse, StaleIncarnation, StaleRound
 from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.facts.parts import Quoted

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hetrdzv.core.health.restart_backoff import FROM_OUTSIDE
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.rooms.snapshots.complete import Gathered, began_from
+from hetrdzv.core.snapshots.complete import Gathered, began_from
 from hetrdzv.protocol.facts.causes import FailedWorker, MemberLeft, Stopped
 from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.snapshots import (

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hetrdzv.core.model import Group, Member, Node, Round
-from hetrdzv.core.rooms.snapshots import tally as counting
-from hetrdzv.core.rooms.snapshots.complete import gathered_for, is_copied
-from hetrdzv.core.rooms.snapshots.tally import COUNTED_ANEW_FOR, Tally
+from hetrdzv.core.snapshots import tally as counting
+from hetrdzv.core.snapshots.complete import gathered_for, is_copied
+from hetrdzv.core.snapshots.tally import COUNTED_ANEW_FOR, Tally
 from hetrdzv.protocol.rooms.snapshots import Held, Holdings, Kept, RankPart, SnapshotsReply, Stamp
 from hetrdzv.protocol.settings import GroupSpec
 

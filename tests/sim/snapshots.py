@@ -7,8 +7,6 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from hetrdzv.core import snapshots as room
-
 from hetagent.job.snapshots.declaring import Declaring
 from hetagent.session import reports
 from hetagent.session.outbox import Answered
@@ -16,6 +14,7 @@ from hetagent.session.requests import Say
 from hetagent.session.topics import Message, Topic
 from hetagent.snapshots.folder import SLOTS, room_for
 from hetagent.snapshots.folder import Stamp as Taken
+from hetrdzv.core import snapshots as room
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots import complete, copies
 from hetrdzv.core.snapshots.complete import began_from, gathered, is_copied, stamp_of, stamp_on_disk

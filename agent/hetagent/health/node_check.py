@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.processes import finding as processes
+from hetagent.node.processes.shell import ShellCommand
 from hetagent.node.processes.signals import signal_name
 from hetagent.workers.failures import concealed, plain_text, sendable
 
@@ -49,7 +50,7 @@ class NodeCheck:
     ) -> None:
         self._command = command
         self._incarnation = incarnation
-        self._environ = {**environ, processes.CHECK_FOR: incarnation}
+        self._environ = environ
         self._timeout_s = timeout_s
         self._secrets = secrets
         self._stuck: list[processes.Process] = []
@@ -66,23 +67,20 @@ class NodeCheck:
         if self._stuck:
             return HealthResult(f"node check: the last one cannot be killed: {self._describe_stuck()}")
         try:
-            process = subprocess.Popen(
-                ["/bin/sh", "-c", self._command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self._environ},
-                start_new_session=True,
+            shell = ShellCommand(
+                self._command, processes.CHECK_FOR, self._incarnation, subprocess.PIPE, self._environ
             )
         except (OSError, ValueError) as error:
             return HealthResult(f"node check cannot be started: {error}")
-        self._last = process
-        assert process.stdout is not None
-        with process.stdout as output:
-            said = self._follow(process, output.fileno(), cancelled)
-            ended = _has_ended(process)  # before its output is closed, which would end it
-            self._kill(process)  # also what it has left in the background, whatever it says of the node
-        status, end = process.returncode, self._end(said)
+        self._last = shell.process
+        assert shell.process.stdout is not None
+        with shell.process.stdout as output:
+            said = self._follow(shell, output.fileno(), cancelled)
+            ended = shell.has_ended()  # before its output is closed, which would end it
+            self._stuck = (
+                shell.kill()
+            )  # also what it has left in the background, whatever it says of the node
+        status, end = shell.process.returncode, self._end(said)
         if not ended or status is None:
             late = f"node check did not end within {self._timeout_s:g} s"
             if self._stuck:
@@ -97,7 +95,7 @@ class NodeCheck:
         how = f"exit status {status}" if status > 0 else f"killed by {signal_name(-status)}"
         return HealthResult(f"node check failed ({how}){f': {end}' if end else ''}")
 
-    def _follow(self, process: subprocess.Popen[bytes], fd: int, cancelled: threading.Event) -> bytes:
+    def _follow(self, shell: ShellCommand, fd: int, cancelled: threading.Event) -> bytes:
         """The end of what it writes until it has ended, its time is over, or it is no longer wanted.
 
         What it has started in the background may hold its output open for longer.
@@ -105,7 +103,7 @@ class NodeCheck:
         os.set_blocking(fd, False)
         deadline, said, is_open = time.monotonic() + self._timeout_s, b"", True
         while True:
-            ended = _has_ended(process)
+            ended = shell.has_ended()
             with contextlib.suppress(BlockingIOError):
                 while is_open and (chunk := os.read(fd, 65_536)):
                     said = (said + chunk)[-KEPT_BYTES:]
@@ -121,14 +119,6 @@ class NodeCheck:
             else:
                 cancelled.wait(min(LOOK_S / 10, left_s))
 
-    def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        marked = lambda: processes.marked(self._incarnation, processes.CHECK_FOR)  # noqa: E731
-        pids = processes.kill_tree(marked, {process.pid})
-        alive = processes.living()
-        self._stuck = [alive[pid] for pid in pids if pid in alive]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.0 if self._stuck else 1.0)
-
     def _describe_stuck(self) -> str:
         return processes.describe_stuck([stuck.pid for stuck in self._stuck])
 
@@ -137,8 +127,3 @@ class NodeCheck:
         end = "; ".join([line.strip() for line in lines if line.strip()][-MOST_LINES:])
         end = sendable(end)
         return end if len(end) <= MOST_CHARACTERS else f"…{end[1 - MOST_CHARACTERS :]}"
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has; it stays a zombie, so that nothing else can get its pid, which is that of its session."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hetagent.node.processes import finding as processes
+from hetagent.node.processes.shell import ShellCommand
 from hetagent.roundhook import PreemptionNotice
 from hetagent.workers.failures import plain_text, sendable
 
@@ -60,27 +60,27 @@ class WhenCommand:
         self._told = False
         self._lock = threading.Lock()  # no process is started once it is closed
         self._closed = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._shell: ShellCommand | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # until it is closed
 
     def kept(self) -> Collection[int]:
         """Its session, while it runs; from any thread."""
-        process = self._process
-        return () if process is None else (process.pid,)
+        shell = self._shell
+        return () if shell is None else (shell.process.pid,)
 
     def ask(self) -> PreemptionNotice | None:
         """Run it, or see whether it has ended; if not, it goes on."""
         with self._lock:
             if self._closed:
                 return None
-            if self._process is None:
+            if self._shell is None:
                 self._start()
                 return None
-            status = self._process.poll()
+            status = self._shell.process.poll()
             if status is None:
                 return None
-            self._end(self._process)
-            self._process = None
+            self._shell.kill()
+            self._shell = None
             self._output.seek(0)
             said = _first_line(self._output.read(4096))
         if status == 0:
@@ -94,29 +94,15 @@ class WhenCommand:
         """End it, with all that it has started."""
         with self._lock:
             self._closed = True
-            if self._process is not None:
-                self._end(self._process)
+            if self._shell is not None:
+                self._shell.kill()
             self._output.close()
 
     def _start(self) -> None:
         self._output.seek(0)
         self._output.truncate()
         with contextlib.suppress(OSError):  # too many processes at the moment
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", self._command],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, processes.WATCH_FOR: self._incarnation},
-                start_new_session=True,
-            )
-
-    def _end(self, process: "subprocess.Popen[bytes]") -> None:
-        """Kill what is left of it."""
-        marked = lambda: processes.marked(self._incarnation, processes.WATCH_FOR)  # noqa: E731
-        processes.kill_tree(marked, {process.pid} if process.returncode is None else ())
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
+            self._shell = ShellCommand(self._command, processes.WATCH_FOR, self._incarnation, self._output)
 
 
 def _first_line(said: bytes) -> str:

@@ -168,7 +168,7 @@ class Hostile:
 
     async def run(self, requests: int, each: int) -> None:
         """Send so many requests, and kill the server after each so many."""
-        document = json.loads((await call(self.server.port, request("GET", "/openapi.json")))[1])
+        document = await self._document()
         makes = Requests(document, self._rng, "evil")
         for first in range(0, requests, each):
             (about_s,) = self._rng.choices(TURNS_S, SHARES)
@@ -336,7 +336,7 @@ class Hostile:
 
     async def measure(self, nodes: int, each: int) -> float:
         """Send each kind of request so many times by itself; returns what nothing takes (CPU seconds of the loop)."""
-        document = json.loads((await call(self.server.port, request("GET", "/openapi.json")))[1])
+        document = await self._document()
         makes = Requests(document, self._rng, "evil-big", (0, 60))
         makes.groups = [
             await self._filled(makes, f"evil-big-{name}", nodes, spec) for name, spec in _BIG.items()
@@ -380,6 +380,10 @@ class Hostile:
         for caller in callers:
             caller.close()
         return nodes
+
+    async def _document(self) -> Any:
+        token = f"Authorization: Bearer {self._tokens['sees']}\r\n"
+        return json.loads((await call(self.server.port, request("GET", "/openapi.json", None, token)))[1])
 
     async def _taken(self, caller: Caller, data: bytes, look: bytes) -> tuple[float, int, int, bytes]:
         """CPU (seconds) and memory (bytes) that a request takes until the loop is free again; its answer."""

@@ -209,7 +209,7 @@ MESSAGE = Message(Topic(route=MOTTO), partial(MottoRequest, text="onwards"))
                     "from hetrdzv.protocol.rooms.mottos import MottoReply, MottoRequest\n",
                 ),
                 (
-                    '@router.delete("", status_code=204)',
+                    '@router.delete("", status_code=204',
                     """@router.post("/motto")
 async def motto(group_id: Id, node_id: Id, body: Annotated[MottoRequest, AGENTS]) -> MottoReply:
     return MottoReply(text=body.text.upper())

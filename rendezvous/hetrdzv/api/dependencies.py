@@ -56,12 +56,9 @@ class Requires:
 
     async def __call__(self, request: Request) -> None:
         permit: Permit = request.state.permit
-        permit.check(
-            self.role,
-            request.path_params.get("group_id"),
-            f"{request.method} {request.url.path[:200]}",
-            scoped=self.scoped,
-        )
+        scope = request.scope
+        asked = scope["method"], scope["path"]
+        permit.check(self.role, scope["path_params"].get("group_id"), asked, scoped=self.scoped)
 
 
 def requires(role: Role, *, scoped: bool = False) -> Requires:

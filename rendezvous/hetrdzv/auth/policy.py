@@ -35,7 +35,7 @@ class Permit:
             who = f"{'an' if self.grant.role is not Role.READ else 'a'} {self.grant.role}{of}"
         return f"{who} at {host}" if host else who
 
-    def check(self, role: Role, group_id: str | None, asked: str, *, scoped: bool) -> None:
+    def check(self, role: Role, group_id: str | None, asked: tuple[str, str], *, scoped: bool) -> None:
         """Check that a request is permitted.
 
         Args:
@@ -49,12 +49,15 @@ class Permit:
         """
         grant = self.grant
         if grant.role < role:
-            raise _forbidden(grant, asked, f"needs the role {role}")
-        if group_id is not None:
-            if not grant.covers(group_id):
-                raise _forbidden(grant, asked, f"is about group '{group_id[:128]}'")
-        elif grant.scope is not None and not scoped:
-            raise _forbidden(grant, asked, "is about all groups")
+            why = f"needs the role {role}"
+        elif group_id is not None and not grant.covers(group_id):
+            why = f"is about group '{group_id[:128]}'"
+        elif group_id is None and grant.scope is not None and not scoped:
+            why = "is about all groups"
+        else:
+            return
+        method, path = asked
+        raise _forbidden(grant, f"{method} {path[:200]}", why)
 
     def check_command(self, group_id: str) -> None:
         """Check that a token may set the command that agents run.

@@ -84,7 +84,7 @@ async def put_group(
     return await views.changed(service, group_id, Put(body.given()), nodes)
 
 
-@router.delete("/{group_id}", status_code=204, dependencies=ADMIN)
+@router.delete("/{group_id}", status_code=204, response_class=Response, dependencies=ADMIN)
 async def delete_group(service: CurrentService, group_id: Id) -> None:
     """Delete a group whose nodes are gone or whose job is over."""
     await service.delete(group_id)

@@ -16,7 +16,7 @@ from hetrdzv.service.liveness.caller import Caller
 from hetrdzv.service.polls.directives import Told, heading_of, tell, watch
 from hetrdzv.service.service import Service
 
-AT_ONCE = 128
+AT_ONCE = 256
 """How many requests of agents are executed and committed at once."""
 
 Speaker = tuple[str, str, str]

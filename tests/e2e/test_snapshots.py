@@ -199,7 +199,10 @@ def test_shards_are_on_another_node_after_an_interval_and_a_copy_although_steps_
     assert oldest_s <= interval_s + copy_s + 2 * step_s, job.report()
     last = run.reached(number)
     run.lose("b")
-    after = run.trained(number, world=2)
+    after = job.wait_for(
+        lambda: max((line["round"] for line in run.lines("loaded") if line["world"] == 2), default=0),
+        "a round of 2",
+    )
     assert run.loaded(after) >= safe
     assert last - run.loaded(after) <= (interval_s + copy_s + 2 * step_s) / 2.0
 

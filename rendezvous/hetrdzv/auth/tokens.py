@@ -62,19 +62,11 @@ class Tokens:
 
     def __init__(self, granted: Mapping[str, Grant]) -> None:
         self._entries = entries(granted)
-        self._scopes: tuple[list[Entry], frozenset[str]] = ([], frozenset())
 
     @property
     def accepted(self) -> Sequence[Entry]:
         """All of them."""
         return self._entries
-
-    def scopes(self) -> frozenset[str]:
-        """The patterns of the tokens; the same object until they change."""
-        if self._scopes[0] is not self._entries:
-            scopes = frozenset(entry.grant.scope for entry in self._entries if entry.grant.scope is not None)
-            self._scopes = (self._entries, scopes)
-        return self._scopes[1]
 
     def entry(self, given: str) -> Entry | None:
         """A token with its grant, or None. Compares with every token in constant time."""

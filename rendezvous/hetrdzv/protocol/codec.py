@@ -4,7 +4,7 @@ Unknown fields are refused in requests, where they are typos, and ignored in rep
 may have written.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, reduce
@@ -86,19 +86,6 @@ def read(kind: type[T], data: bytes | str, *, unknown: Unknown = "refuse") -> T:
     """
     try:
         value: T = adapter(kind).validate_json(data, strict=True, extra=_EXTRA[unknown])
-    except ValidationError as error:
-        raise Malformed(tuple(mistakes(error))) from None
-    return value
-
-
-def from_text(kind: type[T], texts: Mapping[str, str | Sequence[str]]) -> T:
-    """A value from the texts of its fields, as URLs and headers have them: numbers are written in digits.
-
-    Raises:
-        Malformed: they are no value of this type.
-    """
-    try:
-        value: T = adapter(kind).validate_python(texts)
     except ValidationError as error:
         raise Malformed(tuple(mistakes(error))) from None
     return value

@@ -136,10 +136,6 @@ class InvalidRequest(HetError, code="invalid_request", status=422):
     """A field is missing, malformed, out of range or unknown."""
 
 
-class Malformed(InvalidRequest, status=400):
-    """Not an HTTP request, or its header is too large."""
-
-
 class BodyTooLarge(HetError, code="body_too_large", status=413):
     """The request body is larger than the limit."""
 

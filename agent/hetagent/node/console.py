@@ -5,6 +5,7 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Callable
 from datetime import datetime
 from typing import TextIO
 
@@ -88,6 +89,23 @@ def tell(who: str, text: str) -> None:
     """Write lines about what happens, each with who says so, and with the time unless a person is watching."""
     at = "" if _is_terminal(sys.stderr) else f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S.%f}"[:23] + " "
     say("\n".join(f"{at}{who}: {line}" for line in text.splitlines()))
+
+
+class WarnOnce:
+    """Shows each line once.
+
+    Args:
+        log: shows one line at the terminal.
+    """
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._shown: set[str] = set()
+
+    def __call__(self, text: str) -> None:
+        if text not in self._shown:
+            self._shown.add(text)
+            self._log(text)
 
 
 def show_live(line: str, left: str = "") -> bool:

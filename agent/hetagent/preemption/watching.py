@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from hetagent.health.checks import HEALTHY, HealthResult
+from hetagent.node.console import WarnOnce
 from hetagent.node.waker import Waker
 from hetagent.roundhook import PreemptionNotice, RoundHook
 
@@ -49,7 +50,7 @@ class PreemptionWatch(RoundHook):
         look_s: float = LOOK_S,
     ) -> None:
         self._sources = sources
-        self._tell = tell
+        self._log_once = WarnOnce(tell)
         self._lead_s = max(LEAD_S, grace_s)
         self._look_s = look_s
         self._begun = False
@@ -107,27 +108,25 @@ class PreemptionWatch(RoundHook):
         self._waker.close()
 
     def _watch(self, source: Source, looked: threading.Event) -> None:
-        told = set[str]()
         while not self._over.is_set():
             try:
-                self._take(source.ask(), told)
+                self._take(source.ask())
             except Exception as error:  # it goes on, whatever is wrong with this answer
                 text = f"cannot see whether this machine is taken away: {type(error).__name__}: {error}"
-                self._once(f"{text}; trying again", told)
+                self._warn(f"{text}; trying again")
             looked.set()
             self._over.wait(self._look_s)
 
-    def _take(self, announcement: PreemptionNotice | None, told: set[str]) -> None:
+    def _take(self, announcement: PreemptionNotice | None) -> None:
         if announcement is None or self._announcement is not None:
             return
         left_s = 0.0 if announcement.gone_at is None else announcement.gone_at - time.monotonic()
         if left_s > self._lead_s:
-            self._once(f"{announcement.why}: leaving {self._lead_s:.0f} s before", told)
+            self._warn(f"{announcement.why}: leaving {self._lead_s:.0f} s before")
             return
         self._announcement = announcement
         self._waker.wake()
 
-    def _once(self, text: str, told: set[str]) -> None:
-        if text not in told and not self._over.is_set():
-            told.add(text)
-            self._tell(text)
+    def _warn(self, text: str) -> None:
+        if not self._over.is_set():
+            self._log_once(text)

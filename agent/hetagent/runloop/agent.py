@@ -15,6 +15,7 @@ from hetagent.errors import AgentError, CommandError, PermanentStartError, Starv
 from hetagent.health.checks import HealthChecks
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import explained
+from hetagent.node.console import WarnOnce
 from hetagent.node.network import NetworkError
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes import signals
@@ -46,24 +47,6 @@ class _Waking(Protocol):
     """Wakes the loop while its descriptor is readable."""
 
     def fileno(self) -> int: ...
-
-
-class WarnOnce:
-    """Shows each warning once.
-
-    Args:
-        log: shows one line at the terminal.
-    """
-
-    def __init__(self, log: Callable[[str], None]) -> None:
-        self._log = log
-        self._shown: set[str] = set()
-
-    def __call__(self, warnings: Iterable[str]) -> None:
-        for text in warnings:
-            if text not in self._shown:
-                self._shown.add(text)
-                self._log(f"warning: {text}")
 
 
 class Agent:
@@ -130,7 +113,7 @@ class Agent:
         self._stop_timeout_s = stop_timeout_s
         self._group_stop_timeout_s = DEFAULTS.stop_timeout_s
         self._log = log
-        self._warned = WarnOnce(log)
+        self._log_once = WarnOnce(log)
         self._secrets = secrets
         self._signals = signals
         self._got_signals: list[int] = []
@@ -424,7 +407,7 @@ class Agent:
                     self._log(
                         f"this is job {directive.job} of group '{group}'; rounds are numbered across jobs"
                     )
-                self._warned(directive.warnings or ())
+                self._warn(directive.warnings or ())
                 self._on_start(directive.round, directive.start)
                 if directive.round == self._round and isinstance(directive.reason, Stalls | Formed):
                     self._account.hangs(_hang(directive), time.monotonic(), self._motion())
@@ -505,7 +488,7 @@ class Agent:
             AgentError: there is no free port.
         """
         for result in self._health.take():
-            self._warned(result.warnings)
+            self._warn(result.warnings)
             if result.fatal:
                 self._leave_if(result.why)
                 return
@@ -529,6 +512,10 @@ class Agent:
             raise AgentError(f"{who} cannot offer a port for the next round: {error}") from None
         self._line.ready(self._after, port, script_port, self._not_ready)
         self._predict()
+
+    def _warn(self, warnings: Iterable[str]) -> None:
+        for text in warnings:
+            self._log_once(f"warning: {text}")
 
     def _leave_if(self, why: str) -> None:
         """Leave if this node is of no use to the next round."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.job.snapshots.exchange import SLOTS
+from hetagent.node.console import WarnOnce
 from hetagent.node.network import host_port
 from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import ALIGNED, INDEX, OWN, SHARED, SMALL, Folder, Index, Slot, Stamp, put
@@ -35,9 +36,8 @@ class Copying:
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         self._folder = folder
-        self._tell = tell
+        self._log_once = WarnOnce(tell)
         self._thread: threading.Thread | None = None
-        self._told: set[str] = set()
 
     def begin(self, copy: Copy, memory: int | None = None) -> None:
         """Fetch it, unless something is being fetched. What comes of it is in the folder.
@@ -59,9 +59,7 @@ class Copying:
             return
         except (SourceError, OSError) as error:
             text = f"no copy of a part of the snapshot of node '{copy.source.node_id}': {error}"
-            if text not in self._told:
-                self._told.add(text)
-                self._tell(text)
+            self._log_once(text)
 
 
 def fetch(

@@ -13,6 +13,7 @@ import xxhash
 
 from hetagent.job.snapshots import folder, holdings
 from hetagent.job.snapshots.holdings import MOST_WHY
+from hetagent.node.console import WarnOnce
 from hetagent.node.network import host_port
 from hetagent.snapshots.asked import ASK
 from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Stamp
@@ -56,8 +57,7 @@ class Exchange:
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self.path = path
-        self._say = say
-        self._said: set[str] = set()
+        self._log_once = WarnOnce(say)
         self._parts: dict[Path, tuple[tuple[int, ...], holdings.Part | None]] = {}
         for name in (*SLOTS, ASK, BAD):
             (path / name).mkdir(mode=0o700, exist_ok=True)
@@ -149,7 +149,7 @@ class Exchange:
             try:
                 found.append(holdings.held(parts))
             except holdings.Unusable as error:
-                self._once(f"the snapshot of step {stamp.step} does not count here: {error}")
+                self._log_once(f"the snapshot of step {stamp.step} does not count here: {error}")
         self._parts = known
         return found
 
@@ -167,17 +167,12 @@ class Exchange:
                 text, xxhash.xxh3_64_hexdigest(text), stamp, int(path.stem), _sizes(path.parent)
             )
         except holdings.Unusable as error:
-            self._once(
+            self._log_once(
                 f"rank {path.stem}'s part of the snapshot of step {stamp.step} does not count: {error}"
             )
         except OSError:  # it is being replaced
             key = ()
         return key, part
-
-    def _once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self._say(text)
 
     def _slot(self, stamp: Stamp) -> Path | None:
         return next((self.path / slot for slot, known in slots(self.path).items() if known == stamp), None)

@@ -21,7 +21,6 @@ STRANGERS = frozenset(
         "version_mismatch",
         "unauthorized",
         "forbidden",
-        "certificate_required",
         "foreign_host",
     }
 )
@@ -33,7 +32,7 @@ MISSING = frozenset({"unknown_group", "unknown_node"})
 REFUSALS = (404, 405, 413, 422)
 """What a proxy may answer once, or a server that finds a body too long."""
 
-CREDENTIALS = frozenset({"unauthorized", "forbidden", "certificate_required"})
+CREDENTIALS = frozenset({"unauthorized", "forbidden"})
 """Errors of a server that does not accept this agent's token or certificate, or not for what it asked."""
 
 

@@ -272,7 +272,7 @@ def test_settings_of_a_group_made_on_purpose_stay() -> None:
 # -- a token that is refused ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", ["unauthorized", "forbidden", "certificate_required"])
+@pytest.mark.parametrize("code", ["unauthorized", "forbidden"])
 def test_a_member_whose_token_stays_refused_gives_up_with_the_reason(bench: Bench, code: str) -> None:
     bench.started()
     bench.away(problem(401, code))

@@ -229,7 +229,7 @@ class Holding(InAgent):
     def _room(self, stamp: Stamp, *, spares: bool) -> int | None:
         taken = {number: held and _taken(stamp_of(held)) for number, held in self._slots.items()}
         kept = [_taken(each) for each in self._declaring.kept]
-        return room_for(_taken(stamp), taken, kept, spares=spares)
+        return room_for(_taken(stamp), taken, kept, spares=spares, sharded=self._sharded)
 
     def _take(self, *, spares: bool = False) -> None:
         told = self._start

@@ -232,7 +232,7 @@ class Copier:
         """
         alike, own = self._parts(stamp.step if now else None)
         self._alike = {place.name: place.bytes for place, _ in alike}
-        slot = self._folder.begin(stamp, spares=not now, insists=insists)
+        slot = self._folder.begin(stamp, spares=not now, insists=insists, sharded=bool(own))
         copies = self.devices.copies(now=now)
         with copies.begun():
             small = self._bank.kept(stamp.step, copies) if self._bank is not None else None

@@ -251,13 +251,16 @@ class Folder:
             if stamp is not None
         }
 
-    def begin(self, stamp: Stamp, *, spares: bool = False, insists: bool = False) -> Slot:
+    def begin(
+        self, stamp: Stamp, *, spares: bool = False, insists: bool = False, sharded: bool = False
+    ) -> Slot:
         """The slot for a snapshot: that which one of this node's workers has begun, or the one that is needed least.
 
         Args:
             spares: what the agent says, the newest and the one that is being written to disk are kept. Else the first
                 of what the agent says is, and a step beside this one, which others may have ended with.
             insists: the newest makes room.
+            sharded: it counts only if all ranks end with the same step.
 
         Raises:
             Overtaken: all are kept.
@@ -268,7 +271,7 @@ class Folder:
             if number is not None:
                 return Slot(self.path / str(number), number, stamp)
             kept, pinned = self.control().kept, self._pinned() if spares else None
-            number = room_for(stamp, stamps, kept, pinned, spares=spares, insists=insists)
+            number = room_for(stamp, stamps, kept, pinned, spares=spares, insists=insists, sharded=sharded)
             if number is None:
                 raise Overtaken(f"no memory for step {stamp.step} before another one is safe, or on disk")
             slot = Slot(self.path / str(number), number, stamp)
@@ -401,6 +404,7 @@ def room_for(
     *,
     spares: bool,
     insists: bool = False,
+    sharded: bool = False,
 ) -> int | None:
     """The slot that makes room for a snapshot; None: all are kept. Pure.
 
@@ -408,10 +412,12 @@ def room_for(
         slots: what they hold.
         kept: what the agent says, see `Control`.
         pinned: the one that is being written to disk.
-        spares, insists: see `Folder.begin`.
+        spares, insists, sharded: see `Folder.begin`.
     """
     newest = max((known for known in slots.values() if known is not None), default=None)
     most = Need.BESIDE if not spares else Need.NEWEST if insists else Need.LITTLE
+    if sharded and len(kept) > 2 and not spares:
+        most = Need.NEWEST  # two that may be safe: no server answers, and other nodes may drop the same one
 
     def need(known: Stamp) -> Need:
         if known in (*kept[:1], pinned):

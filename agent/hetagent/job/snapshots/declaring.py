@@ -1,6 +1,6 @@
 """When a node tells the server what it holds while a round runs, and what is to be kept by what that answers: pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, SnapshotsReply, Stamp
@@ -33,7 +33,7 @@ class Declaring:
         self.reply = SnapshotsReply()
         self._told = Holdings()
         self._number, self._nnodes = 0, 1
-        self._safe: Stamp | None = None  # the newest that outlives any node, as far as is known
+        self._safe: Stamp | None = None  # the newest that outlives any other node, as far as is known
         self._began: Stamp | None = None  # from which the round began
         self._since: dict[Stamp, float] = {}  # when what this node holds was told first
         self._may_be: tuple[Stamp, ...] = ()  # what may be safe, unknown to this node, the oldest first
@@ -55,6 +55,8 @@ class Declaring:
         self._began = began if chosen is not None and not chosen.on_disk else None
         if self._safe is not None and (began is None or self._safe.newness > began.newness):
             self._safe = None  # it is not held any more, or not to be used
+        if began is not None:
+            self._safe = _newest(self._safe, *_complete_here(holdings, began))
         if self._began is not None and chosen is not None and chosen.sharded:
             self._asks_until = now + ASKS_S  # others may have what lives once
         self._may_be = _stamps(holdings)  # the server knows of it, and others may have copies
@@ -137,6 +139,25 @@ class Declaring:
 
 def _stamps(holdings: Holdings) -> tuple[Stamp, ...]:
     return tuple(Stamp(round=held.round, step=held.step) for held in holdings.held)
+
+
+def _complete_here(holdings: Holdings, began: Stamp) -> Iterator[Stamp]:
+    """What this node alone has all of, and that is no newer than what the round began from."""
+    for held in holdings.held:
+        stamp = Stamp(round=held.round, step=held.step)
+        if (
+            held.whole
+            and held.sharded
+            and len(held.ranks) == held.world_size
+            and stamp.newness <= began.newness
+        ):
+            yield stamp
+
+
+def _newest(*stamps: Stamp | None) -> Stamp | None:
+    return max(
+        (stamp for stamp in stamps if stamp is not None), key=lambda stamp: stamp.newness, default=None
+    )
 
 
 def tells_every_s(nnodes: int) -> float:

@@ -11,7 +11,7 @@ from hetagent.job.snapshots.declaring import (
     asks_every_s,
     tells_every_s,
 )
-from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Holdings, SnapshotsReply, Stamp
+from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Holdings, RankPart, SnapshotsReply, Stamp
 
 
 def stamp(step: int, number: int = 3) -> Stamp:
@@ -151,6 +151,21 @@ def test_what_a_round_did_not_begin_from_although_it_is_newer_cannot_be_safe(dec
     declaring.begin(4, 3, None, Holdings(), 0.0)
     tell(declaring, holdings(10, 20), 100.0)
     assert steps(declaring) == []
+
+
+def test_of_what_it_held_as_it_joined_it_keeps_the_newest_that_is_complete_here() -> None:
+    """Others have gone on without it meanwhile, and may have none of that any more."""
+    declaring = Declaring()
+    declaring.begin(3, 2, None, Holdings(), 0.0)
+    declaring.hear(SnapshotsReply(complete=stamp(10)), 0.0)
+    parts = tuple(RankPart(rank=rank, digest="0") for rank in range(3))
+    complete = (
+        Held(round=3, step=step, world_size=3, sharded=True, whole=True, ranks=parts) for step in (10, 20)
+    )
+    rest = Held(round=3, step=30, world_size=3, sharded=True, whole=True, ranks=parts[:2])
+    held = Holdings(held=(*complete, rest))
+    declaring.begin(6, 2, Chosen(round=5, step=360, world_size=1, sharded=True), held, 100.0)
+    assert declaring.kept == (stamp(20), stamp(360, 5), stamp(30))
 
 
 def test_what_a_node_held_as_it_joined_may_be_safe_before_it_has_told_anything(declaring: Declaring) -> None:

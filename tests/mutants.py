@@ -1,6 +1,6 @@
 """Shows which small changes of a module of the core no test notices: make mutants MODULE=selection/worlds
 
-mutmut makes the changes (docs/dependencies.md) in a copy, and runs the tests of the core against each: of 148 lines 236
+mutmut makes the changes (docs/design.md) in a copy, and runs the tests of the core against each: of 148 lines 236
 in two minutes of CPU. What survives is shown; much of it changes nothing, so a person decides what wants a test.
 """
 

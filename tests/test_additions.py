@@ -1,4 +1,4 @@
-"""The table "Where to add what" of docs/architecture.md: what is added in the files that it names works."""
+"""The table "Where to add what" of docs/design.md: what is added in the files that it names works."""
 
 import os
 import re
@@ -176,7 +176,7 @@ assert answer.json()["warnings"] == ["0 have no motto"], answer.text
 assert codec.read(GroupReply, answer.content).facts == (NoMotto(nodes=0),)
 """,
     ),
-    "something that a node tells or asks the server": Addition(
+    "a message between node and server": Addition(
         new={
             f"{SERVER}/protocol/rooms/mottos.py": """
 from dataclasses import dataclass
@@ -278,12 +278,12 @@ assert "Acme's driver 7" in warning(found), warning(found)
 """,
     ),
 }
-"""By the first cell of their rows in docs/architecture.md."""
+"""By the first cell of their rows in docs/design.md."""
 
 
 def rows() -> dict[str, str]:
     """The table "Where to add what": where, by what."""
-    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
     table = text.partition("\n## Where to add what\n")[2].partition("\n## ")[0]
     cells = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
     return {what: where for what, where, *_ in cells}

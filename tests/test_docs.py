@@ -567,11 +567,11 @@ def check_dependencies(text: str, project: Mapping[str, Any]) -> list[str]:
     asked = [*project["project"]["dependencies"], *(one for extra in extras for one in extra)]
     asked += project["build-system"]["requires"]
     there = {re.split(r"[^A-Za-z0-9._-]", one)[0] for one in asked}
-    return differences("dependency", "docs/dependencies.md", quoted(row[0] for row in rows(text)), there)
+    return differences("dependency", "docs/design.md", quoted(row[0] for row in rows(text)), there)
 
 
 def test_every_dependency_is_told() -> None:
-    assert check_dependencies(page("docs/dependencies.md"), tomllib.loads(page("pyproject.toml"))) == []
+    assert check_dependencies(section(page("docs/design.md"), "Dependencies"), tomllib.loads(page("pyproject.toml"))) == []
 
 
 # -- the pages themselves ------------------------------------------------------------------------------------
@@ -696,10 +696,10 @@ def everything() -> frozenset[str]:
 
 def test_the_modules_in_the_architecture_exist() -> None:
     there = {path.name for path in [*SOURCES, *(ROOT / "tests").rglob("*.py")]}
-    assert check_modules(page("docs/architecture.md"), there) == []
+    assert check_modules(page("docs/design.md"), there) == []
 
 
-@pytest.mark.parametrize("name", ["docs/architecture.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["docs/design.md", "CONTRIBUTING.md"])
 def test_the_paths_that_a_page_names_exist(name: str) -> None:
     assert check_paths(page(name), everything()) == []
 
@@ -714,7 +714,7 @@ def test_the_tests_that_a_page_names_exist(name: str) -> None:
 
 
 def test_the_architecture_has_every_folder() -> None:
-    assert check_tree(section(page("docs/architecture.md"), "Folders"), python_files()) == []
+    assert check_tree(section(page("docs/design.md"), "Folders"), python_files()) == []
 
 
 def test_contributing_is_short() -> None:

@@ -18,7 +18,7 @@ from hetrdzv.words.advice import after_exit, step_in_parts
 from hetrdzv.words.causes import failed_worker, failure_details
 from hetrdzv.words.past import KINDS, PastReply, past
 from hetrdzv.words.phases import Phase
-from hetrdzv.words.rooms import SUMMARY
+from hetrdzv.words.snapshots import of_group
 from hetrdzv.words.warnings import warning
 
 EVERY_S = 2.0
@@ -123,7 +123,7 @@ class GroupPage:
             acts=self._acts,
             state=brief.shown_state,
             next_step=step_in_parts(brief.group_id, brief.reason) if brief.reason else [],
-            summary=[(name, text) for name, shown, _ in SUMMARY if (text := shown(brief))],
+            snapshot=of_group(brief),
             restarted_by="; ".join(filter(None, (failed_worker(failed), after_exit(failed))))
             if failed
             else "",

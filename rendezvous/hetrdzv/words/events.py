@@ -8,10 +8,9 @@ from hetrdzv.protocol.facts.causes import FailedWorker, ShownCause, WorkerFault
 from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
-from hetrdzv.words import causes
+from hetrdzv.words import causes, snapshots
 from hetrdzv.words.clauses import never_met, refused, standing
 from hetrdzv.words.phrasing import count, names, one_or_more, placed
-from hetrdzv.words.rooms import EVENTS
 from hetrdzv.words.stalls import lasting
 
 LONGEST = 2_000
@@ -244,5 +243,5 @@ _TEXTS: Mapping[type, Callable[[Any, Event], str]] = {
     events.ReadyToStop: _ready_to_stop,
     events.NoticeExpired: _notice_expired,
     Other: _other,
-    **{kind: text for room in EVENTS for kind, text in room.items()},
+    **snapshots.EVENTS,
 }

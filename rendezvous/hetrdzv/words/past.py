@@ -24,17 +24,15 @@ from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.words.causes import ending, failed_because, failed_worker
 from hetrdzv.words.phases import Phase, Times, divided
-from hetrdzv.words.rooms import COSTS
+from hetrdzv.words.snapshots import COSTS
 from hetrdzv.words.times import lasted
 
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}
 """What an event says about the outcome of a job, by its kind."""
 
-_COSTS = {kind: cost for room in COSTS for kind, cost in room.items()}
-
 _OF_A_ROUND = ("round_formed", "round_running", "training_began", "stalled", "goes_on", "round_ended")
 
-KINDS = {*_OF_A_ROUND, "round_judged", "restart_spent", *OUTCOMES, *_COSTS}
+KINDS = {*_OF_A_ROUND, "round_judged", "restart_spent", *OUTCOMES, *COSTS}
 """The kinds of events that `past` looks at."""
 
 
@@ -309,12 +307,12 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
             case "restart_spent":
                 current.stopped, current.cost_restart, current.cause = at, True, "failed"
                 current.why = _why(event)
-            case kind if kind in _COSTS:
+            case kind if kind in COSTS:
                 if (
                     len(rounds) > 1
                     and rounds[-2].job_ended is None
                     and not isinstance(event.facts, Other)
-                    and (cost := _COSTS[kind](event.facts))
+                    and (cost := COSTS[kind](event.facts))
                 ):
                     rounds[-2].costs.append(cost)
             case kind if kind in OUTCOMES:

@@ -36,8 +36,8 @@ def of_group(group: GroupSummary) -> str:
     return safe(group.snapshot) if group.snapshot is not None else ""
 
 
-def in_brief(group: GroupSummary) -> str:
-    """The same in two words."""
+def safe_step(group: GroupSummary) -> str:
+    """The same in two words: `step 120`."""
     newest = group.snapshot.safe if group.snapshot is not None else None
     return f"step {newest.step}" if newest is not None else ""
 

@@ -3,9 +3,9 @@
 from hetrdzv.protocol.facts import warnings
 from hetrdzv.protocol.facts.warnings import PARTS, AnyWarning, Differs, Unseen, Unwatched, Version
 from hetrdzv.protocol.facts.who import Ranks
+from hetrdzv.words import snapshots
 from hetrdzv.words.clauses import refused
 from hetrdzv.words.phrasing import count, have, one_or_more, ranked
-from hetrdzv.words.rooms import WARNINGS
 
 MOST_CHARACTERS = 400
 """The longest sentence about versions, which agents send."""
@@ -20,9 +20,8 @@ _UNSEEN = {
 
 def warning(value: AnyWarning) -> str:
     """The sentence for a warning; empty for one that only newer servers know."""
-    for room in WARNINGS:
-        if (said := room.get(type(value))) is not None:
-            return said(value)
+    if (text := snapshots.WARNINGS.get(type(value))) is not None:
+        return text(value)
     match value:
         case warnings.Differs():
             return _differs(value)

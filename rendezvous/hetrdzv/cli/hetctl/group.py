@@ -17,7 +17,7 @@ from hetrdzv.protocol.pages import GroupReply, NodeReply, RoundReply, WorkerRepl
 from hetrdzv.words.causes import failure_details
 from hetrdzv.words.events import spent_of
 from hetrdzv.words.phrasing import count, percent
-from hetrdzv.words.rooms import SUMMARY
+from hetrdzv.words.snapshots import of_group
 
 TRACEBACK_LINES = 20
 """How many lines of a root cause's traceback are shown: the last ones."""
@@ -114,7 +114,7 @@ def _heading(group: GroupReply, explained: bool) -> Table:
         facts.append(("progress", _progress(current)))
     if current is not None:
         facts.append(("shares", shares_of(current)))
-    facts += [(name, tables.one_line(shown(group))) for name, shown, _ in SUMMARY]
+    facts.append(("snapshot", tables.one_line(of_group(group))))
     facts.append(("restarts", spent_of(group.restarts, group.max_restarts)))
     if current is not None and current.ended is None:
         master = current.master

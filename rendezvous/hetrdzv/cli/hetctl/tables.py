@@ -15,7 +15,7 @@ from hetrdzv.protocol.texts.inert import inert
 from hetrdzv.words import causes
 from hetrdzv.words.events import spent_of
 from hetrdzv.words.reasons import told
-from hetrdzv.words.rooms import SUMMARY
+from hetrdzv.words.snapshots import safe_step
 from hetrdzv.words.times import Clock, lasted
 
 PIPED_WIDTH = 10_000
@@ -90,14 +90,14 @@ def groups_table(groups: Iterable[GroupSummary], *, wide: bool = False) -> Table
     """Groups, one per row.
 
     Args:
-        wide: also how many jobs each has had, how its nodes are spread, and what optional features say of it.
+        wide: also how many jobs each has had, how its nodes are spread, and which step is safe.
     """
     table = new_table(
         folded("GROUP", 8),
         word("STATE"),
         *numbers("ROUND", "WORLD", "NODES", "RESTARTS"),
         *(numbers("JOB", "SLOTS", "MEMBERS", "SPARES", "GONE") if wide else ()),
-        *(word(name.upper()) for name, _, _ in SUMMARY if wide),
+        *([word("SNAPSHOT")] if wide else ()),
         folded("WHY", 20),
     )
     for group in groups:
@@ -111,7 +111,7 @@ def groups_table(groups: Iterable[GroupSummary], *, wide: bool = False) -> Table
             str(group.counts.nodes),
             spent_of(group.restarts, group.max_restarts),
             *map(str, more),
-            *(brief(group) or "-" for _, _, brief in SUMMARY if wide),
+            *([safe_step(group) or "-"] if wide else ()),
             one_line(group.why),
         )
     return table

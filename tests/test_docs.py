@@ -705,7 +705,7 @@ def test_the_paths_that_a_page_names_exist(name: str) -> None:
     assert check_paths(page(name), everything()) == []
 
 
-@pytest.mark.parametrize("name", ["docs/torch.md", "docs/gpus.md"])
+@pytest.mark.parametrize("name", ["docs/torch.md", "docs/launch.md"])
 def test_the_tests_that_a_page_names_exist(name: str) -> None:
     text = page(name)
     written = "\n".join(path.read_text(encoding="utf-8") for path in TESTS)

@@ -1,7 +1,7 @@
 """Tell two spirals apart with a small network, and go on after the last step when workers, or all of it, start again.
 
 However many workers share the work, every step trains on the same points. Runs under hetagent and torchrun;
-docs/resume.md explains it piece by piece.
+docs/snapshots.md explains it piece by piece.
 """
 
 import argparse

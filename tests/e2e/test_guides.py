@@ -1,4 +1,4 @@
-"""Types the commands of README, docs/resume.md and docs/upgrade.md. Those of docs/network.md: tests/netns."""
+"""Types the commands of README, docs/snapshots.md and docs/upgrade.md. Those of docs/network.md: tests/netns."""
 
 import re
 import runpy
@@ -115,12 +115,12 @@ def test_readmes_three_nodes(tmp_path: Path) -> None:
         assert {nodes["gpu1"].ends(), nodes["gpu3"].ends()} == {3}
 
 
-# -- docs/resume.md ------------------------------------------------------------------------------------------
+# -- docs/snapshots.md ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
 def test_the_commands_of_the_page_on_resuming(tmp_path: Path) -> None:
-    _, slowly, again, remove, kill = commands("docs/resume.md")
+    slowly, again, remove, kill = commands("docs/snapshots.md", "Try it")
     with desk(tmp_path) as here:
         agent = here.type(slowly)
         agent.says(r"epoch +1 of 10")
@@ -185,7 +185,7 @@ def test_each_epoch_has_every_point_once_in_an_order_of_its_own(example: SimpleN
 
 
 def test_the_code_in_the_page_on_resuming_is_the_examples() -> None:
-    page = (ROOT / "docs" / "resume.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "snapshots.md").read_text(encoding="utf-8")
     source = " ".join(EXAMPLE.read_text(encoding="utf-8").split())
     blocks = re.findall(r"(?:^ {4}.*\n)+", page, re.MULTILINE)
     code = [" ".join(block.split()) for block in blocks if not re.match(r" +(hetagent|rm|kill) ", block)]

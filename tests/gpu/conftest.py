@@ -1,4 +1,4 @@
-"""Runs the checks of GPUs one after the other, and prints them as a table for docs/gpus.md."""
+"""Runs the checks of GPUs one after the other, and prints them as a table for docs/launch.md."""
 
 import os
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.write_line(f"\n{text}\n")
     TABLE.parent.mkdir(parents=True, exist_ok=True)
     TABLE.write_text(text + "\n", encoding="utf-8")
-    terminalreporter.write_line(f"also in {TABLE}, for docs/gpus.md")
+    terminalreporter.write_line(f"also in {TABLE}, for docs/launch.md")
 
 
 def _head(machine: machines.Machine) -> Iterator[str]:

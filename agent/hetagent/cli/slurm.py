@@ -1,6 +1,6 @@
 """Defaults from Slurm's environment, for an agent that srun started as a task of a job step.
 
-Tried with Slurm 22.05; docs/slurm.md says what was found.
+Tried with Slurm 22.05; docs/launch.md says what was found.
 """
 
 import re

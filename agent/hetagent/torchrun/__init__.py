@@ -16,7 +16,7 @@ def backend() -> "Callable[[RendezvousParameters], RendezvousHandler]":
 
 
 def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
-    """Create the handler of a job (docs/torchrun.md).
+    """Create the handler of a job (docs/launch.md).
 
     Removes `HET_TOKEN` from the environment, so that the workers do not inherit it.
 

@@ -1,4 +1,4 @@
-"""Reads and checks what torchrun was told about the rendezvous: endpoint, run id and --rdzv-conf (docs/torchrun.md)."""
+"""Reads and checks what torchrun was told about the rendezvous: endpoint, run id and --rdzv-conf (docs/launch.md)."""
 
 import os
 from collections.abc import Callable, Mapping

@@ -335,6 +335,6 @@ def test_the_docs_name_every_variable_that_is_read() -> None:
     root = Path(__file__).parents[3]
     source = (root / "agent/hetagent/cli/slurm.py").read_text(encoding="utf-8")
     names = set(re.findall(r'"((?:SLURMD?|SBATCH)_\w+)', source))
-    docs = (root / "docs/slurm.md").read_text(encoding="utf-8")
+    docs = (root / "docs/launch.md").read_text(encoding="utf-8")
     assert len(names) > 10
     assert {name for name in names if name not in docs} == set()

@@ -115,14 +115,14 @@ def test_every_field_of_a_spec_has_an_option() -> None:
 
 
 def documented_options() -> dict[str, str]:
-    """The options in docs/torchrun.md, each with its default."""
-    table = rows(section(page("docs/torchrun.md"), "Options"))
+    """The options in docs/launch.md, each with its default."""
+    table = rows(section(page("docs/launch.md"), "Options"))
     return {name: row[1] for row in table for name in quoted(row[:1])}
 
 
 def test_every_option_is_documented() -> None:
-    assert differences("option", "docs/torchrun.md", set(documented_options()), set(OPTIONS)) == []
-    assert differences("option", "docs/torchrun.md", set(), {"slots"}) != []
+    assert differences("option", "docs/launch.md", set(documented_options()), set(OPTIONS)) == []
+    assert differences("option", "docs/launch.md", set(), {"slots"}) != []
 
 
 def test_defaults_are_documented() -> None:

@@ -47,7 +47,7 @@ define install
 	  -e 's/^Processing .*\/(torch-[^/]+\.whl)( .*)?$$/  \1/p' \
 	  -e 's/^Installing collected packages: .*/  unpacking/p'
 	@echo '  compiling'  # only what programs import: pip would compile eight times as much
-	@$(BIN)/python -W ignore -c 'import hetagent.cli.assembly, hetrdzv.api.app, hetrdzv.api.openapi, sklearn.datasets, torch._dynamo, torch.distributed.run'
+	@$(BIN)/python -W ignore -c 'import hetagent.cli.assembly, hetrdzv.api.app, sklearn.datasets, torch._dynamo, torch.distributed.run'
 	@touch $@
 endef
 

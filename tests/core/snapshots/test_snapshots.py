@@ -787,6 +787,18 @@ def test_what_is_on_disk_is_not_told_as_complete_in_memory() -> None:
     assert Tally(job.group).said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
 
 
+def test_what_one_other_node_has_is_no_reason_for_the_only_member_to_drop_its_own() -> None:
+    job = Job(min_nodes=1, max_nodes=1).begin("a")
+    lone = {"sharded": True, "world_size": 1, "ranks": (0,)}
+    tally = Tally(job.group)
+    job.join("b", snapshots=job.holds(held(100, **lone)))
+    job.declare("a", job.holds(held(90, **lone)))
+    assert tally.said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
+    assert Tally(job.group).said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
+    job.declare("a", job.holds(held(90, **lone), held(100, **lone)))
+    assert tally.said(job.group, job.node("a")).complete == Stamp(round=1, step=100)
+
+
 def test_a_node_that_joins_without_a_place_for_snapshots_is_said_once_a_round_and_shown() -> None:
     job = Job()
     why = "another agent uses /dev/shm/hets_1"

@@ -1,7 +1,7 @@
 """Which snapshot is complete while a round runs, counted along as its members say one after another what they hold.
 
-It outlives any node: a sharded one counts once each part of a rank is on two nodes, where there are two, as is what all
-ranks have alike.
+It outlives any node: a sharded one counts once each part of a rank is on two nodes, as is what all ranks have alike; or
+once the only member has all of it.
 
 To look at all nodes at each message would take as long as there are nodes, each time.
 """
@@ -48,7 +48,8 @@ class Tally:
         self._stale = False
         self._said = 0
         for one in gathered_for(group, self._origin, sorted(self._members), group.last_round):
-            if one.lack is None and not one.on_disk and (self._alone is not None or is_copied(one)):
+            alone = any(node.node_id == self._alone and _has_all(held) for node, held in one.holders)
+            if one.lack is None and not one.on_disk and (alone or is_copied(one)):
                 self._complete = one.stamp
                 break
         for node in group.nodes.values():  # that look has judged them all
@@ -82,10 +83,10 @@ class Tally:
     def _judge(self, held: Held) -> None:
         """See whether a snapshot is complete by now."""
         key = held.step, held.round, held.world_size, held.sharded
-        if held.sharded:
-            parts = (self._ranks if self._alone is not None else self._copied).get(key, ())
-            if len(parts) < held.world_size + 1:  # and what is alike
-                return
+        alone = self._alone is not None and _has_all(held)
+        everything = held.world_size + 1  # each rank's part, and what is alike
+        if held.sharded and not alone and len(self._copied.get(key, ())) < everything:
+            return
         if key in self._whole and key not in self._differ:
             self._complete = stamp_of(held)
             for known in [one for one in self._values if one[:2] < key[:2]]:
@@ -114,6 +115,10 @@ class Tally:
             not _is_newer(self._complete, stamp_of(held)) and _is_less(has.get(stamp_of(held)), held)
             for held in before.held
         )
+
+
+def _has_all(held: Held) -> bool:
+    return held.whole and len({part.rank for part in held.ranks}) >= held.world_size
 
 
 def _is_less(after: Held | None, before: Held) -> bool:

@@ -416,8 +416,6 @@ def room_for(
     """
     newest = max((known for known in slots.values() if known is not None), default=None)
     most = Need.BESIDE if not spares else Need.NEWEST if insists else Need.LITTLE
-    if sharded and len(kept) > 2 and not spares:
-        most = Need.NEWEST  # two that may be safe: no server answers, and other nodes may drop the same one
 
     def need(known: Stamp) -> Need:
         if known in (*kept[:1], pinned):
@@ -437,5 +435,11 @@ def room_for(
     free = [number for number in slots if number not in needs]
     if free:
         return free[0]
-    may = [number for number, (how_much, *_) in needs.items() if how_much <= most]
+    # Two that may be safe: no server answers, and other nodes may drop the same one.
+    spared = [known for known in kept[1:] if known > kept[0]] if sharded and not spares else []
+    may = [
+        number
+        for number, (how_much, _, known) in needs.items()
+        if how_much <= most and not (len(spared) > 1 and known in spared)
+    ]
     return min(may, key=needs.__getitem__, default=None)

@@ -35,6 +35,9 @@ class Declaring:
         self._number, self._nnodes = 0, 1
         self._safe: Stamp | None = None  # the newest that outlives any other node, as far as is known
         self._began: Stamp | None = None  # from which the round began
+        self._before: Stamp | None = (
+            None  # the newest that this node had before that: perhaps nobody else has its part
+        )
         self._since: dict[Stamp, float] = {}  # when what this node holds was told first
         self._may_be: tuple[Stamp, ...] = ()  # what may be safe, unknown to this node, the oldest first
         self._asks_until = 0.0
@@ -55,8 +58,11 @@ class Declaring:
         self._began = began if chosen is not None and not chosen.on_disk else None
         if self._safe is not None and (began is None or self._safe.newness > began.newness):
             self._safe = None  # it is not held any more, or not to be used
+        parts = _stamps(replace(holdings, held=tuple(held for held in holdings.held if held.sharded)))
+        before = [one for one in parts if began is not None and one.newness < began.newness]
         if began is not None:
             self._safe = _newest(self._safe, *_complete_here(holdings, began))
+        self._before = _newest(*before)
         if self._began is not None and chosen is not None and chosen.sharded:
             self._asks_until = now + ASKS_S  # others may have what lives once
         self._may_be = _stamps(holdings)  # the server knows of it, and others may have copies
@@ -67,14 +73,17 @@ class Declaring:
         """What is not to be overwritten: what outlives any node; and until something newer does, what may by now.
 
         That is what the round began from, and what the server was told of: it has perhaps told others, which have
-        dropped what was safe before.
+        dropped what was safe before. Where nothing is known to be safe, what the node had before that comes last.
         """
         may_be = [
             stamp
             for stamp in (self._began, *self._may_be)
             if stamp is not None and (self._safe is None or stamp.newness > self._safe.newness)
         ]
-        return (*((self._safe,) if self._safe is not None else ()), *may_be)
+        if self._safe is not None:
+            return (self._safe, *may_be)
+        before = self._before
+        return (*may_be, before) if before is not None and before not in may_be else tuple(may_be)
 
     def began_from(self, stamp: Stamp) -> bool:
         """Whether the round began from a snapshot."""

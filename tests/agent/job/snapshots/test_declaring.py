@@ -168,6 +168,18 @@ def test_of_what_it_held_as_it_joined_it_keeps_the_newest_that_is_complete_here(
     assert declaring.kept == (stamp(20), stamp(360, 5), stamp(30))
 
 
+def test_where_nothing_is_known_to_be_safe_it_keeps_what_it_had_before_too() -> None:
+    """Of what the round began from it may have nothing, and nobody else what it has of the one before."""
+    declaring = Declaring()
+    declaring.begin(6, 2, Chosen(round=3, step=50, world_size=3, sharded=True), holdings(20, 30), 100.0)
+    assert declaring.kept == (stamp(50), stamp(20), stamp(30))
+    for now in (100.0, 100.0 + KEPT_S + 1):
+        declaring.hear(SnapshotsReply(), now)
+    assert declaring.kept == (stamp(50), stamp(30))
+    declaring.hear(SnapshotsReply(complete=stamp(60)), 100.0 + KEPT_S + 2)
+    assert declaring.kept == (stamp(60),)
+
+
 def test_what_a_node_held_as_it_joined_may_be_safe_before_it_has_told_anything(declaring: Declaring) -> None:
     """Its agent may be a new one, which has never heard what is."""
     declaring.begin(4, 3, chosen(15), holdings(10, 20), 100.0)

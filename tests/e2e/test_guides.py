@@ -1,4 +1,4 @@
-"""Types the commands of README, docs/snapshots.md and docs/upgrade.md. Those of docs/network.md: tests/netns."""
+"""Types the commands of README, docs/snapshots.md and docs/operations.md. Those of docs/deploy.md: tests/netns."""
 
 import re
 import runpy
@@ -196,21 +196,21 @@ def test_the_code_in_the_page_on_resuming_is_the_examples() -> None:
         assert piece in source
 
 
-# -- docs/upgrade.md -----------------------------------------------------------------------------------------
+# -- docs/operations.md --------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
 def test_the_commands_of_the_page_on_upgrades(tmp_path: Path) -> None:
     """With one version."""
-    (where,) = commands("docs/upgrade.md", "Upgrade a running site")
-    health, status, copy, copy_in_python, venv, install = commands("docs/upgrade.md", "Before")
+    (where,) = commands("docs/operations.md", "Upgrades")
+    health, status, copy, copy_in_python, venv, install = commands("docs/operations.md", "Before an upgrade")
     assert (venv, install) == ("python3 -m venv new", "new/bin/pip install .")
-    stop, start, ready, status_again, events = commands("docs/upgrade.md", "One server")
-    leads, follows = commands("docs/upgrade.md", "Several servers")
+    stop, start, ready, status_again, events = commands("docs/operations.md", "Upgrade one server")
+    leads, follows = commands("docs/operations.md", "Upgrade several servers")
     assert {leads, follows} == {ready.replace("head", "head1"), ready.replace("head", "head2")}
-    drain, upgrade, undrain, of_group = commands("docs/upgrade.md", "Agents")
+    drain, upgrade, undrain, of_group = commands("docs/operations.md", "Upgrade agents")
     assert upgrade == "pip install --upgrade '.[agent]'"
-    stop_new, start_old, remove, restore = commands("docs/upgrade.md", "Back")
+    stop_new, start_old, remove, restore = commands("docs/operations.md", "Back to the old version")
     assert (stop_new, start_old) == (stop, start.removeprefix("new/bin/"))
 
     port = free_port()

@@ -1,4 +1,4 @@
-"""Types the commands of docs/network.md on hosts with two networks, and with a firewall."""
+"""Types the commands of docs/deploy.md on hosts with two networks, and with a firewall."""
 
 import shlex
 from pathlib import Path
@@ -40,10 +40,10 @@ def two_networks(net: Hosts) -> list[Host]:
     return hosts
 
 
-LOOK = commands("docs/network.md", "What happens by default")
-INTERFACE, ADDRESS, BOTH = commands("docs/network.md", "A network for control, another for data")
-(INFINIBAND,) = commands("docs/network.md", "InfiniBand and RoCE")
-PORTS, KERNEL = commands("docs/network.md", "Firewalls")
+LOOK = commands("docs/deploy.md", "Network")
+INTERFACE, ADDRESS, BOTH = commands("docs/deploy.md", "A network for control, another for data")
+(INFINIBAND,) = commands("docs/deploy.md", "InfiniBand and RoCE")
+PORTS, KERNEL = commands("docs/deploy.md", "Firewalls")
 
 
 @pytest.mark.parametrize("line", [INTERFACE, ADDRESS], ids=["interface", "address"])

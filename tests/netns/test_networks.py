@@ -97,7 +97,7 @@ def test_ipv6_only(tmp_path: Path, net: Hosts) -> None:
 
 @pytest.mark.long
 def test_a_firewall_that_opens_only_the_port_range(tmp_path: Path, net: Hosts) -> None:
-    """gloo and NCCL let the kernel pick ports, so its range must be open too (docs/operations.md)."""
+    """gloo and NCCL let the kernel pick ports, so its range must be open too (docs/deploy.md)."""
     lan = net.switch("lan")
     hosts = [lan.host(name) for name in NODES]
     for host in hosts[1:]:

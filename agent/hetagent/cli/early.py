@@ -10,8 +10,9 @@ from hetagent.options.model import Options
 from hetagent.runloop.shutdown import Shutdown
 from hetagent.session.refusals import STRANGERS
 from hetagent.workers import failures
-from hetrdzv.auth.tls import ClientTls
+from hetrdzv.auth.tls import ClientTls, speaks_tls
 from hetrdzv.client.client import Client
+from hetrdzv.client.explain import TLS_HINT
 from hetrdzv.protocol.directive import CancelledReply, DirectiveReply
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.facts.reasons import CameLate, Cancelled
@@ -72,8 +73,9 @@ def look(options: Options, token: str | None, tls: ClientTls) -> None:
     except TimeoutError:
         return
     except HetError as error:
-        if error.code in STRANGERS:
-            raise Over(options, _exit("refused", str(error), EXIT_FAILED)) from None
+        why = str(error) if error.code in STRANGERS else _tls_there(options, error)
+        if why:
+            raise Over(options, _exit("refused", why, EXIT_FAILED)) from None
         return
     if group.exit_code is None:
         return
@@ -90,6 +92,14 @@ def look(options: Options, token: str | None, tls: ClientTls) -> None:
         root_cause=group.root_cause,
     )
     raise Over(options, outcome)
+
+
+def _tls_there(options: Options, error: HetError) -> str:
+    """That a server wants https://, which hangs up on whoever does not speak it; '': it does not."""
+    if TLS_HINT not in str(error):
+        return ""
+    plain = (url for url in options.servers if url.startswith("http://") and speaks_tls(url))
+    return next((f"{url} answered, but speaks TLS: use https://" for url in plain), "")
 
 
 async def _group(options: Options, token: str | None, tls: ClientTls) -> GroupReply:

@@ -16,9 +16,13 @@ from hetrdzv.api.refused import RefusalLog
 from hetrdzv.api.routes import agents, docs, groups, health
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.dashboard.app import PATHS, dashboard
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.pages import GroupReply, ProblemReply
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.replica import Replica, SingleReplica
 from hetrdzv.service.service import Service
+from hetrdzv.storage import records
 
 ROUTERS: Sequence[APIRouter] = (agents.router, groups.router, health.router, docs.router)
 """Those of agents come first, since the first match counts."""
@@ -55,6 +59,8 @@ def create_app(
         secure: whether it serves TLS, so that browsers send cookies over that only.
         metrics: shared by services that follow one another.
     """
+    records.prepare()
+    codec.prepare(DirectiveReply, ProblemReply, GroupReply)
     app = Api(
         title="hetrdzv",
         version=__version__,

@@ -48,7 +48,6 @@ from hetrdzv.protocol.pages import (
     GroupSummary,
     NodeReply,
     NodeState,
-    ProblemReply,
     RoundReply,
     StallReply,
     UnreachableReply,
@@ -127,8 +126,6 @@ def quarantined_summary(group_id: str, why: str) -> GroupSummary:
         counts=CountsReply(nodes=0, slots=0, members=0, spares=0, gone=0),
     )
 
-
-codec.prepare(DirectiveReply, ProblemReply, GroupReply)
 
 LARGE = 300
 """Replies about more nodes or events than this are made in a thread, so that polls are answered meanwhile."""

@@ -12,7 +12,7 @@ from operator import or_
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Discriminator, Field, GetCoreSchemaHandler, Tag, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, PydanticSerializationError
 
 from hetrdzv.protocol.facts.parts import ByKind, Other
@@ -200,7 +200,14 @@ def prepare(*kinds: Any) -> None:
     later.
     """
     for kind in kinds:
-        kind.__pydantic_core_schema__ = adapter(kind).core_schema
+        known = adapter(kind)
+        known.rebuild()  # if it was deferred
+        kind.__pydantic_core_schema__ = known.core_schema
+
+
+def defer(kind: Any) -> None:
+    """Have FastAPI, too, make what reads and writes a dataclass only when it is first needed."""
+    kind.__pydantic_config__ = ConfigDict(defer_build=True)
 
 
 def mistakes(error: ValidationError) -> Iterator[Mistake]:

@@ -91,7 +91,9 @@ class _Versioned:
     v: int
 
 
-codec.prepare(_Versioned, Node, Round, Group, StoredEvent)
+def prepare() -> None:
+    """Make what reads and writes records now, so that the first commit need not wait for it."""
+    codec.prepare(_Versioned, Node, Round, Group, StoredEvent)
 
 
 # -- keys ------------------------------------------------------------------------------------------------

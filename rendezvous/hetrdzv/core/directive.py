@@ -241,7 +241,7 @@ def _start_details(group: Group, current: Round, node: Node, head: Heading, now:
 
 def _came_late(group: Group, node: Node) -> reasons.CameLate | None:
     """What a node hears that joined after the end of the job; None for a node that was in it."""
-    if group.finished_at is None or node.joined_at <= group.finished_at:
+    if group.finished_at is None or node.joined_at < group.finished_at:
         return None
     cancelled = group.cancellation or Cancellation()
     return reasons.CameLate(group_id=group.group_id, outcome=group.state, by=cancelled.by, at=cancelled.at)

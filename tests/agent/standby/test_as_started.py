@@ -339,11 +339,15 @@ def test_a_script_sees_the_same(both: Both, words: tuple[str, ...]) -> None:
         assert warm.stdout.endswith("the script, on stdout\n")
 
 
+FILES = 1000
+"""How many files a process may have open, this one with all that it has open already."""
+
+
 def test_flags_of_the_interpreter_and_inherited_settings(both: Both, tmp_path: Path) -> None:
     """What the agent's own process has, its workers inherit: here it is this one's."""
     limits, mask, niceness = resource.getrlimit(resource.RLIMIT_NOFILE), os.umask(0o027), os.nice(0)
     affinity, handler = os.sched_getaffinity(0), signal.getsignal(signal.SIGUSR2)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, limits[1]))
     os.sched_setaffinity(0, {min(affinity)})
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -365,7 +369,7 @@ def test_flags_of_the_interpreter_and_inherited_settings(both: Both, tmp_path: P
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     assert_seen_alike(cold, warm)
     assert warm.seen is not None
-    assert warm.seen["rlimits"]["RLIMIT_NOFILE"][0] == 200
+    assert warm.seen["rlimits"]["RLIMIT_NOFILE"][0] == FILES
     assert warm.seen["umask"] == 0o027
     assert warm.seen["affinity"] == [min(affinity)]
     assert int(warm.seen["signal sets"]["SigBlk"], 16) & 1 << signal.SIGUSR1 - 1

@@ -91,6 +91,7 @@ class Agent:
         self._busy_until = 0.0
         self.stopping = False
         self._kill_at = 0.0
+        self._after = 0  # the round after which it has joined last
         self._ready_after_stop = False
         self._signalled = False
         self._exit_told = False
@@ -239,6 +240,8 @@ class Agent:
                 self._heed(directive)
             case DirectiveKind.START:
                 self._start(directive)
+            case DirectiveKind.STOP if directive.round <= self._after:
+                pass
             case DirectiveKind.STOP:
                 self.round = max(self.round, directive.round)
                 self._ready_after_stop = True
@@ -388,7 +391,7 @@ class Agent:
             self._be_ready()
 
     def _be_ready(self) -> None:
-        self._ready_after_stop = False
+        self._ready_after_stop, self._after = False, self.round
         self.world.listening.discard(self._store)
         self._store = 0
         if not self._held:

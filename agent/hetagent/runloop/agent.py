@@ -412,6 +412,8 @@ class Agent:
                 if directive.round == self._round and isinstance(directive.reason, Stalls | Formed):
                     self._account.hangs(_hang(directive), time.monotonic(), self._motion())
                 self._pass_on(directive)
+            case DirectiveKind.STOP if directive.round <= self._after:
+                pass  # it came as the workers were ending by themselves, and this node has joined since
             case DirectiveKind.STOP:
                 self._log(f"round {directive.round} is over{self._because(directive.why)}")
                 planned = isinstance(directive.reason, Ended) and isinstance(directive.reason.cause, Planned)

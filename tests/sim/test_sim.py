@@ -39,6 +39,11 @@ FAILED_ONCE = {
     2_100: "the same as a round ends, though it had a snapshot that is newer and less likely to be safe",
     9_001_088: "nodes whose answers are lost overwrite what others have copies of, as they begin from something newer",
     9_000_285: "a round hangs for so long that its members are told",
+    41_006_238: "as a round ends during an outage all nodes overwrite the same one of two that may be safe",
+    41_004_138: "a node that was away keeps an older snapshot that is safe rather than a newer that it has all of",
+    64_003_772: "the only member of a round is told that what other nodes have once each is safe",
+    66_000_178: "a node that has nothing of what its round began from overwrites the only parts of the one before",
+    67_006_493: "a stop comes as the workers end by themselves, and after it the next start",
 }
 """Seeds that have found a fault of the rules, or of the simulation, and what happens in them."""
 

@@ -23,6 +23,7 @@ from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.facts.causes import Silent
+from hetrdzv.protocol.rooms.snapshots import Stamp
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module
@@ -54,12 +55,14 @@ class Checks:
         trace: (seconds, who, what happened).
         events: how often what happened in the core's history, uncommitted steps included.
         wrong: (name of the check, what it found), the first one first.
+        unloadable: snapshots that were found to be of no use.
     """
 
     def __init__(self, timeline: Timeline, *, separate: bool) -> None:
         self.trace: list[tuple[float, str, str]] = []
         self.events: Counter[str] = Counter()
         self.wrong: list[tuple[str, str]] = []
+        self.unloadable: set[Stamp] = set()
         self._timeline = timeline
         self._separate = separate
         self._rounds: dict[int, dict[str, Any]] = {}  # as they became durable

@@ -123,6 +123,7 @@ class Holding(InAgent):
         self._agent.world.note("a snapshot cannot be loaded")
         stamp = stamp_on_disk(chosen, self._memory["origin"]) if chosen.on_disk else stamp_of(chosen)
         self._refused = (*self._refused, stamp)[-8:]
+        self._agent.world.checks.unloadable.add(stamp)  # the agent may be gone before it says so
         if self._rng.random() < 0.5:
             for number, held in self._slots.items():
                 if held is not None and stamp_of(held) == stamp:
@@ -378,7 +379,8 @@ class SafeOutlivesANode(InChecks):
         }
         passed = {one.stamp for one in kept.passed} if kept is not None else set()
         # what cannot be loaded is another fault than a node that is gone
-        if kept is None or any(stamp.newness >= self._safe.newness for stamp in refused | passed):
+        bad = any(stamp.newness >= self._safe.newness for stamp in refused | passed)
+        if kept is None or bad or self._safe in self._checks.unloadable:
             self._safe = None
             return
         gone = [

@@ -206,9 +206,13 @@ def test_a_master_that_dies_with_its_machine_leaves_nothing_and_another_takes_ov
         assert [one[:4] for one in lives(job)[1]] in (PLACES, [(0, 3, 0, 1), (1, 3, 0, 2), (2, 3, 1, 2)])
 
 
-def test_a_node_that_was_started_otherwise_is_given_nothing(tmp_path: Path) -> None:
+def test_a_node_that_was_started_otherwise_is_given_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with cluster(tmp_path, *FLAGS[:4], "--max-restarts", "0") as job:
         begin(job, "--launch", "mpi", nodes={"a": 2})
+        # its programs, which know no mpirun, are killed with a folder of Open MPI of their own
+        monkeypatch.setenv("OMPI_MCA_orte_tmpdir_base", str(tmp_path))
         job.agent(
             "b", 1, script=str(TRAIN), args=["--epochs", "1000", "--epoch-sleep", "1"]
         )  # a process per GPU

@@ -245,7 +245,7 @@ assert asyncio.run(said.send(Server())).text == "ONWARDS"
         changes={
             f"{AGENT}/node/gpu/discovery.py": (
                 (
-                    "def driver_of(",
+                    "def is_rocm(",
                     "def others():\n    return [Gpu(f'ACME-{n}', 'Acme A1', 1 << 30) for n in range(2)]\n\n\n",
                 ),
                 ('"nccl": _nccl(torch)', '"acme": "7.1", '),

@@ -36,7 +36,7 @@ from hetagent.workers import collapse
 from hetagent.workers.logs import RoundLogsSpecs
 from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
 pytestmark = [
@@ -94,6 +94,23 @@ def test_a_round_from_start_to_end(rig: Make, monkeypatch: pytest.MonkeyPatch) -
     assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGUSR1", "ours is as it was"
     assert made.group()["state"] == "succeeded"
     assert any(line.startswith("round 1: ranks 0 to 1 of 2 on 1 node, master a (") for line in made.said)
+
+
+def test_a_stop_of_a_round_after_which_it_has_joined_changes_nothing(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came as the workers ended by themselves; the next start lies right behind it."""
+    made = rig("[ $HET_ROUND -gt 1 ] || exit 7", restart_wait_s=0.0)
+    take = made.line.take
+
+    def late() -> list[DirectiveReply]:
+        taken = list(take())
+        starts = [one for one in taken if one.kind is DirectiveKind.START and one.round == 2]
+        return [replace(one, kind=DirectiveKind.STOP, round=1, start=None) for one in starts] + taken
+
+    monkeypatch.setattr(made.line, "take", late)
+    assert made.run() == 0
+    assert made.agent.round_number == 2
 
 
 def test_a_launch_hears_of_a_stop_that_came_with_its_start(

@@ -58,8 +58,8 @@ class Declaring:
         self._began = began if chosen is not None and not chosen.on_disk else None
         if self._safe is not None and (began is None or self._safe.newness > began.newness):
             self._safe = None  # it is not held any more, or not to be used
-        parts = _stamps(replace(holdings, held=tuple(held for held in holdings.held if held.sharded)))
-        before = [one for one in parts if began is not None and one.newness < began.newness]
+        shards = _stamps(replace(holdings, held=tuple(held for held in holdings.held if held.sharded)))
+        before = [one for one in shards if began is not None and one.newness < began.newness]
         if began is not None:
             self._safe = _newest(self._safe, *_complete_here(holdings, began))
         self._before = _newest(*before)

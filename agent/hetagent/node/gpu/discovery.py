@@ -106,11 +106,6 @@ def versions(torch: Any) -> dict[str, object]:
     return {"cuda": torch.version.cuda, "rocm": torch.version.hip, "nccl": _nccl(torch), "driver": _driver()}
 
 
-def driver_of(versions: Mapping[str, str]) -> str:
-    """Which of the versions is that of what drives the GPUs."""
-    return versions.get("driver") or versions.get("rocm", "")
-
-
 def is_rocm() -> bool:
     """Whether torch was built for AMD's GPUs."""
     import torch

@@ -1,9 +1,10 @@
 """The set of nodes, or units, that makes the largest world; of several such sets the one that is preferred.
 
 Items come in the order of preference. Of the sets that make the largest world that one is taken which has the first
-item, if any has it, then the second, and so on. Up to `MOST_EXACT` items that is exact: which sums of slots the items
-from each place on can make are the bits of a number. Of more, the items up to near the place where the world is full
-are taken as they come, and `MOST_EXACT` around that place are chosen exactly.
+item, if any has it, then the second, and so on. Up to `MOST_EXACT` items that is exact, if they do not have many
+thousands of slots and nodes together: which sums of slots the items from each place on can make are the bits of a
+number. Of more, the items up to near the place where the world is full are taken as they come, and `MOST_EXACT` around
+that place are chosen exactly.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,13 +39,14 @@ def best_set(
         items: in the order of preference.
         leaders: names of items, one of which must be in the set; None: any will do.
     """
-    if leaders is not None and len(items) > MOST_EXACT:
+    is_exact = len(items) <= MOST_EXACT and _Exact(items, worlds, [], leaders).states <= MOST_STATES
+    if leaders is not None and not is_exact:
         first = next((item for item in items if item.name in leaders), None)
         if first is None:
             return None
         items = [first, *(item for item in items if item is not first)]
     tries = [items]
-    if len(items) > MOST_EXACT:  # with few nodes only the large ones may do, with many only the small ones
+    if not is_exact:  # with few nodes only the large ones may do, with many only the small ones
         by_size = sorted(items, key=lambda item: item.slots / item.nodes)
         tries += [by_size[::-1], by_size]
     return next((found for each in tries if (found := _near_full(each, worlds, leaders)) is not None), None)

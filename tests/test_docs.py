@@ -31,8 +31,8 @@ from hetrdzv.cli import hetctl, hetserver
 from hetrdzv.dashboard.app import dashboard
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.facts.events import CLASSES as FACTS
-from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.facts.parts import Other
+from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.http import versions
 from hetrdzv.protocol.pages import NodeState
 from hetrdzv.protocol.requests.joining import JoinRequest

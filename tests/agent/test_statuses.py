@@ -9,7 +9,7 @@ from hetagent.statuses import status_of
 from hetrdzv.protocol.directive import FailureReply, RootCauseReply
 from hetrdzv.protocol.facts.causes import JoinTimeout
 from hetrdzv.protocol.facts.parts import NoWorld, Other, Ready, WorldBounds
-from hetrdzv.protocol.facts.who import NOBODY
+from hetrdzv.protocol.texts.who import NOBODY
 
 
 def failed(kind: str, exit_code: int | None = None) -> dict[str, Any]:

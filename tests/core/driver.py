@@ -24,12 +24,12 @@ from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why
 from hetrdzv.protocol.facts.events import Event, Facts
-from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.reasons import NodeReason
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.requests.plans import LeftOutNode
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.words import reasons as words
-from hetrdzv.words.times import Clock
 
 LEASE_S = 5.0
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from hetrdzv.protocol.facts.parts import Ready
 from hetrdzv.protocol.facts.reasons import LeftOut, Waits, WaitsFor, WhyLeftOut
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
 
 

@@ -6,9 +6,9 @@ from hetrdzv.core.commands import Cancel, Join
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import OwnLeases
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import InvalidSpec, SpecConflict
 from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.events import SettingsChanged
 from hetrdzv.words.events import event_text
 from tests.core.driver import LEASE_S, Story, running

@@ -5,8 +5,8 @@ import pytest
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.facts.causes import Announced, MemberDrained, MemberLeft
 from hetrdzv.protocol.facts.events import NoticeExpired, StopAnnounced
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.states import GroupState
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
 from tests.core.test_notice import heeding
 

@@ -8,7 +8,7 @@ from hetrdzv.core.commands import NoteStall, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.model import Stall
 from hetrdzv.core.rounds.timers import deadline
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import LEASE_S, Story, running
 from tests.core.explained import waits_for
 from tests.support.stalls import behind

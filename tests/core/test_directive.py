@@ -2,7 +2,7 @@
 
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import Cut, MemberLost
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import ready, waits_for
 

@@ -18,9 +18,9 @@ from hetrdzv.protocol.facts.causes import (
     WorkerFault,
 )
 from hetrdzv.protocol.facts.events import GroupFailed, RestartSpent
-from hetrdzv.protocol.facts.failure import Ended
 from hetrdzv.protocol.facts.parts import Quoted, Ready
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.failure import Ended
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
 
 FIRST = FailedWorker(node_id="a", rank=0, local_rank=0, exit_code=1, said=Quoted("Traceback: boom"))

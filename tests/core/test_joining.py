@@ -3,13 +3,13 @@
 import pytest
 
 from hetrdzv.core.commands import Join, Leave, Renew
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import NodeIdInUse, Refused, SpecConflict, StaleIncarnation, UnknownNode
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import AgentDied, Announced, MemberLeft, MemberLost, Superseded
-from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.events import NodeLeft, NodeLost
 from hetrdzv.protocol.facts.parts import Quoted
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import LEASE_S, Story, running
 from tests.core.explained import left_out, waits_for
 

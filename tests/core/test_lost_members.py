@@ -3,9 +3,9 @@
 import pytest
 
 from hetrdzv.protocol.facts.reasons import Runs
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import NodePhase
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
 
 

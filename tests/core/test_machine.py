@@ -36,10 +36,10 @@ from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.core.why import why
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
-from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import DirectiveKind, EndKind, ReportKind, StallKind
+from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.words import reasons as words
-from hetrdzv.words.times import Clock
 from tests.core.drawn import is_drawn
 from tests.support.every_set import Case, best_of_all, not_best
 from tests.support.stalls import of_kind

@@ -6,8 +6,8 @@ from hetrdzv.protocol.facts.causes import JoinTimeout
 from hetrdzv.protocol.facts.events import NodeJoined, NodeNotReady, NodeReady
 from hetrdzv.protocol.facts.parts import NotReady, quoted
 from hetrdzv.protocol.facts.reasons import Failed, Joins, ToStop
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.states import GroupState, NodePhase
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
 from tests.core.explained import left_out, ready
 

@@ -17,8 +17,8 @@ from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.facts.causes import Cancelled, Cause, Joined, MemberDrained, RestartAsked
 from hetrdzv.protocol.facts.events import NoticeExpired, ReadyToStop, RoundJudged, StopAnnounced
 from hetrdzv.protocol.facts.reasons import AboutToEnd, CameLate
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.states import GroupState
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
 from tests.support.stalls import behind
 

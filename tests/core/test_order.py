@@ -12,9 +12,9 @@ from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import JoinTimeout, Unreachable
 from hetrdzv.protocol.facts.parts import CutOff, NoMaster
 from hetrdzv.protocol.facts.warnings import NoLabel, NoWeights, RoundWarning
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import ready, waits_for
 from tests.support.needs import ALL

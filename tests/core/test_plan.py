@@ -9,9 +9,9 @@ from hetrdzv.protocol.errors import GroupFinishing, NodeIdInUse, Refused, Unknow
 from hetrdzv.protocol.facts.causes import Announced, Drained, Joined, MemberDrained, MemberLeft, RestartAsked
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.reasons import Full, NoCommand
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.requests.plans import Changes, NewNode, Plan
 from hetrdzv.protocol.states import GroupState
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import ready
 from tests.support.stalls import behind

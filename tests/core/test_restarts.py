@@ -10,10 +10,10 @@ from hetrdzv.protocol.errors import StaleIncarnation, StaleRound, UnknownNode
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import FailedWorker, Joined, MasterUnreachable, Unreachable, WorkerFault
 from hetrdzv.protocol.facts.events import GroupFailed, NodeLeftOut, NodeReturned, RestartSpent, RoundEnded
-from hetrdzv.protocol.facts.failure import Ended
 from hetrdzv.protocol.facts.parts import CutOff, NoMaster, Quoted
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.failure import Ended
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import left_out, ready, waits_for
 

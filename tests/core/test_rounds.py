@@ -10,7 +10,7 @@ from hetrdzv.protocol.errors import InvalidSpec, StaleRound
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import Cut, JoinTimeout, MemberLost, Silent
 from hetrdzv.protocol.facts.events import StartedUnbounded
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import LEASE_S, Story, running
 from tests.core.explained import ready, waits_for
 

@@ -5,10 +5,10 @@ import pytest
 from hetrdzv.core.directive import directive, heading
 from hetrdzv.core.why import cut_off
 from hetrdzv.protocol.facts.parts import CutOff
-from hetrdzv.protocol.facts.who import MOST_NAMES, Nodes
 from hetrdzv.protocol.texts.addresses import is_loopback
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.words.phrasing import names
+from hetrdzv.protocol.texts.phrasing import names
+from hetrdzv.protocol.texts.who import MOST_NAMES, Nodes
 from tests.core.driver import Story, sentence
 
 MANY = 300

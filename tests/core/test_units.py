@@ -14,9 +14,9 @@ from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.parts import NoWorld
 from hetrdzv.protocol.facts.warnings import NoLabel
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
+from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
 from tests.core.explained import left_out, ready, waits_for
 from tests.support.every_set import Case, best_of_all

@@ -19,9 +19,9 @@ from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import Joined
 from hetrdzv.protocol.facts.events import GroupFailed, RoundEnded
 from hetrdzv.protocol.facts.parts import NoWorld, Ready
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
+from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.words.causes import failed_because
 from tests.core.driver import Story, running
 from tests.core.explained import left_out, ready, waits_for

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hetrdzv.core.model import Node, Round
+from hetrdzv.protocol.texts.phrasing import count, names
+from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.words import reasons as words
-from hetrdzv.words.phrasing import count, names
-from hetrdzv.words.times import Clock
 from tests.core.driver import Story
 from tests.core.explained import left_out
 

@@ -22,7 +22,7 @@ import httpx
 from hetrdzv.client import Client
 from hetrdzv.protocol import states
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.requests.daemon import DaemonRequest
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.reports import ReportRequest

@@ -4,7 +4,7 @@ import pytest
 
 from hetrdzv.core.commands import Put, Report
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.liveness.clock import BEAT_S, LATE_S, ServedClock
 from hetrdzv.service.service import Service

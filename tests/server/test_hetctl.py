@@ -31,7 +31,7 @@ from hetrdzv.cli.hetctl.history import past_view
 from hetrdzv.cli.hetctl.main import cli
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.pages import GroupReply, WorkerReply
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.reports import ReportRequest

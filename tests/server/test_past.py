@@ -11,8 +11,8 @@ from hetrdzv.api.views import event_reply
 from hetrdzv.core.commands import NoteStall, NoteTraining, Report
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.facts.causes import Cut, MemberLost, Silent
-from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.parts import Other
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.states import ReportKind

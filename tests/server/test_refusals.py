@@ -7,8 +7,8 @@ import httpx
 
 from hetrdzv.auth.token_files import TokenFile
 from hetrdzv.core.model import Group
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import SpecConflict
-from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.service.refusals import LATELY_S, MOST, MOST_CHARACTERS, MOST_GROUPS, MOST_LOGGED, Refusals
 from tests.support.served import HandClock, api, serving

@@ -17,7 +17,7 @@ from hetagent.session.requests import Answer, Request
 from hetagent.session.session import Session
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.states import DirectiveKind
 from tests.sim.rooms import IN_AGENTS
 from tests.sim.store import GROUP

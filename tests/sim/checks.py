@@ -25,11 +25,11 @@ from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.facts.causes import Silent
 from hetrdzv.protocol.rooms.snapshots import Stamp
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
+from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.service import service as service_module
 from hetrdzv.service.liveness import leases as leases_module
 from hetrdzv.words import reasons as words
 from hetrdzv.words.events import event_text
-from hetrdzv.words.times import Clock
 from tests.sim.rooms import IN_CHECKS, WORDS
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline

@@ -11,7 +11,7 @@ from hetrdzv.core import commands
 from hetrdzv.core.model import Stall
 from hetrdzv.core.rounds.timers import STALL_TOLD_S
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind, StallKind
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.storage import records

@@ -28,6 +28,7 @@ from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Cancellation, End, Group, Member, Node, Notice, Round
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.protocol.facts.causes import (
     BadAddress,
@@ -40,12 +41,10 @@ from hetrdzv.protocol.facts.causes import (
     Silent,
     WorkerFault,
 )
-from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.events import Event, NodeJoined
-from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.warnings import Differs, NoWeights, Version
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.rooms.snapshots import (
     Chosen,
@@ -63,6 +62,7 @@ from hetrdzv.protocol.rooms.snapshots import Source as SnapshotSource
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind
+from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.storage import records
 from hetrdzv.storage.records import StoredEvent, changes, event_key, event_prefix, event_record, group_prefix
 from tests.support.restored import encoded, restore

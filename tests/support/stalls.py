@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.rooms.stalls import Behind, BlamedAll, Deadlock, How, Knot, Place, StallFacts
 from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.texts.who import Ranks
 
 
 def behind(

@@ -4,11 +4,11 @@ import pytest
 
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import FailedWorker, JoinTimeout, WorkerFault
-from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.parts import NoWorld, WorldBounds
 from hetrdzv.protocol.facts.reasons import Reason
-from hetrdzv.protocol.facts.who import Ranks
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.rooms.stalls import Behind, BlamedAll
+from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.words.advice import next_step, step_in_parts
 from tests.support.stalls import behind
 from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from hetrdzv.protocol import codec
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.facts import events
 from hetrdzv.protocol.facts.causes import (
@@ -32,7 +33,6 @@ from hetrdzv.protocol.facts.causes import (
     WorkerFault,
     WorkersApart,
 )
-from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.events import CLASSES, Event, Facts
 from hetrdzv.protocol.facts.parts import (
     Apart,
@@ -45,9 +45,9 @@ from hetrdzv.protocol.facts.parts import (
     Ready,
     WorldBounds,
 )
-from hetrdzv.protocol.facts.who import Nodes, Place
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.rooms.stalls import Hang
+from hetrdzv.protocol.texts.who import Nodes, Place
 from hetrdzv.words.events import LONGEST, event_text
 from tests.support.stalls import behind
 from tests.words.test_snapshots import HAPPENED as SNAPSHOTS

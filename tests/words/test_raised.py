@@ -3,7 +3,7 @@
 import pytest
 
 from hetrdzv.protocol.facts.causes import FailedWorker
-from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.texts.raised import raised
 from hetrdzv.words.causes import failed_worker
 

@@ -16,9 +16,9 @@ from hetrdzv.protocol.facts.causes import (
 )
 from hetrdzv.protocol.facts.parts import Quoted, Ready
 from hetrdzv.protocol.facts.reasons import Reason, WhyLeftOut, timeless
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.texts.times import Clock
+from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.words.reasons import left_out, time_left, told, why
-from hetrdzv.words.times import Clock
 from tests.support.stalls import behind
 from tests.words.unions import classes
 

@@ -9,7 +9,6 @@ from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.facts.events import Facts, RoundEnded, RoundFormed
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.warnings import AnyWarning
-from hetrdzv.protocol.facts.who import Nodes, Ranks
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.rooms.snapshots import (
     BeganFromSnapshot,
@@ -31,6 +30,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     ValuesDiffer,
     WhyPassedBy,
 )
+from hetrdzv.protocol.texts.who import Nodes, Ranks
 from hetrdzv.words.past import past
 from hetrdzv.words.snapshots import lacks, passed_by, safe
 

@@ -3,7 +3,6 @@
 import pytest
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.rooms.stalls import (
     Asked,
     Behind,
@@ -17,6 +16,7 @@ from hetrdzv.protocol.rooms.stalls import (
     Stuck,
     whom,
 )
+from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.words.stalls import lasting, stall
 
 ONE, TWO = BlamedAll.of([("gpu2", 3)]), BlamedAll.of([("gpu2", 3), ("gpu3", 5)])

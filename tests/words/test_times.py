@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from hetrdzv.words.times import Clock, ago, clock_time, lasted
+from hetrdzv.protocol.texts.times import Clock, ago, clock_time, lasted
 
 HERE = datetime(2026, 11, 22, 13, 53, 12, tzinfo=UTC)
 NOW = 1000.0

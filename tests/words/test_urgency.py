@@ -5,7 +5,7 @@ import click
 from hetrdzv.cli.hetctl import get
 from hetrdzv.cli.hetctl.tables import lines
 from hetrdzv.protocol.pages import CountsReply, GroupsReply, GroupSummary
-from hetrdzv.words.urgency import RECENT_S, urgency
+from hetrdzv.protocol.urgency import RECENT_S, urgency
 
 
 def group(group_id: str, state: str, ended_s_ago: float | None = None) -> GroupSummary:

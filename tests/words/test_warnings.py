@@ -3,7 +3,7 @@
 import pytest
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.facts.differences import Difference
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.facts.parts import Other, Quoted
 from hetrdzv.protocol.facts.warnings import (
     AnyWarning,
@@ -15,7 +15,7 @@ from hetrdzv.protocol.facts.warnings import (
     Unwatched,
     Version,
 )
-from hetrdzv.protocol.facts.who import Nodes, Ranks
+from hetrdzv.protocol.texts.who import Nodes, Ranks
 from hetrdzv.words.warnings import unseen, warning
 from tests.words.test_snapshots import SENTENCES as SNAPSHOTS
 from tests.words.unions import classes

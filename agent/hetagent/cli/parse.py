@@ -20,8 +20,8 @@ from hetagent.options.torchrun import REFUSED, dest, source, typed, variable
 from hetagent.options.values import GRACE_S, grace, is_on, streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.texts.ids import checked_id
+from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.protocol.texts.typed import seconds
-from hetrdzv.words.phrasing import count
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 from hetagent.runloop.account import Spent, account_lines
 from hetrdzv.protocol.directive import DirectiveReply, RootCauseReply
 from hetrdzv.protocol.facts.reasons import CameLate, Failed
+from hetrdzv.protocol.texts.times import Clock, ago, clock_time
 from hetrdzv.words.advice import next_step
 from hetrdzv.words.causes import failure_details
 from hetrdzv.words.reasons import came_late, told
-from hetrdzv.words.times import Clock, ago, clock_time
 
 RULE = "=" * 72
 

@@ -13,7 +13,7 @@ from hetagent.options.model import Options
 from hetagent.options.torchrun import typed
 from hetagent.torch_compat.flags import local_world_size
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.words.phrasing import count
+from hetrdzv.protocol.texts.phrasing import count
 
 FILES, FILES_OF_SLOT = 50, 3
 """How many files an agent has open, and how many more of them for each worker, about."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from hetagent.roundhook import Motion
-from hetrdzv.words.phrasing import count, percent
-from hetrdzv.words.times import LEAST_S, lasted
+from hetrdzv.protocol.texts.phrasing import count, percent
+from hetrdzv.protocol.texts.times import LEAST_S, lasted
 
 FIRST = "waiting for the first round"
 STARTING_UP = "starting up, before the first collective or step"

@@ -33,8 +33,8 @@ from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol.directive import DirectiveReply, StartReply
 from hetrdzv.protocol.facts.causes import Planned
-from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.facts.reasons import Ended, Formed, Stalls
+from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 from hetrdzv.words.stalls import stall

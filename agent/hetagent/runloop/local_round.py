@@ -18,11 +18,11 @@ from hetagent.workers.starter import Exit, no_process
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import StartReply
 from hetrdzv.protocol.facts.causes import FailedWorker
-from hetrdzv.protocol.facts.failure import Ended, Failure, FailureFields
+from hetrdzv.protocol.failure import Ended, Failure, FailureFields
 from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.words.causes import failed_worker
-from hetrdzv.words.phrasing import count
 
 if TYPE_CHECKING:
     from hetagent.workers.torch_starter import TorchStarter

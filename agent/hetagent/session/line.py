@@ -25,8 +25,8 @@ from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.rooms.stalls import whom
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.words.reasons import told
-from hetrdzv.words.times import Clock
 
 LEAVE_S = LEAVE_PATIENCE_S + 1.0
 """How long a goodbye may take (seconds)."""

@@ -5,12 +5,12 @@ from math import ceil
 from typing import TypeVar
 
 from hetrdzv.protocol import codec
+from hetrdzv.protocol.differences import SCRIPT, Difference, as_flags
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.facts.differences import SCRIPT, Difference, as_flags
 from hetrdzv.protocol.pages import ConflictReply
 from hetrdzv.protocol.requests.joining import SpecFields
-from hetrdzv.words.phrasing import names
+from hetrdzv.protocol.texts.phrasing import names
 
 _R = TypeVar("_R")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from hetagent.session.topics import Message, Topic
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.facts.failure import Ended, FailureFields
+from hetrdzv.protocol.failure import Ended, FailureFields
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import Moved

@@ -33,7 +33,7 @@ from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
 from hetrdzv.protocol.errors import HetError, InvalidRequest, Unavailable
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.words.times import lasted
+from hetrdzv.protocol.texts.times import lasted
 
 PACE_S = 0.1
 """Polls that bring nothing new are at least this far apart, whatever the server does (seconds)."""

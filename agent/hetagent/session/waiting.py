@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.facts.reasons import timeless
+from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.words.reasons import time_left, told
-from hetrdzv.words.times import Clock
 
 TICK_S = 1.0
 """How often the live line counts down (seconds)."""

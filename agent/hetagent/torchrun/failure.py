@@ -5,7 +5,7 @@ import sys
 from hetagent.node.processes.signals import signal_name
 from hetagent.torch_compat.callers import result_of_callers
 from hetagent.workers.failures import MAX_CHARACTERS, Left, failure_message, sendable
-from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.failure import FailureFields
 
 
 def failure_of_callers() -> FailureFields:

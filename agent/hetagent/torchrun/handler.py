@@ -37,7 +37,7 @@ from hetagent.workers.failures import MAX_CHARACTERS
 from hetagent.workers.store import STORE_TIMEOUT, HetRendezvousHandler
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.failure import FailureFields
 
 OUTCOME_S = 15.0
 """How long an agent that is through torch's exit barrier waits for the group's outcome (seconds)."""

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from hetrdzv.protocol.requests.plans import LeftOutNode, Plan
+from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.words.causes import ending
 from hetrdzv.words.reasons import left_out, why
-from hetrdzv.words.times import Clock
 
 
 def in_words(plan: Plan) -> Plan:

@@ -8,12 +8,12 @@ from hetrdzv.core.model import Group
 from hetrdzv.core.snapshots import next_snapshot, on_disk, safe_snapshot
 from hetrdzv.core.snapshots.complete import Gathered, began_from, gathered
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.snapshots import (
     SafeShown,
     SnapshotShown,
     SnapshotsShown,
 )
+from hetrdzv.protocol.texts.who import Nodes
 
 MOST_SHOWN = 32
 """How many snapshots are shown: the newest."""

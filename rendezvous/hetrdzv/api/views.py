@@ -35,11 +35,10 @@ from hetrdzv.protocol.directive import (
     StartReply,
 )
 from hetrdzv.protocol.facts.causes import Drained, RootCause
-from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.parts import NotReady, Quoted
 from hetrdzv.protocol.facts.reasons import LeftOutReason
 from hetrdzv.protocol.facts.warnings import AnyWarning, Unwatched
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.pages import (
     QUARANTINED,
     CountsReply,
@@ -54,6 +53,8 @@ from hetrdzv.protocol.pages import (
 )
 from hetrdzv.protocol.rooms.stacks import About
 from hetrdzv.protocol.states import NodePhase
+from hetrdzv.protocol.texts.times import Clock
+from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.liveness.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress.table import Seen
@@ -65,7 +66,6 @@ from hetrdzv.words.advice import after_exit, next_step
 from hetrdzv.words.causes import ending, failed_because, failed_worker
 from hetrdzv.words.events import event_text
 from hetrdzv.words.stalls import stall as stall_text
-from hetrdzv.words.times import Clock
 from hetrdzv.words.warnings import warning
 
 

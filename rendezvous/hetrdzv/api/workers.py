@@ -9,14 +9,14 @@ from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.core.why import why
 from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.facts.events import RoundFormed
-from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.pages import WorkerReply
 from hetrdzv.protocol.rooms.stacks import EARLIER, About, Stack
+from hetrdzv.protocol.texts.phrasing import ranked
+from hetrdzv.protocol.texts.times import Clock
+from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
 from hetrdzv.words import reasons
-from hetrdzv.words.phrasing import ranked
-from hetrdzv.words.times import Clock
 from hetrdzv.words.warnings import unseen
 
 MOST_RANKS = 1 << 17

@@ -9,11 +9,11 @@ from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S
 from hetrdzv.core.rounds.transitions import Work, begin_job, begins_anew, expire
+from hetrdzv.protocol.differences import SCRIPT, Difference
 from hetrdzv.protocol.errors import SpecConflict
-from hetrdzv.protocol.facts.differences import SCRIPT, Difference
 from hetrdzv.protocol.facts.events import SettingsChanged
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences, news_in
+from hetrdzv.protocol.texts.who import Nodes
 
 NODES_NAMED = 8
 """How many of the nodes that hold a group to its settings an error lists."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from hetrdzv.core.model import Offer, Stall
-from hetrdzv.protocol.facts.differences import Difference
-from hetrdzv.protocol.facts.failure import Ended, Failure
+from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind

@@ -10,9 +10,9 @@ from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.transitions import begins_anew
 from hetrdzv.core.shares import shares_of
 from hetrdzv.core.why import why, why_ended, why_waits
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import Announced, Cause, Drained, FailedWorker, RootCause
-from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.reasons import NodeReason
 from hetrdzv.protocol.facts.warnings import RoundWarning
 from hetrdzv.protocol.rooms.shares import Shares

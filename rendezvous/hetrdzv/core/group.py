@@ -51,6 +51,7 @@ from hetrdzv.core.rounds.transitions import (
     withdraw,
 )
 from hetrdzv.core.why import apart
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import (
     DaemonRefused,
     GroupFinished,
@@ -76,10 +77,9 @@ from hetrdzv.protocol.facts.causes import (
     Superseded,
     WorkersApart,
 )
-from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.events import Event
-from hetrdzv.protocol.facts.failure import Ended, Failure
 from hetrdzv.protocol.facts.parts import MOST_OF_TEXT, quoted
+from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from hetrdzv.core.patched import Patched
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.facts.causes import BadAddress, Cause, FailedWorker, Going, RootCause
-from hetrdzv.protocol.facts.differences import Difference
-from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.warnings import RoundWarning
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.rooms.shares import Weights
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, Kept
 from hetrdzv.protocol.rooms.stalls import Hang, StallFacts, kind_of

@@ -15,10 +15,10 @@ from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.facts import parts, reasons
 from hetrdzv.protocol.facts.parts import quoted
 from hetrdzv.protocol.facts.reasons import GroupReason, WaitsFor, WhyLeftOut
-from hetrdzv.protocol.facts.who import MOST_NAMES, Nodes
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS, GroupSpec
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.ids import natural_key
+from hetrdzv.protocol.texts.who import MOST_NAMES, Nodes
 
 
 def why(group: Group, now: float) -> GroupReason:

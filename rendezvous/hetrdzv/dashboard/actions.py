@@ -14,10 +14,10 @@ from hetrdzv.core.model import Group
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.protocol.states import OVER
+from hetrdzv.protocol.texts.phrasing import count, names
+from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.service.service import Service
-from hetrdzv.words.phrasing import count, names
 from hetrdzv.words.reasons import ended, why
-from hetrdzv.words.times import Clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from statistics import median
 
 from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Stall
-from hetrdzv.protocol.facts.differences import SCRIPT
+from hetrdzv.protocol.differences import SCRIPT
 from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
 from hetrdzv.service.progress.table import Seen
 

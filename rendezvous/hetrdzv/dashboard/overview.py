@@ -10,8 +10,8 @@ from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.render import section
 from hetrdzv.protocol.pages import QUARANTINED, GroupSummary
+from hetrdzv.protocol.urgency import ORDER, is_old, urgency
 from hetrdzv.service.service import Service
-from hetrdzv.words.urgency import ORDER, is_old, urgency
 
 COLUMNS = ("nodes", "ranks", "round", "restarts", "age", "ended")
 

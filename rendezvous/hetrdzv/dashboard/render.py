@@ -8,10 +8,10 @@ from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
 from hetrdzv.dashboard.nodes import ranks_of
+from hetrdzv.protocol.texts.phrasing import count, names, percent, ranked
+from hetrdzv.protocol.texts.times import ago, lasted
 from hetrdzv.words.causes import node_why
 from hetrdzv.words.past import DownReply
-from hetrdzv.words.phrasing import count, names, percent, ranked
-from hetrdzv.words.times import ago, lasted
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (

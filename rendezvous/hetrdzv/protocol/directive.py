@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hetrdzv.protocol.bounds import OrNewer
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.facts.causes import ShownCause, ShownFailedBecause
-from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.reasons import Reason
 from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.rooms.snapshots import Chosen

@@ -7,7 +7,7 @@ who, what, and what to do next.
 from collections.abc import Sequence
 from typing import ClassVar
 
-from hetrdzv.protocol.facts.differences import Difference
+from hetrdzv.protocol.differences import Difference
 
 
 class HetError(Exception):

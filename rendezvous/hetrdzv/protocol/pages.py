@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from hetrdzv import __version__
 from hetrdzv.protocol.bounds import OrNewer
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.directive import (
     DirectiveReply,
     FailureReply,
@@ -14,7 +15,6 @@ from hetrdzv.protocol.directive import (
     NoticeReply,
     RootCauseReply,
 )
-from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.events import ShownFacts
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.facts.reasons import Ended, LeftOutReason, Reason, Stalls

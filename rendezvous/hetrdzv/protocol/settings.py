@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from hetrdzv.protocol.differences import NO_VALUE, Difference
 from hetrdzv.protocol.errors import InvalidSpec
-from hetrdzv.protocol.facts.differences import NO_VALUE, Difference
 from hetrdzv.protocol.texts.rank_order import (
     clipped_value,
     contradicts_master,

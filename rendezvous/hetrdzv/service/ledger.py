@@ -27,12 +27,12 @@ from hetrdzv.core.model import Group
 from hetrdzv.core.patched import differing
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StorageError
 from hetrdzv.protocol.facts.events import Event
+from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.wakes import Wakes
 from hetrdzv.storage import records
 from hetrdzv.storage.base import Batch, Snapshot, StateStore
 from hetrdzv.storage.records import Quarantined, Restored, StoredEvent
-from hetrdzv.words.phrasing import count
 
 logger = logging.getLogger(__name__)
 

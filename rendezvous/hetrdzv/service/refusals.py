@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from hetrdzv.core.model import Group
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import SpecConflict
-from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.warnings import Refusal
 
 LATELY_S = 60.0

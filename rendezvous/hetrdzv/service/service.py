@@ -26,6 +26,7 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
 )
+from hetrdzv.protocol.texts.phrasing import names
 from hetrdzv.service.journal import log_events
 from hetrdzv.service.ledger import Change, Ledger, checked_changes, in_words, quarantined
 from hetrdzv.service.liveness.caller import Caller
@@ -44,7 +45,6 @@ from hetrdzv.service.timers import Timers
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
 from hetrdzv.storage.base import NothingWritten, StateStore
 from hetrdzv.storage.records import StoredEvent
-from hetrdzv.words.phrasing import names
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from hetrdzv.protocol.facts.causes import (
 )
 from hetrdzv.protocol.facts.parts import NoWorld
 from hetrdzv.protocol.facts.reasons import Reason, WaitsFor
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.stalls import Behind, StallFacts
-from hetrdzv.words.phrasing import are, count, listed, names, one_or_more, ranked
+from hetrdzv.protocol.texts.phrasing import are, count, listed, names, one_or_more, ranked
+from hetrdzv.protocol.texts.who import Nodes
 
 _OUT_OF_MEMORY = 137
 """The status of a shell whose program was killed by SIGKILL."""

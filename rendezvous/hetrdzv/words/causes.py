@@ -30,6 +30,7 @@ from hetrdzv.protocol.facts.causes import (
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.rooms.stalls import Hang
+from hetrdzv.protocol.texts.phrasing import count, names, one_or_more
 from hetrdzv.words.clauses import (
     also_not_ready,
     may_not_be_master,
@@ -38,7 +39,6 @@ from hetrdzv.words.clauses import (
     no_world,
     standing,
 )
-from hetrdzv.words.phrasing import count, names, one_or_more
 from hetrdzv.words.stalls import lasting
 
 # -- nodes ---------------------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from hetrdzv.protocol.facts.differences import Difference
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.facts.parts import Apart, NoMaster, NotReady, NoWorld, Ready, WorldBounds
-from hetrdzv.protocol.facts.who import MOST_NAMES, Nodes
-from hetrdzv.words.phrasing import count, names, one_or_more
+from hetrdzv.protocol.texts.phrasing import count, names, one_or_more
+from hetrdzv.protocol.texts.who import MOST_NAMES, Nodes
 
 
 def never_met(apart: Apart) -> str:

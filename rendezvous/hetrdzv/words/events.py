@@ -8,9 +8,9 @@ from hetrdzv.protocol.facts.causes import FailedWorker, ShownCause, WorkerFault
 from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
+from hetrdzv.protocol.texts.phrasing import count, names, one_or_more, placed
 from hetrdzv.words import causes, snapshots
 from hetrdzv.words.clauses import never_met, refused, standing
-from hetrdzv.words.phrasing import count, names, one_or_more, placed
 from hetrdzv.words.stalls import lasting
 
 LONGEST = 2_000

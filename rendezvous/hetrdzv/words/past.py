@@ -22,10 +22,10 @@ from hetrdzv.protocol.facts.events import (
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.states import GroupState
+from hetrdzv.protocol.texts.times import lasted
 from hetrdzv.words.causes import ending, failed_because, failed_worker
 from hetrdzv.words.phases import Phase, Times, divided
 from hetrdzv.words.snapshots import COSTS
-from hetrdzv.words.times import lasted
 
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}
 """What an event says about the outcome of a job, by its kind."""

@@ -5,7 +5,9 @@ from dataclasses import fields, is_dataclass
 from hetrdzv.protocol.facts import parts, reasons
 from hetrdzv.protocol.facts.parts import WorldBounds
 from hetrdzv.protocol.facts.reasons import GroupReason, LeftOutReason, Reason, WaitsFor
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.texts.phrasing import count, names, one_or_more
+from hetrdzv.protocol.texts.times import Clock, ago
+from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.words import causes
 from hetrdzv.words.clauses import (
     also_not_ready,
@@ -15,9 +17,7 @@ from hetrdzv.words.clauses import (
     no_world,
     standing,
 )
-from hetrdzv.words.phrasing import count, names, one_or_more
 from hetrdzv.words.stalls import lasting
-from hetrdzv.words.times import Clock, ago
 
 
 def why(reason: Reason, clock: Clock) -> str:

@@ -24,8 +24,8 @@ from hetrdzv.protocol.rooms.snapshots import (
     Stamp,
     ValuesDiffer,
 )
+from hetrdzv.protocol.texts.phrasing import count, have, names, one_or_more, ranked
 from hetrdzv.words.causes import failed_worker
-from hetrdzv.words.phrasing import count, have, names, one_or_more, ranked
 
 NOBODY_HAS = "no node that is here has a step (what was written to --snapshot-to is found by the next ones)"
 """Of a job whose nodes hold none."""

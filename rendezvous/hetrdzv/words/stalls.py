@@ -1,6 +1,5 @@
 """Who is waited for in a round, in a clause: `ranks 0 to 2 wait for rank 3 (gpu2), which is at collective 5 of 6`."""
 
-from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.rooms.stalls import (
     Behind,
     BlamedAll,
@@ -11,7 +10,8 @@ from hetrdzv.protocol.rooms.stalls import (
     StallFacts,
     Stuck,
 )
-from hetrdzv.words.phrasing import count, listed, one_or_more, ranked
+from hetrdzv.protocol.texts.phrasing import count, listed, one_or_more, ranked
+from hetrdzv.protocol.texts.who import Ranks
 
 NO_ANSWER = {"stopped": "stopped by a signal", "blocked": "stuck in the kernel (state D)"}
 """What is wrong with a process that does not answer."""

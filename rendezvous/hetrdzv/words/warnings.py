@@ -2,10 +2,10 @@
 
 from hetrdzv.protocol.facts import warnings
 from hetrdzv.protocol.facts.warnings import PARTS, AnyWarning, Differs, Unseen, Unwatched, Version
-from hetrdzv.protocol.facts.who import Ranks
+from hetrdzv.protocol.texts.phrasing import count, have, one_or_more, ranked
+from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.words import snapshots
 from hetrdzv.words.clauses import refused
-from hetrdzv.words.phrasing import count, have, one_or_more, ranked
 
 MOST_CHARACTERS = 400
 """The longest sentence about versions, which agents send."""

@@ -19,8 +19,8 @@ from hetagent.workers.failures import (
     write_root_cause,
 )
 from hetrdzv.protocol.directive import FailureReply, RootCauseReply
-from hetrdzv.protocol.facts.failure import FailureFields
 from hetrdzv.protocol.facts.parts import Other
+from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.texts.raised import raised
 
 

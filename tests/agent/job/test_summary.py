@@ -10,7 +10,7 @@ from hetrdzv.protocol.directive import DirectiveReply, FailureReply, RootCauseRe
 from hetrdzv.protocol.facts.causes import FailedWorker, JoinTimeout, WorkerFault
 from hetrdzv.protocol.facts.parts import Other, Ready, quoted
 from hetrdzv.protocol.facts.reasons import CameLate, Failed
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.words.advice import next_step
 
 WORKER = WorkerFault(worker=FailedWorker(node_id="a", rank=0, exit_code=1, said=quoted("no such dataset")))

@@ -24,7 +24,7 @@ from hetagent.session.topics import Message
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable
-from hetrdzv.protocol.facts.failure import FailureFields
+from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.http.route import Route
 from hetrdzv.protocol.requests.daemon import DaemonRequest
 

@@ -11,8 +11,8 @@ from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.facts.parts import Other, Quoted, Ready
 from hetrdzv.protocol.facts.reasons import Reason, WaitsFor
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.states import DirectiveKind
+from hetrdzv.protocol.texts.who import Nodes
 
 A = Ready(nodes=Nodes.of(["a"]), want=2)
 WHAT = reasons.TooFew(ready=A, missing=1, until=560.0)

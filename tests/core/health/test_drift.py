@@ -9,7 +9,7 @@ from hetrdzv.core.health.drift import drift
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.codec import write
 from hetrdzv.protocol.facts.warnings import PARTS
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.words.warnings import MOST_CHARACTERS, warning
 from tests.core.driver import Story
 

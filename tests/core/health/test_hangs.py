@@ -10,9 +10,9 @@ from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.facts.causes import FailedWorker, RestartAsked, WorkerFault
 from hetrdzv.protocol.facts.events import GoesOn, GroupCancelled, RestartSpent, RoundEnded, Stalled
 from hetrdzv.protocol.facts.reasons import Cancelled, Runs, Stalls
-from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.rooms.stalls import BlamedAll, Deadlock, Hang, Knot, Mismatch, Place, StallFacts, Stuck
 from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.storage.records import changes
 from tests.core.driver import Story
 from tests.support.restored import restore

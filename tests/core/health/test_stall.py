@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrdzv.core.health.stall import judge
-from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.rooms.progress import Collectives, Worker
 from hetrdzv.protocol.rooms.stalls import (
     Asked,
@@ -23,6 +22,7 @@ from hetrdzv.protocol.rooms.stalls import (
     Place,
     Stuck,
 )
+from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.words.stalls import stall
 
 

@@ -18,7 +18,6 @@ from hetrdzv.core.snapshots.told import MOST_WHOLE, told
 from hetrdzv.protocol.errors import NodeIdInUse, StaleIncarnation, StaleRound
 from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.facts.parts import Quoted
-from hetrdzv.protocol.facts.who import Nodes, Ranks
 from hetrdzv.protocol.rooms.snapshots import (
     BeganFromSnapshot,
     Chosen,
@@ -45,6 +44,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     Stamp,
     ValuesDiffer,
 )
+from hetrdzv.protocol.texts.who import Nodes, Ranks
 from tests.core.driver import Story
 
 NOTHING = Holdings(port=7000, key="secret")

@@ -5,10 +5,10 @@ import pytest
 from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Cancel, Report
 from hetrdzv.dashboard.overview import columns, line, overview, tally
-from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.urgency import RECENT_S, urgency
 from hetrdzv.service.service import Service
-from hetrdzv.words.urgency import RECENT_S, urgency
 from tests.support.served import HandClock, join, serving, two_nodes
 
 

@@ -13,7 +13,7 @@ from hetrdzv.core.commands import Cancel, NoteStall, Report
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.app import FILES
 from hetrdzv.dashboard.group import SECTIONS
-from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.rooms.stacks import Stack
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.replica import SingleReplica

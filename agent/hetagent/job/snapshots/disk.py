@@ -39,7 +39,7 @@ from hetagent.snapshots.on_disk import (
 )
 from hetrdzv.protocol.rooms.snapshots import MOST_ON_DISK, Chosen, NotWritten, OnDisk
 from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
-from hetrdzv.words.times import ago
+from hetrdzv.protocol.texts.times import ago
 
 LOOK_S = 5.0
 """How often a node looks which are complete (seconds)."""

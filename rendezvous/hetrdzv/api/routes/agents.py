@@ -28,8 +28,8 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import UNSET, Id, ShortText
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import DaemonRefused, SpecConflict, StaleRound
-from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.reasons import NodeReason
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.requests.daemon import DaemonRequest, refusal
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest

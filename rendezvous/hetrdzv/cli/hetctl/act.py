@@ -22,8 +22,8 @@ from hetrdzv.protocol.rooms.snapshots import USE_SNAPSHOT, UseRequest
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, GroupSpec, Setting
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
+from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.settings import ParamType
-from hetrdzv.words.phrasing import count
 
 NNODES, WORLD_SIZE = Typed("N|MIN:MAX", typed.nodes), Typed("N|MIN:MAX", typed.world_size)
 

@@ -19,9 +19,9 @@ from hetrdzv.cli.hetctl.options import DEFAULT_SERVER, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import HetError, NoTls, Problem, Unavailable, UnknownGroup, Unreachable
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
-from hetrdzv.words.phrasing import predicate
+from hetrdzv.protocol.texts.phrasing import predicate
+from hetrdzv.protocol.texts.who import Nodes
 
 HELP = "start hetserver there, or name another server with --server or HET_SERVER"
 

@@ -19,8 +19,8 @@ from hetrdzv.protocol.facts.reasons import Waits
 from hetrdzv.protocol.pages import EventReply, EventsReply, GroupReply, NodeReply
 from hetrdzv.protocol.rooms.snapshots import SNAPSHOTS_OF, SnapshotsShown
 from hetrdzv.protocol.settings import DEFAULTS
+from hetrdzv.protocol.texts.phrasing import names, predicate
 from hetrdzv.words.past import past
-from hetrdzv.words.phrasing import names, predicate
 
 LAST_ROUNDS, LAST_EVENTS = 5, 10
 """How many of each are shown."""

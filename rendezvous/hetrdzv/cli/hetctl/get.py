@@ -13,8 +13,8 @@ from hetrdzv.cli.hetctl.calls import look
 from hetrdzv.cli.hetctl.options import GROUP_ID, WATCH, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, NodeReply
+from hetrdzv.protocol.urgency import urgency
 from hetrdzv.settings import ParamType
-from hetrdzv.words.urgency import urgency
 
 KINDS = {"groups": "groups", "group": "groups", "nodes": "nodes", "node": "nodes"}
 """What can be listed; one of it is as good as many."""

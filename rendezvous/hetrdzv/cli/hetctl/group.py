@@ -14,9 +14,9 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.shares import shares_of, weight_of
 from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.pages import GroupReply, NodeReply, RoundReply, WorkerReply
+from hetrdzv.protocol.texts.phrasing import count, percent
 from hetrdzv.words.causes import failure_details
 from hetrdzv.words.events import spent_of
-from hetrdzv.words.phrasing import count, percent
 from hetrdzv.words.snapshots import of_group
 
 TRACEBACK_LINES = 20

@@ -16,10 +16,10 @@ from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Problem, UnknownGroup, Unreachable
 from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.texts.phrasing import count, percent
+from hetrdzv.protocol.texts.times import LEAST_S
 from hetrdzv.words.past import PastReply, PastRoundReply, past
 from hetrdzv.words.phases import Phase
-from hetrdzv.words.phrasing import count, percent
-from hetrdzv.words.times import LEAST_S
 
 RETRY_S = 1.0
 """Pause before a server that went away is tried again (seconds)."""

@@ -19,7 +19,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import NoRound, Problem, Unreachable
 from hetrdzv.protocol.pages import LogsReply, StacksReply
 from hetrdzv.protocol.rooms.stacks import Stack, collapsed, shares
-from hetrdzv.words.phrasing import count, names, ranked
+from hetrdzv.protocol.texts.phrasing import count, names, ranked
 
 FEW = 20
 """How many lines of each worker are shown where no rank is named."""

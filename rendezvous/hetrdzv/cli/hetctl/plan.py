@@ -10,7 +10,7 @@ from hetrdzv.cli.hetctl.calls import look
 from hetrdzv.cli.hetctl.tables import one_line
 from hetrdzv.protocol.requests.plans import Changes, Plan, PlannedMember
 from hetrdzv.protocol.states import OVER
-from hetrdzv.words.phrasing import count, names
+from hetrdzv.protocol.texts.phrasing import count, names
 from hetrdzv.words.reasons import ended
 
 

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.protocol.rooms.snapshots import SnapshotShown, SnapshotsShown
-from hetrdzv.words.phrasing import names
+from hetrdzv.protocol.texts.phrasing import names
 from hetrdzv.words.snapshots import lacks, passed_by
 
 

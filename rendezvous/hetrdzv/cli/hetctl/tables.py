@@ -12,11 +12,11 @@ from rich.text import Text
 
 from hetrdzv.protocol.pages import EventReply, GroupReply, GroupSummary, NodeReply
 from hetrdzv.protocol.texts.inert import inert
+from hetrdzv.protocol.texts.times import Clock, lasted
 from hetrdzv.words import causes
 from hetrdzv.words.events import spent_of
 from hetrdzv.words.reasons import told
 from hetrdzv.words.snapshots import safe_step
-from hetrdzv.words.times import Clock, lasted
 
 PIPED_WIDTH = 10_000
 """Width where output is not a terminal (columns): every row stays on one line, for grep and awk."""

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.facts.warnings import PARTS, Differs, NoLabel, NoWeights, Version
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.rank_order import OrderKind, rank_order
+from hetrdzv.protocol.texts.who import Nodes
 
 MOST_VALUES = 3
 """How many versions beside the usual one are told; the others are counted."""

@@ -8,7 +8,7 @@ from hetrdzv.core.rounds.timers import hangs_at, stall_rests, told_at
 from hetrdzv.core.rounds.transitions import Work, end_round
 from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.facts.events import GoesOn, Stalled
-from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.states import StallKind
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hetrdzv.core.model import Group, Round
 from hetrdzv.core.rounds.transitions import Work
-from hetrdzv.protocol.facts.failure import Failure
+from hetrdzv.protocol.failure import Failure
 
 LASTED_S = 60.0
 """A round that ran this long may have made progress that nobody can see (seconds)."""

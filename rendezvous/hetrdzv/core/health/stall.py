@@ -11,7 +11,6 @@ from math import prod
 from typing import Literal
 
 from hetrdzv.core.health.waits import NOTED_S, Blame, Lane, Place, Waits, who_waits
-from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.rooms import stalls
 from hetrdzv.protocol.rooms.progress import NO_ANSWER, Worker
 from hetrdzv.protocol.rooms.stalls import (
@@ -27,6 +26,7 @@ from hetrdzv.protocol.rooms.stalls import (
     Mismatch,
     Stuck,
 )
+from hetrdzv.protocol.texts.who import Ranks
 
 NodeOf = Callable[[int], str]
 """The node of a rank."""

@@ -44,12 +44,12 @@ from hetrdzv.protocol.facts.causes import (
     Unreachable,
     WorkerFault,
 )
-from hetrdzv.protocol.facts.failure import Ended, Failure
 from hetrdzv.protocol.facts.warnings import RoundWarning
-from hetrdzv.protocol.facts.who import Nodes, Place
+from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.addresses import is_loopback
+from hetrdzv.protocol.texts.who import Nodes, Place
 
 MOST_PLACES = 8
 """How many members the event names that a round has formed."""

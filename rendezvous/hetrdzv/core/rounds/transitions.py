@@ -21,11 +21,11 @@ from hetrdzv.protocol.facts.causes import (
     RootCause,
 )
 from hetrdzv.protocol.facts.events import Event, Facts
-from hetrdzv.protocol.facts.failure import Failure
 from hetrdzv.protocol.facts.parts import Apart, Ready
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
+from hetrdzv.protocol.texts.who import Nodes
 
 GONE_NODES_KEPT = 64
 """How many lost and left nodes a group remembers, beside the members of its round."""

@@ -26,7 +26,6 @@ from hetrdzv.core.snapshots.told import chosen, told, wrong
 from hetrdzv.protocol.errors import GroupFinished, StaleRound
 from hetrdzv.protocol.facts.parts import quoted
 from hetrdzv.protocol.facts.warnings import AnyWarning
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.snapshots import (
     BeganFromSnapshot,
     Holdings,
@@ -40,6 +39,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     ValuesDiffer,
 )
 from hetrdzv.protocol.states import NodePhase
+from hetrdzv.protocol.texts.who import Nodes
 
 MOST_SERVES_S = 600.0
 """How long an agent that leaves counts as one that serves what it holds, whatever it says (seconds)."""

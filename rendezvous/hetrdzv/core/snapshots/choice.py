@@ -11,7 +11,6 @@ from hetrdzv.core.health.restart_backoff import FROM_OUTSIDE
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots.complete import Gathered, began_from
 from hetrdzv.protocol.facts.causes import FailedWorker, MemberLeft, Stopped
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.snapshots import (
     FailedAgain,
     Kept,
@@ -21,6 +20,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     Stamp,
     WhyPassedBy,
 )
+from hetrdzv.protocol.texts.who import Nodes
 
 MOST_PASSED = 8
 """How many snapshots that are passed by are remembered: those of the highest steps."""

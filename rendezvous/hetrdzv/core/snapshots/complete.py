@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.protocol.facts.who import MOST_RANGES, Nodes, Ranks
 from hetrdzv.protocol.rooms.snapshots import (
     Chosen,
     Held,
@@ -23,6 +22,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     ValuesDiffer,
 )
 from hetrdzv.protocol.states import NodePhase
+from hetrdzv.protocol.texts.who import MOST_RANGES, Nodes, Ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from hetrdzv.protocol.facts.failure import Ended, Failure
 from hetrdzv.protocol.facts.parts import (
     BY_KIND,
     MOST_OF_TEXT,
@@ -18,10 +17,11 @@ from hetrdzv.protocol.facts.parts import (
     Ready,
     quoted,
 )
-from hetrdzv.protocol.facts.who import Nodes
+from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.texts.misplaced import misplaced
 from hetrdzv.protocol.texts.raised import raised
+from hetrdzv.protocol.texts.who import Nodes
 
 # -- why a node goes -----------------------------------------------------------------------------------------
 

@@ -6,10 +6,9 @@ Facts name what is not in the event itself, which has the node and the round. `h
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias, get_args
 
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.facts.causes import FailedBecause, FailedWorker, Going, ShownCause
-from hetrdzv.protocol.facts.differences import Difference
 from hetrdzv.protocol.facts.parts import BY_KIND, NOTHING, SHOWN_BY_KIND, Apart, Other, Quoted, Ready
-from hetrdzv.protocol.facts.who import Nodes, Place
 from hetrdzv.protocol.rooms.snapshots import (
     BeganFromSnapshot,
     NotOnDisk,
@@ -18,6 +17,7 @@ from hetrdzv.protocol.rooms.snapshots import (
     SnapshotWanted,
 )
 from hetrdzv.protocol.rooms.stalls import Hang, StallFacts
+from hetrdzv.protocol.texts.who import Nodes, Place
 
 # -- a job from its beginning to its end ---------------------------------------------------------------------
 

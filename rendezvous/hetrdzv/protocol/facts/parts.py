@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NewType
 
-from hetrdzv.protocol.facts.who import NOBODY, Nodes
+from hetrdzv.protocol.texts.who import NOBODY, Nodes
 
 Quoted = NewType("Quoted", str)
 """Words of others, such as a line of a script's traceback: they are shown, and never searched."""

@@ -19,8 +19,8 @@ from hetrdzv.protocol.facts.parts import (
     Ready,
     WorldBounds,
 )
-from hetrdzv.protocol.facts.who import Nodes
 from hetrdzv.protocol.rooms.stalls import Hang, StallFacts
+from hetrdzv.protocol.texts.who import Nodes
 
 MOMENTS = frozenset({"until", "since", "ends_at"})
 """The fields that are moments on the server's clock (seconds)."""

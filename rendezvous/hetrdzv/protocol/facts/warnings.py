@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from hetrdzv.protocol.facts.differences import Difference
+from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.facts.parts import BY_KIND, SHOWN_BY_KIND, Other, Quoted
-from hetrdzv.protocol.facts.who import Nodes, Ranks
 from hetrdzv.protocol.rooms.snapshots import NotOnDisk, NotTaken, PassedBy, ValuesDiffer
+from hetrdzv.protocol.texts.who import Nodes, Ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from hetrdzv.protocol.bounds import AtMost, Body, Count, Id, Positive, Rank, Sho
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.facts.parts import BY_KIND, Quoted
-from hetrdzv.protocol.facts.who import NOBODY, Nodes, Ranks
 from hetrdzv.protocol.http.route import NODE, Route
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
+from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
 
 MOST_HELD = 4
 """Of how many snapshots a node declares what it holds."""

@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Annotated, Literal, TypeAlias
 
 from hetrdzv.protocol.facts.parts import BY_KIND
-from hetrdzv.protocol.facts.who import Ranks
 from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.texts.who import Ranks
 
 MOST_BLAMED = 3
 """Of how many nodes, process groups or operations a stall tells; the others are counted."""

@@ -2,7 +2,7 @@
 
 import re
 
-from hetrdzv.protocol.facts.differences import RANGES
+from hetrdzv.protocol.differences import RANGES
 from hetrdzv.protocol.settings import SETTINGS
 
 HETAGENTS = frozenset(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.facts.warnings import AnyWarning, Unseen, Unwatched
-from hetrdzv.protocol.facts.who import Ranks
+from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.service.progress.table import Seen
 
 AFTER_S = 30.0

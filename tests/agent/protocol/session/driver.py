@@ -31,7 +31,7 @@ from hetrdzv.protocol.errors import (
     UnknownNode,
     Unreachable,
 )
-from hetrdzv.protocol.facts.failure import Failure, FailureFields
+from hetrdzv.protocol.failure import Failure, FailureFields
 from hetrdzv.protocol.pages import ConflictReply
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.rooms.progress import NodeProgress

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from hetrdzv.protocol.facts.who import Nodes, Place, Ranks
 from hetrdzv.protocol.states import HANGS
+from hetrdzv.protocol.texts.who import Nodes, Place, Ranks
 
 
 def count(number: int, noun: str) -> str:

@@ -8,8 +8,6 @@
         train_one_step()
         snaps.step(step + 1)          # the state is whole here
 
-Scripts that use torch.distributed.checkpoint already have `writer` and `reader` for its `save` and `load`.
-
 Under hetagent, snapshots go to memory that the agent owns, and when a round ends, the workers that live save the last
 step, too. Without an agent they go to a directory, for one machine. See docs/snapshots.md.
 """
@@ -26,10 +24,9 @@ from hetagent.snapshots.on_disk import require_own
 
 if TYPE_CHECKING:
     from hetagent.snapshots.copying import Who
-    from hetagent.snapshots.dcp import Reader, Writer
     from hetagent.snapshots.script import Snapshots
 
-__all__ = ["SnapshotError", "open", "reader", "save_now", "writer"]
+__all__ = ["SnapshotError", "open", "save_now"]
 
 LOCAL = "snapshots"
 """Where snapshots go without an agent, below the working directory."""
@@ -76,55 +73,6 @@ def open(  # noqa: A001 - as in `snapshots.open`
     snaps = Snapshots(folder, State(state, per_rank or {}), who, asked=bool(told))
     _opened.append(snaps)
     return snaps
-
-
-def writer(step: int, *, directory: str | os.PathLike[str] = LOCAL) -> "Writer":
-    """For `dcp.save(state, storage_writer=snapshots.writer(step))`, and `dcp.async_save`: makes a snapshot of it.
-
-    All ranks of the job have to save. Without an agent, snapshots go to `directory`, for one machine.
-
-    Args:
-        step: so many steps are done; the same on all ranks.
-
-    Raises:
-        ValueError: that is no whole number.
-        SnapshotError: the script has opened snapshots as well, or without an agent there is more than one machine.
-    """
-    from hetagent.snapshots.dcp import Writer
-
-    if type(step) is not int or step < 0:
-        raise ValueError(f"snapshots.writer({step!r}): steps are whole numbers")
-    if _opened:
-        raise SnapshotError(
-            "a script that has opened snapshots saves by snaps.step(), not by dcp.save as well"
-        )
-    return Writer(*_here(directory), step)
-
-
-def reader(*, directory: str | os.PathLike[str] = LOCAL) -> "Reader":
-    """For `dcp.load(state, storage_reader=snapshots.reader())`: the newest snapshot that is complete.
-
-    Its `step` says which one that is, or None if there is none: then leave `dcp.load` out. The names are those of
-    `dcp.save`, or of what `snapshots.open` was given.
-
-    Raises:
-        SnapshotError: it cannot be read (the agent then has another one taken), or without an agent there is more than
-            one machine.
-    """
-    from hetagent.snapshots.dcp import Reader
-
-    return Reader(*_here(directory))
-
-
-def _here(directory: str | os.PathLike[str]) -> "tuple[Folder, Who]":
-    """The folder of this node, and which worker this is."""
-    who, told = _who(), os.environ.get(FOLDER)
-    if not told and who.world_size != who.local_world_size:
-        raise SnapshotError(
-            f"this worker has no agent of hetrdzv, and {who.world_size - who.local_world_size} of {who.world_size} "
-            "ranks are on other machines: start it by hetagent"
-        )
-    return Folder(Path(told)) if told else _own(directory), who
 
 
 def _own(directory: str | os.PathLike[str]) -> Folder:

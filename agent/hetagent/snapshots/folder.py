@@ -30,13 +30,10 @@ VERSION = 1
 SHARED, CLAIMS, INDEX, OWN, SMALL = "shared.bin", "claims", "{}.json", "{}.bin", "{}.small"
 """The files of a slot; see above. `claims` has a byte for each block of `shared.bin`: 1 once it is copied."""
 
-ADOPTED = "adopted"
-"""In a slot: a byte for each tensor of `shared.bin`, 1 once it was fetched from another node."""
-
 PINNED = "pinned.json"
 """From which step on the first snapshot is written to disk."""
 
-PLACES = "tensors", "small", "items"
+PLACES = "tensors", "small"
 """What an index has places of."""
 
 ALIGNED = 64
@@ -122,8 +119,7 @@ class Index:
         tensors: those that this worker has copied, and its own parts.
         small: its tensors in `RANK.small`.
         values: where the values begin in that file.
-        small_bytes, small_digest: of that file; the digest is empty if DCP has made the snapshot.
-        items: values that DCP has made bytes of, as tensors of bytes.
+        small_bytes, small_digest: of that file.
         digests: of values that have to be the same on all ranks.
     """
 
@@ -137,7 +133,6 @@ class Index:
     values: int = 0
     small_bytes: int = 0
     small_digest: str = ""
-    items: tuple[Place, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def written(self) -> bytes:
@@ -186,7 +181,6 @@ class Slot:
         for path in self.indexes().values():
             path.unlink(missing_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
-        (self.path / ADOPTED).unlink(missing_ok=True)
         (self.path / CLAIMS).write_bytes(b"")
 
 

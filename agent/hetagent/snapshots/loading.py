@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     TensorProperties,
@@ -20,7 +19,6 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.snapshots.adopting import adopt
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import SMALL, Folder, Index, Place, Slot, Stamp, put
 from hetagent.snapshots.memory import as_bytes, dtype_of, view
@@ -40,7 +38,6 @@ class Found:
         sources: who has parts of it, this node first.
         alike: of the tensors that ranks have alike, by name: where each lies.
         parts: of the tensors of which ranks have parts, by name and offsets.
-        items: of the values that DCP has made bytes of, by name.
         indexes: of the ranks' own parts, with who has them.
     """
 
@@ -49,13 +46,7 @@ class Found:
     sources: Sequence[Source]
     alike: dict[str, list[tuple[Source, Place]]] = field(default_factory=dict)
     parts: dict[tuple[str, tuple[int, ...]], list[tuple[Source, Place]]] = field(default_factory=dict)
-    items: dict[str, list[tuple[Source, Place]]] = field(default_factory=dict)
     indexes: dict[int, tuple[Source, Index]] = field(default_factory=dict)
-
-    @property
-    def from_dcp(self) -> bool:
-        """Whether `dcp.save` has made it."""
-        return not any(index.small_digest for _, index in self.indexes.values())
 
     def close(self) -> None:
         """Nothing more is to be read."""
@@ -69,13 +60,11 @@ class Loader:
     Args:
         folder: this node's.
         rank: of this worker.
-        local_world_size: how many workers this node has.
     """
 
-    def __init__(self, folder: Folder, rank: int, local_world_size: int = 1) -> None:
+    def __init__(self, folder: Folder, rank: int) -> None:
         self._folder = folder
         self._rank = rank
-        self._local_world_size = local_world_size
         self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._smalls: dict[tuple[Source, int], bytearray] = {}
 
@@ -120,46 +109,23 @@ class Loader:
         """Load it.
 
         Raises:
-            SnapshotError: it is of another model, no copy of a part is good, or `dcp.save` has made it.
+            SnapshotError: it is of another model, or no copy of a part is good.
         """
-        if found.from_dcp:
-            raise SnapshotError(
-                f"the snapshot of step {found.stamp.step} was made by dcp.save: load it by dcp.load with "
-                "snapshots.reader()"
-            )
         shapes = {
             name: (place.shape, dtype_of(place), place.device)
             for name, place in _places(found, self._rank).items()
         }
         targets = state.targets(shapes)
-        self._come_by(found)
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(targets, self.metadata(found), is_coordinator=False)
+        planner.set_up_planner(targets, _metadata(found, self._rank), is_coordinator=False)
         with torch.no_grad():
-            for item in self.in_order(found, planner.create_local_plan().items):
-                self.read(found, item, planner.resolve_tensor(item).detach())
+            for item in self._in_order(found, planner.create_local_plan().items):
+                self._read(found, item, planner.resolve_tensor(item).detach())
         alike, own = self._values(found)
         state.restore(targets, alike, own if found.indexes.get(self._rank) else {})
         found.close()
 
-    def _come_by(self, found: Found) -> None:
-        """Where only other nodes have what all ranks have alike: fetch it once for all workers of this node."""
-        whole = next((source for source in found.sources if source.whole), None)
-        is_sharded = any(index.sharded for _, index in found.indexes.values())
-        if whole is None or whole.local or is_sharded or self._local_world_size == 1:
-            return
-        places = {
-            name: place for name, copies in found.alike.items() for source, place in copies if source is whole
-        }
-        if places.keys() != found.alike.keys():
-            return
-        if (adopted := adopt(self._folder, found.stamp, whole, places)) is not None:
-            source, there = adopted
-            found.sources = [*found.sources, source]
-            for name, place in there.items():
-                found.alike[name].insert(0, (source, place))
-
-    def in_order(self, found: Found, items: Iterable[ReadItem]) -> list[ReadItem]:
+    def _in_order(self, found: Found, items: Iterable[ReadItem]) -> list[ReadItem]:
         """Items in the order in which they lie where they are read first, which is told to expect that."""
         first = [(self._copies(found, item)[:1], item) for item in items]
         expected: dict[Source, list[Place]] = {source: [] for source in found.sources}
@@ -175,20 +141,7 @@ class Loader:
 
         return [item for _, item in sorted(first, key=lies)]
 
-    def metadata(self, found: Found) -> Metadata:
-        """What torch's planner needs to know of the tensors."""
-        return _metadata(found, self._rank)
-
-    def values(self, found: Found) -> dict[str, Any]:
-        """Plain values by name: those that all ranks have alike, and this rank's own if it has a predecessor.
-
-        Raises:
-            SnapshotError: they are corrupt.
-        """
-        alike, own = self._values(found)
-        return {**alike, **(own if self._rank in found.indexes else {})}
-
-    def read(self, found: Found, item: ReadItem, target: Tensor) -> None:
+    def _read(self, found: Found, item: ReadItem, target: Tensor) -> None:
         """Fill a tensor, or a part of it, from the first copy that is good.
 
         Raises:
@@ -206,14 +159,14 @@ class Loader:
 
     def _copies(self, found: Found, item: ReadItem) -> Sequence[tuple[Source, Place]]:
         name, offset = item.storage_index.fqn, tuple(item.storage_index.offset or ())
-        copies = found.items.get(name) or found.alike.get(name) or found.parts.get((name, offset))
+        copies = found.alike.get(name) or found.parts.get((name, offset))
         return copies or self._small(found, name)
 
     def _read_from(self, found: Found, source: Source, place: Place, item: ReadItem, target: Tensor) -> None:
         rank = place.file.partition(".")[0]
         if place.file == SMALL.format(rank):  # its digest is that of all of it
             content = self._small_file(source, found.indexes[int(rank)][1])
-            target.copy_(part_of(view(torch.frombuffer(content, dtype=torch.uint8), place), item))
+            target.copy_(_part_of(view(torch.frombuffer(content, dtype=torch.uint8), place), item))
             return
         is_whole = tuple(item.lengths) == place.lengths and target.dtype == dtype_of(place)
         direct = is_whole and target.is_contiguous() and target.device.type == "cpu"
@@ -223,7 +176,7 @@ class Loader:
         if place.digest and xxh3_64_hexdigest(memory) != place.digest:
             raise SourceError(f"'{place.name}' {source.where} is corrupt: its digest is wrong")
         if not direct:
-            target.copy_(part_of(into, item))
+            target.copy_(_part_of(into, item))
 
     def _passing_through(self, place: Place) -> Tensor:
         """Memory for a piece, the same for all: what is touched for the first time takes several times as long."""
@@ -278,7 +231,7 @@ class Loader:
         )
 
 
-def part_of(tensor: Tensor, item: ReadItem) -> Tensor:
+def _part_of(tensor: Tensor, item: ReadItem) -> Tensor:
     """What is to be read of a piece."""
     ranges = zip(item.storage_offsets, item.lengths, strict=True)
     return tensor[tuple(slice(at, at + length) for at, length in ranges)]
@@ -286,8 +239,6 @@ def part_of(tensor: Tensor, item: ReadItem) -> Tensor:
 
 def _add(found: Found, source: Source, index: Index) -> None:
     found.indexes.setdefault(index.rank, (source, index))
-    for place in index.items:
-        found.items.setdefault(place.name, []).append((source, place))
     for place in index.tensors:
         if place.name in index.alike:
             found.alike.setdefault(place.name, []).append((source, place))
@@ -312,7 +263,7 @@ def _metadata(found: Found, rank: int) -> Metadata:
     for (name, offsets), copies in found.parts.items():
         lengths = copies[0][1].lengths
         chunks.setdefault(name, []).append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(lengths)))
-    told: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    told: dict[str, Any] = {}
     for name, place in _places(found, rank).items():
         whole = ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.lengths))
         told[name] = TensorStorageMetadata(

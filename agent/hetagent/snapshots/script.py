@@ -41,7 +41,7 @@ class Snapshots:
         """
         if self._folder is None or self._taker is None:
             return None
-        loader = Loader(self._folder, self._who.rank, self._who.local_world_size)
+        loader = Loader(self._folder, self._who.rank)
         found = loader.find()
         forget_newer(self._folder, found.stamp if found is not None else None)
         if found is None:

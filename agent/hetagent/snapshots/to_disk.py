@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -67,7 +67,6 @@ class Part:
         size: of all files (bytes).
         values: digests of what has to be the same on all ranks.
         pieces: parts of tensors.
-        items: what DCP has made bytes of.
     """
 
     ranks: Mapping[int, str]
@@ -76,18 +75,13 @@ class Part:
     size: int
     values: Mapping[str, str]
     pieces: Sequence[Place] = ()
-    items: Sequence[Place] = ()
 
     def written(self) -> bytes:
         """As it is in its file, but for what the node that leads writes alone."""
         stored = {result.index: result for result in self.results}
-        told = {
-            name: [
-                {**place.told(), "stored": _stored(stored[index_of(place)])} for place in getattr(self, name)
-            ]
-            for name, index_of in _KINDS.items()
-        }
-        return json.dumps({"ranks": self.ranks, "size": self.size, "values": self.values, **told}).encode()
+        pieces = [{**place.told(), "stored": _stored(stored[_index_of(place)])} for place in self.pieces]
+        told = {"ranks": self.ranks, "size": self.size, "values": self.values, "pieces": pieces}
+        return json.dumps(told).encode()
 
     @classmethod
     def read(cls, path: Path) -> "Part":
@@ -101,16 +95,12 @@ class Part:
 
         try:
             told = json.loads(path.read_bytes())
-            places: dict[str, list[Place]] = {}
-            results = []
-            for name, index_of in _KINDS.items():
-                places[name] = []
-                for each in told[name]:
-                    size, *where = each.pop("stored")
-                    place = Place.read(each)
-                    places[name].append(place)
-                    results.append(WriteResult(index_of(place), size, StorageInfo(*where)))
-            items = [*map(_piece, places["pieces"]), *map(_item, places["items"])]
+            items, results = [], []
+            for each in told["pieces"]:
+                size, *where = each.pop("stored")
+                place = Place.read(each)
+                items.append(_piece(place))
+                results.append(WriteResult(_index_of(place), size, StorageInfo(*where)))
             return cls(
                 ranks={int(rank): str(digest) for rank, digest in told["ranks"].items()},
                 plan=SavePlan(items, planner_data={}),
@@ -129,28 +119,24 @@ class Planner(DefaultSavePlanner):
 
     Args:
         slot: with the files.
-        pieces: the parts of tensors, and what DCP has made bytes of.
+        pieces: the parts of tensors.
     """
 
-    def __init__(self, slot: Path, pieces: Iterable[Place], items: Iterable[Place]) -> None:
+    def __init__(self, slot: Path, pieces: Iterable[Place]) -> None:
         super().__init__()
         self._files = _Files(slot)
         self._pieces = {_index_of(place): place for place in pieces}
-        self._items = {place.name: place for place in items}
 
     def create_local_plan(self) -> SavePlan:
         """What this node writes."""
         plan: SavePlan = super().create_local_plan()
-        more = [*map(_piece, self._pieces.values()), *map(_item, self._items.values())]
-        self.plan = replace(plan, items=[*plan.items, *more])
+        self.plan = replace(plan, items=[*plan.items, *map(_piece, self._pieces.values())])
         return self.plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | BytesIO:
         """The content of an item."""
         if (place := self._pieces.get(write_item.index)) is not None:
             return self._files.tensor(place)
-        if (place := self._items.get(write_item.index.fqn)) is not None:
-            return BytesIO(self._files.content(place))
         content: Tensor | BytesIO = super().resolve_data(write_item)
         return content
 
@@ -160,20 +146,15 @@ class _Files:
 
     def __init__(self, slot: Path) -> None:
         self._slot = slot
-        self._mapped: dict[str, tuple[mmap.mmap, Tensor]] = {}
+        self._mapped: dict[str, Tensor] = {}
 
     def tensor(self, place: Place) -> Tensor:
-        return view(self._map(place.file)[1], place)
-
-    def content(self, place: Place) -> memoryview:
-        return memoryview(self._map(place.file)[0])[place.at : place.at + place.bytes]
-
-    def _map(self, name: str) -> tuple[mmap.mmap, Tensor]:
+        name = place.file
         if name not in self._mapped:
             with (self._slot / name).open("rb") as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            self._mapped[name] = content, torch.frombuffer(content, dtype=torch.uint8)
-        return self._mapped[name]
+            self._mapped[name] = torch.frombuffer(content, dtype=torch.uint8)
+        return view(self._mapped[name], place)
 
 
 def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: bool) -> Part:
@@ -194,8 +175,7 @@ def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: 
         for rank, index in indexes.items()
     }
     pieces = [place for places in own.values() for place in places]
-    items = [place for index in indexes.values() for place in index.items]
-    planner = Planner(slot, pieces, items)
+    planner = Planner(slot, pieces)
     state = _state(slot, first, alike.values()) if leads else {}
     planner.set_up_planner(state, is_coordinator=leads)
     writer = _writer(into)
@@ -210,7 +190,6 @@ def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: 
         moved = replace(
             index,
             tensors=tuple(_moved(into, place, stored[_index_of(place)]) for place in mine),
-            items=tuple(_moved(into, place, stored[_index_of_item(place)]) for place in index.items),
         )
         if index.small_bytes:
             put(into / SMALL.format(rank), _small(slot, index))
@@ -220,7 +199,7 @@ def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: 
         index.small_bytes for index in indexes.values()
     )
     values = _the_same(index.digests for index in indexes.values())
-    return Part(digests, plan, results, size, values, pieces, items)
+    return Part(digests, plan, results, size, values, pieces)
 
 
 def _the_same(told: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -307,18 +286,6 @@ def _piece(place: Place) -> WriteItem:
             size=torch.Size(place.shape),
         ),
     )
-
-
-def _index_of_item(place: Place) -> MetadataIndex:
-    return MetadataIndex(place.name)
-
-
-def _item(place: Place) -> WriteItem:
-    return WriteItem(index=_index_of_item(place), type=WriteItemType.BYTE_IO, tensor_data=None)
-
-
-_KINDS: Mapping[str, Callable[[Place], MetadataIndex]] = {"pieces": _index_of, "items": _index_of_item}
-"""What a node may write that does not lead."""
 
 
 def _stored(result: WriteResult) -> tuple[int, str, int, int]:

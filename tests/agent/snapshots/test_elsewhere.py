@@ -19,11 +19,6 @@ from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.sources import GAP, Source
 
 
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetagent.snapshots.adopting.FETCHED", 512)  # bytes: the job's tensors take several
-
-
 class Nodes:
     """Two nodes that have a snapshot, and one that has none."""
 
@@ -64,12 +59,11 @@ class Nodes:
             file.seek(0)
             file.write(bytes([first ^ 1]))
 
-    def load(self, monkeypatch: pytest.MonkeyPatch, local_world_size: int) -> tuple[int | None, Job]:
+    def load(self, monkeypatch: pytest.MonkeyPatch) -> tuple[int | None, Job]:
         """What a worker of the node that has none comes by."""
         monkeypatch.setenv(FOLDER, str(self.here))
         monkeypatch.setenv("RANK", "0")
-        monkeypatch.setenv("WORLD_SIZE", str(local_world_size))
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_world_size))
+        monkeypatch.setenv("WORLD_SIZE", "1")
         job = Job(self.here, adamw)
         snaps: Snapshots = job.snaps
         return snaps.load(), job
@@ -81,11 +75,8 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         yield Nodes(tmp_path, running)
 
 
-@pytest.mark.parametrize("local_world_size", [1, 2])
 @pytest.mark.parametrize("trouble", ["none", "corrupt", "gone", "short"])
-def test_it_comes_back_bit_for_bit(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, local_world_size: int, trouble: str
-) -> None:
+def test_it_comes_back_bit_for_bit(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     if trouble == "corrupt":
         nodes.change(0, "shared.bin")
     if trouble == "gone":
@@ -93,13 +84,9 @@ def test_it_comes_back_bit_for_bit(
     if trouble == "short":
         shared = nodes.slot(nodes.there[0]) / "shared.bin"
         os.truncate(shared, shared.stat().st_size // 2)
-    step, job = nodes.load(monkeypatch, local_world_size)
+    step, job = nodes.load(monkeypatch)
     assert step == STEPS
     assert_same(job.everything(), nodes.saved.everything())
-    copies = [slot for slot in Folder(nodes.here).slots().values() if (slot.path / "0.json").exists()]
-    assert len(copies) == (local_world_size == 2 and trouble == "none"), (
-        "this node has a copy for its workers"
-    )
 
 
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
@@ -117,7 +104,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 def test_what_lies_together_comes_with_one_request(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(monkeypatch)
-    nodes.load(monkeypatch, 1)
+    nodes.load(monkeypatch)
     assert sorted(name for name, _ in asked) == ["0.json", "0.json", "0.small", "shared.bin"]
 
 

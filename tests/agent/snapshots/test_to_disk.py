@@ -207,20 +207,6 @@ def test_without_the_parts_of_all_ranks_a_sharded_one_is_not_complete(slot: Slot
     assert Mark.read(path) is None
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is ")
-def test_what_dcp_has_made_is_written_as_it_is(tmp_path: Path) -> None:
-    from hetagent.snapshots.dcp import Writer
-
-    folder = Folder(tmp_path / "memory")
-    state = {"weight": torch.arange(6.0).view(2, 3), "step": 3}
-    dcp.save(dict(state), storage_writer=Writer(folder, Who(0, 1, 1), STEP))
-    path = written(folder.slots()[Stamp(STEP, 0)], tmp_path / "disk")
-    loaded: dict[str, Any] = {"weight": torch.zeros(2, 3), "step": 0}
-    dcp.load(loaded, checkpoint_id=path)
-    assert torch.equal(loaded["weight"], state["weight"])
-    assert loaded["step"] == 3
-
-
 def test_a_mark_of_another_version_is_none(slot: Slot, tmp_path: Path) -> None:
     path = written(slot, tmp_path / "disk")
     mark = path / "snapshot.json"
@@ -272,31 +258,6 @@ def test_a_part_that_somebody_else_has_put_there_runs_no_code(slot: Slot, tmp_pa
     ):
         run(slot.path, slot.stamp, into, [0], 5.0)
     assert not (tmp_path / "ran").exists()
-
-
-def test_parts_of_nodes_become_one_checkpoint(slot: Slot, tmp_path: Path) -> None:
-    """Of sharded state, which plain DCP reads then: what a node tells of its part is enough."""
-    from hetagent.snapshots.dcp import Writer
-
-    folder, into = Folder(tmp_path / "of dcp"), tmp_path / "disk"
-    state = {"weight": torch.arange(6.0).view(2, 3), "step": 3}
-    dcp.save(dict(state), storage_writer=Writer(folder, Who(0, 1, 1), STEP))
-    other = folder.slots()[Stamp(STEP, 0)]
-    index = Index.read((other.path / "0.json").read_bytes())
-    for name in ("0.json", "0.bin"):  # as if another node had written it, as rank 1
-        (other.path / name).rename(other.path / name.replace("0", "1", 1))
-    renamed = tuple(replace(place, file="1.bin") for place in index.tensors)
-    items = tuple(replace(place, file="1.bin") for place in index.items)
-    moved = replace(index, rank=1, world_size=2, tensors=renamed, items=items)
-    (other.path / "1.json").write_bytes(moved.written())
-    run(other.path, other.stamp, into, [1], None)
-    leads = write(slot.path, slot.stamp, into, [0], leads=True)
-    first = replace(Index.read((slot.path / "0.json").read_bytes()), world_size=2)
-    finish(into, leads, first, wait_s=5.0)
-    loaded: dict[str, Any] = {"weight": torch.zeros(2, 3), "step": 0}
-    dcp.load(loaded, checkpoint_id=into)
-    assert torch.equal(loaded["weight"], state["weight"])
-    assert loaded["step"] == 3
 
 
 def test_what_others_may_change_is_refused_before_it_is_read(tmp_path: Path) -> None:

@@ -23,19 +23,19 @@ def check(trained: list[Trained], saved: list[Trained]) -> None:
 
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=NEEDS_FSDP)])
 def test_what_two_ranks_saved_comes_back_in_any_world(kind: str, tmp_path: Path) -> None:
-    saved = run(2, saves, kind, "snaps", tmp_path)
+    saved = run(2, saves, kind, tmp_path)
     for world_size in (1, 2, 3):
-        check(run(world_size, loads, kind, "snaps", tmp_path), saved)
+        check(run(world_size, loads, kind, tmp_path), saved)
 
 
 @NEEDS_FSDP
 def test_what_was_replicated_goes_on_sharded_and_the_other_way_round(tmp_path: Path) -> None:
     for before, after in (("ddp", "fsdp"), ("fsdp", "ddp")):
-        saved = run(2, saves, before, "snaps", tmp_path / before)
-        check(run(3, loads, after, "snaps", tmp_path / before), saved)
+        saved = run(2, saves, before, tmp_path / before)
+        check(run(3, loads, after, tmp_path / before), saved)
 
 
 @NEEDS_FSDP
 def test_replicas_of_shards_come_back_as_shards(tmp_path: Path) -> None:
-    saved = run(4, saves, "hsdp", "snaps", tmp_path)
-    check(run(3, loads, "fsdp", "snaps", tmp_path), saved)
+    saved = run(4, saves, "hsdp", tmp_path)
+    check(run(3, loads, "fsdp", tmp_path), saved)

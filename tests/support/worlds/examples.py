@@ -25,8 +25,7 @@ def check_example(folder: Path, script: str, python: str = sys.executable) -> st
     runs = [re.findall(r"rank \d: steps (\d+) to \d+, parameters ([\d.]+)", output) for output in outputs]
     assert [len(lines) for lines in runs] == [2, 2, 1], outputs
     assert {first for first, _ in (*runs[0], *runs[1])} == {"0"}
-    # Without snaps.step() the script saves every twentieth step, and nobody saves its last one.
-    assert int(runs[2][0][0]) == (150 if "snaps.step" in text else 140)
+    assert int(runs[2][0][0]) == 150
     sums = [float(parameters) for lines in (runs[0], runs[2]) for _, parameters in lines]
     assert max(sums) - min(sums) < 1e-5 * max(sums), runs
     return "".join(outputs)

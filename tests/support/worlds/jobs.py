@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
@@ -92,21 +90,6 @@ class Job:
         """What `snapshots.open` is given."""
         return {"model": self.model, "optimizer": self.optimizer, "seen": self.seen}
 
-    def state(self) -> dict[str, Any]:
-        """What `dcp.save` is given."""
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer, "seen": self.seen}
-
-    def take(self, state: dict[str, Any]) -> None:
-        """What `dcp.load` has filled."""
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
-        self.seen = state["seen"]
-
     def everything(self) -> dict[str, Any]:
         """All of its state, whole, to compare."""
         found: dict[str, Any] = {"steps": list(self.seen["steps"]), "generator": self.seen["generator"]}
@@ -129,41 +112,19 @@ Trained = tuple[dict[str, Any], list[float]]
 """All state after SAVED steps, and the losses of the steps from there on."""
 
 
-def saves(kind: str, how: str, folder: Path) -> Trained:
-    """Train, save once, and go on undisturbed.
-
-    Args:
-        how: snaps, dcp, or async.
-    """
+def saves(kind: str, folder: Path) -> Trained:
+    """Train, save once, and go on undisturbed."""
     job = Job(kind)
-    if how == "snaps":
-        snaps = snapshots.open(job.given(), directory=folder)
-        job.train(0, SAVED, snaps)
-        snaps.save_now()
-    else:
-        job.train(0, SAVED)
-        writer = snapshots.writer(SAVED, directory=folder)
-        if how == "dcp":
-            dcp.save(job.state(), storage_writer=writer)
-        else:
-            dcp.async_save(job.state(), storage_writer=writer).result()
+    snaps = snapshots.open(job.given(), directory=folder)
+    job.train(0, SAVED, snaps)
+    snaps.save_now()
     return job.everything(), job.train(SAVED, LAST)
 
 
-def loads(kind: str, how: str, folder: Path) -> Trained:
-    """Go on from what was saved.
-
-    Args:
-        how: snaps or dcp.
-    """
+def loads(kind: str, folder: Path) -> Trained:
+    """Go on from what was saved."""
     job = Job(kind)
-    if how == "snaps":
-        step = snapshots.open(job.given(), directory=folder).load()
-    else:
-        reader = snapshots.reader(directory=folder)
-        step, state = reader.step, job.state()
-        dcp.load(state, storage_reader=reader)
-        job.take(state)
+    step = snapshots.open(job.given(), directory=folder).load()
     assert step == SAVED
     return job.everything(), job.train(SAVED, LAST)
 

@@ -14,7 +14,7 @@ TIMEOUT_S = 100.0
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
-    ["pytest", "torch._dynamo", "tests.support.worlds.dcp_jobs", "hetagent.snapshots.dcp"]
+    ["pytest", "torch._dynamo", "tests.support.worlds.jobs", "hetagent.snapshots.script"]
 )
 
 

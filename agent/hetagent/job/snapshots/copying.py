@@ -164,8 +164,7 @@ class _Part:
         return self._of(SHARED)
 
     def _of(self, name: str) -> _File:
-        every = (*self.index.tensors, *self.index.items)
-        places = [place for place in every if place.file == name and place.bytes]
+        places = [place for place in self.index.tensors if place.file == name and place.bytes]
         size = max((place.at + place.bytes for place in places), default=0)
         return _File(name, size, [(place.at, place.bytes, place.digest) for place in places], self.index.rank)
 

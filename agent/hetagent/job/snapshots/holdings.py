@@ -37,7 +37,6 @@ class Index:
         round, step: of which snapshot.
         alike: the tensors that all ranks have alike, whoever has copied them, with their sizes (bytes).
         tensors: what this rank has copied.
-        items: values that it has copied, where torch.distributed.checkpoint has made bytes of them.
         small_bytes: how much it has copied beside that.
         digests: of values that have to be the same on all ranks.
     """
@@ -50,7 +49,6 @@ class Index:
     sharded: bool = False
     alike: Mapping[str, Count]
     tensors: tuple[Block, ...]
-    items: tuple[Block, ...] = ()
     small_bytes: Count = 0
     digests: Mapping[ShortText, Digest]
 
@@ -90,7 +88,7 @@ def read(text: bytes, digest: str, stamp: Stamp, rank: int, sizes: Mapping[str, 
         return None
     if index.rank != rank or rank >= index.world_size:
         raise Unusable(f"its index is of rank {index.rank} of {index.world_size}")
-    for block in (*index.tensors, *index.items):
+    for block in index.tensors:
         if block.at + block.bytes > sizes.get(block.file, 0):
             raise Unusable(f"{block.file} ends before {block.name}")
     return Part(index, digest)
@@ -124,9 +122,7 @@ def held(parts: Sequence[Part]) -> Held:
         if (part.index.world_size, part.index.sharded) != (first.world_size, first.sharded):
             raise Unusable(f"ranks {first.rank} and {part.index.rank} are of different rounds or layouts")
     blocks = {
-        (block.file, block.at, block.name): block.bytes
-        for part in parts
-        for block in (*part.index.tensors, *part.index.items)
+        (block.file, block.at, block.name): block.bytes for part in parts for block in part.index.tensors
     }
     size = sum(blocks.values()) + sum(part.index.small_bytes for part in parts)
     return Held(

@@ -314,7 +314,7 @@ class Snapshots(RoundHook):
             ahead_s = asks_every_s(start.nnodes) + HEARD_S if not alone else 0.0
             self._disk.look(number, self._ranks, self._declaring.reply.to_disk_from or 0, ahead_s)
         self._refresh()
-        if self._listening() or self._holdings.held:  # who saves by DCP has no pipe
+        if self._listening() or self._holdings.held:
             self._open()
         if self._opened and (self._holdings.held or self._assignment.start.nnodes > 1):
             self._serve()  # also where no other node is yet: what nobody serves is of no use to one that comes

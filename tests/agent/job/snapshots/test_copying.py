@@ -55,9 +55,7 @@ class Nodes:
         for path in (self.there, self.here):
             path.mkdir(mode=0o700)
         digest = xxh3_64_hexdigest(small)
-        part(
-            self.there, 2, (3, 120), 1, sharded=True, alike={}, tensors=[block], items=[], small_digest=digest
-        )
+        part(self.there, 2, (3, 120), 1, sharded=True, alike={}, tensors=[block], small_digest=digest)
         part(self.here, 0, (3, 120), sharded=True, alike={}, tensors=[])
         self.content = content
         (self.there / "2" / "1.bin").write_bytes(content)

@@ -20,12 +20,13 @@ import pytest
 
 from hetagent.standby.waiting import GPU_FILES
 from tests.gpu.machine import START_S, TRAIN, Machine, in_use
-from tests.support.cluster import PAIR, Cluster, cluster
+from tests.support.cluster import PAIR, WORKLOAD, Cluster, cluster
 
 pytestmark = [pytest.mark.gpu, pytest.mark.cold, pytest.mark.timeout(600)]
 
 Seen = Callable[[str], None]
 WORLD = sum(PAIR.values())
+SNAPPED = WORKLOAD.with_name("snapped.py")
 KILLS = 3
 SPAN = {
     "noticed": "",
@@ -251,6 +252,62 @@ def test_hang(machine: Machine, tmp_path: Path, seen: Seen, how: str) -> None:
         assert ("stopped by a signal" in why) == (how == "stopped"), why
         job.world(number)
         job.finish()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_snapshots(machine: Machine, tmp_path: Path, seen: Seen, kind: str) -> None:
+    """After a kill all ranks load one step, bit for bit as it was; with DDP none that others made is lost"""
+    log = tmp_path / "log"
+
+    def lines(event: str, number: int) -> list[dict[str, Any]]:
+        texts = "".join(path.read_text(encoding="utf-8") for path in log.glob("*.jsonl")).splitlines()
+        found: list[dict[str, Any]] = [json.loads(text) for text in texts if text.endswith("}")]
+        return [one for one in found if (one["event"], one["round"]) == (event, number)]
+
+    def trained(after: int) -> int:
+        """Wait for a round of which all ranks have made some steps."""
+
+        def there() -> int:
+            number = int(made.group().get("round", 0))
+            ranks = [one["rank"] for one in lines("step", number)]
+            return number if number > after and all(ranks.count(rank) >= 12 for rank in range(WORLD)) else 0
+
+        return made.wait_for(there, f"a round after {after}", START_S)
+
+    with cluster(tmp_path) as made:
+        for name in PAIR:
+            where = ["--server", made.server.url, "--group", "job", "--node-id", name, "--nnodes", "2"]
+            often = ["--max-restarts", "9", "--snapshot-dir", str(tmp_path / "snaps" / name)]
+            (tmp_path / "snaps" / name).mkdir(parents=True)
+            script = [
+                str(SNAPPED),
+                "--into",
+                str(log),
+                "--kind",
+                kind,
+                "--steps",
+                "100000",
+                "--step-s",
+                "0.05",
+            ]
+            words = [*machine.slots(name), *where, *often, *script, "--device", machine.device]
+            environ = {"HET_PRELOAD": "", **machine.environ}
+            made.run(name, [sys.executable, "-m", "hetagent.cli.main", *words], environ)
+        number, lost = trained(0), []
+        for victim in (0, 2):
+            (pid,) = {one["pid"] for one in lines("step", number) if one["rank"] == victim}
+            os.kill(pid, signal.SIGKILL)
+            after = trained(number)
+            (loaded,) = {one["step"] for one in lines("loaded", after)}
+            by_rank = {one["rank"]: one["digest"] for one in lines("made", number) if one["step"] == loaded}
+            found = {one["rank"]: one["digest"] for one in lines("loaded", after)}
+            assert found == {**found, **by_rank}, made.report()
+            assert kind == "fsdp2" or found.keys() == by_rank.keys() | {victim}, made.report()
+            others = [one["step"] for one in lines("step", number) if one["rank"] != victim]
+            lost.append(max(others) - loaded)
+            number = after
+    seen(f"steps lost: {lost}")
+    assert kind == "fsdp2" or max(lost) <= 0, lost
 
 
 def test_kernel(machine: Machine, tmp_path: Path, seen: Seen) -> None:

@@ -1,13 +1,13 @@
 """Trains in float64 with snapshots, and logs what it saves, what it loads, and its losses: a file for each process.
 
     snapped.py --into FOLDER --kind ddp|fsdp2 --steps N [--same-world] [--step-s 0.02] [--checkpoint-every N]
-        [--accumulate N] [--scaler] [--slow-from STEP]
+        [--accumulate N] [--scaler] [--slow-from STEP] [--device cpu|cuda]
 
 All ranks together take 12 samples a step, so the losses are the same in any world, up to the order of sums. With
 --same-world the model has BatchNorm and dropout, whose results depend on the world. With --checkpoint-every rank 0
 saves a file in FOLDER instead, as scripts do that know nothing of snapshots (DDP only). With --accumulate the optimizer
 makes a step only after every N; with --scaler a GradScaler leaves out every third one. From STEP on steps are long, and
-each time another rank is slow.
+each time another rank is slow. Ranks that share a GPU count as hosts of their own, or NCCL refuses them.
 """
 
 import argparse
@@ -133,10 +133,16 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--slow-from", type=int, default=1 << 30)
     parser.add_argument("--scaler", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     args.into.mkdir(parents=True, exist_ok=True)
     torch.set_default_dtype(torch.float64)
-    dist.init_process_group("gloo")
+    device = torch.device(args.device)
+    if args.device == "cuda":
+        os.environ["NCCL_HOSTID"] = f"host-{os.environ['RANK']}"
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     number = int(os.environ.get("HET_ROUND") or counted(args.into / "rounds", rank))
     who = {"round": number, "rank": rank, "world": world, "pid": os.getpid()}
@@ -146,10 +152,10 @@ def main() -> None:
         log.write(json.dumps({**who, **facts, "at": time.monotonic()}) + "\n")
 
     torch.manual_seed(1)
-    data = torch.randn(SAMPLES, 8)
-    model = made(args.same_world)
+    data = torch.randn(SAMPLES, 8).to(device)
+    model = made(args.same_world).to(device)
     if args.kind == "fsdp2":
-        mesh = dist.init_device_mesh("cpu", (world,))
+        mesh = dist.init_device_mesh(args.device, (world,))
         for layer in model:
             if isinstance(layer, nn.Linear):
                 fully_shard(layer, mesh=mesh)
@@ -160,7 +166,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(trained.parameters(), lr=0.01)
     torch.manual_seed(100 + rank)
     sampler = Sampler()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, enabled=args.scaler)
+    scaler = torch.amp.GradScaler(args.device, init_scale=2.0**20, enabled=args.scaler)
     state = {"model": trained, "optimizer": optimizer, "sampler": sampler, "scaler": scaler}
     snaps = (
         Checkpoints(args.into / "checkpoint.pt", state, args.checkpoint_every if rank == 0 else 0)

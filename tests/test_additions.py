@@ -196,10 +196,10 @@ MOTTO = Route("POST", f"{NODE}/motto", MottoReply)
 """,
             f"{AGENT}/monitor/mottos.py": """
 from functools import partial
-from hetagent.session.topics import Message, Topic
+from hetagent.session.requests import Report, ReportRoute
 from hetrdzv.protocol.rooms.mottos import MOTTO, MottoRequest
 
-MESSAGE = Message(Topic(route=MOTTO), partial(MottoRequest, text="onwards"))
+MESSAGE = Report(ReportRoute(route=MOTTO), partial(MottoRequest, text="onwards"))
 """,
         },
         changes={
@@ -223,8 +223,8 @@ async def motto(group_id: Id, node_id: Id, body: Annotated[MottoRequest, AGENTS]
         + """
 import random
 from hetagent.monitor.mottos import MESSAGE
-from hetagent.session.offer import Offer
-from hetagent.session.requests import Say
+from hetagent.session.joining import Offer
+from hetagent.session.requests import SendReport
 from hetagent.session.session import Session
 from hetrdzv.protocol import codec
 
@@ -236,7 +236,7 @@ class Server:
         assert answer.status_code == 200, answer.text
         return codec.read(route.reply, answer.content)
 
-said = Say(number=1, group="g", node_id="n", topic=MESSAGE.topic, body=MESSAGE.body(incarnation="i"))
+said = SendReport(number=1, group="g", node_id="n", route=MESSAGE.route, body=MESSAGE.body(incarnation="i"))
 assert asyncio.run(said.send(Server())).text == "ONWARDS"
 """,
     ),

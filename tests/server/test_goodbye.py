@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from hetagent.session.line import Line
-from hetagent.session.offer import Offer
+from hetagent.session.connection import ServerConnection
+from hetagent.session.joining import Offer
 from hetagent.session.session import Session
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.requests.joining import SpecFields
@@ -22,7 +22,7 @@ def test_a_node_that_leaves_in_a_failover_has_left() -> None:
     with EtcdCluster(sturdy(), 1) as etcd, serving(etcd, "goodbye", 2) as servers:
         group = f"g{uuid.uuid4().hex}"
         offer = Offer(slots=1, address="127.0.0.1", spec=SpecFields(min_nodes=2, max_nodes=2))
-        line = Line(
+        line = ServerConnection(
             Session(group, "a", "1", offer, Random()), lambda: Client(servers.urls), lambda text: None
         )
         leader = servers.leader()
@@ -33,7 +33,7 @@ def test_a_node_that_leaves_in_a_failover_has_left() -> None:
         line.leaving("SIGTERM")
         assert line.leave("its agent got SIGTERM")
         line.close()
-        assert not [thread for thread in threading.enumerate() if thread.name == "hetagent-line"]
+        assert not [thread for thread in threading.enumerate() if thread.name == "hetagent-server"]
         successor, _ = servers.await_leader(leader)
         [node] = get(successor, f"/v1/groups/{group}")[2]["nodes"]
         events = get(successor, f"/v1/groups/{group}/events")[2]["events"]

@@ -1,7 +1,7 @@
-"""A model agent: drives the real session as session/line.py and runloop/agent.py do, with model workers.
+"""A model agent: drives the real session as session/connection.py and runloop/agent.py do, with model workers.
 
-`line.py` is modelled by `turn`, `receive` and `_deliver`, `agent.py` by `_obey` and what it calls. Unlike that one,
-this agent does not protect itself against a session that hands out what it should not.
+`connection.py` is modelled by `turn`, `receive` and `_deliver`, `agent.py` by `_obey` and what it calls. Unlike that
+one, this agent does not protect itself against a session that hands out what it should not.
 """
 
 import random
@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hetagent.session import reports
-from hetagent.session.line import LEAVE_S
-from hetagent.session.offer import Offer
+from hetagent.session.connection import LEAVE_S
+from hetagent.session.joining import Offer
 from hetagent.session.requests import Answer, Request
 from hetagent.session.session import Session
 from hetrdzv.protocol.directive import DirectiveReply
@@ -81,7 +81,7 @@ class Agent:
             random.Random(self._rng.random()),
             connect_timeout_s=world.scenario.connect_timeout_s,
         )
-        # the line
+        # the connection
         self._fresh: deque[DirectiveReply] = deque()
         self._trying = False
         self._newest_told = 0
@@ -139,10 +139,10 @@ class Agent:
         self.alive = False
         self.world.listening -= {self._held, self._store}
 
-    # -- the line --------------------------------------------------------------------------------------------
+    # -- the connection --------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """What line.py does after anything happened."""
+        """What connection.py does after anything happened."""
         if not self.alive or self._paused:
             return
         session, now = self.session, self.world.timeline.now
@@ -209,7 +209,7 @@ class Agent:
                 return
             else:
                 self.world.note("master unreachable")
-                self.session.say(
+                self.session.send(
                     reports.master_unreachable(directive.round, "timed out"), self.world.timeline.now
                 )
         self._trying = False
@@ -263,7 +263,7 @@ class Agent:
         if not world.calm and self._rng.random() < scenario.fails / 5:
             world.checks.worker_failed(self.node_id, self.round, "cannot be started")
             failure = FailureFields(local_rank=-1, rank=-1, message="no such file")
-            self.session.say(reports.failed(self.round, failure), world.timeline.now)
+            self.session.send(reports.failed(self.round, failure), world.timeline.now)
             return
         workers = make_workers(
             self.node_id,
@@ -301,7 +301,7 @@ class Agent:
     def _saved(self, workers: Workers, exits: bool) -> None:
         if workers is self.workers and not self.stopping and workers.alive and not workers.failed:
             self.world.note("workers have saved")
-            self.session.say(reports.ready_to_stop(workers.round), self.world.timeline.now)
+            self.session.send(reports.ready_to_stop(workers.round), self.world.timeline.now)
             if exits:
                 self.world.workers_saved(self.machine, workers)
 
@@ -313,7 +313,7 @@ class Agent:
             self._workers_gone()
 
     def _launched(self, workers: Workers) -> None:
-        self.session.say(reports.started(workers.round), self.world.timeline.now)
+        self.session.send(reports.started(workers.round), self.world.timeline.now)
         for room in self._rooms:
             room.launched(workers)
         match workers.fate:
@@ -333,7 +333,7 @@ class Agent:
         if self._script.random() < HOPELESS:
             self.world.note("script is hopeless")
             failure = replace(failure, permanent=True)
-        self.session.say(reports.failed(workers.round, failure), self.world.timeline.now)
+        self.session.send(reports.failed(workers.round, failure), self.world.timeline.now)
         self._stop(self.world.stop_timeout_s)
 
     def workers_succeeded(self, workers: Workers) -> None:
@@ -344,7 +344,7 @@ class Agent:
         if workers is self.workers and not self.stopping:
             met = self._script.choice((None, None, 0, 1, 1000))
             must_meet = self._script.random() < 0.1
-            self.session.say(
+            self.session.send(
                 reports.succeeded(workers.round, met, must_meet=must_meet), self.world.timeline.now
             )
             self._workers_gone()

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from hetagent.session import reports
-from hetagent.session.requests import Answer, Join, Leave, Poll, Request, Say
+from hetagent.session.requests import Answer, Join, Leave, Poll, Request, SendReport
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import Transition, step
@@ -269,7 +269,7 @@ class Checks:
                 case Join(body=body):
                     self._done.add((request.node_id, body.incarnation, "join", body.after_round, body.port))
                     problem = problem or _join_is_lost(request, disk)
-                case Say(topic=reports.REPORT, body=report):
+                case SendReport(route=reports.REPORT, body=report):
                     self._done.add((request.node_id, report.incarnation, report.kind, report.round))
                     problem = problem or _report_is_lost(request, disk)
                 case Leave(incarnation=incarnation):
@@ -462,7 +462,7 @@ def _join_is_lost(request: Join, disk: Disk) -> str | None:
     return f"the acknowledgement of round {request.body.after_round}"
 
 
-def _report_is_lost(request: Say, disk: Disk) -> str | None:
+def _report_is_lost(request: SendReport, disk: Disk) -> str | None:
     body, node, current = request.body, disk.node(request.node_id), disk.round
     if node is None or node["incarnation"] != body.incarnation or current is None:
         return None
@@ -504,7 +504,7 @@ def _words(what: commands.Command | Request) -> str:
             return "tick"
         case Join():
             return f"join after round {what.body.after_round}"
-        case Say(topic=reports.REPORT):
+        case SendReport(route=reports.REPORT):
             return f"{what.body.kind} in round {what.body.round}"
         case Poll():
             return f"poll for {what.wait_s:.2f} s after {what.after}"

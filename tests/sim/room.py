@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from hetagent.session.outbox import Answered
 from hetagent.session.requests import Answer, Request
+from hetagent.session.send_queue import Answered
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.directive import DirectiveReply
 from tests.sim.workers import Workers

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetagent.job.snapshots.declaring import Declaring
 from hetagent.session import reports
-from hetagent.session.outbox import Answered
-from hetagent.session.requests import Say
-from hetagent.session.topics import Message, Topic
+from hetagent.session.requests import Report, ReportRoute, SendReport
+from hetagent.session.send_queue import Answered
 from hetagent.snapshots.folder import SLOTS, room_for
 from hetagent.snapshots.folder import Stamp as Taken
 from hetrdzv.core import snapshots as room
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from tests.sim.agents import Agent
     from tests.sim.checks import Checks
 
-HELD = Topic(route=snapshots.SNAPSHOTS)
+HELD = ReportRoute(route=snapshots.SNAPSHOTS)
 
 LOOKS_S = 0.5
 """How often an agent looks at what it holds (seconds)."""
@@ -68,7 +67,7 @@ class Holding(InAgent):
         self._start: DirectiveReply | None = None
         self._step = self._reached = 0
         self._declaring = Declaring()
-        self._asked: Message[SnapshotsReply] | None = None
+        self._asked: Report[SnapshotsReply] | None = None
         self._copies = False
 
     @property
@@ -90,7 +89,7 @@ class Holding(InAgent):
             report = reports.parting(
                 self._start.round, "its agent goes", self._holdings(), self._rng.choice((0.1, 3, 30))
             )
-            self._agent.session.say(report, self._agent.world.timeline.now)
+            self._agent.session.send(report, self._agent.world.timeline.now)
 
     def starts(self, directive: DirectiveReply) -> None:
         start = directive.start
@@ -170,7 +169,7 @@ class Holding(InAgent):
         if self._asked is None and holdings.held and tells_at is not None and tells_at <= now:
             self._declaring.keep(holdings, now)
             self._declaring.tell(holdings, now)
-            self._asked = Message(HELD, partial(SnapshotsRequest, round=workers.round, holdings=holdings))
+            self._asked = Report(HELD, partial(SnapshotsRequest, round=workers.round, holdings=holdings))
             agent.session.ask(self._asked, now)
         agent.after(LOOKS_S, self._look, workers)
 
@@ -466,7 +465,7 @@ def _on_disk(group: Group) -> set[Which]:
 def words(request: object) -> str | None:
     """A request in words; None: it is another."""
     match request:
-        case Say(topic=topic, body=body) if topic is HELD:
+        case SendReport(route=route, body=body) if route is HELD:
             stamps = [(held.round, held.step) for held in body.holdings.held]
             return f"holds {stamps} in round {body.round}"
     return None

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from hetagent.session.contact import Contact
+from hetagent.session.backoff import Backoff
 from hetagent.session.session import Session
 from hetrdzv.core import directive
 from hetrdzv.core.model import Group, Node
@@ -95,7 +95,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "no lease after a load": (Leases, "restore", lambda leases, groups, now: None),
     "polls renew no lease": (Leases, "heard", _deaf_to_polls(Leases.heard)),
     "time in which the server stood still counts": (clock, "LATE_S", inf),
-    "nobody stops without a server": (Contact, "ends_at", lambda contact, max_disconnect_s: None),
+    "nobody stops without a server": (Backoff, "ends_at", lambda backoff, max_disconnect_s: None),
     "nobody corrects who is ready": (Session, "_is_contradicted", lambda session, number, directive: False),
     "who has to go is given no time": (transitions, "notice_until", lambda group, now, gone_at: now + 0.05),
     "any world size is a multiple": (Worlds, "downward", _downward),

@@ -44,8 +44,8 @@ from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
 from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.shutdown import CTRL_C_S
-from hetagent.session.line import Line
-from hetagent.session.offer import Offer
+from hetagent.session.connection import ServerConnection
+from hetagent.session.joining import Offer
 from hetagent.session.session import Session
 from hetagent.torch_compat import flags as torchs
 from hetagent.workers.collapse import Merged
@@ -242,7 +242,7 @@ def _preemption(context: AgentContext) -> PreemptionWatch | None:
     )
 
 
-def _line(context: AgentContext, parts: Parts) -> tuple[Line, HealthChecks]:
+def _line(context: AgentContext, parts: Parts) -> tuple[ServerConnection, HealthChecks]:
     """What tells the group what this node offers, and what is found out about it before each round."""
     options = context.options
 
@@ -265,7 +265,7 @@ def _line(context: AgentContext, parts: Parts) -> tuple[Line, HealthChecks]:
         random.Random(),
         connect_timeout_s=options.connect_timeout_s,
     )
-    line = Line(
+    line = ServerConnection(
         session,
         context.access.client,
         context.tell,
@@ -304,7 +304,7 @@ def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: L
     )
 
 
-def _furnish(parts: Parts, context: AgentContext, line: Line) -> None:
+def _furnish(parts: Parts, context: AgentContext, line: ServerConnection) -> None:
     """Make the optional parts."""
     from hetagent.job.snapshots.start import snapshots_of
     from hetagent.standby.keeper import standbys_of
@@ -326,7 +326,7 @@ def _furnish(parts: Parts, context: AgentContext, line: Line) -> None:
     parts.shares = ShareFiles(one_per_node=launch.one_per_node)
     if options.ready_file is not None:
         parts.ready_file = ReadyFile(options.ready_file, tell)
-        line.on_known(parts.ready_file.change)
+        line.on_member(parts.ready_file.change)
     parts.snapshots = snapshots_of(context, options.snapshots, line)
     parts.standbys = standbys_of(context, options.preload)
 

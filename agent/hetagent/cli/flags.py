@@ -16,7 +16,7 @@ from hetagent.node.network import parse_port_range
 from hetagent.options.parts import KEEP, SHM, TO_EVERY_S
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
 from hetagent.options.values import GRACE_S, ON_OFF, Flags, grace, notice_signal, told
-from hetagent.session.contact import CONNECT_TIMEOUT_S
+from hetagent.session.backoff import CONNECT_TIMEOUT_S
 from hetagent.snapshots.folder import EVERY_S
 from hetrdzv import __version__
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting

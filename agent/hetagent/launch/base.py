@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from hetagent.errors import CommandError
 from hetagent.launch.command import WorkerCommand, group_command
 from hetagent.options.values import Flags
-from hetagent.session.topics import Message
+from hetagent.session.requests import Report
 from hetrdzv.protocol.directive import StartReply
 
 
@@ -54,7 +54,7 @@ class Assignment:
     round: int
     start: StartReply
     script_port: socket.socket | None = None
-    ask: Callable[[Message[Any]], "Future[Any]"] | None = None
+    ask: Callable[[Report[Any]], "Future[Any]"] | None = None
     interrupted: Callable[[], bool] = lambda: False
     notes: list[str] = field(default_factory=list)
 

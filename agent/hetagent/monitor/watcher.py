@@ -12,8 +12,8 @@ from hetagent.launch.command import WorkerCommand, python
 from hetagent.monitor import shown, stacks
 from hetagent.monitor.round_watch import RoundWatch
 from hetagent.roundhook import Motion, RoundHook
-from hetagent.session.line import Line
-from hetagent.session.topics import Message, Topic
+from hetagent.session.connection import ServerConnection
+from hetagent.session.requests import Report, ReportRoute
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply, LogsAsked, StacksAsked
@@ -22,9 +22,9 @@ from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.rooms.stacks import EARLIER, About, LogsRequest, Stack, StacksRequest, fitting_of
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
-STACKS = Topic(route=routes.STACKS, repeats=False)
+STACKS = ReportRoute(route=routes.STACKS, repeats=False)
 
-LOGS = Topic(route=routes.LOGS, repeats=False, last=True)
+LOGS = ReportRoute(route=routes.LOGS, repeats=False, last=True)
 
 STACKS_S = 5.0
 """How long it may take to answer who wants to see stacks (seconds)."""
@@ -67,7 +67,7 @@ class Watcher(RoundHook):
 
     def __init__(
         self,
-        line: Line,
+        line: ServerConnection,
         launch: Launch,
         *,
         cpu: bool,
@@ -112,7 +112,7 @@ class Watcher(RoundHook):
         self._watch = RoundWatch(
             assignment.round,
             assignment.start.world_size,
-            self._line.tell,
+            self._line.push_progress,
             hang_timeout_s=self._line.hang_timeout_s,
             cpu=self._cpu,
             unseen=self._unseen,
@@ -186,7 +186,7 @@ class Watcher(RoundHook):
         self._left, most = self._round, fitting_of(self._world_size)
         logs = tuple(log.shortened(About.LOGS, most) for log in self._earlier.get(self._round, ()))
         if logs:
-            self._line.say(Message(LOGS, partial(LogsRequest, round=self._round, logs=logs)))
+            self._line.send(Report(LOGS, partial(LogsRequest, round=self._round, logs=logs)))
 
     # -- in the line's thread ----------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Watcher(RoundHook):
 
         def answer() -> None:
             told = self._told(watch, asked) if watch is not None else _of(earlier, asked.ranks)
-            self._line.say(Message(STACKS, partial(StacksRequest, number=asked.number, stacks=tuple(told))))
+            self._line.send(Report(STACKS, partial(StacksRequest, number=asked.number, stacks=tuple(told))))
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 

@@ -9,7 +9,7 @@ from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.roundhook import RoundHook
 from hetagent.session import reports
-from hetagent.session.line import Line
+from hetagent.session.connection import ServerConnection
 from hetagent.workers.failures import failure_message
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol.states import ReportKind
@@ -32,7 +32,7 @@ class Meeting(RoundHook):
     """
 
     def __init__(
-        self, line: Line, launch: Launch, tell: Callable[[str], None], *, must_meet: bool = False
+        self, line: ServerConnection, launch: Launch, tell: Callable[[str], None], *, must_meet: bool = False
     ) -> None:
         self._line = line
         self._launch = launch
@@ -67,7 +67,7 @@ class Meeting(RoundHook):
             return
         self._told = met
         self._tell(f"round {number}: {_described(met, world_size)}")
-        self._line.say(reports.started(number, met))
+        self._line.send(reports.started(number, met))
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
         """What a report of success says beside."""

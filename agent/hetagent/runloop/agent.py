@@ -27,7 +27,7 @@ from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
 from hetagent.runloop.shutdown import Shutdown, ShutdownAction, WorkerActivity
 from hetagent.session import reports
-from hetagent.session.line import LEAVE_S, UNHEARD_LEAVE_S, Line
+from hetagent.session.connection import LEAVE_S, UNHEARD_LEAVE_S, ServerConnection
 from hetagent.workers import failures
 from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.starter import Exit
@@ -82,7 +82,7 @@ class Agent:
         self,
         *,
         identity: Identity,
-        line: Line,
+        line: ServerConnection,
         guardian: Guardian,
         starter: "TorchStarter",
         ports: Ports,
@@ -365,14 +365,14 @@ class Agent:
             self._account.waits_for_others(time.monotonic(), self._motion())
             self._done = True
             said = self._parts.report(ReportKind.SUCCEEDED)
-            self._line.say(reports.succeeded(self._round, moved=self._local.moved(), **said))
+            self._line.send(reports.succeeded(self._round, moved=self._local.moved(), **said))
             self._clear_workers(spare_detached=True)
 
     def _report_failure(self, local: LocalRound, end: Exit) -> str:
         """Report that a worker failed; returns that in a line."""
         failure, text = local.describe(end, self._secrets())
         ended = local.ended_before(end.seen_at)
-        self._line.say(reports.failed(self._round, failure, local.moved(), ended), end.seen_at)
+        self._line.send(reports.failed(self._round, failure, local.moved(), ended), end.seen_at)
         self._log(f"round {self._round}{self._because(text)}")
         return text
 
@@ -381,7 +381,7 @@ class Agent:
         if (end := local.overtaken()) is not None:
             self._report_failure(local, end)
         elif local.phase is Phase.RUNNING and (ended := local.ended_before(time.monotonic())) is not None:
-            self._line.say(reports.ended(self._round, ended))
+            self._line.send(reports.ended(self._round, ended))
 
     def _motion(self) -> Motion | None:
         return self._parts.motion() if self._local is not None else None
@@ -595,7 +595,7 @@ class Agent:
             self._account.runs(time.monotonic())
             self._pids = local.pids
             self._guardian.watch(self._pids)
-            self._line.say(reports.started(local.number, moved=local.moved()))
+            self._line.send(reports.started(local.number, moved=local.moved()))
 
     def _environ(self) -> dict[str, str]:
         return {
@@ -621,7 +621,7 @@ class Agent:
             permanent=isinstance(error, PermanentStartError),
             final=isinstance(error, Starved),
         )
-        self._line.say(reports.failed(self._round, failure))
+        self._line.send(reports.failed(self._round, failure))
         self._leave_if(f"it cannot start workers: {message}" if failure.final else "")
 
 

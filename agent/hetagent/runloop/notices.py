@@ -15,7 +15,7 @@ from hetagent.node.processes import finding as processes
 from hetagent.progress import ASKED, NOTICE_FILE, READY
 from hetagent.roundhook import Environ, RoundHook
 from hetagent.session import reports
-from hetagent.session.line import Line
+from hetagent.session.connection import ServerConnection
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol.directive import DirectiveReply, NoticeReply
 from hetrdzv.protocol.states import DirectiveKind
@@ -44,7 +44,7 @@ class Notices(RoundHook):
 
     def __init__(
         self,
-        line: Line,
+        line: ServerConnection,
         tell: Callable[[str], None],
         signum: signal.Signals | None = None,
         *,
@@ -141,7 +141,7 @@ class Notices(RoundHook):
         self._all_ready = ready >= awaited and (notice.answered() or not awaited)
         if self._all_ready:
             self._tell(f"round {self._round}: the workers are ready to stop")
-            self._line.say(reports.ready_to_stop(self._round))
+            self._line.send(reports.ready_to_stop(self._round))
 
     def holds_end(self) -> bool:
         """Workers that have saved wait for the end of the round: the job is not done."""

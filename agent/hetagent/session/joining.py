@@ -1,27 +1,52 @@
-"""The join that is to be sent, and for how long one that a server refuses is tried again.
+"""What a node offers its group, and its joins: when to send one, how long to retry one that was refused.
 
-No clock: whoever uses it says what time it is (`now`, monotonic seconds).
+No clock: `now` is passed (monotonic seconds).
 """
 
 from collections import deque
+from dataclasses import dataclass
 from math import ceil, inf
 
 from hetagent.session.refusals import conflict_of, conflict_text
+from hetrdzv.protocol import codec
+from hetrdzv.protocol.bounds import MAX_NOT_READY
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 
-FINISHING_RETRY_S = 0.3
-"""Pause before another attempt to join a group whose last job is still exiting (seconds)."""
+RETRY_S = 0.3
+"""Pause before another attempt after a refusal (seconds)."""
 
-REJOIN_PACE_S = 0.3
-"""Joins that the session sends by itself are at least this far apart (seconds)."""
+REJOIN_PAUSE_S = 0.3
+"""Least pause between joins that the session sends by itself (seconds)."""
 
-IN_USE_RETRY_S = 0.5
 IN_USE_MARGIN_S = 2.0
-"""A node id in use is tried for a lease and this much longer: the agent that uses it may be dead (seconds)."""
+"""A node id in use is retried for a lease and this much longer: the agent that uses it may be dead (seconds)."""
 
 MAY_PASS = ("spec_conflict", "node_id_in_use", "group_finishing")
-"""Codes with which a server refuses joins that it may take later."""
+"""Codes with which a server refuses joins that it may accept later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer(JoinRequest):
+    """What a node offers its group: a join, but for what each join has of its own."""
+
+    incarnation: str = ""
+    port: int = 0
+
+    def request(
+        self, incarnation: str, ports: tuple[int, int], after_round: int, not_ready: str = ""
+    ) -> JoinRequest:
+        """A join with this offer; `ports`: of the agent's store, and of one that the script opens itself."""
+        return codec.picked(
+            JoinRequest,
+            self,
+            incarnation=incarnation,
+            port=ports[0],
+            script_port=ports[1],
+            after_round=after_round,
+            not_ready=not_ready[:MAX_NOT_READY],
+            stopped=self.stopped[:MAX_NOT_READY],
+        )
 
 
 class Joining:
@@ -29,12 +54,12 @@ class Joining:
 
     Args:
         group: the name of the group.
-        notices: where it goes what the person at the terminal should know.
+        notices: gets what to show.
 
     Attributes:
-        due: the join that is to be sent.
-        due_at: not before that moment (monotonic seconds).
-        number: that of the request with the newest.
+        due: the join to send.
+        due_at: not before that moment.
+        number: of the newest join's request.
         ever: whether the server has ever accepted one.
     """
 
@@ -46,69 +71,47 @@ class Joining:
         self._group = group
         self._notices = notices
         self._sent_at = -inf
-        self._in_use_until: float | None = None
-        self._conflict_until: float | None = None
-        self._finishing_told = False
+        self._refused_with = ""  # the code that is waited out, and until when
+        self._until = inf
 
-    def next_by_itself(self, now: float, pause_s: float = REJOIN_PACE_S) -> float:
-        """When to send one that nobody has asked for: not in a busy loop, whatever the server says."""
+    def next_at(self, now: float, pause_s: float = REJOIN_PAUSE_S) -> float:
+        """When to send a join that the agent has not asked for: never in a busy loop."""
         return max(now, self._sent_at + pause_s)
 
     def sent(self, number: int, now: float) -> None:
-        """The one that is due is on its way, as request `number`."""
+        """The one that is due is in flight, as request `number`."""
         self.number, self._sent_at = number, now
 
     def accepted(self, body: JoinRequest) -> None:
         """A server has accepted one."""
-        self.ever = True
-        self._in_use_until, self._conflict_until, self._finishing_told = None, None, False
+        self.ever, self._refused_with = True, ""
         if body == self.due:
             self.due = None
 
     def refused(self, error: HetError, given: SpecFields, lease_s: float, now: float) -> str | None:
-        """A server has refused one with a code of `MAY_PASS`.
+        """A server has refused one with a code of `MAY_PASS`; returns why not to try again, or None.
 
         Args:
             given: the settings that this agent was given.
             lease_s: the group's (seconds).
-
-        Returns:
-            why it makes no sense to try again; None: it is tried again.
         """
-        if error.code == "spec_conflict":
-            return self._conflict(error, given, now)
+        text, patience_s, notice = str(error), inf, f"{error}; waiting for that to happen"
         if error.code == "node_id_in_use":
-            return self._in_use(error, lease_s, now)
-        self.due_at = now + FINISHING_RETRY_S
-        if not self._finishing_told:
-            self._finishing_told = True
-            self._notices.append(f"{error}; waiting for that to happen")
-        return None
-
-    def _conflict(self, error: HetError, given: SpecFields, now: float) -> str | None:
-        """The group has other settings; it may take ours once the nodes that hold it to them have gone."""
-        conflict = conflict_of(error)
-        if conflict is None:
-            return str(error)
-        text, patience_s = conflict_text(self._group, conflict, given), conflict.retry_for_s
-        if patience_s is not None and self._conflict_until is None:
-            self._conflict_until = now + patience_s + IN_USE_MARGIN_S
-            going = "it goes" if len(conflict.nodes) == 1 else "they go"
-            self._notices.append(f"{text}; trying again until {going} (at most {ceil(patience_s)} s more)")
-        if patience_s is None or self._conflict_until is None or now >= self._conflict_until:
-            return text
-        self.due_at = min(now + IN_USE_RETRY_S, self._conflict_until)
-        return None
-
-    def _in_use(self, error: HetError, lease_s: float, now: float) -> str | None:
-        """Another agent uses this node id; it may have died without the server having noticed yet."""
-        if self._in_use_until is not None and now >= self._in_use_until:
-            return str(error)
-        if self._in_use_until is None:
             patience_s = lease_s + IN_USE_MARGIN_S
-            self._in_use_until = now + patience_s
-            self._notices.append(
-                f"{error}; trying for {patience_s:g} s, in case that is this node's previous agent and has died"
-            )
-        self.due_at = min(now + IN_USE_RETRY_S, self._in_use_until)
+            notice = f"{error}; trying for {patience_s:g} s, in case that is this node's previous agent and has died"
+        elif error.code == "spec_conflict":
+            if (conflict := conflict_of(error)) is None:
+                return text
+            text = conflict_text(self._group, conflict, given)
+            if (left_s := conflict.retry_for_s) is None:
+                return text
+            patience_s = left_s + IN_USE_MARGIN_S
+            going = "it goes" if len(conflict.nodes) == 1 else "they go"
+            notice = f"{text}; trying again until {going} (at most {ceil(left_s)} s more)"
+        if self._refused_with != error.code:
+            self._refused_with, self._until = error.code, now + patience_s
+            self._notices.append(notice)
+        elif now >= self._until:
+            return text
+        self.due_at = min(now + RETRY_S, self._until)
         return None

@@ -4,16 +4,14 @@ import asyncio
 import errno
 import os
 import socket
+import time
 
 RETRY_S = 0.1
 """Pause after a refused connection (seconds): the peer may be about to listen."""
 
-AGAIN_S = 0.5
-"""How long a connection may stay unanswered before another one is tried beside it (seconds).
-
-The kernel repeats a lost packet of a connection only once a second: if one packet in ten is lost, that alone would make
-one master in fifty look unreachable.
-"""
+ATTEMPT_S = 0.5
+"""How long one connection may take while there is time for another (seconds): the kernel repeats a lost packet of a
+connection only after a second."""
 
 
 async def reachable(
@@ -23,38 +21,31 @@ async def reachable(
 
     Args:
         address: a host name or an IP address, IPv6 without brackets.
-        timeout_s: for everything, the look-up of the name included (seconds).
+        timeout_s: for everything, name resolution included (seconds).
         interface: the only one of this node's that may be used; None: any.
-        source: an address of it, which kernels before 5.7 go by.
+        source: an address of it, for kernels before 5.7.
 
     Returns:
         None if one succeeded, else why not: `connection refused`, `timed out after 3 s`, `cannot resolve 'x'`. Errors
         that may pass are retried: a host that is back is "no route to host" until its neighbours look for it again.
     """
     reason = f"timed out after {timeout_s:g} s"
-    tries: set[asyncio.Task[None]] = set()
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                tries.add(asyncio.create_task(_connect(address, port, interface, source)))
-                done, tries = await asyncio.wait(tries, timeout=AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
-                for attempt in done:
-                    error = attempt.exception()
-                    if error is None:
-                        return None
-                    if not isinstance(error, OSError) or isinstance(error, socket.gaierror):
-                        raise error
-                    reason = _reason(error)
-                if done:
-                    await asyncio.sleep(RETRY_S)
-    except TimeoutError:
-        return reason
-    except (socket.gaierror, UnicodeError):
-        return f"cannot resolve '{address}'"
-    finally:
-        for attempt in tries:
-            attempt.cancel()
-        await asyncio.gather(*tries, return_exceptions=True)
+    until = time.monotonic() + timeout_s
+    while (left_s := until - time.monotonic()) > 0:
+        # The last attempt may take all that is left: on slow links a connection takes longer.
+        attempt_s = ATTEMPT_S if left_s > 3 * ATTEMPT_S else left_s
+        try:
+            async with asyncio.timeout(attempt_s):
+                await _connect(address, port, interface, source)
+            return None
+        except TimeoutError:
+            continue
+        except (socket.gaierror, UnicodeError):
+            return f"cannot resolve '{address}'"
+        except OSError as error:
+            reason = "timed out" if error.errno == errno.ETIMEDOUT else os.strerror(error.errno or 0).lower()
+            await asyncio.sleep(min(RETRY_S, max(0.0, until - time.monotonic())))
+    return reason
 
 
 async def _connect(address: str, port: int, interface: str | None, source: str) -> None:
@@ -65,9 +56,8 @@ async def _connect(address: str, port: int, interface: str | None, source: str) 
             several.)
     """
     loop = asyncio.get_running_loop()
-    places = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     failure: OSError | None = None
-    for family, kind, protocol, _, sockaddr in places:
+    for family, kind, protocol, _, sockaddr in await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM):
         with socket.socket(family, kind, protocol) as sock:
             sock.setblocking(False)
             try:
@@ -89,9 +79,3 @@ def _bind(sock: socket.socket, interface: str, source: str) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
     except PermissionError:
         sock.bind((source, 0))
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.ETIMEDOUT:
-        return "timed out"
-    return os.strerror(error.errno).lower() if error.errno else str(error)

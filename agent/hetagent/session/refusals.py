@@ -15,35 +15,26 @@ from hetrdzv.protocol.texts.phrasing import names
 _R = TypeVar("_R")
 
 STRANGERS = frozenset(
-    {
-        "not_hetserver",
-        "no_tls",
-        "version_mismatch",
-        "unauthorized",
-        "forbidden",
-        "foreign_host",
-    }
+    {"not_hetserver", "no_tls", "version_mismatch", "unauthorized", "forbidden", "foreign_host"}
 )
-"""What tells a newcomer that its --server, --ca-cert or token is wrong, but a member only that a proxy has a hiccup."""
+"""To a newcomer: --server, --ca-cert or the token is wrong. To a member: a proxy has a hiccup."""
 
 MISSING = frozenset({"unknown_group", "unknown_node"})
-"""Errors of a server that does not know who is talking: it may have lost its state, or never had it."""
-
-REFUSALS = (404, 405, 413, 422)
-"""What a proxy may answer once, or a server that finds a body too long."""
+"""Errors of a server that may have lost its state, or never had it."""
 
 CREDENTIALS = frozenset({"unauthorized", "forbidden"})
-"""Errors of a server that does not accept this agent's token or certificate, or not for what it asked."""
+"""Errors of a server that does not accept this agent's token or certificate."""
 
 
-def is_for_good(error: HetError) -> bool:
+def is_final(error: HetError) -> bool:
     """Whether a server refused, and would refuse again."""
     return isinstance(error, Problem) and 400 <= error.status < 500 and error.status not in (408, 429)
 
 
-def is_refusal(error: HetError) -> bool:
-    """Whether a server, or a proxy before it, does not take what a request carries, though it may take others."""
-    return isinstance(error, Problem) and error.status in REFUSALS and error.code not in STRANGERS | MISSING
+def is_body_refused(error: HetError) -> bool:
+    """Whether a server, or a proxy before it, refuses what a request carries, though it may accept others."""
+    codes = STRANGERS | MISSING
+    return isinstance(error, Problem) and error.status in (404, 405, 413, 422) and error.code not in codes
 
 
 def is_answer(error: HetError) -> bool:
@@ -56,8 +47,22 @@ def conflict_of(error: HetError) -> ConflictReply | None:
     return _part(error, "conflict", ConflictReply)
 
 
+def directive_of(error: HetError) -> DirectiveReply | None:
+    """The directive that came with the refusal of a stale report, if it can be read."""
+    return _part(error, "directive", DirectiveReply)
+
+
+def _part(error: HetError, name: str, kind: type[_R]) -> _R | None:
+    if not isinstance(error, Problem) or name not in error.body:
+        return None
+    try:
+        return codec.checked(kind, error.body[name], unknown="ignore")
+    except codec.Malformed:
+        return None
+
+
 def conflict_text(group: str, conflict: ConflictReply, spec: SpecFields) -> str:
-    """Why a join with other settings was refused, in the words of the command line, and what to do about it.
+    """Why a join with other settings was refused, in terms of the command line, and what to do about it.
 
     Args:
         spec: the settings that this agent was given.
@@ -65,50 +70,32 @@ def conflict_text(group: str, conflict: ConflictReply, spec: SpecFields) -> str:
     end = "wait until its job is over" if conflict.nodes else f"remove that one (hetctl delete {group})"
     if (script := next((row for row in conflict.differences if row.name == SCRIPT), None)) is not None:
         return (
-            f"group '{group}' runs {script.group}{_whose(conflict)}, and this agent was given {script.given}: "
+            f"group '{group}' runs {script.group}{_holders(conflict)}, and this agent was given {script.given}: "
             f"use another --group, or {end}; if both belong to one job, give this one a --role of its own"
         )
-    rows = _flags(conflict.differences, spec)
+    rows = as_flags(conflict.differences, spec.given())
     there = ", ".join(f"{flag} {given} here, {theirs} there" for flag, theirs, given in rows)
     return (
-        f"group '{group}' has other settings ({there}){_whose(conflict)}: "
+        f"group '{group}' has other settings ({there}){_holders(conflict)}: "
         f"leave out {' and '.join(row[0] for row in rows)}, use another --group, or {end}"
     )
 
 
-def _whose(conflict: ConflictReply) -> str:
+def _holders(conflict: ConflictReply) -> str:
     """Who holds a group to its settings, and until when at least."""
     if conflict.by_put:
         return ", which it was created with (hetctl create)"
     more = ", ..." if len(conflict.nodes) > 5 else ""
-    whose = f", which {', '.join(conflict.nodes[:5])}{more} joined"
+    holders = f", which {', '.join(conflict.nodes[:5])}{more} joined"
     if conflict.retry_for_s is not None or conflict.lost_in_s is None or not conflict.silent:
-        return whose
+        return holders
     do, count = ("does", "counts") if len(conflict.silent) == 1 else ("do", "count")
     for_s = f"at most {ceil(conflict.lost_in_s)} s more unless heard again"
-    return f"{whose} ({names(conflict.silent)} {do} not answer, and {count} for {for_s})"
+    return f"{holders} ({names(conflict.silent)} {do} not answer, and {count} for {for_s})"
 
 
 def replaced_text(group: str, replaced: Sequence[Difference], spec: SpecFields) -> str:
     """What this node's join changed in a group in which no node was left."""
-    now = ", ".join(f"{flag} {given} (was {before})" for flag, before, given in _flags(replaced, spec))
+    rows = as_flags(replaced, spec.given())
+    now = ", ".join(f"{flag} {given} (was {before})" for flag, before, given in rows)
     return f"no node was left in group '{group}': its job goes on with {now}"
-
-
-def _flags(differences: Sequence[Difference], spec: SpecFields) -> list[tuple[str, str, str]]:
-    return as_flags(differences, spec.given())
-
-
-def directive_of(error: HetError) -> DirectiveReply | None:
-    """The directive that came with the refusal of a stale report, if it can be read."""
-    return _part(error, "directive", DirectiveReply)
-
-
-def _part(error: HetError, name: str, kind: type[_R]) -> _R | None:
-    """A field of a server's refusal, if it is there and can be read."""
-    if not isinstance(error, Problem) or name not in error.body:
-        return None
-    try:
-        return codec.checked(kind, error.body[name], unknown="ignore")
-    except codec.Malformed:
-        return None

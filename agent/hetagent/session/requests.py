@@ -1,22 +1,61 @@
 """An agent's requests to a server, each of which can send itself."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
-from hetagent.session.topics import Topic
+from hetrdzv.protocol.errors import Problem
+from hetrdzv.protocol.http.route import Route
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
 
 if TYPE_CHECKING:  # the session does no I/O
     from hetrdzv.client.client import Client
 
+R = TypeVar("R")
+
 Answer = object
-"""What became of a request: a reply, of which most are directives, or an error (`HetError`); None where the server has
-nothing to answer."""
+"""A reply (mostly a directive), an error (`HetError`), or None where the server has nothing to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportRoute(Generic[R]):
+    """How one kind of report is sent.
+
+    Attributes:
+        route: the server's route.
+        in_order: sent with joins and the goodbye, one at a time, until it is accepted; if the server rejects it, the
+            agent ends. Else it goes beside them, and a refusal concerns nothing but this report.
+        repeats: retried until it is accepted or refused, or its round is over; else it is sent once.
+        last: the goodbye waits a moment for it; it is dropped while the server is away.
+        pause_s: pause between attempts (seconds); reports in order follow the session's backoff instead.
+        dated: the body has `age_s`, how long ago it became true.
+    """
+
+    route: Route[R]
+    in_order: bool = False
+    repeats: bool = True
+    last: bool = False
+    pause_s: float = 0.3
+    dated: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report(Generic[R]):
+    """Something to send to the server, beside joins, polls and the goodbye.
+
+    Attributes:
+        body: makes the request's body; gets `incarnation`, and `age_s` if the route is dated.
+        to: the member that it is for; empty: this node.
+    """
+
+    route: ReportRoute[R]
+    body: Callable[..., object]
+    to: str = ""
 
 
 class Head(TypedDict):
-    """The fields that all requests share; see `BaseRequest`."""
+    """The fields of `BaseRequest`."""
 
     number: int
     group: str
@@ -28,8 +67,7 @@ class BaseRequest:
     """A request of a session.
 
     Attributes:
-        number: counts a session's requests in the order in which they are sent.
-        group, node_id: which node it is about.
+        number: counts the session's requests in the order of sending.
     """
 
     number: int
@@ -44,17 +82,15 @@ class Join(BaseRequest):
     body: JoinRequest
 
     async def send(self, client: "Client") -> Answer:
-        """Send this request to a server."""
         return await client.join(self.group, self.node_id, self.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poll(BaseRequest):
-    """Wait for a directive whose version differs from `after`, for `wait_s` seconds at most.
+    """Wait at most `wait_s` seconds for a directive whose version differs from `after`.
 
     Attributes:
-        progress: how far the node's workers have come, with `posts`.
-        posts: it can say how far, and be asked for stacks.
+        posts: it can carry `progress`, and its reply can ask for stacks.
     """
 
     incarnation: str
@@ -64,7 +100,6 @@ class Poll(BaseRequest):
     posts: bool = False
 
     async def send(self, client: "Client") -> Answer:
-        """Send this request to a server."""
         if not self.posts:
             return await client.directive(self.group, self.node_id, self.incarnation, self.after, self.wait_s)
         body = PollRequest(
@@ -74,15 +109,17 @@ class Poll(BaseRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Say(BaseRequest):
-    """Something on a topic."""
+class SendReport(BaseRequest):
+    """One report."""
 
-    topic: Topic[Any]
+    route: ReportRoute[Any]
     body: object
 
     async def send(self, client: "Client") -> Answer:
-        """Send this request to a server."""
-        answer: Answer = await client.ask(self.topic.route, self.group, self.node_id, self.body)
+        try:
+            answer: Answer = await client.ask(self.route.route, self.group, self.node_id, self.body)
+        except ValueError as error:
+            return Problem(422, "invalid_request", f"it cannot be written as JSON: {error}", {})
         return answer
 
 
@@ -94,9 +131,8 @@ class Leave(BaseRequest):
     reason: str
 
     async def send(self, client: "Client") -> Answer:
-        """Send this request to a server."""
         await client.leave(self.group, self.node_id, incarnation=self.incarnation, reason=self.reason)
         return None
 
 
-Request = Join | Poll | Say | Leave
+Request = Join | Poll | SendReport | Leave

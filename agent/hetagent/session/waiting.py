@@ -1,11 +1,12 @@
-"""What this node waits for, in words: a live line on a terminal, elsewhere a line whenever it changes."""
+"""Shows what this node waits for: a live line on a terminal, elsewhere a line whenever it changes."""
 
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.facts.reasons import timeless
+from hetrdzv.protocol.facts.reasons import Stalls, timeless
+from hetrdzv.protocol.rooms.stalls import whom
 from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.words.reasons import time_left, told
 
@@ -21,60 +22,84 @@ def never_live(line: str, left: str) -> bool:
     return False
 
 
-class Waiting:
-    """Shows what a node waits for.
+class WaitDisplay:
+    """Shows what a node waits for, and who is waited for in the round that runs.
 
     Args:
-        tell: shows one line to the person at the terminal.
-        show_live: shows a line below all others in place of the one before, an empty one takes it away; gets the part
-            of it, too, that says how much time is left; returns whether there is a terminal to do that on.
+        log: shows one line.
+        show_live: replaces the line below all others, an empty one removes it; also gets the part of it that says how
+            much time is left; returns whether there is a terminal to do that on.
     """
 
     def __init__(
-        self, tell: Callable[[str], None], show_live: Callable[[str, str], bool] = never_live
+        self, log: Callable[[str], None], show_live: Callable[[str, str], bool] = never_live
     ) -> None:
-        self._tell = tell
+        self._log = log
         self._show_live = show_live
-        self._answer: DirectiveReply | None = None  # what the live line says
-        self._said_at = (0.0, _clock())  # when it came: monotonic seconds, this machine's clock
-        self._told: tuple[object, float] = (None, 0.0)
+        self._shown: DirectiveReply | None = None  # in the live line
+        self._received_at = (0.0, _clock())  # monotonic seconds, this machine's clock
+        self._logged: tuple[object, float] = (None, 0.0)
+        self._stall: object = None  # who was said to be waited for
 
-    def waits(self, answer: DirectiveReply) -> None:
-        """The server has said what this node waits for."""
+    def waits(self, directive: DirectiveReply) -> None:
+        """The server says what this node waits for."""
         now = time.monotonic()
-        self._answer, self._said_at = answer, (now, _clock())
+        self._shown, self._received_at = directive, (now, _clock())
         if self.tick():
             return
-        self._answer = None
-        news = answer.why if answer.reason is None else timeless(answer.reason)
-        if news != self._told[0] and now - self._told[1] >= NEWS_S:
-            self._told = (news, now)
-            self._tell(self._sentence(answer, self._clock_of(answer, 0)))
+        self._shown = None
+        news = directive.why if directive.reason is None else timeless(directive.reason)
+        if news != self._logged[0] and now - self._logged[1] >= NEWS_S:
+            self._logged = (news, now)
+            self._log(self._sentence(directive, self._clock_of(directive, 0)))
+
+    def runs(self, directive: DirectiveReply) -> None:
+        """A round runs here: show who is waited for in it, and that it goes on."""
+        stall: object = None
+        if directive.code == "stalled":
+            reason = directive.reason
+            stall = (whom(reason.facts), reason.known) if isinstance(reason, Stalls) else directive.why
+        if stall is None and self._stall is not None:
+            self._log(f"round {directive.round} goes on")
+        elif stall is not None and stall != self._stall:
+            self._log(told(directive.reason, directive.why, Clock(directive.clock)))
+        self._stall = stall
 
     def tick(self) -> bool:
-        """Let the live line count down; whether there is one."""
-        if self._answer is None:
+        """Let the live line count down; returns whether there is one."""
+        if self._shown is None:
             return False
-        elapsed_s = int(time.monotonic() - self._said_at[0])  # whole, or the clock times would flicker
-        clock = self._clock_of(self._answer, elapsed_s)
-        return self._show_live(self._sentence(self._answer, clock), time_left(self._answer.reason, clock))
+        elapsed_s = int(time.monotonic() - self._received_at[0])  # whole, or the clock times would flicker
+        clock = self._clock_of(self._shown, elapsed_s)
+        return self._show_live(self._sentence(self._shown, clock), time_left(self._shown.reason, clock))
 
-    def _clock_of(self, answer: DirectiveReply, elapsed_s: int) -> Clock:
-        return Clock(answer.clock + elapsed_s, self._said_at[1] + timedelta(seconds=elapsed_s))
+    def _clock_of(self, directive: DirectiveReply, elapsed_s: int) -> Clock:
+        return Clock(directive.clock + elapsed_s, self._received_at[1] + timedelta(seconds=elapsed_s))
 
-    def _sentence(self, answer: DirectiveReply, clock: Clock) -> str:
-        return f"waiting: {told(answer.reason, answer.why, clock)}"
+    def _sentence(self, directive: DirectiveReply, clock: Clock) -> str:
+        return f"waiting: {told(directive.reason, directive.why, clock)}"
 
     def pause(self) -> None:
-        """Nobody knows at the moment what this node waits for, since no server answers."""
-        if self._answer is not None:
-            self._answer = None
+        """No server answers, so what this node waits for is unknown."""
+        if self._shown is not None:
+            self._shown = None
             self._show_live("", "")
 
     def over(self) -> None:
         """This node waits no longer."""
-        self._told = (None, 0.0)
+        self._logged = (None, 0.0)
         self.pause()
+
+    def update(self, directive: DirectiveReply, *, leaving: bool) -> None:
+        """A directive has come."""
+        if directive.kind == "wait" and not leaving:
+            self.waits(directive)
+        else:
+            self.over()
+        if directive.kind == "start":
+            self.runs(directive)
+        else:
+            self._stall = None
 
 
 def _clock() -> datetime:

@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from hetagent.cli.flags import SPEC_FLAGS
 from hetagent.node.names import host_name
 from hetagent.node.network import parse_port_range
-from hetagent.session.contact import CONNECT_TIMEOUT_S
+from hetagent.session.backoff import CONNECT_TIMEOUT_S
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.client import servers_from

@@ -12,7 +12,7 @@ from functools import partial
 from hetagent.node import network
 from hetagent.node.gpu.versions import versions
 from hetagent.node.place import find_place
-from hetagent.session.offer import Offer
+from hetagent.session.joining import Offer
 from hetagent.session.session import Session
 from hetagent.torchrun.conf import Conf
 from hetagent.torchrun.line import PluginLine

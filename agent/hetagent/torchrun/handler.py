@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from hetagent.node import names, network
 from hetagent.session import reports
-from hetagent.session.line import Line
+from hetagent.session.connection import ServerConnection
 from hetagent.torch_compat.callers import BARRIER_PASSED, signal_of_callers, workers_of_callers
 from hetagent.torchrun.background import Call
 from hetagent.torchrun.conf import TORCHS_STOP_TIMEOUT_S, Conf
@@ -48,7 +48,7 @@ LONGEST_INTERVAL_S = 1.0
 T = TypeVar("T")
 
 
-def _abandon(line: Line, environment: WorkerEnvironment) -> None:
+def _abandon(line: ServerConnection, environment: WorkerEnvironment) -> None:
     """Clean up after a handler that was not shut down; may run in any thread."""
     environment.remove()
     line.abandon("its agent is gone")
@@ -251,7 +251,7 @@ class TorchrunHandler(HetRendezvousHandler):
         """
         if directives.in_round and not (directives.exit if final else directives.over):
             failure = replace(failure_of_callers(), final=final)
-            directives.line.say(reports.failed(directives.round, failure))
+            directives.line.send(reports.failed(directives.round, failure))
 
     def _await_outcome(self, directives: Directives) -> None:
         """Keep the store until nobody needs it: the server has heard from every node that it succeeded.
@@ -300,12 +300,12 @@ class TorchrunHandler(HetRendezvousHandler):
             what = f"the agents of round {directive.round} did not meet in its store: {error}"
             self._tell(what)
             failure = FailureFields(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
-            directives.line.say(reports.failed(directive.round, failure))
+            directives.line.send(reports.failed(directive.round, failure))
             return None
         self._environment.add({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
         self._round_store = RoundStore(store, self._on_success, self._await_barrier, self._during_round)
         directives.line.workers(running=True)
-        directives.line.say(reports.started(directive.round))
+        directives.line.send(reports.started(directive.round))
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
         return RendezvousInfo(cast("Store", self._round_store), start.group_rank, start.nnodes, place)
 
@@ -318,7 +318,7 @@ class TorchrunHandler(HetRendezvousHandler):
     def _on_success(self) -> None:
         assert self._directives is not None
         self._succeeded = True
-        self._directives.line.say(reports.succeeded(self._directives.round))
+        self._directives.line.send(reports.succeeded(self._directives.round))
         self._directives.line.workers(running=False)
 
     def _await_barrier(self, store: Store, timeout_s: float) -> None:

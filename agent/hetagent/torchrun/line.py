@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from hetagent.session.line import Line
+from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.states import DirectiveKind
 
 
-class PluginLine(Line):
+class PluginLine(ServerConnection):
     """A line that leaves by itself once the server has told this node to exit and its workers are gone.
 
     A program may keep its handler for long after the job; until the node has left, no new job can begin in the group.
@@ -31,7 +31,7 @@ class PluginLine(Line):
 
         self._do(note)
 
-    def _handed_over(self, directive: DirectiveReply) -> None:
+    def _on_put(self, directive: DirectiveReply) -> None:
         if directive.kind is DirectiveKind.EXIT:
             self._exit_told = directive
             self._leave_if_over()

@@ -32,8 +32,8 @@ from hetagent.runloop.notices import Notices
 from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
 from hetagent.runloop.share_files import ShareFiles
-from hetagent.session.line import Line
-from hetagent.session.offer import Offer
+from hetagent.session.connection import ServerConnection
+from hetagent.session.joining import Offer
 from hetagent.session.session import Session
 from hetagent.workers.kept import Consoles
 from hetagent.workers.logs import RoundLogsSpecs
@@ -108,7 +108,7 @@ class Rig:
             rdzv_handler=handler,
         )
         words = ("-c", f"cd {folder}; {command}".replace("$$", "$$$$"))  # torch replaces macros in arguments
-        self.line = Line(session, lambda: Client([url]), self.said.append)
+        self.line = ServerConnection(session, lambda: Client([url]), self.said.append)
         self.guardian = Guardian(
             incarnation=self.identity.incarnation, servers=[url], token=None, group=self.group_id, node_id="a"
         )

@@ -29,9 +29,9 @@ from hetagent.node.processes.guardian import GuardianError
 from hetagent.roundhook import RoundHook
 from hetagent.runloop import after_start
 from hetagent.runloop.after_start import LaunchLook
-from hetagent.session.line import Line
+from hetagent.session.connection import ServerConnection
+from hetagent.session.requests import Report
 from hetagent.session.session import Session
-from hetagent.session.topics import Message
 from hetagent.workers import collapse
 from hetagent.workers.logs import RoundLogsSpecs
 from hetagent.workers.torch_starter import TorchStarter
@@ -175,17 +175,17 @@ def test_workers_that_a_room_fails_at_once_they_run_are_one_failure_of_the_round
     rig: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = rig("exec sleep 100", max_restarts=0)
-    said: list[Message[Any]] = []
+    said: list[Report[Any]] = []
 
     def begin(*_: Any) -> None:
         raise OSError(24, "Too many open files")
 
-    def say(message: Message[Any], since: float | None = None) -> None:
+    def send(message: Report[Any], since: float | None = None) -> None:
         said.append(message)
-        Line.say(made.line, message, since)
+        ServerConnection.send(made.line, message, since)
 
     monkeypatch.setattr(LaunchLook, "begin", begin)
-    monkeypatch.setattr(made.line, "say", say)
+    monkeypatch.setattr(made.line, "send", send)
     assert made.run() is None
     assert "a could not start its workers: [Errno 24] Too many" in made.group()["root_cause"]["message"]
     kinds = [message.body(incarnation="i", age_s=0.0).kind for message in said]

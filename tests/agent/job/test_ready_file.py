@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.agent.job.rig import Make, OtherNode, soon
-from tests.agent.protocol.session.driver import Bench, problem
+from tests.agent.session.driver import Bench, problem
 
 from hetagent.errors import UsageError
 from hetagent.health.ready_file import ReadyFile
@@ -30,7 +30,7 @@ def test_the_file_is_there_from_the_first_join_to_the_end_whether_in_a_round_or_
         parts={"ready_file": lambda say: ReadyFile(file, say)},
     )
     assert made.parts.ready_file is not None
-    made.line.on_known(made.parts.ready_file.change)
+    made.line.on_member(made.parts.ready_file.change)
     assert not file.exists()
     other = OtherNode(made, "b", min_nodes=2, max_nodes=2)
     acts = [made.exists, lambda: look("waits"), other.ready, made.appears("began"), lambda: look("member")]
@@ -46,12 +46,12 @@ def test_a_server_that_is_away_has_the_node_still_and_one_that_forgot_it_has_not
     answer: HetError, known: bool
 ) -> None:
     bench = Bench(spec=SpecFields(min_nodes=2))
-    assert not bench.session.known
+    assert not bench.session.is_member
     bench.ready()
-    assert bench.session.known
+    assert bench.session.is_member
     ((poll, _),) = bench.flight
     bench.receive(poll, answer)
-    assert bench.session.known == known
+    assert bench.session.is_member == known
 
 
 def test_a_change_that_comes_late_makes_no_file(tmp_path: Path) -> None:

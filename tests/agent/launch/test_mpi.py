@@ -22,7 +22,7 @@ from hetagent.launch.mpi.mpirun import MEMORY, Mpi, mpirun_words
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network
 from hetagent.node import scratch as folders
-from hetagent.session.topics import Message
+from hetagent.session.requests import Report
 from hetagent.worker import rsh
 from hetrdzv.protocol.directive import MemberReply
 from hetrdzv.protocol.errors import DaemonRefused
@@ -224,7 +224,7 @@ def master(launch: Mpi) -> tuple[Mpi, list[tuple[int, str, list[str]]], "Future[
     asked: list[tuple[int, str, list[str]]] = []
     answer: Future[Any] = Future()
 
-    def ask(message: Message[Any]) -> "Future[Any]":
+    def ask(message: Report[Any]) -> "Future[Any]":
         body = message.body(incarnation="i")
         assert isinstance(body, DaemonRequest)
         assert body.master == "a"

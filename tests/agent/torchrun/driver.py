@@ -11,7 +11,7 @@ from tests.agent.job.test_store import start
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.node.network import hold_port
-from hetagent.session.topics import Message
+from hetagent.session.requests import Report
 from hetagent.torchrun.conf import conf_of
 from hetagent.torchrun.connection import Connection
 from hetagent.torchrun.directives import Directives
@@ -50,9 +50,9 @@ class ScriptedLine:
     def workers(self, running: bool) -> None:
         """Not recorded: it does not go to the server."""
 
-    def say(self, message: Message[Any], since: float | None = None) -> None:
+    def send(self, report: Report[Any], since: float | None = None) -> None:
         """Record a report."""
-        made = cast("ReportRequest", message.body(incarnation="i", age_s=0.0))
+        made = cast("ReportRequest", report.body(incarnation="i", age_s=0.0))
         self.said.append((made.kind, made.round, made.failure))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from math import inf
 
 from hetagent.context import Identity
 from hetagent.job.snapshots.serving import Serving
-from hetagent.session.line import Line
+from hetagent.session.connection import ServerConnection
 from hetagent.session.reports import parting
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, StaleIncarnation
@@ -45,7 +45,7 @@ class Parting:
     def __init__(
         self,
         identity: Identity,
-        line: Line,
+        line: ServerConnection,
         serving: Serving,
         connect: Callable[[], Client],
         tell: Callable[[str], None],
@@ -75,7 +75,7 @@ class Parting:
         if serves_s <= 0:
             return False
         self._number, self._until = number, now + serves_s
-        self._line.say(parting(number, why, holdings, serves_s))
+        self._line.send(parting(number, why, holdings, serves_s))
         if not alone:
             self._tell(
                 f"the other nodes load what only this one has of step {newest.step}, for {serves_s:.0f} s at most; "

@@ -23,8 +23,8 @@ from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.created import Created
 from hetagent.roundhook import RoundHook
-from hetagent.session.line import Line
-from hetagent.session.topics import Message, Topic
+from hetagent.session.connection import ServerConnection
+from hetagent.session.requests import Report, ReportRoute
 from hetagent.snapshots.asked import ASK
 from hetagent.snapshots.folder import FOLDER, PINNED
 from hetagent.worker.runner import TO_DISK
@@ -41,7 +41,7 @@ from hetrdzv.protocol.rooms.snapshots import (
 )
 from hetrdzv.protocol.states import DirectiveKind
 
-HELD = Topic(route=SNAPSHOTS)
+HELD = ReportRoute(route=SNAPSHOTS)
 
 LEFT_S = 0.5
 """How long before this agent has to be gone it gives up writing to disk (seconds)."""
@@ -73,7 +73,7 @@ class Snapshots(RoundHook):
         self,
         *,
         node_id: str,
-        line: Line,
+        line: ServerConnection,
         tell: Callable[[str], None],
         folder: Folder,
         space: Space,
@@ -328,7 +328,7 @@ class Snapshots(RoundHook):
                 return
             self._declaring.tell(self._holdings, time.monotonic())
             body = partial(SnapshotsRequest, round=self._assignment.round, holdings=self._holdings)
-            self._answer = self._line.ask(Message(HELD, body))
+            self._answer = self._line.ask(Report(HELD, body))
 
     def _open(self) -> None:
         """This node has to do with snapshots."""

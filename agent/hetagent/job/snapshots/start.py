@@ -13,12 +13,12 @@ from hetagent.job.snapshots.room import Snapshots
 from hetagent.job.snapshots.serving import Serving
 from hetagent.job.snapshots.space import parsed, space
 from hetagent.options.parts import SnapshotOptions
-from hetagent.session.line import Line
+from hetagent.session.connection import ServerConnection
 from hetagent.snapshots.on_disk import is_url
 from hetrdzv.protocol.rooms.snapshots import Holdings
 
 
-def snapshots_of(context: AgentContext, given: SnapshotOptions, line: Line) -> Snapshots | None:
+def snapshots_of(context: AgentContext, given: SnapshotOptions, line: ServerConnection) -> Snapshots | None:
     """What keeps snapshots on this node; None: nobody wants any, or there is no place.
 
     Raises:
@@ -52,7 +52,9 @@ def snapshots_of(context: AgentContext, given: SnapshotOptions, line: Line) -> S
     return None
 
 
-def _made(context: AgentContext, given: SnapshotOptions, line: Line, memory: int | None) -> Snapshots:
+def _made(
+    context: AgentContext, given: SnapshotOptions, line: ServerConnection, memory: int | None
+) -> Snapshots:
     identity, options = context.identity, context.options
     alone = options.standalone or options.spec.get("max_nodes") == 1
     folder: Folder | None = None

@@ -19,12 +19,12 @@ from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.folders import Scratch, sweep
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network
-from hetagent.session.topics import Message, Topic
+from hetagent.session.requests import Report, ReportRoute
 from hetrdzv.protocol.directive import MemberReply
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.daemon import PROGRAM, DaemonRequest, refusal
 
-DAEMON = Topic(route=routes.DAEMON)
+DAEMON = ReportRoute(route=routes.DAEMON)
 
 CHECK_TIMEOUT_S = 20.0
 """How long `mpirun --version` may take (seconds)."""
@@ -247,7 +247,7 @@ def _pass_on(
         refused.set_exception(error)
         return refused
     body = partial(DaemonRequest, master=assignment.node_id, round=assignment.round, words=tuple(daemon))
-    return assignment.ask(Message(DAEMON, body, to=target))
+    return assignment.ask(Report(DAEMON, body, to=target))
 
 
 def _plain(command: WorkerCommand) -> list[str]:

@@ -18,8 +18,8 @@ from hetagent.job.snapshots import parting as partings
 from hetagent.job.snapshots.parting import SERVES_S, Parting
 from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import hold_port
-from hetagent.session.line import Line
-from hetagent.session.topics import Message
+from hetagent.session.connection import ServerConnection
+from hetagent.session.requests import Report
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import StaleIncarnation, UnknownNode, Unreachable
@@ -58,8 +58,8 @@ class Others:
         kind = DirectiveKind.EXIT if self.says == "left" else DirectiveKind.WAIT
         return replace(start("a", 4), kind=kind, code=self.says, start=None)
 
-    def say(self, message: Message[Any]) -> None:
-        self.reports.append(cast(ReportRequest, message.body(incarnation="1234", age_s=0.0)))
+    def send(self, report: Report[Any]) -> None:
+        self.reports.append(cast(ReportRequest, report.body(incarnation="1234", age_s=0.0)))
 
 
 class Node:
@@ -73,7 +73,7 @@ class Node:
         part(path, 1, (3, 120))
         self.serving.start()
         self.fetched()  # it has started
-        line, connect = cast(Line, self.others), lambda: cast(Client, self.others)
+        line, connect = cast(ServerConnection, self.others), lambda: cast(Client, self.others)
         self.parting = Parting(IDENTITY, line, self.serving, connect, self.said.append)
 
     def holdings(self, step: int = 120, number: int = 3, **more: Any) -> Holdings:

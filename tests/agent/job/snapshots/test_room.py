@@ -26,8 +26,8 @@ from hetagent.job.snapshots.space import Space
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
-from hetagent.session.line import Line
-from hetagent.session.topics import Message
+from hetagent.session.connection import ServerConnection
+from hetagent.session.requests import Report
 from hetagent.snapshots import asked
 from hetagent.snapshots.folder import PINNED
 from hetagent.snapshots.folder import Folder as Slots
@@ -56,7 +56,7 @@ class Told:
     def offers(self, *, snapshots: Holdings) -> None:
         self.offered.append(snapshots)
 
-    def ask(self, message: Message[SnapshotsReply]) -> "Future[SnapshotsReply]":
+    def ask(self, message: Report[SnapshotsReply]) -> "Future[SnapshotsReply]":
         answer: Future[SnapshotsReply] = Future()
         body = cast(SnapshotsRequest, message.body(incarnation="i"))
         self.asked.append((codec.checked(SnapshotsRequest, body), answer))
@@ -85,7 +85,7 @@ class Node:
         self.serving = self._serving() if serving else None
         self.room = Snapshots(
             node_id="a",
-            line=cast(Line, self.line),
+            line=cast(ServerConnection, self.line),
             tell=self.said.append,
             folder=self.folder,
             space=Space(1000, "little space"),

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from tests.agent.protocol.session.driver import REFUSED, SPEC, Bench
+from tests.agent.session.driver import REFUSED, SPEC, Bench
 
 from hetagent.session import reports
 from hetagent.session.requests import Join, Poll
@@ -37,7 +37,7 @@ def test_a_doubled_reply_is_ignored(bench: Bench) -> None:
 
 def test_an_older_start_that_comes_after_the_stop_is_not_told_again(bench: Bench) -> None:
     bench.started()
-    bench.session.say(reports.succeeded(1), bench.now)
+    bench.session.send(reports.succeeded(1), bench.now)
     (report,) = bench.send()
     ((poll, _),) = bench.flight
     bench.flight.clear()
@@ -186,7 +186,7 @@ def test_a_start_while_an_older_round_runs_stops_that_first(bench: Bench) -> Non
 def test_a_failure_that_comes_after_the_server_was_heard_is_not_news(bench: Bench) -> None:
     bench.started()
     bench.now += 1
-    bench.session.say(reports.succeeded(1), bench.now)
+    bench.session.send(reports.succeeded(1), bench.now)
     (report,) = bench.send()
     bench.receive(report, bench.server.told("a", bench.now))
     ((poll, _),) = bench.flight

@@ -1,7 +1,7 @@
 """The bench that tests of the session begin with."""
 
 import pytest
-from tests.agent.protocol.session.driver import Bench
+from tests.agent.session.driver import Bench
 
 
 @pytest.fixture

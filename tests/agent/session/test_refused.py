@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from tests.agent.protocol.session.driver import SPEC, Bench, problem
+from tests.agent.session.driver import SPEC, Bench, problem
 
 from hetrdzv.core import commands
 from hetrdzv.protocol import states

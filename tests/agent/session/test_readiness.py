@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.agent.protocol.session.driver import Bench, problem
+from tests.agent.session.driver import Bench, problem
 
 from hetagent.session.requests import Answer, Join, Request
 from hetrdzv.core import commands

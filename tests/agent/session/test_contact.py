@@ -4,9 +4,9 @@ import random
 import re
 
 import pytest
-from tests.agent.protocol.session.driver import REFUSED, Bench
+from tests.agent.session.driver import REFUSED, Bench
 
-from hetagent.session.offer import Offer
+from hetagent.session.joining import Offer
 from hetagent.session.session import Session
 from hetrdzv.core import commands
 from hetrdzv.protocol.directive import DirectiveReply

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hetagent.session import waiting
-from hetagent.session.waiting import Waiting
+from hetagent.session.waiting import WaitDisplay
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import FailedWorker
@@ -62,7 +62,7 @@ def test_a_live_line_counts_down_to_the_same_moment(clock: Clock) -> None:
         lefts.append(left)
         return True
 
-    wait = Waiting(told.append, show)
+    wait = WaitDisplay(told.append, show)
     wait.waits(answer())
     clock.now += 1.5
     assert wait.tick()
@@ -84,7 +84,7 @@ def test_a_live_line_counts_down_to_the_same_moment(clock: Clock) -> None:
 
 def test_without_a_terminal_only_news_are_told(clock: Clock) -> None:
     told: list[str] = []
-    wait = Waiting(told.append)
+    wait = WaitDisplay(told.append)
     both = reasons.TooFew(ready=Ready(nodes=Nodes.of(["a", "b"]), want=3), missing=1, until=562.0)
     for said in (answer(), answer(clock=502.0), answer(both, 502.0)):
         wait.waits(said)
@@ -102,7 +102,7 @@ def test_without_a_terminal_only_news_are_told(clock: Clock) -> None:
 
 def test_which_node_is_missing_is_news_however_alike_the_words_are(clock: Clock) -> None:
     told: list[str] = []
-    wait = Waiting(told.append)
+    wait = WaitDisplay(told.append)
     for node_id in ("gpu3", "gpu7"):
         clock.now += waiting.NEWS_S
         wait.waits(answer(reasons.ToStop(nodes=Nodes.of([node_id]), checked=False, until=510.0)))
@@ -116,11 +116,11 @@ def test_words_of_a_script_are_shown_as_they_are(clock: Clock) -> None:
     told: list[str] = []
     ended = reasons.Ended(round=1, cause=RETRY, judged=True)
     said = replace(answer(), reason=reasons.Waits(ended=ended, what=WHAT))
-    Waiting(told.append).waits(said)
+    WaitDisplay(told.append).waits(said)
     assert told[0].endswith("; round 1 ended (the program of a exited with code 1: retry starts in 30 s)")
 
 
 def test_a_reason_of_a_newer_server_is_told_in_its_words(clock: Clock) -> None:
     told: list[str] = []
-    Waiting(told.append).waits(answer(Other(kind="new"), why="the moon is full"))
+    WaitDisplay(told.append).waits(answer(Other(kind="new"), why="the moon is full"))
     assert told == ["waiting: the moon is full"]

@@ -4,13 +4,12 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from tests.agent.protocol.session.driver import FAILURE, REFUSED, Bench
+from tests.agent.session.driver import FAILURE, REFUSED, Bench
 
 from hetagent.monitor.watcher import LOGS
 from hetagent.session import reports
-from hetagent.session.requests import Join, Leave, Poll, Say
-from hetagent.session.session import LAST_WORDS_S
-from hetagent.session.topics import Message
+from hetagent.session.requests import Join, Leave, Poll, Report, SendReport
+from hetagent.session.session import LAST_REPORTS_S
 from hetrdzv.core import commands
 from hetrdzv.protocol.facts.causes import Announced
 from hetrdzv.protocol.facts.parts import Quoted
@@ -58,39 +57,39 @@ def test_leaving_before_the_first_join_is_silent(bench: Bench) -> None:
 
 def test_a_goodbye_comes_after_the_reports_before_it(bench: Bench) -> None:
     bench.started()
-    bench.session.say(reports.failed(1, FAILURE), bench.now)
+    bench.session.send(reports.failed(1, FAILURE), bench.now)
     bench.session.leave("done", bench.now)
     bench.pump()
-    assert [type(request) for request in bench.sent[-2:]] == [Say, Leave]
+    assert [type(request) for request in bench.sent[-2:]] == [SendReport, Leave]
     assert bench.group.nodes["a"].failure is not None
 
 
-def last_words(number: int = 1) -> Message[None]:
-    return Message(LOGS, partial(LogsRequest, round=number, logs=(Stack(rank=0, text="boom"),)))
+def last_words(number: int = 1) -> Report[None]:
+    return Report(LOGS, partial(LogsRequest, round=number, logs=(Stack(rank=0, text="boom"),)))
 
 
-@pytest.mark.parametrize("is_older", [False, True])
-def test_a_goodbye_comes_after_the_last_words_which_an_older_server_refuses(
-    bench: Bench, is_older: bool
+@pytest.mark.parametrize("refuses_progress", [False, True])
+def test_a_goodbye_comes_after_the_last_words_which_a_server_may_refuse(
+    bench: Bench, refuses_progress: bool
 ) -> None:
     bench.started()
-    bench.server.is_older = is_older
-    bench.session.say(last_words(), bench.now)
+    bench.server.refuses_progress = refuses_progress
+    bench.session.send(last_words(), bench.now)
     bench.session.leave("done", bench.now)
     sent = bench.send()
-    assert [type(request) for request in sent if not isinstance(request, Poll)] == [Say]
+    assert [type(request) for request in sent if not isinstance(request, Poll)] == [SendReport]
     for request in sent:
         bench.receive(request, bench.execute(request))
     bench.pump()
     assert bench.session.finished
     assert isinstance(bench.sent[-1], Leave)
-    assert len(bench.server.logs) == (not is_older)
+    assert len(bench.server.logs) == (not refuses_progress)
 
 
 def test_last_words_are_said_once_and_not_to_a_server_that_is_away(bench: Bench) -> None:
     bench.started()
-    bench.session.say(last_words(), bench.now)
-    (said,) = [request for request in bench.send() if isinstance(request, Say)]
+    bench.session.send(last_words(), bench.now)
+    (said,) = [request for request in bench.send() if isinstance(request, SendReport)]
     bench.session.leave("done", bench.now)
     bench.receive(said, REFUSED)
     bench.pump()
@@ -100,11 +99,11 @@ def test_last_words_are_said_once_and_not_to_a_server_that_is_away(bench: Bench)
 
 def test_a_goodbye_waits_for_the_last_words_for_a_moment_only(bench: Bench) -> None:
     bench.started()
-    bench.session.say(last_words(), bench.now)
+    bench.session.send(last_words(), bench.now)
     bench.session.leave("done", bench.now)
-    assert [type(request) for request in bench.send() if not isinstance(request, Poll)] == [Say]
-    assert bench.session.wakeup() == bench.now + LAST_WORDS_S
-    bench.now += LAST_WORDS_S
+    assert [type(request) for request in bench.send() if not isinstance(request, Poll)] == [SendReport]
+    assert bench.session.wakeup() == bench.now + LAST_REPORTS_S
+    bench.now += LAST_REPORTS_S
     (leave,) = bench.send()
     assert isinstance(leave, Leave)
     bench.receive(leave, bench.execute(leave))
@@ -115,7 +114,7 @@ def test_a_server_that_is_away_is_told_goodbye_only(bench: Bench) -> None:
     bench.started()
     bench.away()
     bench.run(20)
-    bench.session.say(last_words(), bench.now)
+    bench.session.send(last_words(), bench.now)
     bench.session.leave("done", bench.now)
     assert [type(request) for request in bench.send()] == [Leave]
 

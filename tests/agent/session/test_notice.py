@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.agent.protocol.session.driver import Bench
+from tests.agent.session.driver import Bench
 
 from hetagent.session import reports
 from hetagent.session.reports import REPORT
@@ -37,7 +37,7 @@ def test_it_is_told_once_and_the_round_goes_on_until_the_workers_are_ready(notic
     assert (bench.last.notice.kind, round(bench.last.notice.left_s)) == ("restarted", 30)
     bench.run(10.0)
     assert len(bench.told) == 2
-    bench.session.say(reports.ready_to_stop(1), bench.now)
+    bench.session.send(reports.ready_to_stop(1), bench.now)
     bench.pump()
     assert bench.kinds[2:] == [("stop", 1)]
 
@@ -50,12 +50,12 @@ def test_its_time_is_over_at_some_point(noticed: Bench) -> None:
 def test_it_reaches_the_server_although_replies_are_lost(noticed: Bench) -> None:
     bench = noticed
     bench.away()
-    bench.session.say(reports.ready_to_stop(1), bench.now)
+    bench.session.send(reports.ready_to_stop(1), bench.now)
     bench.run(5.0)
     bench.away(None)
     bench.run(5.0)
     assert bench.kinds[2:] == [("stop", 1)]
-    told = [one.body.kind for one in bench.said(REPORT)]
+    told = [one.body.kind for one in bench.reports_on(REPORT)]
     assert told.count("ready_to_stop") > 1
 
 
@@ -63,7 +63,7 @@ def test_a_late_one_is_no_news_after_the_stop(noticed: Bench) -> None:
     bench = noticed
     poll = next(one for one in reversed(bench.sent) if isinstance(one, Poll))
     late = bench.last
-    bench.session.say(reports.ready_to_stop(1), bench.now)
+    bench.session.send(reports.ready_to_stop(1), bench.now)
     bench.pump()
     known = len(bench.told)
     bench.receive(poll, late)

@@ -17,10 +17,10 @@ from tests.support.cluster import wait_for
 
 from hetagent.launch.mpi.mpirun import DAEMON
 from hetagent.session import preflight, reports
-from hetagent.session.line import UNHEARD_LEAVE_S, Line
-from hetagent.session.offer import Offer
+from hetagent.session.connection import UNHEARD_LEAVE_S, ServerConnection
+from hetagent.session.joining import Offer
+from hetagent.session.requests import Report
 from hetagent.session.session import Session
-from hetagent.session.topics import Message
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable
@@ -105,7 +105,7 @@ class Talk:
         self.on_terminal = False
         session = Session("job", "a", "1", Offer(slots=1, address="127.0.0.1"), Random(1))
         client = lambda: self.client  # noqa: E731
-        self.line = Line(session, client, self.told.append, self.show_live)  # type: ignore[arg-type]
+        self.line = ServerConnection(session, client, self.told.append, self.show_live)  # type: ignore[arg-type]
 
     def show_live(self, line: str, left: str) -> bool:
         self.live.append(line)
@@ -133,7 +133,7 @@ def talk() -> Iterator[Talk]:
     made.client.hangs = False
     made.line.leave("the test is over", 10.0)
     made.line.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "hetagent-line"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "hetagent-server"]
 
 
 def test_directives_come_in_order_and_wake_the_agent(talk: Talk) -> None:
@@ -163,14 +163,14 @@ def test_what_the_agent_says_arrives(talk: Talk) -> None:
     talk.begin()
     talk.client.says = start(1)
     wait_for(lambda: [one for one in talk.news() if one.kind == "start"])
-    talk.line.say(reports.started(1))
-    talk.line.say(reports.failed(1, FailureFields(local_rank=0, rank=0, exit_code=3)), time.monotonic() - 2)
+    talk.line.send(reports.started(1))
+    talk.line.send(reports.failed(1, FailureFields(local_rank=0, rank=0, exit_code=3)), time.monotonic() - 2)
     told = wait_for(lambda: len(talk.client.heard("report")) == 2 and talk.client.heard("report"))
     assert [report.kind for report in told] == ["started", "failed"]
     assert 2 <= told[1].age_s < 5
     assert talk.line.leave("done", 5.0)
     assert talk.client.heard("leave") == ["done"]
-    talk.line.say(reports.started(1))  # harmless afterwards
+    talk.line.send(reports.started(1))  # harmless afterwards
 
 
 def test_a_start_waits_until_the_master_is_reached(talk: Talk) -> None:
@@ -408,8 +408,8 @@ def test_a_daemon_that_comes_during_the_preflight_waits_for_one(
 # -- questions ---------------------------------------------------------------------------------------------
 
 
-def daemon() -> Message[DirectiveReply]:
-    return Message(DAEMON, partial(DaemonRequest, master="a", round=1, words=("orted",)), to="b")
+def daemon() -> Report[DirectiveReply]:
+    return Report(DAEMON, partial(DaemonRequest, master="a", round=1, words=("orted",)), to="b")
 
 
 def in_round(talk: Talk) -> None:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from tests.agent.protocol.session.driver import FAILURE, Bench, problem
+from tests.agent.session.driver import FAILURE, Bench, problem
 
 from hetagent.session import reports
-from hetagent.session.requests import Join, Poll, Say
+from hetagent.session.requests import Join, Poll, SendReport
 from hetrdzv.core import commands
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.requests.joining import SpecFields
@@ -19,7 +19,7 @@ def test_forgotten_with_workers_is_a_stop_and_then_a_new_join(bench: Bench, by_r
     bench.started()
     bench.server.groups.clear()
     if by_report:
-        bench.session.say(reports.succeeded(1), bench.now)
+        bench.session.send(reports.succeeded(1), bench.now)
         (report,) = bench.send()
         bench.receive(report, bench.execute(report))
     else:
@@ -76,14 +76,14 @@ def test_a_stale_incarnation_has_to_stop_and_exit(bench: Bench) -> None:
 def test_a_report_from_before_is_not_taken_for_one_from_after(bench: Bench) -> None:
     bench.started()
     bench.run(3)
-    bench.session.say(reports.succeeded(1), bench.now)
+    bench.session.send(reports.succeeded(1), bench.now)
     (report,) = bench.send()
     ((poll, _),) = bench.flight
     bench.receive(poll, problem(404, "unknown_group"))
-    bench.session.say(reports.failed(1, FAILURE), bench.now)
+    bench.session.send(reports.failed(1, FAILURE), bench.now)
     bench.receive(report, problem(409, "stale_round"))
     (again,) = bench.send()
-    assert isinstance(again, Say)
+    assert isinstance(again, SendReport)
     assert again.body.kind == "failed"
 
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from tests.agent.protocol.session.driver import REFUSED, Bench, on_topic, problem
+from tests.agent.session.driver import REFUSED, Bench, on_route, problem
 
 from hetagent.launch.mpi.mpirun import DAEMON
 from hetagent.session import reports
-from hetagent.session.requests import Poll
-from hetagent.session.topics import Message
+from hetagent.session.requests import Poll, Report
 from hetrdzv.core import commands
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError
@@ -84,7 +83,7 @@ def test_a_daemon_that_comes_after_a_stop_is_not_handed_out(member: Bench) -> No
     member.server.do(from_master(), member.now)
     answer = member.execute(late)
     member.server.do(commands.Restart(), member.now)
-    member.session.say(reports.started(1), member.now)  # its answer is the stop
+    member.session.send(reports.started(1), member.now)  # its answer is the stop
     member.pump()
     assert member.last.kind == "stop"
     member.receive(late, answer)
@@ -119,9 +118,9 @@ def test_every_round_has_a_daemon_of_its_own(member: Bench) -> None:
     assert member.last.start.daemon == (*ORTED, "anew")
 
 
-def give(bench: Bench, target: str = "b") -> Message[DirectiveReply]:
+def give(bench: Bench, target: str = "b") -> Report[DirectiveReply]:
     """The master of round 1 has another member run its daemon."""
-    message = Message(DAEMON, partial(DaemonRequest, master="a", round=1, words=ORTED), to=target)
+    message = Report(DAEMON, partial(DaemonRequest, master="a", round=1, words=ORTED), to=target)
     bench.session.ask(message, bench.now)
     return message
 
@@ -156,7 +155,7 @@ def test_the_master_hears_why_it_was_refused() -> None:
 @pytest.mark.parametrize("error", [REFUSED, problem(408, "request_too_slow"), problem(503, "unavailable")])
 def test_a_daemon_is_sent_again_until_the_server_has_it(master: Bench, error: HetError) -> None:
     give(master)
-    (sent,) = on_topic(master.send(), DAEMON)
+    (sent,) = on_route(master.send(), DAEMON)
     master.receive(sent, error)
     assert master.session.answers() == []
     master.run(3)
@@ -171,16 +170,3 @@ def test_a_daemon_of_a_round_that_is_over_is_nothing_and_the_stop_is_taken(maste
     master.pump()
     assert master.session.answers() == [(message, None)]
     assert master.kinds == [("start", 1), ("stop", 1)]
-
-
-def test_a_daemon_that_no_server_could_take_is_refused_here_and_harms_nothing_else(master: Bench) -> None:
-    words = ("orted", "a name that is not UTF-8: \udcff")
-    message = Message(DAEMON, partial(DaemonRequest, master="a", round=1, words=words), to="b")
-    master.session.ask(message, master.now)
-    assert on_topic(master.send(), DAEMON) == []
-    ((asked, answer),) = master.session.answers()
-    assert asked is message
-    assert isinstance(answer, HetError)
-    assert str(answer).startswith("no server takes this: it cannot be written as JSON: ")
-    assert master.session.notices() == []
-    assert master.session.workers_may_run

@@ -8,10 +8,9 @@ from typing import Any
 from hetagent.launch.mpi import mpirun
 from hetagent.monitor import watcher
 from hetagent.session import reports
-from hetagent.session.offer import Offer
-from hetagent.session.requests import Answer, Join, Leave, Poll, Request, Say
+from hetagent.session.joining import Offer
+from hetagent.session.requests import Answer, Join, Leave, Poll, ReportRoute, Request, SendReport
 from hetagent.session.session import Session
-from hetagent.session.topics import Topic
 from hetrdzv.api.routes.agents import join_command
 from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands
@@ -53,7 +52,7 @@ class Server:
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
         self.answers_instead: HetError | None = None
-        self.is_older = False  # it knows nothing of progress
+        self.refuses_progress = False
         self.progress: list[NodeProgress] = []
         self.stacks: list[StacksRequest] = []
         self.logs: list[LogsRequest] = []
@@ -92,14 +91,14 @@ class Server:
         group_id, node_id = request.group, request.node_id
         try:
             match request:
-                case Poll(posts=True) | Say(topic=watcher.STACKS) if self.is_older:
+                case Poll(posts=True) | SendReport(route=watcher.STACKS) if self.refuses_progress:
                     return Problem(405, "method_not_allowed", "not supported", {})
-                case Say(topic=watcher.STACKS, body=stacks):
+                case SendReport(route=watcher.STACKS, body=stacks):
                     self.stacks.append(stacks)
                     return None
-                case Say(topic=watcher.LOGS) if self.is_older:
+                case SendReport(route=watcher.LOGS) if self.refuses_progress:
                     return Problem(404, "not_found", "there is no such route", {})
-                case Say(topic=watcher.LOGS, body=logs):
+                case SendReport(route=watcher.LOGS, body=logs):
                     self.logs.append(logs)
                     return None
                 case Join(body=body):
@@ -108,13 +107,13 @@ class Server:
                     self.do(commands.Renew(node_id, incarnation, request.after), now, group_id)
                     if request.posts:
                         return self._polled(request.progress, node_id, now, group_id)
-                case Say(topic=reports.REPORT, body=report):
+                case SendReport(route=reports.REPORT, body=report):
                     failure = (
                         Failure(**codec.fields_of(report.failure)) if report.failure is not None else None
                     )
                     fields = codec.fields_of(report) | {"failure": failure}
                     self.do(commands.Report(node_id=node_id, **fields), now, group_id)
-                case Say(topic=mpirun.DAEMON, body=daemon):
+                case SendReport(route=mpirun.DAEMON, body=daemon):
                     fields = codec.fields_of(daemon)
                     self.do(commands.StartDaemon(node_id=node_id, **fields), now, group_id)
                     node_id = daemon.master
@@ -223,7 +222,7 @@ class Bench:
     def started(self, number: int = 1) -> None:
         """Run until the node's workers of round `number` run."""
         self.ready(number - 1)
-        self.session.say(reports.started(number), self.now)
+        self.session.send(reports.started(number), self.now)
         self.pump()
         assert self.last.kind == "start"
         assert self.last.round == number
@@ -237,9 +236,9 @@ class Bench:
     def finished(self) -> bool:
         return self.session.finished
 
-    def said(self, topic: Topic[Any]) -> list[Say]:
-        """What was sent on a topic."""
-        return on_topic(self.sent, topic)
+    def reports_on(self, route: ReportRoute[Any]) -> list[SendReport]:
+        """What was sent on a route."""
+        return on_route(self.sent, route)
 
     @property
     def last(self) -> DirectiveReply:
@@ -254,8 +253,8 @@ class Bench:
         return self.server.groups["g"]
 
 
-def on_topic(requests: Sequence[Request], topic: Topic[Any]) -> list[Say]:
-    return [one for one in requests if isinstance(one, Say) and one.topic == topic]
+def on_route(requests: Sequence[Request], route: ReportRoute[Any]) -> list[SendReport]:
+    return [one for one in requests if isinstance(one, SendReport) and one.route == route]
 
 
 def problem(status: int, code: str, text: str = "the server's text") -> Problem:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.agent.protocol.session.driver import (
+from tests.agent.session.driver import (
     FAILURE,
     REFUSED,
     Server,
 )
 
 from hetagent.session import reports
-from hetagent.session.offer import Offer
+from hetagent.session.joining import Offer
 from hetagent.session.requests import Answer, Poll, Request
 from hetagent.session.session import Session
 from hetrdzv.core import commands
@@ -85,12 +85,12 @@ class Agent:
                     rng.uniform(0, 0.2),
                     self.say,
                     told.round,
-                    lambda: self.session.say(reports.started(told.round), world.now),
+                    lambda: self.session.send(reports.started(told.round), world.now),
                 )
                 if world.calm or rng.random() < 0.1:
-                    done = lambda: self.session.say(reports.succeeded(told.round), world.now)  # noqa: E731
+                    done = lambda: self.session.send(reports.succeeded(told.round), world.now)  # noqa: E731
                 else:
-                    done = lambda: self.session.say(reports.failed(told.round, FAILURE), world.now)  # noqa: E731
+                    done = lambda: self.session.send(reports.failed(told.round, FAILURE), world.now)  # noqa: E731
                 world.at(rng.uniform(0.2, 4), self.say, told.round, done)
             case "stop":
                 assert self.running == told.round
@@ -242,5 +242,5 @@ class World:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_goes_wrong_rounds_only_grow_and_the_job_ends(seed: int) -> None:
-    """Replay one: pytest tests/agent/protocol/session/test_chaos.py -k 'rounds_only_grow and 17'."""
+    """Replay one: pytest tests/agent/session/test_chaos.py -k 'rounds_only_grow and 17'."""
     World(seed).run()

@@ -3,11 +3,11 @@
 import itertools
 
 import pytest
-from tests.agent.protocol.session.driver import (
+from tests.agent.session.driver import (
     FAILURE,
     REFUSED,
     Bench,
-    on_topic,
+    on_route,
     problem,
 )
 
@@ -22,15 +22,15 @@ def test_reports_go_out_in_order_and_their_age_is_that_at_sending(bench: Bench) 
     bench.ready()
     bench.away()
     seen_at = bench.now - 0.5
-    bench.session.say(reports.started(1), bench.now)
-    bench.session.say(reports.failed(1, FAILURE), seen_at)
+    bench.session.send(reports.started(1), bench.now)
+    bench.session.send(reports.failed(1, FAILURE), seen_at)
     bench.run(4)
     assert bench.kinds == [("start", 1)]
     before, bench.sent = bench.sent, []
-    assert len(on_topic(before, REPORT)) > 3  # 0.1, 0.2, 0.4, … s apart
+    assert len(on_route(before, REPORT)) > 3  # 0.1, 0.2, 0.4, … s apart
     bench.away(None)
     bench.run(2.5)
-    told = [request.body for request in bench.said(REPORT)]
+    told = [request.body for request in bench.reports_on(REPORT)]
     assert [report.kind.value for report in told][-2:] == ["started", "failed"]
     failure = bench.group.nodes["a"].failure
     assert failure is not None
@@ -42,11 +42,11 @@ def test_pauses_grow_to_two_seconds_with_jitter(bench: Bench) -> None:
     bench.started()
     bench.run(3)
     bench.away()
-    bench.session.say(reports.succeeded(1), bench.now)
+    bench.session.send(reports.succeeded(1), bench.now)
     moments = []
     for number in range(12):
         sent = bench.send() + ([bench.flight[0][0]] if number == 0 else [])
-        assert on_topic(sent[:1], REPORT)
+        assert on_route(sent[:1], REPORT)
         moments.append(bench.now)
         for request in sent:
             bench.receive(request, REFUSED)
@@ -63,7 +63,7 @@ def test_pauses_grow_to_two_seconds_with_jitter(bench: Bench) -> None:
 def test_a_join_waits_until_the_reports_before_it_are_settled(bench: Bench) -> None:
     bench.started()
     bench.away()
-    bench.session.say(reports.failed(1, FAILURE), bench.now)
+    bench.session.send(reports.failed(1, FAILURE), bench.now)
     bench.session.ready(1, 1, 1, bench.now)
     bench.run(3)
     assert not any(isinstance(request, Join) for request in bench.sent[3:])
@@ -78,7 +78,7 @@ def test_a_stale_report_is_moot_and_brings_the_directive(bench: Bench) -> None:
     """Rule (a)."""
     bench.started()
     bench.server.do(commands.Restart(), bench.now)  # the poll's answer is still on its way
-    bench.session.say(reports.succeeded(1), bench.now)
+    bench.session.send(reports.succeeded(1), bench.now)
     (report,) = bench.send()
     answer = bench.execute(report)
     assert isinstance(answer, Problem)
@@ -87,7 +87,7 @@ def test_a_stale_report_is_moot_and_brings_the_directive(bench: Bench) -> None:
     assert bench.kinds == [("start", 1), ("stop", 1)]
     bench.pump()
     assert bench.kinds == [("start", 1), ("stop", 1)]
-    assert len(bench.said(REPORT)) == 2
+    assert len(bench.reports_on(REPORT)) == 2
 
 
 @pytest.mark.parametrize("body", [{}, {"directive": None}, {"directive": {"kind": "jump"}}])
@@ -95,21 +95,21 @@ def test_a_stale_report_without_a_readable_directive_is_moot_too(
     bench: Bench, body: dict[str, object]
 ) -> None:
     bench.started()
-    bench.session.say(reports.succeeded(1), bench.now)
+    bench.session.send(reports.succeeded(1), bench.now)
     (report,) = bench.send()
     bench.receive(report, Problem(409, "stale_round", "over", body))
-    assert not on_topic(bench.send(), REPORT)
+    assert not on_route(bench.send(), REPORT)
     assert bench.kinds == [("start", 1)]
 
 
 def test_a_report_whose_answer_is_lost_is_repeated_without_harm(bench: Bench) -> None:
     bench.started()
-    bench.session.say(reports.failed(1, FAILURE), bench.now)
+    bench.session.send(reports.failed(1, FAILURE), bench.now)
     (report,) = bench.send()
     bench.execute(report)
     bench.receive(report, REFUSED)
     bench.run(1)
-    assert [one.body.kind for one in bench.said(REPORT)].count("failed") == 2
+    assert [one.body.kind for one in bench.reports_on(REPORT)].count("failed") == 2
     assert bench.kinds == [("start", 1), ("stop", 1)]
     bench.ready(1)
     assert bench.group.restarts == 1
@@ -117,7 +117,7 @@ def test_a_report_whose_answer_is_lost_is_repeated_without_harm(bench: Bench) ->
 
 def test_a_report_that_the_server_cannot_read_ends_the_agent(bench: Bench) -> None:
     bench.started()
-    bench.session.say(reports.succeeded(1), bench.now)
+    bench.session.send(reports.succeeded(1), bench.now)
     (report,) = bench.send()
     bench.receive(report, problem(422, "invalid_request", "failure: too long"))
     assert bench.last.kind == "exit"

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.agent.protocol.session.driver import Bench
+from tests.agent.session.driver import Bench
 
 from hetagent.session import reports
-from hetagent.session.requests import Join, Leave, Poll, Say
+from hetagent.session.requests import Join, Leave, Poll, SendReport
 from hetrdzv.core import commands
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.joining import SpecFields
@@ -24,7 +24,7 @@ def test_a_job_from_join_to_goodbye(bench: Bench) -> None:
     assert bench.last.start.master.port == 1234
     assert bench.group.state == "running"
     bench.run(30)
-    bench.session.say(reports.succeeded(1), bench.now)
+    bench.session.send(reports.succeeded(1), bench.now)
     bench.pump()
     assert bench.kinds == [("start", 1), ("exit", 1)]
     assert bench.last.outcome == "succeeded"
@@ -65,9 +65,9 @@ def test_every_stop_is_followed_by_a_join_that_does_not_wait_for_the_open_poll(b
 
 def test_at_most_one_poll_and_one_other_are_in_flight(bench: Bench) -> None:
     bench.ready()
-    bench.session.say(reports.started(1), bench.now)
-    bench.session.say(reports.succeeded(1), bench.now)
-    assert [type(request) for request in bench.send()] == [Say]  # its poll is open already
+    bench.session.send(reports.started(1), bench.now)
+    bench.session.send(reports.succeeded(1), bench.now)
+    assert [type(request) for request in bench.send()] == [SendReport]  # its poll is open already
     assert [type(request) for request, _ in bench.flight] == [Poll]
     assert bench.send() == []
 
@@ -96,7 +96,7 @@ async def test_requests_are_sent_by_the_clients_own_methods(bench: Bench) -> Non
     bench.session.leave("bye", bench.now)
     bench.pump()
     join, report, poll, leave = (
-        next(r for r in bench.sent if isinstance(r, kind)) for kind in (Join, Say, Poll, Leave)
+        next(r for r in bench.sent if isinstance(r, kind)) for kind in (Join, SendReport, Poll, Leave)
     )
     answers: list[object] = [await request.send(recorder) for request in (join, poll, report, leave)]
     assert answers == ["reply", "reply", "reply", None]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.agent.job.test_store import client, start
-from tests.agent.session.test_line import Talk
+from tests.agent.session.test_connection import Talk
 from tests.agent.torchrun.driver import ScriptedLine, connect, directive, params, port_holder
 from tests.support.cluster import wait_for
 from torch.distributed import TCPStore

@@ -26,7 +26,6 @@ from hetagent.context import Identity
 from hetagent.errors import AgentError, CommandError, UsageError
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand, group_command, worker_command
-from hetagent.launch.mpi.mpirun import Mpi
 from hetagent.launch.slots import isolated, slots_of
 from hetagent.node import network
 from hetagent.node.gpu import devices
@@ -142,24 +141,6 @@ def test_mig_slices_that_cannot_be_shared_out(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", SLICES)
     with pytest.raises(UsageError, match=message):
         isolated(options(*argv), 3, print)
-
-
-@pytest.mark.parametrize(
-    ("argv", "needed"),
-    [
-        (["--port-range", "30000"], "1 port, but this node needs 3: 2 for the stores .*; 1 for snapshots"),
-        (["--port-range", "30000-30001"], "2 ports, but this node needs 3"),
-        (["--port-range", "30000-30001", "--snapshot-memory", "off"], None),
-        (["--port-range", "30000-30001", "--nnodes", "1"], None),
-        (["--port-range", "30000-30002"], None),
-        (["--port-range", "30000-30005", "--launch", "mpi"], "6 ports, .* needs 7: .*; 4 for --launch mpi"),
-    ],
-)
-def test_a_port_range_that_is_too_small_for_this_node(argv: list[str], needed: str | None) -> None:
-    found = options(*argv)
-    launch = Mpi.__new__(Mpi) if found.launch == "mpi" else Launch(None)  # which may not be installed
-    with pytest.raises(UsageError, match=needed) if needed else contextlib.nullcontext():
-        assembly.require_ports(found, launch, 3)
 
 
 def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:

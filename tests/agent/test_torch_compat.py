@@ -9,9 +9,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from tests.agent.job.test_store import start
 from tests.support.servers import ROOT
 from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -20,12 +21,15 @@ from torch.distributed.elastic.multiprocessing import Std as TorchsStd
 
 from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
+from hetagent.launch.base import Assignment
+from hetagent.launch.command import WorkerCommand
 from hetagent.options.model import Std
 from hetagent.torch_compat import flags as torchs
-from hetagent.torch_compat import starting, store
 from hetagent.torch_compat.flags import NEEDS, Need
-from hetagent.torch_compat.starting import Processes
+from hetagent.workers import store, torch_starter
+from hetagent.workers.starter import Started
 from hetagent.workers.store import HetRendezvousHandler
+from hetagent.workers.torch_starter import TorchStarter
 
 ASKED: dict[str, list[str]] = {
     "--event-log-handler": ["console"],
@@ -141,7 +145,7 @@ def test_a_store_on_a_socket_that_was_held_open(
 ) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     place = listener.getsockname()
-    made = store.hosted_store("127.0.0.1", listener, timedelta(seconds=30), release)
+    made = store.hosted_store("127.0.0.1", listener, release)
     visitor = TCPStore(*place, world_size=1, is_master=False, timeout=timedelta(seconds=30))
     visitor.set("a", "b")
     assert made.get("a") == b"b"
@@ -152,51 +156,13 @@ def test_a_store_on_a_socket_that_was_held_open(
 # -- processes and their output ------------------------------------------------------------------------------
 
 
-class Tail:
-    def __init__(self, path: Path) -> None:
-        self._log_files = {0: str(path)}
-        self.stopped = False
-
-    def stop(self) -> None:
-        self.stopped = True
-
-
 @pytest.mark.parametrize("several", [True, False], ids=["2.10", "before 2.10"])
-def test_what_is_copied_to_the_console(tmp_path: Path, several: bool) -> None:
-    out, err = Tail(tmp_path / "out"), Tail(tmp_path / "err")
-    tails = {"_tail_logs": [out, err]} if several else {"_stdout_tail": out, "_stderr_tail": err}
-    stdout, filtered = (tmp_path / "a").open("w"), (tmp_path / "b").open("w")
-    more = {"filtered_stdout": filtered, "filtered_stderr": None} if several else {}
+def test_what_copies_to_the_console(several: bool) -> None:
+    out, err = object(), object()
     context = SimpleNamespace(
-        **tails,
-        **more,
-        pids=lambda: {0: 7},
-        error_files={0: "e"},
-        stdouts={0: "o"},
-        stderrs={0: "s"},
-        subprocess_handlers={0: SimpleNamespace(_stdout=stdout, _stderr=None)},
+        **({"_tail_logs": [out, err]} if several else {"_stdout_tail": out, "_stderr_tail": err})
     )
-    found = Processes(cast("Any", context))
-    assert (found.pids, found.error_files) == ({0: 7}, {0: "e"})
-    assert (found.stdout_files, found.stderr_files) == ({0: "o"}, {0: "s"})
-    for stop in found.stops:
-        stop()
-    assert out.stopped
-    assert err.stopped
-    found.close_files()
-    assert stdout.closed
-    assert filtered.closed == several
-    filtered.close()
-
-
-class Agent(starting.ElasticAgent):
-    """Starts one worker that needs nothing."""
-
-    def workers(self) -> list[Any]:
-        return [starting.Worker(0, 0, 0, 1, 1)]
-
-    def complete(self, local_rank: int, env: dict[str, str]) -> None:
-        env["HET_ROUND"] = "1"
+    assert torch_starter._tails(context) == [out, err]
 
 
 class Place(HetRendezvousHandler):
@@ -215,47 +181,51 @@ class Place(HetRendezvousHandler):
         return super().shutdown()
 
 
-def end(started: Processes) -> None:
-    os.waitid(os.P_PID, started.pids[0], os.WEXITED | os.WNOWAIT)
-    started.reap()
-    for stop in started.stops:
-        stop()
-    started.close_files()
-
-
 @pytest.fixture
-def agent(tmp_path: Path) -> Agent:
+def agent(tmp_path: Path) -> TorchStarter:
     place = Place("job", "a", lambda: pytest.fail("it is not the master"))
-    spec = WorkerSpec("r", 1, place, entrypoint="/bin/sh", args=("-c", "true"))
-    return Agent(spec, DefaultLogsSpecs(str(tmp_path)), "${hostname}/${rank}: ")
+    spec = WorkerSpec("r", 1, place, entrypoint="none yet")
+    return TorchStarter(spec, DefaultLogsSpecs(str(tmp_path)), "${hostname}/${rank}: ")
 
 
-def test_torch_leaves_the_signal_handlers_alone(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def begin(agent: TorchStarter) -> Started:
+    given = start("b", 1).start
+    assert given is not None
+    assignment = Assignment(group="job", node_id="a", round=1, start=given)
+    return agent.start(
+        assignment, WorkerCommand("/bin/sh", ("-c", "true"), is_python=False), [{"HET_ROUND": "1"}]
+    )
+
+
+def end(started: Started) -> None:
+    os.waitid(os.P_PID, started.pids[0], os.WEXITED | os.WNOWAIT)
+    assert started.close(None)
+
+
+def test_torch_leaves_the_signal_handlers_alone(agent: TorchStarter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1")
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
     before = [signal.getsignal(one) for one in signals]
-    started = agent.launch(0, None)
+    started = begin(agent)
     assert [signal.getsignal(one) for one in signals] == before
-    assert starting.processes_api.signal is signal
+    assert torch_starter.processes_api.signal is signal
     end(started)
 
 
-def test_the_helpers_end_and_the_rendezvous_does_not(agent: Agent) -> None:
-    started = agent.launch(0, None)
-    end(started)
-    agent.stop_helpers()
+def test_the_rendezvous_does_not_end_with_the_workers(agent: TorchStarter) -> None:
+    end(begin(agent))
     assert isinstance(agent.spec.rdzv_handler, Place)
     assert not agent.spec.rdzv_handler.closed
 
 
-def test_the_host_name_in_the_prefix(agent: Agent) -> None:
+def test_the_host_name_in_the_prefix(agent: TorchStarter) -> None:
     assert agent._log_line_prefix_template == f"{os.uname().nodename}/${{rank}}: "
 
 
 # -- where torch's private parts are touched -------------------------------------------------------------------
 
 
-HALVES = ("torch_compat/", "worker/torch_server.py")
+PARTS = ("torch_compat/", "workers/torch_starter.py", "worker/torch_server.py")
 """The only ones that may: in the agent, and in the workers."""
 
 PYTHONS = {"_exit", "_find_spec", "_getframe", "_option_string_actions", "_replace", "_run_module_as_main"}
@@ -308,8 +278,10 @@ def test_nothing_else_touches_what_is_private_to_torch() -> None:
     trees = {
         path.relative_to(root).as_posix(): ast.parse(path.read_text("utf-8")) for path in root.rglob("*.py")
     }
-    others = {name: tree for name, tree in trees.items() if not name.startswith(HALVES)}
+    others = {name: tree for name, tree in trees.items() if not name.startswith(PARTS)}
     ours = set().union(*map(owned, others.values()))
     of_argparse = {"worker/runner.py": {"f_locals"}}
     assert {name: found for name, tree in others.items() if (found := private(tree, ours))} == of_argparse
-    assert all(any(private(tree, ours) for name, tree in trees.items() if name.startswith(h)) for h in HALVES)
+    assert all(
+        any(private(tree, ours) for name, tree in trees.items() if name.startswith(part)) for part in PARTS
+    )

@@ -491,7 +491,7 @@ def test_a_script_that_fails_and_where_its_logs_are(hetagent: Run, server: Hetse
     [line] = [line for line in said.text.splitlines() if line.startswith("logs ")]
     folder = Path(line.split()[1])
     assert folder.parent == tmp_path / "logs"
-    assert (folder / "round_1" / "0" / "stdout.log").read_text() == "so far\n"
+    assert (folder / "attempt_1" / "0" / "stdout.log").read_text() == "so far\n"
 
 
 # -- the real program ----------------------------------------------------------------------------------------

@@ -37,8 +37,9 @@ from hetagent.node.standalone import GROUP_PREFIX, OwnServer
 from hetagent.options.model import Options
 from hetagent.options.torchrun import typed
 from hetagent.preemption.watching import PreemptionWatch
-from hetagent.runloop.after_start import LaunchLook, Meeting
+from hetagent.runloop.after_start import StartCheck
 from hetagent.runloop.agent import Agent
+from hetagent.runloop.deaths import ProgramDeaths
 from hetagent.runloop.notices import Notices
 from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
@@ -48,9 +49,8 @@ from hetagent.session.connection import ServerConnection
 from hetagent.session.joining import Offer
 from hetagent.session.session import Session
 from hetagent.torch_compat import flags as torchs
-from hetagent.workers.collapse import Merged
-from hetagent.workers.kept import Consoles
 from hetagent.workers.logs import RoundLogsSpecs
+from hetagent.workers.output import OutputCapture
 from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.auth.tls import ClientTls
@@ -137,7 +137,6 @@ def _context(
     narrow(chosen)
     options = isolated(options, slots, tell)
     launch = launch_of(options, command, slots, os.environ)
-    require_ports(options, launch, slots)
     if options.torchrun.numa_binding is not None:
         numa.check(options.torchrun.numa_binding, slots, cpu=os.environ.get(devices.VISIBLE) == "")
     identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
@@ -155,31 +154,6 @@ def _context(
         launch=launch,
         versions=versions(),
         tell=tell,
-    )
-
-
-def require_ports(options: Options, launch: Launch, slots: int) -> None:
-    """Refuse a `--port-range` that is too small for what this node opens at once.
-
-    Raises:
-        UsageError: says how many ports it needs, and for what.
-    """
-    if options.port_range is None:
-        return
-    first, last = options.port_range
-    alone = options.standalone or options.spec.get("max_nodes") == 1
-    snapshots = 0 if alone else options.snapshots.ports
-    launcher = launch.more_ports(slots)
-    needed, there = 2 + snapshots + launcher, last - first + 1
-    if there >= needed:
-        return
-    what = ["2 for the stores of a round, torch's and the script's"]
-    if snapshots:
-        what.append(f"{snapshots} for snapshots (none with --snapshot-memory off)")
-    if launcher:
-        what.append(f"{launcher} for --launch {options.launch}, its own and one per rank")
-    raise UsageError(
-        f"--port-range {first}-{last} has {counted(there, 'port')}, but this node needs {needed}: {'; '.join(what)}"
     )
 
 
@@ -299,8 +273,8 @@ def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: L
         torchs.worker_spec(options.torchrun, context.slots, handler, entrypoint, args),
         logs_specs,
         Template(prefix).safe_substitute(node_id=options.node_id),
-        Consoles() if options.report_output else None,
-        merged=Merged if options.collapse else None,
+        OutputCapture() if options.report_output else None,
+        collapse=options.collapse,
     )
 
 
@@ -311,8 +285,8 @@ def _furnish(parts: Parts, context: AgentContext, line: ServerConnection) -> Non
 
     options, launch, tell = context.options, context.launch, context.tell
     parts.notices = Notices(line, tell, options.notice_signal, one_per_node=launch.one_per_node)
-    parts.meeting = Meeting(line, launch, tell, must_meet=options.require_rendezvous)
-    parts.launch_look = LaunchLook(launch, tell)
+    parts.start_check = StartCheck(line, launch, tell, must_meet=options.require_rendezvous)
+    parts.deaths = ProgramDeaths() if launch.watches_deaths else None
     parts.monitor = Watcher(
         line,
         launch,

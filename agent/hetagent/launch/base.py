@@ -145,10 +145,6 @@ class Launch:
         """How long to hold back the end of this node's processes: another node may know more about it (seconds)."""
         return 0.0
 
-    def more_ports(self, slots: int) -> int:
-        """How many ports of `--port-range` it takes beside the two of a round."""
-        return 0
-
     def end(self) -> None:
         """Release what `begin` took; the round is over. Called at least once after each `begin`."""
 

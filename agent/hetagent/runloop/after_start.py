@@ -21,69 +21,105 @@ MEET_AFTER_S = 60.0
 """When to look whether the workers have met (seconds after their start); they import, and read their data, before."""
 
 
-class Meeting(RoundHook):
-    """Whether the workers of all nodes have met in the round's store, as the master sees it.
+class StartCheck(RoundHook):
+    """Whether the workers of all nodes have met in the round's store, as the master sees it, and could open their port.
 
     Args:
-        line: where it is told.
-        launch: how the workers are started.
-        tell: shows one line to the person at the terminal.
+        line: where it is reported.
+        launch: how the workers are started; it looks at its processes once.
+        log: shows one line at the terminal.
         must_meet: whether it is a failure if workers end well but have not met.
     """
 
     def __init__(
-        self, line: ServerConnection, launch: Launch, tell: Callable[[str], None], *, must_meet: bool = False
+        self, line: ServerConnection, launch: Launch, log: Callable[[str], None], *, must_meet: bool = False
     ) -> None:
         self._line = line
         self._launch = launch
-        self._tell = tell
+        self._log = log
         self._must_meet = must_meet
         self._assignment: Assignment | None = None
         self._workers: Workers | None = None
+        self._meet_at: float | None = None
         self._look_at: float | None = None
-        self._told: int | None = None  # how many had met at the last look; None: all, or nobody looked
+        self._reported: int | None = None  # how many had met at the last look; None: all, or nobody looked
+        self._lost_port = ""  # why it gives up
+        self._lost_ports = 0  # in how many rounds in a row
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         self._assignment = assignment
 
     def begin(self, workers: Workers) -> None:
         assert self._assignment is not None
-        if self._launch.meets_in_store and self._assignment.start.world_size > 1:
-            self._workers, self._told = workers, None
-            self._look_at = time.monotonic() + MEET_AFTER_S if self._assignment.is_master else None
+        now, look_after_s = time.monotonic(), self._launch.look_after_s
+        self._workers, self._reported = workers, None
+        self._meet_at = now + MEET_AFTER_S if self._meets and self._assignment.is_master else None
+        self._look_at = now + look_after_s if look_after_s is not None else None
+
+    @property
+    def _meets(self) -> bool:
+        assert self._assignment is not None
+        return self._launch.meets_in_store and self._assignment.start.world_size > 1
 
     def due_at(self) -> float | None:
-        return self._look_at
+        return min((at for at in (self._meet_at, self._look_at) if at is not None), default=None)
 
     def look(self) -> None:
-        """Tell how many have met if that is not all, and once it is."""
         assert self._assignment is not None
-        number, world_size = self._assignment.round, self._assignment.start.world_size
-        met = self._met()
+        now = time.monotonic()
+        if self._meet_at is not None and now >= self._meet_at:
+            self._look_who_met(self._assignment)
+        if self._look_at is not None and now >= self._look_at and self._workers is not None:
+            self._look_at = None
+            if (warning := self._launch.look(self._assignment, self._workers.pids[0])) is not None:
+                self._log(warning)
+
+    def _look_who_met(self, assignment: Assignment) -> None:
+        """Report how many have met if that is not all, and once it is."""
+        met, world_size = self._met(), assignment.start.world_size
         is_late = met is not None and met < world_size
         # They may only have been loading.
-        self._look_at = time.monotonic() + MEET_AFTER_S if is_late else None
-        if met is None or met == self._told or not (is_late or self._told is not None):
+        self._meet_at = time.monotonic() + MEET_AFTER_S if is_late else None
+        if met is None or met == self._reported or not (is_late or self._reported is not None):
             return
-        self._told = met
-        self._tell(f"round {number}: {_described(met, world_size)}")
-        self._line.send(reports.started(number, met))
+        self._reported = met
+        self._log(f"round {assignment.round}: {_described(met, world_size)}")
+        self._line.send(reports.started(assignment.round, met))
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
         """What a report of success says beside."""
-        if kind is not ReportKind.SUCCEEDED:
-            return {}
-        return {"met": self._met(), "must_meet": self._must_meet}
-
-    def end(self) -> None:
-        self._workers = self._look_at = None
+        return {"met": self._met(), "must_meet": self._must_meet} if kind is ReportKind.SUCCEEDED else {}
 
     def _met(self) -> int | None:
         """How many workers of all nodes have found each other; None: there is only one, or nobody can tell."""
-        if self._workers is None or self._assignment is None:
+        if self._workers is None or self._assignment is None or not self._meets:
             return None
         met = self._launch.met(self._workers.started.met)
         return None if met is None else min(met, self._assignment.start.world_size)
+
+    def abandon_reason(self) -> str:
+        """The program could not open its port, which somebody else had taken: that is no failure of the script."""
+        if not self._lost_port and self._workers is not None:
+            self._lost_port = self._look_for_port(self._workers)
+        return self._lost_port
+
+    def _look_for_port(self, workers: Workers) -> str:
+        assert self._assignment is not None
+        failed = next((end for end in workers.exits if not end.succeeded), None)
+        opens = self._launch.frees_port and self._assignment.is_master
+        if not opens or failed is None or self._lost_ports == MOST_LOST_PORTS:
+            return ""
+        port = self._assignment.start.master.script_port
+        text = failure_message(workers.left(failed.local_rank), failed.status, ())
+        if not re.search(rf"\b{port}\b", text) or "address already in use" not in text.lower():
+            return ""
+        return f"could not begin: another program took port {port} before the script opened it"
+
+    def end(self) -> None:
+        if self._workers is not None:
+            self._lost_ports = self._lost_ports + 1 if self._lost_port else 0
+        self._meet_at = self._look_at = self._workers = None
+        self._lost_port = ""
 
 
 def _described(met: int, world_size: int) -> str:
@@ -95,65 +131,3 @@ def _described(met: int, world_size: int) -> str:
         "or meet in another way than init_process_group with env:// or hvd.init(), they train alone or wait for each "
         "other"
     )
-
-
-class LaunchLook(RoundHook):
-    """Has the launch look at its processes once, some time after their start, and at their end.
-
-    Args:
-        launch: how the workers are started.
-        tell: shows one line to the person at the terminal.
-    """
-
-    def __init__(self, launch: Launch, tell: Callable[[str], None]) -> None:
-        self._launch = launch
-        self._tell = tell
-        self._assignment: Assignment | None = None
-        self._look_at: float | None = None
-        self._pid = 0
-        self._workers: Workers | None = None
-        self._lost_port = ""  # why it gives up
-        self._lost_ports = 0  # in how many rounds in a row
-
-    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
-        self._assignment = assignment
-
-    def begin(self, workers: Workers) -> None:
-        self._workers = workers
-        if self._launch.look_after_s is not None:
-            self._pid, self._look_at = workers.pids[0], time.monotonic() + self._launch.look_after_s
-
-    def due_at(self) -> float | None:
-        return self._look_at
-
-    def look(self) -> None:
-        """Tell what the launch warns of."""
-        self._look_at = None
-        assert self._assignment is not None
-        if (warning := self._launch.look(self._assignment, self._pid)) is not None:
-            self._tell(warning)
-
-    def abandon_reason(self) -> str:
-        """The program could not open its port, which somebody else had taken: that is no failure of the script."""
-        if not self._lost_port:
-            self._lost_port = self._look_for_port()
-        return self._lost_port
-
-    def _look_for_port(self) -> str:
-        assert self._assignment is not None
-        if self._workers is None or not (self._launch.frees_port and self._assignment.is_master):
-            return ""
-        failed = next((end for end in self._workers.exits if not end.succeeded), None)
-        if failed is None or self._lost_ports == MOST_LOST_PORTS:
-            return ""
-        port = self._assignment.start.master.script_port
-        text = failure_message(self._workers.left(failed.local_rank), failed.status, ())
-        if not re.search(rf"\b{port}\b", text) or "address already in use" not in text.lower():
-            return ""
-        return f"could not begin: another program took port {port} before the script opened it"
-
-    def end(self) -> None:
-        if self._workers is not None:
-            self._lost_ports = self._lost_ports + 1 if self._lost_port else 0
-        self._look_at = self._workers = None
-        self._lost_port = ""

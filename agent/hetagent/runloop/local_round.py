@@ -11,7 +11,6 @@ from hetagent.launch.base import Assignment, Launch
 from hetagent.node.network import host_port
 from hetagent.roundhook import Environ
 from hetagent.runloop.parts import Parts
-from hetagent.workers.deaths import Deaths
 from hetagent.workers.failures import failure_message, is_permanent
 from hetagent.workers.processes import Cleared, Workers
 from hetagent.workers.starter import Exit, no_process
@@ -125,7 +124,6 @@ class LocalRound:
         self._incarnation = incarnation
         self._parts = parts
         self._workers: Workers | None = None  # until they are cleared away
-        self._deaths: Deaths | None = None  # of what the node's one program has started
         self._look_at = 0.0  # for workers that do not end (monotonic seconds)
         self._end: End | None = None  # from ENDING on, unless they are stopped before it was reported
         self._stop: Stop | None = None  # under way, or put off while the program has time to end by itself
@@ -224,8 +222,6 @@ class LocalRound:
         self._move(Phase.RUNNING)
         for hook in self._parts.hooks:
             hook.begin(self._workers)
-        if self._launch.watches_deaths:
-            self._deaths = Deaths(started.pids[0])
 
     def _environ(self, environ: Mapping[str, str], local_rank: int) -> Environ:
         made: dict[str, str | None] = {
@@ -304,7 +300,7 @@ class LocalRound:
 
     def _dated(self, failure: Exit) -> Exit:
         """A failure, seen when the first process died that the program had started."""
-        died_at = self._deaths.first_at() if self._deaths is not None else None
+        died_at = self._parts.first_death_at()
         return failure if died_at is None else replace(failure, seen_at=min(failure.seen_at, died_at))
 
     def moved(self) -> Moved | None:
@@ -356,7 +352,7 @@ class LocalRound:
         """
         if self._workers is None or self._stop is not None:
             return
-        if self._workers.running and self._deaths is not None and self._deaths.first_at() is not None:
+        if self._workers.running and self._parts.first_death_at() is not None:
             self._stop = Stop(signum, grace_s, time.monotonic() + FAILING_S)
         else:
             self.stop(signum, grace_s)
@@ -420,9 +416,6 @@ class LocalRound:
     def clear(self, *, spare_detached: bool = False, until: float | None = None) -> Cleared:
         """Kill and take away what is left of the processes; see `Workers.clear`."""
         assert self._workers is not None
-        if self._deaths is not None:
-            self._deaths.close()
-            self._deaths = None
         # If this fails, they are still ours to clear.
         cleared = self._workers.clear(spare_detached=spare_detached, until=until)
         self._end_hooks()

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from hetagent.launch.base import Assignment
@@ -37,7 +37,7 @@ class Notices(RoundHook):
 
     Args:
         line: where it is told that they are ready.
-        tell: shows one line to the person at the terminal.
+        log: shows one line at the terminal.
         signum: what those workers get that handle it; None: only the file.
         one_per_node: a single process stands for all workers of this node.
     """
@@ -45,19 +45,20 @@ class Notices(RoundHook):
     def __init__(
         self,
         line: ServerConnection,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         signum: signal.Signals | None = None,
         *,
         one_per_node: bool = False,
     ) -> None:
         self._line = line
-        self._tell = tell
+        self._log = log
         self._signum = signum
         self._one_per_node = one_per_node
-        self._round, self._sharing = 0, 1
+        self._round, self._sharing = 0, 1  # how many workers share a file
         self._workers: Workers | None = None
         self._folder: scratch.Folder | None = None
-        self._notice: NoticeFiles | None = None
+        self._until: float | None = None  # the end of the notice (monotonic seconds); None: there is none
+        self._look_at = 0.0
         self._all_ready = False
         self._notice_s = 0.0  # the group's setting
 
@@ -79,25 +80,42 @@ class Notices(RoundHook):
     def on_directive(self, directive: DirectiveReply) -> None:
         """Pass a notice on, once."""
         self._notice_s = directive.notice_s
-        if directive.kind is not DirectiveKind.START or directive.notice is None or self._workers is None:
+        notice, workers = directive.notice, self._workers
+        if directive.kind is not DirectiveKind.START or notice is None or workers is None:
             return
-        told = directive.notice
-        self._tell(
-            f"round {self._round} is about to end ({told.why}): the workers have {told.left_s:.0f} s to save"
+        self._log(
+            f"round {self._round} is about to end ({notice.why}): the workers have {notice.left_s:.0f} s to save"
         )
-        if self._notice is None:
-            files = {
-                local_rank: path
-                for local_rank in self._workers.pids
-                if (path := self.environ(local_rank).get(NOTICE_FILE))
-            }
-            self._notice = NoticeFiles(told, files, self._sharing)
+        if self._until is None:
+            self._until, self._look_at = time.monotonic() + notice.left_s, 0.0
+            self._write(notice, self._until, workers)
             if self._signum is not None:
-                self._send(self._signum, self._workers.alive)
+                self._send(self._signum, workers)
+
+    def _write(self, notice: NoticeReply, until: float, workers: Workers) -> None:
+        text = json.dumps({"kind": notice.kind, "why": notice.why, "until": until})
+        for local_rank in workers.pids:
+            if (path := self.environ(local_rank).get(NOTICE_FILE)) is not None:
+                with contextlib.suppress(OSError):  # that worker is stopped without having saved
+                    Path(f"{path}.new").write_text(text, encoding="utf-8")
+                    os.replace(f"{path}.new", path)
+
+    def _send(self, signum: signal.Signals, workers: Workers) -> None:
+        """Send a signal to those workers that handle it, and say whom it would have killed."""
+        deaf = [local_rank for local_rank, pid in workers.alive.items() if not processes.handles(pid, signum)]
+        for local_rank, pid in workers.alive.items():
+            if local_rank not in deaf:
+                with contextlib.suppress(PermissionError):  # sudo in a worker; it has the file
+                    os.kill(pid, signum)  # it is not reaped before the round is cleared away
+        if deaf:
+            who = f"local rank{'s' if len(deaf) > 1 else ''} {', '.join(map(str, deaf))}"
+            self._log(
+                f"{signum.name} was not sent to {who}: without a handler it would have killed the worker"
+            )
 
     def supports_graceful_stop(self) -> bool:
         """Whether workers save when they are told that their round is about to end."""
-        return self._notice is not None or bool(self._asking())
+        return self._until is not None or bool(self._asking())
 
     def _asking(self) -> set[int]:
         """The local ranks that have asked for a notice, or handle its signal."""
@@ -111,97 +129,53 @@ class Notices(RoundHook):
             or (signum is not None and local_rank in alive and processes.handles(alive[local_rank], signum))
         }
 
-    def _send(self, signum: signal.Signals, alive: Mapping[int, int]) -> None:
-        """Send a signal to those workers that handle it, and say whom it would have killed."""
-        deaf = [local_rank for local_rank, pid in alive.items() if not processes.handles(pid, signum)]
-        for local_rank, pid in alive.items():
-            if local_rank not in deaf:
-                with contextlib.suppress(PermissionError):  # sudo in a worker; it has the file
-                    os.kill(pid, signum)  # it is not reaped before the round is cleared away
-        if deaf:
-            who = f"local rank{'s' if len(deaf) > 1 else ''} {', '.join(map(str, deaf))}"
-            self._tell(
-                f"{signum.name} was not sent to {who}: without a handler it would have killed the worker"
-            )
+    def _ready(self, local_rank: int) -> set[str]:
+        """The workers of a process that have said that they may be stopped."""
+        if self._until is not None and self._folder is not None:
+            with contextlib.suppress(OSError):
+                path = self._folder.path / f"{local_rank}{READY}"
+                return set(path.read_text(encoding="utf-8", errors="replace").split())
+        return set()
 
     def due_at(self) -> float | None:
-        if self._notice is None or self._workers is None:
+        if self._until is None or self._workers is None:
             return None
         if not self._all_ready:
-            return self._notice.look_at
-        return None if self._workers.running else self._notice.until + PATIENCE_S
+            return self._look_at
+        return None if self._workers.running else self._until + PATIENCE_S
 
     def look(self) -> None:
-        """Tell, once, that the workers may be stopped: all who are waited for have said so or have ended well."""
-        notice, workers = self._notice, self._workers
-        if notice is None or workers is None or self._all_ready:
+        """Report, once, that the workers may be stopped: all who are waited for have said so or have ended well."""
+        workers = self._workers
+        if self._until is None or workers is None or self._all_ready:
             return
-        ready = notice.ready() | {end.local_rank for end in workers.exits if end.succeeded}
+        self._look_at = time.monotonic() + LOOK_S
+        ready = {end.local_rank for end in workers.exits if end.succeeded}
+        for local_rank in workers.pids:
+            answers = self._ready(local_rank)
+            if len(answers) >= self._sharing or EVERYBODY in answers:
+                ready.add(local_rank)
         awaited = set(workers.pids) if self._notice_s > 0 else self._asking()
-        self._all_ready = ready >= awaited and (notice.answered() or not awaited)
+        self._all_ready = ready >= awaited and (self.holds_end() or not awaited)
         if self._all_ready:
-            self._tell(f"round {self._round}: the workers are ready to stop")
+            self._log(f"round {self._round}: the workers are ready to stop")
             self._line.send(reports.ready_to_stop(self._round))
 
     def holds_end(self) -> bool:
         """Workers that have saved wait for the end of the round: the job is not done."""
-        return self._notice is not None and self._notice.answered()
+        return self._workers is not None and any(map(self._ready, self._workers.pids))
 
     def abandon_reason(self) -> str:
         """Long after the notice the round goes on all the same, but all workers have ended for it."""
-        if self._notice is None or self._workers is None or self._workers.running or not self._all_ready:
+        if self._until is None or self._workers is None or self._workers.running or not self._all_ready:
             return ""
-        if time.monotonic() < self._notice.until + PATIENCE_S:
+        if time.monotonic() < self._until + PATIENCE_S:
             return ""
         return "goes on, although its workers here have stopped"
 
     def end(self) -> None:
-        self._workers = self._notice = None
+        self._workers = self._until = None
         self._all_ready = False
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.close()
-
-
-class NoticeFiles:
-    """A notice to the workers of one round on this node.
-
-    Args:
-        told: the server's words.
-        files: HET_NOTICE_FILE of each process that the agent started, by local rank.
-        workers: how many workers share each of these files.
-
-    Attributes:
-        until: when they have to be ready (monotonic seconds).
-        look_at: when to look again (monotonic seconds).
-    """
-
-    def __init__(self, told: NoticeReply, files: Mapping[int, str], workers: int) -> None:
-        self.until = time.monotonic() + told.left_s
-        self.look_at = 0.0
-        self._files = files
-        self._workers = workers
-        text = json.dumps({"kind": told.kind, "why": told.why, "until": self.until})
-        for path in files.values():
-            with contextlib.suppress(OSError):  # that worker is stopped without having saved
-                Path(f"{path}.new").write_text(text, encoding="utf-8")
-                os.replace(f"{path}.new", path)
-
-    def ready(self) -> set[int]:
-        """The local ranks of the processes all of whose workers have said that they may be stopped."""
-        self.look_at = time.monotonic() + LOOK_S
-        return {
-            local_rank
-            for local_rank, path in self._files.items()
-            if len(said := _said(path)) >= self._workers or EVERYBODY in said
-        }
-
-    def answered(self) -> bool:
-        """Whether any worker has said that it may be stopped."""
-        return any(_said(path) for path in self._files.values())
-
-
-def _said(path: str) -> set[str]:
-    with contextlib.suppress(OSError):
-        return set(Path(path + READY).read_text(encoding="utf-8", errors="replace").split())
-    return set()

@@ -9,7 +9,8 @@ from hetagent.job.snapshots.room import Snapshots
 from hetagent.monitor.watcher import Watcher
 from hetagent.preemption.watching import PreemptionWatch
 from hetagent.roundhook import Motion, RoundHook
-from hetagent.runloop.after_start import LaunchLook, Meeting
+from hetagent.runloop.after_start import StartCheck
+from hetagent.runloop.deaths import ProgramDeaths
 from hetagent.runloop.notices import Notices
 from hetagent.runloop.share_files import ShareFiles
 from hetagent.standby.keeper import Standbys
@@ -22,8 +23,8 @@ class Parts:
 
     Attributes:
         notices: tell workers that their round is about to end.
-        meeting: sees whether the workers have met.
-        launch_look: has the launch look at its processes.
+        start_check: looks at workers that have run for a while.
+        deaths: watches the processes that a node's one program has started.
         monitor: watches workers: steps, hangs, stacks, output.
         shares: tells workers their shares of the work.
         snapshots: the state of training in this node's memory.
@@ -33,8 +34,8 @@ class Parts:
     """
 
     notices: Notices | None = None
-    meeting: Meeting | None = None
-    launch_look: LaunchLook | None = None
+    start_check: StartCheck | None = None
+    deaths: ProgramDeaths | None = None
     monitor: Watcher | None = None
     shares: ShareFiles | None = None
     snapshots: Snapshots | None = None
@@ -47,8 +48,8 @@ class Parts:
         """Those with work in each round, in the order in which they do it."""
         every: Sequence[RoundHook | None] = (
             self.notices,
-            self.meeting,
-            self.launch_look,
+            self.start_check,
+            self.deaths,
             self.monitor,
             self.shares,
             self.snapshots,
@@ -84,12 +85,12 @@ class Parts:
 
     def abandon_reason(self) -> str:
         """Why this node should end its part of the round and join again, as what comes after "the round"; empty: no."""
-        parts = (self.notices, self.launch_look, self.snapshots)
+        parts = (self.notices, self.start_check, self.snapshots)
         return _first(part.abandon_reason() for part in parts if part is not None)
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
         """What a report of the round's success or failure says beside: fields of that report."""
-        parts = (self.meeting, self.monitor)
+        parts = (self.start_check, self.monitor)
         return {
             name: value for part in parts if part is not None for name, value in part.report(kind).items()
         }
@@ -97,6 +98,10 @@ class Parts:
     def motion(self) -> Motion | None:
         """When the workers of this node moved in the round; None: nobody can tell."""
         return self.monitor.motion() if self.monitor is not None else None
+
+    def first_death_at(self) -> float | None:
+        """When the first process died that this node's program has started (monotonic seconds); None: none has."""
+        return self.deaths.first_at() if self.deaths is not None else None
 
     def close(self) -> None:
         """The agent ends."""

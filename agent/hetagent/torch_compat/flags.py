@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed.run
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, Std
+from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.utils import macros
 
@@ -153,12 +153,3 @@ def logs_specs_class(name: str) -> type[LogsSpecs]:
         ValueError: there is none.
     """
     return torch.distributed.run._get_logs_specs_class(name)
-
-
-class FolderLogs(DefaultLogsSpecs):
-    """torch's own log files, with what a subclass needs to arrange them differently."""
-
-    @property
-    def run_folder(self) -> str | None:
-        """The folder of this run; None: `reify` has not made one yet, or nothing is kept."""
-        return self._run_log_dir

@@ -19,7 +19,6 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Callable
     from types import FrameType, TracebackType
     from typing import Any, NoReturn
@@ -96,7 +95,18 @@ def _loaded(path: str) -> "Any":
 
 
 def _after_torch(path: str, argument: str) -> None:
-    """Have the file at `path` begin, now or once the script has imported torch; whatever fails, fails silently."""
+    """Have the file at `path` begin, now or once the script imports torch; whatever fails, fails silently."""
+    pid = os.getpid()
+
+    class Finder:
+        """Finds nothing; sees that torch.distributed, which loads its C++ half first, is imported, and goes away."""
+
+        @staticmethod
+        def find_spec(name: str, path_: "Any" = None, target: "Any" = None) -> None:
+            if name.startswith("torch.distributed."):
+                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not Finder]
+                if os.getpid() == pid:
+                    begin()
 
     def begin() -> None:
         try:  # noqa: SIM105 - contextlib would be one module more for the script to see
@@ -107,67 +117,7 @@ def _after_torch(path: str, argument: str) -> None:
     if "torch.distributed" in sys.modules:
         begin()
     else:
-        sys.meta_path.insert(0, _Awaiting("torch.distributed", begin))
-
-
-class _Awaiting:
-    """A finder that waits for one module, and goes away once that is imported.
-
-    Args:
-        module: its name.
-        then: what to do after its import.
-    """
-
-    def __init__(self, module: str, then: "Callable[[], None]") -> None:
-        self._module = module
-        self._then = then
-        self._pid = os.getpid()
-
-    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        """Find what the others find, by the interpreter's own rules: finders of scripts may be of any kind."""
-        if name != self._module:
-            return None
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-        spec = sys.modules["_frozen_importlib"]._find_spec(name, path, target)
-        loader = getattr(spec, "loader", None)
-        if os.getpid() == self._pid and hasattr(loader, "create_module") and hasattr(loader, "exec_module"):
-            try:  # noqa: SIM105 - as above
-                spec.loader = _Loading(spec, loader, self._then)
-            except Exception:
-                pass  # a spec of the script's own make
-        return spec
-
-
-class _Loading:
-    """Loads a module as its own loader does, which is all that the module ever sees, and then does something."""
-
-    def __init__(self, spec: "Any", loader: "Any", then: "Callable[[], None]") -> None:
-        self._spec = spec
-        self._loader = loader
-        self._then = then
-
-    def create_module(self, spec: "Any") -> "Any":
-        """As the module's own loader."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: "Any") -> None:
-        """As the module's own loader, and then what is to be done."""
-        self._spec.loader = self._loader
-        try:  # noqa: SIM105 - as above
-            module.__loader__ = self._loader
-        except AttributeError:
-            pass  # what the loader has created takes none; the interpreter does without it as well
-        self._loader.exec_module(module)
-        self._then()
-
-
-def _as_importlib(function: "Any") -> None:
-    """Have a function's frames left out of tracebacks wherever the interpreter leaves out its own of an import."""
-    function.__code__ = function.__code__.replace(co_filename="<frozen importlib._bootstrap>")
-
-
-_as_importlib(_Awaiting.find_spec)
-_as_importlib(_Loading.exec_module)
+        sys.meta_path.insert(0, Finder)
 
 
 def _fresh_main() -> dict[str, object]:
@@ -286,8 +236,7 @@ def _is_done(error: "BaseException | None") -> bool:
 def _is_permanent(error: BaseException, traceback: "TracebackType | None") -> bool:
     """Whether the script would end in the same way again.
 
-    That is, by a syntax error or an import that failed, before its first line or in one of its first lines: there only
-    imports, docstrings, and assignments and calls that set up imports (`sys.path`, `os.environ`) came before. Or by a
+    That is, by a syntax error or an import that failed, before its first line or outside any other statement. Or by a
     name that it does not have, in a line outside any function.
     """
     try:
@@ -311,7 +260,7 @@ def _frames(traceback: "TracebackType | None") -> "list[FrameType]":
 
 
 def _is_in_imports(traceback: "TracebackType | None") -> bool:
-    """Whether an exception came before the script's first line, or in one of those first lines that only import."""
+    """Whether an exception came before the script's first line, or in an import that is in no other statement."""
     import ast
 
     main = sys.modules["__main__"].__dict__
@@ -319,36 +268,16 @@ def _is_in_imports(traceback: "TracebackType | None") -> bool:
         traceback = traceback.tb_next
     if traceback is None:
         return True
-    code = traceback.tb_frame.f_code
-    if code.co_name != "<module>":
-        return False
+    code, line = traceback.tb_frame.f_code, traceback.tb_lineno
     try:
         with open(code.co_filename, "rb") as file:
             tree = ast.parse(file.read())
     except (OSError, ValueError):  # it is not in a file
         return False
-    for statement in tree.body:
-        end = statement.end_lineno or statement.lineno
-        if isinstance(statement, (ast.Import, ast.ImportFrom)):
-            if statement.lineno <= traceback.tb_lineno <= end:
-                return True
-        elif not _sets_up_imports(statement):
-            return False
-    return False
-
-
-def _sets_up_imports(statement: "ast.stmt") -> bool:
-    import ast
-
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-        return True
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        return ast.unparse(statement.value.func).startswith(("sys.path.", "os.environ."))
-    if isinstance(statement, ast.Assign):
-        calls = any(isinstance(node, (ast.Call, ast.Await)) for node in ast.walk(statement))
-        names = [ast.unparse(target) for target in statement.targets]
-        return not calls or all(name.startswith(("sys.path", "os.environ[")) for name in names)
-    return False
+    imports = [each for each in tree.body if isinstance(each, (ast.Import, ast.ImportFrom))]
+    return code.co_name == "<module>" and any(
+        each.lineno <= line <= (each.end_lineno or line) for each in imports
+    )
 
 
 def _without_ours(traceback: "TracebackType | None") -> "TracebackType | None":

@@ -1,9 +1,9 @@
-"""Identical lines of several ranks of a node become one line that names the ranks (`--collapse`)."""
+"""Equal lines of several ranks of a node become one line that names the ranks (`--collapse`)."""
 
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from itertools import count
 from typing import TextIO
 
 WAIT_S = 0.5
@@ -12,112 +12,29 @@ WAIT_S = 0.5
 MOST_CHARACTERS = 64 << 10
 """The longest line that is kept whole."""
 
-MOST_LINES = 1000
-"""How many lines wait at most."""
 
+class LineMerger:
+    """A stream for the lines of several ranks: equal ones that come within `WAIT_S` are written once.
 
-@dataclass(slots=True)
-class _Entry:
-    """A line that waits.
-
-    Attributes:
-        ranks: who has written it so far.
-        until: when it waits no longer (seconds of the caller's clock).
-    """
-
-    text: str
-    until: float
-    ranks: list[int] = field(default_factory=list)
-
-
-Line = tuple[Sequence[int], str]
-"""Who has written a line, in ascending order, and the line with its end."""
-
-
-class Collapser:
-    """Which lines are the same. Pure: the caller says what time it is (seconds).
-
-    The lines of each rank stay in order; a line that a rank writes twice is shown twice.
-
-    Args:
-        ranks: all that may write.
-    """
-
-    def __init__(self, ranks: Collection[int]) -> None:
-        self._all = len(ranks)
-        self._entries: list[_Entry] = []
-        self._partial: dict[int, str] = {}  # by rank, what has no end of line yet
-
-    def add(self, rank: int, text: str, now: float) -> None:
-        """A rank has written a line, or a part of one."""
-        text = self._partial.pop(rank, "") + text
-        if not text.endswith("\n") and len(text) < MOST_CHARACTERS:
-            self._partial[rank] = text
-        else:
-            self._place(rank, text, now)
-
-    def _place(self, rank: int, text: str, now: float) -> None:
-        for entry in self._after_last_of(rank):
-            if entry.text == text:
-                entry.ranks.append(rank)
-                return
-        self._entries.append(_Entry(text, now + WAIT_S, [rank]))
-
-    def _after_last_of(self, rank: int) -> Sequence[_Entry]:
-        """What waits behind the last line of a rank: its next line can be no other."""
-        for index in range(len(self._entries), 0, -1):
-            if rank in self._entries[index - 1].ranks:
-                return self._entries[index:]
-        return self._entries
-
-    def due(self, now: float) -> list[Line]:
-        """The lines that wait no longer: all ranks have written them, or their time is over."""
-        count = 0
-        while count < len(self._entries):
-            entry = self._entries[count]
-            if (
-                len(entry.ranks) < self._all
-                and now < entry.until
-                and len(self._entries) - count <= MOST_LINES
-            ):
-                break
-            count += 1
-        return self._take(count)
-
-    def rest(self) -> list[Line]:
-        """All lines: nobody writes any more."""
-        for rank, text in sorted(self._partial.items()):
-            self._place(rank, f"{text}\n", 0.0)
-        self._partial.clear()
-        return self._take(len(self._entries))
-
-    @property
-    def next_at(self) -> float | None:
-        """When the next line waits no longer; None: no line waits."""
-        return self._entries[0].until if self._entries else None
-
-    def _take(self, count: int) -> list[Line]:
-        taken, self._entries = self._entries[:count], self._entries[count:]
-        return [(sorted(entry.ranks), entry.text) for entry in taken]
-
-
-class Merged:
-    """A stream for the lines of several ranks, which passes them on to another one.
+    What a rank writes twice is shown twice. Lines come in the order in which the first rank wrote them.
 
     Args:
         out: where they go.
         ranks: the local ranks that write.
         offset: the global rank of local rank 0.
-        prefix: what a line of some ranks begins with, of their global and their local numbers.
+        prefix: what a line begins with, of the global and the local numbers of its ranks.
     """
 
     def __init__(
         self, out: TextIO, ranks: Collection[int], offset: int, prefix: Callable[[str, str], str]
     ) -> None:
         self._out = out
+        self._all = set(ranks)
         self._offset = offset
         self._prefix = prefix
-        self._lines = Collapser(ranks)
+        self._waiting: dict[tuple[str, int], set[int]] = {}  # which ranks wrote a line for the n-th time
+        self._until: dict[tuple[str, int], float] = {}  # monotonic seconds
+        self._partial: dict[int, str] = {}  # by rank, what has no end of line yet
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="collapse", daemon=True)
@@ -130,35 +47,49 @@ class Merged:
 
     def write(self, text: str) -> int:
         """A line, or a part of one, behind its mark."""
-        rank, _, line = text.partition("\0")
+        mark, _, line = text.partition("\0")
+        rank = int(mark)
         with self._changed:
-            self._lines.add(int(rank), line, time.monotonic())
-            self._pass_on(self._lines.due(time.monotonic()))
+            line = self._partial.pop(rank, "") + line
+            if line.endswith("\n") or len(line) >= MOST_CHARACTERS:
+                self._add(rank, line)
+            else:
+                self._partial[rank] = line
             self._changed.notify()
         return len(text)
 
     def close(self) -> None:
         """Pass on all that is left."""
         with self._changed:
+            for rank, line in sorted(self._partial.items()):
+                self._add(rank, f"{line}\n")
             self._closed = True
-            self._pass_on(self._lines.rest())
             self._changed.notify()
         self._thread.join()
 
+    def _add(self, rank: int, line: str) -> None:
+        key = next((line, n) for n in count() if rank not in self._waiting.get((line, n), ()))
+        self._waiting.setdefault(key, set()).add(rank)
+        self._until.setdefault(key, time.monotonic() + WAIT_S)
+
     def _run(self) -> None:
         with self._changed:
-            while not self._closed:
-                self._pass_on(self._lines.due(time.monotonic()))
-                next_at = self._lines.next_at
-                self._changed.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))
+            while not self._closed or self._waiting:
+                self._pass_on(time.monotonic())
+                until = next(iter(self._until.values()), None)
+                if not self._closed:
+                    self._changed.wait(None if until is None else max(0.0, until - time.monotonic()))
 
-    def _pass_on(self, lines: Sequence[Line]) -> None:
-        if lines:
-            self._out.write("".join(f"{self._begin(ranks)}{text}" for ranks, text in lines))
-            self._out.flush()
-
-    def _begin(self, ranks: Sequence[int]) -> str:
-        return self._prefix(ranges([self._offset + rank for rank in ranks]), ranges(ranks))
+    def _pass_on(self, now: float) -> None:
+        """Write the lines at the front that all ranks have written, or that have waited long enough."""
+        for key, ranks in list(self._waiting.items()):
+            if ranks != self._all and now < self._until[key] and not self._closed:
+                break
+            numbers = sorted(ranks)
+            begin = self._prefix(ranges([self._offset + rank for rank in numbers]), ranges(numbers))
+            self._out.write(f"{begin}{key[0]}")
+            del self._waiting[key], self._until[key]
+        self._out.flush()
 
 
 def ranges(numbers: Sequence[int]) -> str:

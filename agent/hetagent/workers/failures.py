@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetagent.node.processes.signals import signal_name, signal_number
-from hetrdzv.protocol.directive import FailureReply, RootCauseReply
+from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.texts.raised import raised
 
 MAX_CHARACTERS = 4000
@@ -36,31 +36,27 @@ class Left:
 
     Attributes:
         error_file: what the runner or torch's `@record` wrote, if anything; it may be missing, broken or hostile.
-        stderr_file: what it wrote to stderr, if that went into a file.
-        stderr_end: the end of what it wrote to stderr, if that was kept.
+        stderr: the end of what it wrote to stderr.
     """
 
     error_file: str = ""
-    stderr_file: str = ""
-    stderr_end: bytes = b""
+    stderr: bytes = b""
 
 
 def failure_message(left: Left, exitcode: int, secrets: Collection[str] = ()) -> str:
     """Why a worker failed, in its own words if there are any.
 
     Args:
-        left: what it left behind.
         exitcode: its exit status, negative for a signal as in `subprocess`.
         secrets: what must not be sent, wherever the worker has it from.
 
     Returns:
         The end of the traceback, else of stderr, in whole lines and at most `MAX_CHARACTERS`; else what the exit status
-        says, and that the disk is full if that is why nothing else is known. All of it is `sendable`.
+        says. All of it is `sendable`.
     """
-    said = _end(concealed(_recorded(left.error_file), secrets)) or _last_words(
-        concealed(plain_text(left.stderr_end or tail(left.stderr_file)), secrets)
-    )
-    return said or sendable(describe_exit(exitcode) + _lost_words(left.error_file, left.stderr_file))
+    output = _end(concealed(_recorded(left.error_file), secrets))
+    output = output or _last_words(concealed(plain_text(left.stderr), secrets))
+    return output or describe_exit(exitcode)
 
 
 def is_permanent(left: Left) -> bool:
@@ -72,15 +68,14 @@ def is_permanent(left: Left) -> bool:
 def raised_at(error_file: str) -> float | None:
     """When a worker recorded its exception, by its own clock (seconds); None: it has not.
 
-    The time of the file may be a file server's: of that only the fraction counts which torch's `@record` leaves out.
+    torch's `@record` writes whole seconds: the time of the file, which may be a file server's, adds the fraction.
     """
     try:
         changed_at = os.stat(error_file).st_mtime
     except OSError:
         return None
     record = read_record(error_file) or {}
-    exact = _number(record.get("raised_at"))
-    second = _number(_extra(record).get("timestamp"))
+    exact, second = _number(record.get("raised_at")), _number(_extra(record).get("timestamp"))
     if exact is not None or second is None:
         return exact or changed_at
     return min(max(changed_at, second), second + 1.0)
@@ -200,18 +195,6 @@ def plain_text(written: bytes) -> str:
     return "\n".join(lines).translate(_CONTROLS)
 
 
-def _lost_words(*paths: str | None) -> str:
-    """Why a worker's last words are missing, if a full disk explains it."""
-    for folder in {os.path.dirname(path) for path in paths if path}:
-        try:
-            disk = os.statvfs(folder)
-        except OSError:
-            continue
-        if disk.f_blocks and disk.f_bavail * disk.f_frsize < MAX_CHARACTERS:
-            return f"; its error output is lost: No space left on device ({folder})"
-    return ""
-
-
 _BEGINNING, _ENDING = 500, 300
 """How much of a longer line is kept where all of it is too long to be sent (characters)."""
 
@@ -258,8 +241,12 @@ def write_root_cause(cause: RootCauseReply) -> None:
         OSError: it cannot be written.
     """
     failure = cause.failure
-    words = failure.message.strip() if failure is not None else ""
-    write_error(cause.message, words or cause.message, _exit_status(failure))
+    if failure is None:
+        write_error(cause.message, cause.message)
+        return
+    number = signal_number(failure.signal) if failure.signal is not None else None
+    exitcode = failure.exit_code if failure.signal is None else None if number is None else -number
+    write_error(cause.message, failure.message.strip() or cause.message, exitcode)
 
 
 def write_error(message: str, stack: str, exitcode: int | None = None) -> None:
@@ -283,11 +270,3 @@ def write_error(message: str, stack: str, exitcode: int | None = None) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     with open(fd, "w", encoding="utf-8") as file:
         json.dump({"message": record}, file)
-
-
-def _exit_status(failure: FailureReply | None) -> int | None:
-    """Its exit status, negative for a signal; None if it is not known."""
-    if failure is None or failure.signal is None:
-        return failure.exit_code if failure is not None else None
-    number = signal_number(failure.signal)
-    return -number if number is not None else None

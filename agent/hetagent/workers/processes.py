@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetagent.node.processes import finding as processes
-from hetagent.workers.failures import Left, raised_at, script_ended_at
+from hetagent.workers.failures import Left, raised_at, script_ended_at, tail
+from hetagent.workers.output import STDERR, STDOUT
 from hetagent.workers.starter import Exit, Started
 from hetrdzv.protocol.bounds import MAX_SECONDS
 
@@ -86,11 +87,11 @@ class Workers:
 
     def left(self, local_rank: int) -> Left:
         """What a local rank has left behind."""
-        end = self.started.stderr_ends.get(local_rank)
+        captured = self.started.captured.get(local_rank)
+        stderr = captured.stderr.read() if captured is not None else b""
         return Left(
             error_file=self.started.error_files.get(local_rank, ""),
-            stderr_file=self.started.stderr_files.get(local_rank, ""),
-            stderr_end=end() if end is not None else b"",
+            stderr=stderr or tail(self.started.stderr_files.get(local_rank, "")),
         )
 
     def output(self, local_rank: int) -> tuple[bytes, bytes] | None:
@@ -99,8 +100,16 @@ class Workers:
         Returns:
             both streams in one and nothing, or where one goes into a file, stdout and stderr.
         """
-        end = self.started.outputs.get(local_rank)
-        return end() if end is not None else None
+        captured = self.started.captured.get(local_rank)
+        if captured is None:
+            return None
+        files = (self.started.stdout_files.get(local_rank, ""), self.started.stderr_files.get(local_rank, ""))
+        if not captured.writers and not any(map(os.path.exists, filter(None, files))):
+            return None
+        both = captured.both.read()
+        if STDERR not in captured.writers:
+            return both or tail(files[0]), tail(files[1])
+        return (both, b"") if STDOUT in captured.writers else (tail(files[0]), both)
 
     def catch_up(self) -> None:
         """Have what the workers have written shown before what is said next, unless the console is slow."""

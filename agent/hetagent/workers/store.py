@@ -1,6 +1,7 @@
 """A torch rendezvous handler that returns what the server decided: the round's own store, and this node's place."""
 
 import socket
+import struct
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -8,13 +9,18 @@ from torch.distributed import HashStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from hetagent.node.network import WILDCARDS
-from hetagent.torch_compat.store import hosted_store, workers_in
+from hetagent.torch_compat.flags import RELEASE
 from hetrdzv.protocol.directive import StartReply
 
 STORE_TIMEOUT = timedelta(seconds=60)
 
 LOOPBACK = "127.0.0.1"
 """Where a socket on all addresses is reached from its own host; an IPv6 one accepts IPv4 as well."""
+
+_VALIDATE, _ADD, _MAGIC = 0, 4, 0x3C85F7CE
+"""Of the protocol of TCPStore: two kinds of query, and the word that comes after the first."""
+
+_ANSWER_S = 2.0
 
 
 class HetRendezvousHandler(RendezvousHandler):
@@ -36,7 +42,7 @@ class HetRendezvousHandler(RendezvousHandler):
         self._held: socket.socket | None = None
         self._store: Store | None = None
         self._start: StartReply | None = None
-        self._place: tuple[str, int] | None = None  # where our store is, if we are the master
+        self._hosted_at: tuple[str, int] | None = None  # our store, if we are the master
 
     def offer(self) -> int:
         """The port on which this node would host the next round's store; held until that round uses it."""
@@ -59,7 +65,7 @@ class HetRendezvousHandler(RendezvousHandler):
         """The round accepted last; if this node is its master, its store starts here."""
         start = self.start
         self.release()
-        self._place = None
+        self._hosted_at = None
         # The agents of the other members need no store: the server has decided everything they would ask it.
         self._store = self._host(start) if start.master.node_id == self._node_id else HashStore()
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
@@ -70,12 +76,14 @@ class HetRendezvousHandler(RendezvousHandler):
         listener, self._held = self._held, None
         # Where it listens, not where peers find it: a router in between may not lead back to this host.
         host = listener.getsockname()[0]
-        self._place = (LOOPBACK if host in WILDCARDS.values() else host, start.master.port)
-        return hosted_store(self._place[0], listener, STORE_TIMEOUT)
+        self._hosted_at = (LOOPBACK if host in WILDCARDS.values() else host, start.master.port)
+        return hosted_store(self._hosted_at[0], listener)
 
     def workers(self) -> int | None:
         """How many workers have come to the store of the last round; None if this node does not host it."""
-        return workers_in(self._place) if self._place is not None and self._store is not None else None
+        return (
+            workers_in(self._hosted_at) if self._hosted_at is not None and self._store is not None else None
+        )
 
     def release(self) -> None:
         """Close the store of the last round."""
@@ -108,3 +116,40 @@ class HetRendezvousHandler(RendezvousHandler):
             self._held.close()
             self._held = None
         return True
+
+
+def hosted_store(host: str, listener: socket.socket, release: tuple[int, ...] = RELEASE) -> TCPStore:
+    """A store that listens on a socket which is open already; takes the socket.
+
+    Only the number tells whether torch's newer kind of store can do that (since 2.8, pytorch#150215): it says so when
+    it is asked to, but on the console too. The older kind does the same work with more threads.
+    """
+    return TCPStore(
+        host_name=host,
+        port=listener.getsockname()[1],
+        is_master=True,
+        timeout=STORE_TIMEOUT,
+        wait_for_workers=False,
+        use_libuv=release >= (2, 8),
+        master_listen_fd=listener.detach(),
+    )
+
+
+def workers_in(store: tuple[str, int]) -> int | None:
+    """How many workers have come to a TCPStore since it was made; None if it does not say.
+
+    Each counts itself there when it opens the store with a world size, as `init_process_group` does; torch's own
+    interface does not show the number.
+
+    Args:
+        store: its address and port.
+    """
+    key = b"init/"
+    query = struct.pack("=BIBQ", _VALIDATE, _MAGIC, _ADD, len(key)) + key + struct.pack("=q", 0)
+    try:
+        with socket.create_connection(store, _ANSWER_S) as asked:
+            asked.sendall(query)
+            answer = asked.recv(8, socket.MSG_WAITALL)
+    except OSError:
+        return None
+    return int(struct.unpack("=q", answer)[0]) if len(answer) == 8 else None

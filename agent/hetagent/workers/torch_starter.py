@@ -3,42 +3,50 @@
 Used of torch's agent: how it starts the workers of a round (environment, macros in arguments, log specs and prefixes,
 filtered copies, error files, NUMA binding, virtual local ranks), the watchdog and the health check beside them, its
 events and its metrics. Not used: its run loop, its way of watching and stopping workers, its ranks.
-
-Where there is a process already that can become a worker, torch gets that instead of a new one. How torch does all this
-is the business of `hetagent.torch_compat`.
 """
 
 import contextlib
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TextIO
+from string import Template
+from types import SimpleNamespace
+from typing import Any, TextIO, cast
 
+from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
-from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events import Event, EventSource
+from torch.distributed.elastic.metrics import put_metric
+from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure, SubprocessContext
+from torch.distributed.elastic.multiprocessing import api as processes_api
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from hetagent.launch.base import Assignment, PredictCommand
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import changes_the_command, substituted
-from hetagent.torch_compat.starting import ElasticAgent, Processes
-from hetagent.workers.console import drained
-from hetagent.workers.failures import read_record, tail
-from hetagent.workers.kept import STDERR, STDOUT, Consoles, Kept
-from hetagent.workers.starter import Exit, MergeLines, Program, Started, Take, no_process
+from hetagent.workers.collapse import LineMerger
+from hetagent.workers.failures import read_record
+from hetagent.workers.output import STDERR, STDOUT, CapturedOutput, OutputCapture, drained
+from hetagent.workers.starter import Exit, Program, Started, Take, no_process
 from hetagent.workers.store import HetRendezvousHandler
 
+TORCHS_RUN = "SimpleElasticAgent.run"
+"""The name under which torch's metrics know the run of an agent."""
 
-class TorchStarter(ElasticAgent):
+
+class TorchStarter(LocalElasticAgent):
     """Makes the worker processes of this node, round after round.
 
     Args:
         spec: torch's worker spec; its handler is a `HetRendezvousHandler`.
         logs_specs: torch's.
-        log_line_prefix_template: torch's.
-        consoles: keep the end of what workers write; None: nothing of it is to be kept or looked at.
-        merged: makes what takes the lines of `tee` on their way to the console; None: the console does.
+        log_line_prefix_template: torch's; `${hostname}` is filled in here, for releases before 2.14 as well.
+        capture: keeps the end of what workers write; None: nothing of it is to be kept or looked at.
+        collapse: equal lines of several ranks are shown once.
     """
 
     def __init__(
@@ -46,22 +54,30 @@ class TorchStarter(ElasticAgent):
         spec: WorkerSpec,
         logs_specs: LogsSpecs,
         log_line_prefix_template: str | None = None,
-        consoles: Consoles | None = None,
+        capture: OutputCapture | None = None,
         *,
-        merged: MergeLines | None = None,
+        collapse: bool = False,
     ) -> None:
-        super().__init__(spec, logs_specs, log_line_prefix_template)
+        if log_line_prefix_template is not None:
+            hostname = os.uname().nodename
+            log_line_prefix_template = Template(log_line_prefix_template).safe_substitute(hostname=hostname)
+        super().__init__(spec, logs_specs, log_line_prefix_template=log_line_prefix_template)
+        self._prefix = Template(log_line_prefix_template or "[${role_name}${local_rank}]:")
         self._assignment: Assignment | None = None  # of the newest round
         self._environs: Sequence[Mapping[str, str | None]] = ()
         self._error_files: Mapping[int, str] = {}
         self._created_at = time.monotonic()
-        self._take_ahead: Take = no_process
-        self._consoles = consoles
-        self._merged = merged
-        self._kept: dict[int, Kept] = {}  # of the newest round, by local rank
+        self._capture = capture
+        self._captured: dict[int, CapturedOutput] = {}  # of the newest round, by local rank
+        self._collapse = collapse
         self._begun: list[subprocess.Popen[bytes]] = []  # by a start that is not over, or has failed
 
-    # -- the starter -----------------------------------------------------------------------------------------
+    @property
+    def spec(self) -> WorkerSpec:
+        """What the workers run."""
+        return self._worker_group.spec
+
+    # -- start -----------------------------------------------------------------------------------------------
 
     def predict_programs(
         self, predict_command: PredictCommand, environ: Mapping[str, str]
@@ -94,7 +110,7 @@ class TorchStarter(ElasticAgent):
         environs: Sequence[Mapping[str, str | None]],
         take: Take = no_process,
     ) -> Started:
-        """Start the workers of a round.
+        """Start the workers of a round, each as a child of this process with a session of its own.
 
         Args:
             assignment: this node's part of the round: ranks, master, restart count.
@@ -105,60 +121,36 @@ class TorchStarter(ElasticAgent):
         Raises:
             Exception: they could not be started. Some may be running: see `unfinished`.
         """
-        spec, start = self.spec, assignment.start
+        group, spec, start = self._worker_group, self.spec, assignment.start
         assert isinstance(spec.rdzv_handler, HetRendezvousHandler)
         spec.rdzv_handler.accept(start)
         self._assignment, self._environs = assignment, environs
         spec.entrypoint, spec.args, spec.max_restarts = command.entrypoint, command.args, start.max_restarts
-        self._kept, self._take_ahead = {}, take
+        self._remaining_restarts = start.max_restarts - start.restart_count
+        self._captured = {}
         # A worker inherits this process's environment as well.
         removed = {name for environ in environs for name, value in environ.items() if value is None}
-        with _without(removed):
-            started = self.launch(
-                start.restart_count, self._take, self._merge if self._merged is not None else None
-            )
-        self._error_files, self._begun = started.error_files, []
-        return Started(
-            pids=started.pids,
-            error_files=started.error_files,
-            stderr_files=started.stderr_files if self._consoles is not None else {},
-            stderr_ends={local_rank: kept.stderr.read for local_rank, kept in self._kept.items()},
-            outputs={
-                local_rank: partial(
-                    _output, kept, started.stdout_files[local_rank], started.stderr_files[local_rank]
-                )
-                for local_rank, kept in self._kept.items()
-            },
-            met=spec.rdzv_handler.workers,
-            catch_up=partial(self._catch_up, self._kept.values()),
-            close=partial(self._close, started, self._kept.values()),
-        )
-
-    def _take(
-        self, local_rank: int, args: tuple[str, ...], env: dict[str, str], stdout: int, stderr: int
-    ) -> "subprocess.Popen[bytes] | None":
-        kept = self._consoles.open(stdout, stderr) if self._consoles is not None else None
-        if kept is not None:
-            self._kept[local_rank] = kept
-            stdout, stderr = kept.writer(STDOUT, stdout), kept.writer(STDERR, stderr)
         try:
-            taken = self._take_ahead(local_rank, Program(args, env), stdout, stderr)
-            if taken is None and kept is not None and kept.sources:
-                taken = subprocess.Popen(args, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
-            if taken is not None:
-                self._begun.append(taken)
-            return taken
+            with _without(removed), _no_signal_handlers(), self._taking(take), self._merging():
+                self._initialize_workers(group)
+        except BaseException:
+            self._stop_helpers()
+            raise
         finally:
-            if kept is not None:
-                kept.close_writers()
-
-    def _merge(self, out: TextIO, local_ranks: Sequence[int]) -> Any:
-        assert self._assignment is not None
-        assert self._merged is not None
-        return self._merged(out, local_ranks, self._assignment.start.rank_offset, self.prefix)
-
-    def _catch_up(self, kept: Collection[Kept], until: float | None = None) -> bool:
-        return self._consoles is None or self._consoles.catch_up(kept, until)
+            self._store = group.store = None  # the handler has it: other references would keep its port taken
+        context, self._pcontext = self._pcontext, None
+        assert isinstance(context, SubprocessContext), "commands, not functions, are started"
+        self._error_files, self._begun = dict(context.error_files), []
+        return Started(
+            pids=context.pids(),
+            error_files=self._error_files,
+            stdout_files=dict(context.stdouts),
+            stderr_files=dict(context.stderrs) if self._capture is not None else {},
+            captured=self._captured,
+            met=spec.rdzv_handler.workers,
+            catch_up=self._catch_up,
+            close=partial(self._close, context),
+        )
 
     def unfinished(self) -> Collection[int]:
         """Pids of the processes of a start that failed, known beside their marks; each leads a session of its own."""
@@ -170,24 +162,82 @@ class TorchStarter(ElasticAgent):
             process.poll()
         self._begun = []
 
+    def _open(self, take: Take, local_rank: int, program: Program, stdout: int, stderr: int) -> Any:
+        """A process for a worker; None: torch may start it."""
+        writers: Mapping[int, int] = {}
+        if self._capture is not None:
+            self._captured[local_rank] = self._capture.open(stdout, stderr)
+            writers = self._captured[local_rank].writers
+        stdout, stderr = writers.get(STDOUT, stdout), writers.get(STDERR, stderr)
+        try:
+            process = take(local_rank, program, stdout, stderr)
+            if process is None and writers:
+                process = subprocess.Popen(
+                    program.args, env=program.environ, stdout=stdout, stderr=stderr, start_new_session=True
+                )
+            if process is not None:
+                self._begun.append(process)
+            return process
+        finally:
+            if writers:
+                self._captured[local_rank].close_writers()
+
+    # -- end -------------------------------------------------------------------------------------------------
+
+    def _catch_up(self, until: float | None) -> bool:
+        return self._capture is None or self._capture.catch_up(until)
+
+    def _close(self, context: SubprocessContext, until: float | None) -> bool:
+        handlers = context.subprocess_handlers.values()
+        for handler in handlers:
+            handler.proc.poll()
+        shown = drained([tail.stop for tail in _tails(context)], until)
+        shown = self._catch_up(until) and shown
+        if shown:
+            files = [file for handler in handlers for file in (handler._stdout, handler._stderr)]
+            files += [getattr(context, name, None) for name in ("filtered_stdout", "filtered_stderr")]
+            for file in filter(None, files):
+                file.close()
+        self._stop_helpers()
+        return shown
+
+    def _stop_helpers(self) -> None:
+        """Stop the watchdog and the health check, if torch has started them.
+
+        torch's own `_shutdown` would end the workers too, and in 2.7 and before the rendezvous.
+        """
+        self._pcontext = None
+        for name in ("_worker_watchdog", "_health_check_server"):
+            helper = getattr(self, name)
+            setattr(self, name, None)
+            if helper is not None:
+                helper.stop()
+
     def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None:
-        """Report how this agent ended to whoever listens (torch's events and metrics).
+        """Tell torch's events and metrics how this agent ended, as `LocalElasticAgent.run` and `launch_agent` do.
 
         Args:
             failed: how the workers of the last round ended, if one of them failed by itself.
             succeeded: whether the job did.
             error: what kept the agent from seeing the job to its end; None if nothing did.
         """
-        result = None
+        if self._capture is not None:
+            self._capture.hand_over()
+        run_s = time.monotonic() - self._created_at
+        self._total_execution_time = int(run_s)
+        put_metric(f"{TORCHS_RUN}.{'success' if error is None else 'failure'}", 1)
+        put_metric(f"{TORCHS_RUN}.duration.ms", int(1000 * run_s))
         if error is None and self._assignment is not None:
-            ranks = self.ranks
+            ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
             failures = {ranks[end.local_rank]: self._failure(end) for end in failed}
             result = RunResult(WorkerState.FAILED, failures=failures)
             if succeeded:
                 result = RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks.values()))
-        self.record_end(self._created_at, result, error)
-        if self._consoles is not None:
-            self._consoles.hand_over()
+            self._record_metrics(result)
+            self._record_worker_events(result)
+        state = "SUCCEEDED" if error is None else "FAILED"  # of the agent, not of the workers
+        event = self._construct_event(state, EventSource.AGENT, raw_error=error)
+        events.record(event, self._event_log_handler)
 
     def _failure(self, end: Exit) -> ProcessFailure:
         """torch's record of a failed worker, with what that wrote into its error file if torch can read it."""
@@ -198,18 +248,13 @@ class TorchStarter(ElasticAgent):
         except Exception:  # it is not of torch's format
             return make("")
 
-    def _close(self, started: Processes, kept: Collection[Kept], until: float | None) -> bool:
-        started.reap()
-        shown = drained(started.stops, until)
-        shown = self._catch_up(kept, until) and shown
-        if shown:
-            started.close_files()
-        self.stop_helpers()
-        return shown
+    # -- torch's hooks ---------------------------------------------------------------------------------------
 
-    # -- what torch's agent asks -----------------------------------------------------------------------------
+    @property
+    def _event_log_handler(self) -> str:
+        return getattr(self.spec, "event_log_handler", "null")
 
-    def workers(self) -> list[Worker]:
+    def _assign_worker_ranks(self, *_: Any, **__: Any) -> list[Worker]:
         """The server's ranks: this node's offset plus the local rank."""
         assert self._assignment is not None
         start = self._assignment.start
@@ -224,24 +269,90 @@ class TorchStarter(ElasticAgent):
             for local_rank in range(len(self._environs))
         ]
 
-    def complete(self, local_rank: int, env: dict[str, str]) -> None:
-        """Add what rooms and the launch want; None removes a variable."""
-        for name, value in self._environs[local_rank].items():
-            if value is None:
-                env.pop(name, None)
-            else:
-                env[name] = value
+    def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
+        """torch calls this once the environments of all workers are complete."""
+        for local_rank, env in envs.items():
+            for name, value in self._environs[local_rank].items():
+                if value is None:
+                    env.pop(name, None)
+                else:
+                    env[name] = value
+        super()._setup_local_watchdog(envs)
+
+    def _construct_event(self, state: str, source: EventSource, *args: Any, **more: Any) -> Event:
+        """torch asks DNS for the host's name, which can take seconds: only if somebody listens to events."""
+        if self._event_log_handler == "null":
+            return Event(f"torchelastic.worker.status.{state}", source=source)
+        return super()._construct_event(state, source, *args, **more)
+
+    # -- what torch does otherwise while it starts workers ---------------------------------------------------
+
+    def _taking(self, take: Take) -> contextlib.AbstractContextManager[None]:
+        """Have torch take processes of ours where there are any."""
+        begin = partial(self._open, take)
+
+        class Taken(SubprocessHandler):
+            def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> "subprocess.Popen[bytes]":
+                stdout = self._stdout.fileno() if self._stdout else STDOUT
+                stderr = self._stderr.fileno() if self._stderr else STDERR
+                process = begin(self.local_rank_id, Program(args, env), stdout, stderr)
+                return process if process is not None else super()._popen(args, env)
+
+        return _replaced(processes_api, "get_subprocess_handler", Taken)
+
+    def _merging(self) -> contextlib.AbstractContextManager[None]:
+        """Have torch copy lines to a `LineMerger` instead of the console."""
+        if not self._collapse:
+            return contextlib.nullcontext()
+        assert self._assignment is not None
+        offset, role = self._assignment.start.rank_offset, self.spec.role
+
+        def prefix(ranks: str, local_ranks: str) -> str:
+            return self._prefix.safe_substitute(role_name=role, rank=ranks, local_rank=local_ranks)
+
+        class Merging(processes_api.TailLog):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                self._merger: LineMerger | None = None
+                if self._log_files and self._dst in (sys.stdout, sys.stderr):
+                    self._merger = LineMerger(self._dst, self._log_files, offset, prefix)
+                    self._dst = cast("TextIO", self._merger)
+                    self._log_line_prefixes = {rank: LineMerger.mark(rank) for rank in self._log_files}
+
+            def stop(self) -> None:
+                super().stop()
+                if self._merger is not None:
+                    self._merger.close()
+
+        return _replaced(processes_api, "TailLog", Merging)
 
 
-def _output(kept: Kept, stdout_file: str, stderr_file: str) -> tuple[bytes, bytes] | None:
-    """The end of what a worker has written; see `Workers.output`."""
-    if not kept.sources and not any(map(os.path.exists, filter(None, (stdout_file, stderr_file)))):
-        return None
-    if STDERR in kept.sources and STDOUT in kept.sources:
-        return kept.ends.read(), b""
-    if STDERR in kept.sources:
-        return tail(stdout_file), kept.ends.read()
-    return kept.ends.read() or tail(stdout_file), tail(stderr_file)
+def _tails(context: Any) -> Sequence[Any]:
+    """Whatever copies files to the console or into the filtered files."""
+    if hasattr(context, "_tail_logs"):
+        tails: Sequence[Any] = context._tail_logs
+        return tails
+    return [context._stdout_tail, context._stderr_tail]  # before 2.10
+
+
+def _no_signal_handlers() -> contextlib.AbstractContextManager[None]:
+    """Keep torch from installing signal handlers, as it does whenever it starts workers: the run loop has its own.
+
+    From 2.10 on a variable says which signals, and none is not among the choices.
+    """
+    handle: Callable[..., None] = lambda signum, handler: None  # noqa: E731
+    without = SimpleNamespace(**vars(processes_api.signal) | {"signal": handle})
+    return _replaced(processes_api, "signal", without)
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, by: object) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, by)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
 
 
 @contextlib.contextmanager

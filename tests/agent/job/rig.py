@@ -26,7 +26,7 @@ from hetagent.monitor.watcher import Watcher
 from hetagent.node.network import hold_port
 from hetagent.node.processes.finding import marked
 from hetagent.node.processes.guardian import Guardian
-from hetagent.runloop.after_start import LaunchLook, Meeting
+from hetagent.runloop.after_start import StartCheck
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.notices import Notices
 from hetagent.runloop.parts import Parts
@@ -35,9 +35,8 @@ from hetagent.runloop.share_files import ShareFiles
 from hetagent.session.connection import ServerConnection
 from hetagent.session.joining import Offer
 from hetagent.session.session import Session
-from hetagent.workers.kept import Consoles
 from hetagent.workers.logs import RoundLogsSpecs
-from hetagent.workers.starter import MergeLines
+from hetagent.workers.output import OutputCapture
 from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.client.client import Client
@@ -55,7 +54,7 @@ class Rig:
         report_output: whether the end of what workers write is kept, and reported.
         report_stacks: whether the workers are watched, and the server shown their stacks; None: not watched.
         check: the site's check of the node, in the folder of the test; asked again and again without much of a pause.
-        prefix, merged: see `TorchStarter`.
+        prefix, collapse: see `TorchStarter`.
         grace_s: how long this node has from SIGTERM until it has to be gone (seconds).
         launch: says what each worker runs, instead of `command`.
         parts: makes more optional parts by name, which say their lines with what they are given.
@@ -80,7 +79,7 @@ class Rig:
         notice_signal: signal.Signals | None = None,
         grace_s: float = 0.0,
         prefix: str | None = None,
-        merged: MergeLines | None = None,
+        collapse: bool = False,
         launch: Launch | None = None,
         parts: Mapping[str, Callable[[Callable[[str], None]], Any]] = {},
         **spec: Any,
@@ -116,8 +115,8 @@ class Rig:
             self.spec,
             RoundLogsSpecs(str(folder / "logs"), tee=tee),
             prefix,
-            consoles=Consoles() if report_output else None,
-            merged=merged,
+            capture=OutputCapture() if report_output else None,
+            collapse=collapse,
         )
         if launch is None:
             launch = Launch(None if command is None else WorkerCommand("/bin/sh", words, is_python=is_python))
@@ -126,8 +125,7 @@ class Rig:
         self.parts = Parts(
             shares=ShareFiles(one_per_node=one_per_node),
             notices=Notices(self.line, say, notice_signal, one_per_node=one_per_node),
-            meeting=Meeting(self.line, launch, say),
-            launch_look=LaunchLook(launch, say),
+            start_check=StartCheck(self.line, launch, say),
         )
         if report_stacks is not None:
             self.parts.monitor = Watcher(

@@ -42,9 +42,7 @@ class Popens:
         self.process = take(0, program, 1, 2) or subprocess.Popen(
             program.args, env=program.environ, start_new_session=True
         )
-        return Started(
-            pids={0: self.process.pid}, error_files={}, stderr_files={}, close=lambda until: self._reap()
-        )
+        return Started(pids={0: self.process.pid}, error_files={}, close=lambda until: self._reap())
 
     def _reap(self) -> bool:
         assert self.process is not None

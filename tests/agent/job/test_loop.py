@@ -28,7 +28,7 @@ from hetagent.node.processes import guardian
 from hetagent.node.processes.guardian import GuardianError
 from hetagent.roundhook import RoundHook
 from hetagent.runloop import after_start
-from hetagent.runloop.after_start import LaunchLook
+from hetagent.runloop.after_start import StartCheck
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.session.session import Session
@@ -142,7 +142,7 @@ def test_a_launch_hears_of_a_stop_that_came_with_its_start(
 def failing_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second process of the first round cannot be started."""
     calls = []
-    take = TorchStarter._take
+    take = TorchStarter._open
 
     def limited(self: TorchStarter, *args: Any) -> Any:
         calls.append(args)
@@ -151,7 +151,7 @@ def failing_once(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(5, "Input/output error")
         return take(self, *args)
 
-    monkeypatch.setattr(TorchStarter, "_take", limited)
+    monkeypatch.setattr(TorchStarter, "_open", limited)
 
 
 def test_a_start_that_half_succeeds_leaves_nothing_and_is_tried_again(
@@ -184,7 +184,7 @@ def test_workers_that_a_room_fails_at_once_they_run_are_one_failure_of_the_round
         said.append(message)
         ServerConnection.send(made.line, message, since)
 
-    monkeypatch.setattr(LaunchLook, "begin", begin)
+    monkeypatch.setattr(StartCheck, "begin", begin)
     monkeypatch.setattr(made.line, "send", send)
     assert made.run() is None
     assert "a could not start its workers: [Errno 24] Too many" in made.group()["root_cause"]["message"]
@@ -212,7 +212,7 @@ def test_a_node_that_lacks_what_it_takes_to_start_workers_leaves(
     def cannot(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(TorchStarter, "_take", cannot)
+    monkeypatch.setattr(TorchStarter, "_open", cannot)
     made = rig("true", max_restarts=5)
     assert made.run() is None
     said = next(line for line in made.said if line.startswith("leaving"))
@@ -483,7 +483,7 @@ def test_identical_lines_of_several_ranks_become_one(
 ) -> None:
     monkeypatch.setattr(collapse, "WAIT_S", 600.0)
     command = "echo loading; echo rank $RANK; echo 'no such data' >&2"
-    made = rig(command, slots=3, tee=Std.ALL, prefix="[a:${rank}] ", merged=collapse.Merged)
+    made = rig(command, slots=3, tee=Std.ALL, prefix="[a:${rank}] ", collapse=True)
     assert made.run() == 0
     said = capfd.readouterr()
     assert sorted(said.out.splitlines()) == [

@@ -5,18 +5,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.agent.job.rig import Make, OtherNode, Rig, soon
+from tests.agent.job.test_store import start
 from tests.support.cluster import WORKLOAD
 from tests.support.workload.worklog import WorkLog
 
 from hetagent import progress, statuses
+from hetagent.launch.base import Assignment
+from hetagent.launch.command import WorkerCommand
 from hetagent.node.processes.finding import handles
 from hetagent.runloop import notices as notice
-from hetagent.runloop.notices import NoticeFiles
+from hetagent.runloop.notices import Notices
 from hetrdzv.protocol.directive import NoticeReply
 
 pytestmark = [
@@ -24,45 +30,80 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
 ]
 
-TOLD = NoticeReply(kind="joined", why="gpu4 joined", left_s=30.0)
+
+class Told:
+    """A line that counts how often the workers were said to be ready."""
+
+    count = 0
+
+    def say(self, *_: Any) -> None:
+        self.count += 1
+
+
+Given = Callable[[int], tuple[Notices, Told]]
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """This process's HET_NOTICE_FILE, which does not exist yet."""
-    path = str(tmp_path / "0.notice")
-    monkeypatch.setenv(progress.NOTICE_FILE, path)
-    monkeypatch.setattr(progress, "_looks", [0.0, False])
-    return path
+def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
+    """The notices of a round whose one process, this one, stands for so many workers."""
+    made: list[Notices] = []
+
+    def make(workers: int) -> tuple[Notices, Told]:
+        line = Told()
+        notices = Notices(cast("Any", line), lambda text: None, one_per_node=True)
+        of = start("a", 1).start
+        assert of is not None
+        command = WorkerCommand("true", (), is_python=False)
+        assignment = Assignment(group="g", node_id="a", round=1, start=replace(of, slots=workers))
+        notices.prepare(assignment, command)
+        monkeypatch.setenv(progress.NOTICE_FILE, str(notices.environ(0)[progress.NOTICE_FILE]))
+        monkeypatch.setattr(progress, "_looks", [0.0, False])
+        notices.begin(cast("Any", SimpleNamespace(pids={0: 7}, alive={}, exits=[], running=True)))
+        made.append(notices)
+        return notices, line
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def announce(notices: Notices) -> None:
+    notice = NoticeReply(kind="joined", why="gpu4 joined", left_s=30.0)
+    notices.on_directive(replace(start("a", 1), notice=notice, notice_s=30.0))
 
 
 # -- the module and the files --------------------------------------------------------------------------------
 
 
-def test_a_script_sees_the_notice_and_says_that_it_is_ready(file: str) -> None:
+def test_a_script_sees_the_notice_and_says_that_it_is_ready(given: Given) -> None:
+    notices, told = given(1)
     assert not progress.stop_requested()
     assert progress.notice() is None
     progress.ready_to_stop()
-    given = NoticeFiles(TOLD, {0: file}, 1)
+    announce(notices)
     soon(progress.stop_requested, "the notice")
-    told = progress.notice()
-    assert told is not None
-    assert (told.kind, told.why) == ("joined", "gpu4 joined")
-    assert 20.0 < told.left_s <= 30.0
-    assert (given.ready(), given.answered()) == (set(), False), (
-        "what was said before the notice does not count"
-    )
+    seen = progress.notice()
+    assert seen is not None
+    assert (seen.kind, seen.why) == ("joined", "gpu4 joined")
+    assert 20.0 < seen.left_s <= 30.0
+    notices.look()
+    assert (told.count, notices.holds_end()) == (0, False), "what was said before the notice does not count"
     progress.ready_to_stop()
     progress.ready_to_stop()
-    assert (given.ready(), given.answered()) == ({0}, True)
+    notices.look()
+    notices.look()
+    assert (told.count, notices.holds_end()) == (1, True)
 
 
-def test_workers_that_share_a_file_are_counted_or_one_speaks_for_all(file: str) -> None:
-    given = NoticeFiles(TOLD, {0: file}, 3)
-    ready = Path(file + progress.READY)
-    for said, is_ready in (("1\n1\n2\n", False), ("1\n1\n2\n3\n", True), ("4\nall\n", True)):
-        ready.write_text(said)
-        assert (given.ready() == {0}) is is_ready
+@pytest.mark.parametrize(("said", "is_ready"), [("1\n1\n2\n", 0), ("1\n1\n2\n3\n", 1), ("4\nall\n", 1)])
+def test_workers_that_share_a_file_are_counted_or_one_speaks_for_all(
+    given: Given, said: str, is_ready: int
+) -> None:
+    notices, told = given(3)
+    announce(notices)
+    Path(f"{notices.environ(0)[progress.NOTICE_FILE]}{progress.READY}").write_text(said)
+    notices.look()
+    assert told.count == is_ready
 
 
 def test_without_an_agent_nothing_is_asked_for_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +117,8 @@ def test_without_an_agent_nothing_is_asked_for_and_nothing_fails(monkeypatch: py
         progress.ready_to_stop()
 
 
-def test_a_notice_that_cannot_be_read_is_one_all_the_same(file: str) -> None:
-    Path(file).write_text("half a li")
+def test_a_notice_that_cannot_be_read_is_one_all_the_same(given: Given) -> None:
+    Path(str(given(1)[0].environ(0)[progress.NOTICE_FILE])).write_text("half a li")
     assert progress.stop_requested()
     assert progress.notice() == progress.Notice("", "", 0.0)
 

@@ -28,11 +28,11 @@ from torch.distributed.elastic.timer import FileTimerRequest, FileTimerServer
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.torch_compat.flags import NEEDS, numa
-from hetagent.workers.copier import End
-from hetagent.workers.kept import Kept
+from hetagent.workers.output import CapturedOutput, TailBuffer
+from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit, Started
 from hetagent.workers.store import HetRendezvousHandler
-from hetagent.workers.torch_starter import TorchStarter, _output
+from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import StartReply
 
@@ -206,11 +206,22 @@ def test_a_variable_that_is_taken_away_is_not_inherited_either(
 
 
 def test_what_nobody_keeps_is_no_silence(tmp_path: Path) -> None:
-    elsewhere, file = Kept({}, End(), End()), tmp_path / "stdout.log"
-    assert _output(elsewhere, "", "") is None
-    assert _output(elsewhere, str(file), "") is None, "it is gone"
+    elsewhere, file = CapturedOutput({}, TailBuffer(), TailBuffer()), tmp_path / "stdout.log"
+
+    def output(stdout_file: str) -> tuple[bytes, bytes] | None:
+        started = Started(
+            pids={},
+            error_files={},
+            close=lambda _: True,
+            captured={0: elsewhere},
+            stdout_files={0: stdout_file},
+        )
+        return Workers(started, "").output(0)
+
+    assert output("") is None
+    assert output(str(file)) is None, "it is gone"
     file.touch()
-    assert _output(elsewhere, str(file), "") == (b"", b"")
+    assert output(str(file)) == (b"", b"")
 
 
 def test_a_watchdog_kills_a_worker_whose_timer_has_expired(

@@ -40,7 +40,6 @@ class Commands:
         self.started = Started(
             pids={rank: process.pid for rank, process in enumerate(self.processes)},
             error_files={rank: str(folder / f"{rank}.json") for rank in ranks},
-            stderr_files=dict.fromkeys(ranks, ""),
             close=self.close,
         )
 

@@ -72,10 +72,6 @@ class Mpi(Launch):
     wants_members = True
     wants_daemon = True
 
-    def more_ports(self, slots: int) -> int:
-        """Those of its daemon and of each rank."""
-        return 1 + slots
-
     def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
         super().__init__(command, setup)
         self._port_range = setup.port_range

@@ -31,10 +31,10 @@ def envs(ranks: int, round_number: int = 3, restarts: int = 0) -> dict[int, dict
 
 
 def torchs(specs: LogsSpecs, ranks: int, log_dir: Path) -> Any:
-    """What torch lays out, with its random directory and its `attempt_0` replaced by ours."""
+    """What torch lays out, with its random directory and the number of our round in place of its own."""
     dest = specs.reify(envs(ranks))
     [run] = os.listdir(log_dir)
-    text = json.dumps(dataclasses.asdict(dest)).replace(run, "RUN").replace("attempt_0", "round_3")
+    text = json.dumps(dataclasses.asdict(dest)).replace(run, "RUN").replace("attempt_0", "attempt_3")
     return json.loads(text.replace(str(log_dir), "LOGS"))
 
 
@@ -61,14 +61,14 @@ def test_rounds_with_the_same_restart_count_keep_their_logs(tmp_path: Path) -> N
         Path(dest.stderrs[1]).write_text(f"of round {number}")
     [run] = tmp_path.iterdir()
     assert run.name.startswith("job_")
-    assert sorted(path.name for path in run.iterdir()) == ["round_1", "round_2", "round_5"]
-    assert [(run / f"round_{n}" / "1" / "stderr.log").read_text() for n in (1, 2)] == [
+    assert sorted(path.name for path in run.iterdir()) == ["attempt_1", "attempt_2", "attempt_5"]
+    assert [(run / f"attempt_{n}" / "1" / "stderr.log").read_text() for n in (1, 2)] == [
         "of round 1",
         "of round 2",
     ]
-    assert sorted(os.listdir(run / "round_5")) == ["0", "1"]
+    assert sorted(os.listdir(run / "attempt_5")) == ["0", "1"]
     specs.reify(envs(1, 5))
-    assert os.listdir(run / "round_5") == ["0"]
+    assert os.listdir(run / "attempt_5") == ["0"]
     specs.close()
     assert run.exists()
     assert specs.kept == str(run)
@@ -97,7 +97,7 @@ def test_the_logs_of_a_killed_agent_go_with_the_next_one(
     living = RoundLogsSpecs()
     living.reify(envs(1))
     dead = tmp_path / f"{scratch.marked_prefix(PREFIX)}dead"  # what is left: a folder without a lock
-    (dead / "round_1").mkdir(parents=True)
+    (dead / "attempt_1").mkdir(parents=True)
     (tmp_path / "hetagent_notes").mkdir()  # somebody else's
     RoundLogsSpecs(os.devnull)
     assert dead.exists(), "nothing temporary is wanted"

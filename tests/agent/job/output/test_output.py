@@ -1,0 +1,301 @@
+"""The console shows what workers write as it would without the agent in between, and the end of it is kept."""
+
+import contextlib
+import fcntl
+import gc
+import os
+import pty
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.agent.job.rig import Make, soon, tails
+from tests.support.cluster import wait_for
+from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.elastic.multiprocessing.tail_log import TailLog
+
+from hetagent.workers import output
+from hetagent.workers.output import CHUNK, STDERR, STDOUT, TAIL, CapturedOutput, OutputCapture, drained
+
+# torch forgets the files of workers that end by themselves; what is left behind is not waited for
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning"),
+]
+
+Capture = Callable[[int], OutputCapture]
+
+
+@pytest.fixture
+def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Capture]:
+    """Captures what goes to a descriptor as if that were our stderr."""
+    made: list[OutputCapture] = []
+
+    def make(console: int) -> OutputCapture:
+        monkeypatch.setattr(output, "STDERR", console)
+        made.append(OutputCapture())
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.hand_over()
+
+
+def start(capture: OutputCapture, code: str) -> tuple["subprocess.Popen[bytes]", CapturedOutput]:
+    """A program whose stderr is captured."""
+    captured = capture.open(STDOUT, output.STDERR)
+    code = f"import os, sys; e = sys.stderr; {code}"
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=captured.writers[output.STDERR])
+    captured.close_writers()
+    return process, captured
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """A terminal: where a person looks at it, and what would be our stderr."""
+    person, ours = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 99, 0, 0))
+    yield person, ours
+    os.close(ours)
+    os.close(person)
+
+
+def test_the_console_gets_every_byte_and_the_end_is_kept(
+    capture: Capture, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    copies = capture(STDERR)
+    process, captured = start(
+        copies, f"e.buffer.write(b'\\x1b[1m\\r\\xff' * {TAIL}); e.write('the end'); sys.exit(3)"
+    )
+    assert process.wait() == 3
+    assert copies.catch_up()
+    assert capfdbinary.readouterr().err == b"\x1b[1m\r\xff" * TAIL + b"the end"
+    assert captured.stderr.read().endswith(b"\xffthe end")
+    assert TAIL <= len(captured.stderr.read()) <= 2 * (TAIL + CHUNK)
+    assert copies.catch_up(), "also when it has ended"
+
+
+def test_a_terminal_stays_one(capture: Capture, terminal: tuple[int, int]) -> None:
+    person, ours = terminal
+    copies = capture(ours)
+    process, _ = start(
+        copies, f"e.write(f'{{e.isatty()}} {{os.get_terminal_size({STDERR})}}\\n\\r\\x1b[32m50%')"
+    )
+    seen = b""
+    while not seen.endswith(b"50%"):
+        seen += os.read(person, 65_536)
+    assert seen == b"True os.terminal_size(columns=99, lines=33)\r\n\r\x1b[32m50%"
+    assert process.wait() == 0
+    assert copies.catch_up()
+
+
+def test_without_a_terminal_there_is_none(capture: Capture, capfd: pytest.CaptureFixture[str]) -> None:
+    copies = capture(STDERR)
+    process, _ = start(copies, "e.write(str(e.isatty()))")
+    process.wait()
+    assert copies.catch_up()
+    assert capfd.readouterr().err == "False"
+
+
+def test_one_that_writes_on_holds_nobody_up(capture: Capture) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    copies = capture(nowhere)
+    process, captured = start(copies, "\nwhile True: os.write(2, b'x' * 65536)")
+    wait_for(lambda: len(captured.stderr.read()) >= TAIL, "what it writes")
+    assert copies.catch_up()
+    process.kill()
+    process.wait()
+    assert copies.catch_up()
+    os.close(nowhere)
+
+
+def test_one_that_runs_on_in_silence_holds_nobody_up(
+    capture: Capture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    copies = capture(STDERR)
+    captured = copies.open(STDOUT, STDERR)
+    for _ in range(20):
+        os.write(captured.writers[STDERR], b"y" * 4000)
+        assert copies.catch_up()
+        assert capfd.readouterr().err == "y" * 4000
+    captured.close_writers()
+
+
+def test_a_blocked_console_holds_up_the_worker_and_not_the_agent(
+    capture: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "WAIT_S", 0.2)
+    reader, writer = os.pipe()
+    copies = capture(writer)
+    process, captured = start(copies, "os.write(2, b'x' * 1_000_000); os.write(2, b'end')")
+    wait_for(lambda: len(captured.stderr.read()) > fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ))
+    assert not copies.catch_up()
+    assert process.poll() is None
+    seen = b""
+    while not seen.endswith(b"end"):
+        seen += os.read(reader, 65_536)
+    assert seen == b"x" * 1_000_000 + b"end"
+    assert process.wait() == 0
+    assert copies.catch_up()
+    os.close(reader)
+
+
+STAYS = (
+    "import subprocess; from hetagent.workers.output import OutputCapture; c = OutputCapture(); s = c.open(1, 2);"
+    "subprocess.Popen(['sh', '-c', 'read line; echo late >&2'], stdin=0, stderr=s.writers[2], start_new_session=True);"
+    "s.close_writers(); c.hand_over()"
+)
+"""An agent that ends while something that a worker has detached writes on."""
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_stays_behind_writes_on_when_the_agent_has_ended(tmp_path: Path, is_terminal: bool) -> None:
+    ours, theirs = os.pipe()
+    person, console = (
+        pty.openpty() if is_terminal else (-1, os.open(tmp_path / "err", os.O_RDWR | os.O_CREAT))
+    )
+    subprocess.run([sys.executable, "-c", STAYS], stdin=ours, stderr=console, check=True)
+    os.close(ours)
+    os.write(theirs, b"go\n")
+    os.close(theirs)
+    if not is_terminal:
+        wait_for(lambda: (tmp_path / "err").read_text() == "late\n", "what it wrote")
+        os.close(console)
+        return
+    os.close(console)
+    seen = b""
+    with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
+        while data := os.read(person, 65_536):
+            seen += data
+    os.close(person)
+    assert seen == b"late\r\n"
+
+
+def test_a_disk_that_was_full_for_a_while_gets_what_comes_later(capture: Capture, tmp_path: Path) -> None:
+    with (tmp_path / "err").open("ab", buffering=0) as file:
+        copies = capture(file.fileno())
+        captured = copies.open(STDOUT, file.fileno())
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # Python ignores SIGXFSZ
+        try:
+            os.write(captured.writers[file.fileno()], b"x" * 4000)
+            assert copies.catch_up()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        os.write(captured.writers[file.fileno()], b"later")
+        assert copies.catch_up()
+        captured.close_writers()
+    assert (tmp_path / "err").read_bytes() == b"x" * 1000 + b"later"
+
+
+@pytest.mark.parametrize(("reports", "message"), [(True, "usage: x"), (False, "exit code 2")])
+def test_a_worker_is_reported_with_the_end_of_its_stderr(
+    rig: Make, capfd: pytest.CaptureFixture[str], reports: bool, message: str
+) -> None:
+    made = rig("echo usage: x >&2; exit 2", max_restarts=0, report_output=reports)
+    assert made.run() == 2
+    assert "usage: x\n" in capfd.readouterr().err
+    assert made.group()["root_cause"]["failure"]["message"] == message
+
+
+def test_what_comes_through_both_is_kept_in_its_order_and_stderr_by_itself(
+    capture: Capture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    copies = capture(STDERR)
+    captured = copies.open(STDOUT, STDERR)
+    for console, text in ((STDOUT, b"loss 3\n"), (STDERR, b"warning\n"), (STDOUT, b"loss 2\n")):
+        os.write(captured.writers[console], text)
+        assert copies.catch_up()
+    captured.close_writers()
+    assert captured.both.read() == b"loss 3\nwarning\nloss 2\n"
+    assert captured.stderr.read() == b"warning\n"
+    assert capfd.readouterr() == ("loss 3\nloss 2\n", "warning\n")
+
+
+def test_nothing_stays_open_when_it_has_ended() -> None:
+    gc.collect()
+    before = set(os.listdir("/proc/self/fd"))
+    copies = OutputCapture()
+    captured = copies.open(STDOUT, STDERR)
+    other = os.dup(captured.writers[STDOUT])  # something that a worker has left behind
+    captured.close_writers()
+    copies.hand_over()
+    copies.hand_over()
+    os.close(other)
+    assert not set(os.listdir("/proc/self/fd")) - before
+
+
+def test_what_goes_into_a_file_is_left_alone(capture: Capture, tmp_path: Path) -> None:
+    copies = capture(STDERR)
+    with (tmp_path / "out").open("w") as out, Path(os.devnull).open("w") as nowhere:
+        captured = copies.open(out.fileno(), nowhere.fileno())
+        assert list(captured.writers) == [STDERR]
+        os.write(captured.writers[STDERR], b"of a rank that is not shown\n")
+        assert copies.catch_up()
+        captured.close_writers()
+    assert captured.stderr.read() == captured.both.read() == b"of a rank that is not shown\n"
+
+
+# -- what torch copies (--tee) -----------------------------------------------------------------------------------
+
+
+class Pipe:
+    """A console that somebody may read, or not."""
+
+    def __init__(self) -> None:
+        self.reading, writing = os.pipe()
+        self.console = os.fdopen(writing, "w")
+
+    def read(self) -> bytes:
+        return os.read(self.reading, 65_536)
+
+    def close(self) -> None:
+        reader = threading.Thread(target=lambda: deque(iter(self.read, b""), maxlen=0))
+        reader.start()
+        soon(lambda: not tails(), "the end of all copying")
+        with contextlib.suppress(OSError):
+            self.console.close()
+        reader.join(10)
+        os.close(self.reading)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    made = Pipe()
+    yield made
+    made.close()
+
+
+def test_torchs_copies_are_waited_for_unless_the_console_is_blocked(tmp_path: Path, pipe: Pipe) -> None:
+    log = tmp_path / "log"
+    log.write_text("x" * 600_000)
+    copying = TailLog("t", {0: str(log)}, pipe.console, {0: ""}, interval_sec=0.01).start()
+    assert not drained([copying.stop], time.monotonic() + 0.2)
+    reader = threading.Thread(target=lambda: deque((pipe.read() for _ in range(600_000 // 65_536)), maxlen=0))
+    reader.start()
+    assert drained([copying.stop])
+    reader.join()
+
+
+def test_a_reader_that_stalls_keeps_neither_the_next_round_nor_the_end_of_the_agent_waiting(
+    rig: Make, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", pipe.console)
+    monkeypatch.setattr(output, "WAIT_S", 0.5)
+    made = rig("head -c 600000 /dev/zero | tr '\\0' 'x\\n'; touch up.$HET_ROUND; exec sleep 100", tee=Std.OUT)
+    made.run(
+        *(made.appears("up.1"), made.asks("restart"), made.appears("up.2")),
+        *(lambda: monkeypatch.setattr(output, "WAIT_S", 1000.0), made.gets(signal.SIGTERM)),
+    )
+    assert made.said.count("console is blocked; continuing without waiting for the workers' output") == 2
+    assert made.agent.ended_by == "SIGTERM"
+    assert made.agent.hangs, "whoever runs the agent knows that threads are left"

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -22,7 +23,7 @@ from hetagent import statuses
 from hetagent.cli import assembly
 from hetagent.cli import main as cli
 from hetagent.cli.parse import parse
-from hetagent.context import Identity
+from hetagent.context import AgentContext, Identity
 from hetagent.errors import AgentError, CommandError, UsageError
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand, group_command, worker_command
@@ -143,10 +144,18 @@ def test_mig_slices_that_cannot_be_shared_out(
         isolated(options(*argv), 3, print)
 
 
+def context(found: Options) -> AgentContext:
+    """That of a node with one worker."""
+    place = SimpleNamespace(address="127.0.0.1")
+    made = SimpleNamespace(options=found, slots=1, place=place, launch=Launch(None), versions={})
+    made.devices = made.command = None
+    return cast("AgentContext", made)
+
+
 def test_an_offer_that_no_server_would_take_is_refused_at_once() -> None:
     found = replace(options(), labels={"rack": "x" * 300})
     with pytest.raises(UsageError, match=r"no server accepts --label 'x+': String should have at most 256"):
-        assembly._offer(found, 1, "127.0.0.1", None, Launch(None), wants_command=False, device={})
+        assembly._offer(context(found), 0.0)
 
 
 def test_the_address() -> None:

@@ -78,18 +78,17 @@ def test_the_spec_of_an_old_torch_gets_what_it_knows(monkeypatch: pytest.MonkeyP
         local_world_size: int
         rdzv_handler: object
         entrypoint: str
-        args: tuple[str, ...]
 
     monkeypatch.setattr(torchs, "WorkerSpec", Old)
     monkeypatch.setattr(torchs, "SPEC_FIELDS", frozenset(Old.__annotations__))
-    spec = torchs.worker_spec(flags("--role", "r"), 2, handler(), "/bin/sh", ("-c", "true"))
-    assert (spec.role, spec.local_world_size, spec.args) == ("r", 2, ("-c", "true"))
+    spec = torchs.worker_spec(flags("--role", "r"), 2, handler())
+    assert (spec.role, spec.local_world_size) == ("r", 2)
     assert not torchs.changes_the_command(spec)
 
 
 def test_the_spec_of_this_torch_gets_everything() -> None:
     given = [word for flag, value in ASKED.items() if NEEDS[flag].met for word in (flag, *value)]
-    spec = torchs.worker_spec(flags(*given), 2, handler(), "/bin/sh", ())
+    spec = torchs.worker_spec(flags(*given), 2, handler())
     for field, value in {
         "event_log_handler": "console",
         "duplicate_stdout_filters": ["loss"],

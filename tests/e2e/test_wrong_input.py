@@ -337,8 +337,8 @@ def test_no_tls_to_a_server_that_speaks_it(hetagent: Run, tmp_path: Path) -> Non
     with Hetserver("memory", 0, None, "--tls-cert", str(tls.cert), "--tls-key", str(tls.key)) as server:
         url = server.url.replace("https:", "http:")
         said = hetagent("--server", url, *CPU, "train.py")
-    assert said.status == UNFIT
-    assert f"refused  {url} answered, but speaks TLS: use https://\n" in said.text
+    assert said.status == USAGE
+    assert f"hetagent: {url} answered, but speaks TLS: use https://\n" in said.text
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import os
 import random
-import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,6 @@ from hetagent.health.checks import HealthCheck, HealthChecks
 from hetagent.health.gpus_free import GpusFree
 from hetagent.health.node_check import NodeCheck
 from hetagent.health.ready_file import ReadyFile
-from hetagent.launch.base import Launch
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
 from hetagent.launch.command import WorkerCommand, checksum, script_name
@@ -44,7 +42,7 @@ from hetagent.runloop.notices import Notices
 from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
 from hetagent.runloop.share_files import ShareFiles
-from hetagent.runloop.shutdown import CTRL_C_S
+from hetagent.runloop.shutdown import CTRL_C_S, Shutdown
 from hetagent.session.connection import ServerConnection
 from hetagent.session.joining import Offer
 from hetagent.session.session import Session
@@ -190,18 +188,17 @@ def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpec
         parts=parts,
         worker_env=worker_env,
         stop_timeout_s=options.shutdown_timeout_s,
-        grace_s=options.grace_s,
-        own_graces_s=options.own_graces_s,
-        ctrl_c_s=CTRL_C_S if console.is_attended() and not _has_stop_timeout(options) else None,
+        shutdown=Shutdown(options.grace_s, options.own_graces_s, _ctrl_c_s(options)),
         log=tell,
         secrets=context.access.secrets,
         signals=options.signals,
     )
 
 
-def _has_stop_timeout(options: Options) -> bool:
-    """Whether somebody has said how long workers have to stop."""
-    return options.shutdown_timeout_s is not None or "stop_timeout_s" in options.spec
+def _ctrl_c_s(options: Options) -> float | None:
+    """How long workers have at most after Ctrl-C (seconds): less where a person watches, unless a flag says more."""
+    is_given = options.shutdown_timeout_s is not None or "stop_timeout_s" in options.spec
+    return CTRL_C_S if console.is_attended() and not is_given else None
 
 
 def _preemption(context: AgentContext) -> PreemptionWatch | None:
@@ -218,24 +215,12 @@ def _preemption(context: AgentContext) -> PreemptionWatch | None:
 
 def _line(context: AgentContext, parts: Parts) -> tuple[ServerConnection, HealthChecks]:
     """What tells the group what this node offers, and what is found out about it before each round."""
-    options = context.options
-
-    health = _health(context, parts)
-    offer = _offer(
-        options,
-        context.slots,
-        context.place.address,
-        context.devices,
-        context.launch,
-        device=dict(context.versions),
-        wants_command=context.command is None,
-        ready_within_s=health.within_s,
-    )
+    options, health = context.options, _health(context, parts)
     session = Session(
         options.group,
         options.node_id,
         context.identity.incarnation,
-        offer,
+        _offer(context, health.within_s),
         random.Random(),
         connect_timeout_s=options.connect_timeout_s,
     )
@@ -267,10 +252,8 @@ def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: L
     prefix = options.torchrun.log_line_prefix_template or os.environ.get(
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", PREFIX
     )
-    command = context.command
-    entrypoint, args = (sys.executable, ()) if command is None else (command.entrypoint, command.args)
     return TorchStarter(
-        torchs.worker_spec(options.torchrun, context.slots, handler, entrypoint, args),
+        torchs.worker_spec(options.torchrun, context.slots, handler),
         logs_specs,
         Template(prefix).safe_substitute(node_id=options.node_id),
         OutputCapture() if options.report_output else None,
@@ -305,39 +288,26 @@ def _furnish(parts: Parts, context: AgentContext, line: ServerConnection) -> Non
     parts.standbys = standbys_of(context, options.preload)
 
 
-def _offer(
-    options: Options,
-    slots: int,
-    address: str,
-    chosen: devices.Devices | None,
-    launch: Launch,
-    *,
-    device: Mapping[str, str],
-    wants_command: bool,
-    ready_within_s: float = 0.0,
-) -> Offer:
+def _offer(context: AgentContext, ready_within_s: float) -> Offer:
     """What this node offers to the group.
-
-    Args:
-        device: facts that people see, beside those of the devices.
 
     Raises:
         UsageError: no server would accept it.
     """
-    runs = options.torchrun
-    told = checksum(options.script, module=runs.module, no_python=runs.no_python)
+    options, launch, runs = context.options, context.launch, context.options.torchrun
+    digest = checksum(options.script, module=runs.module, no_python=runs.no_python)
     offer = Offer(
-        slots=slots,
-        address=address,
-        role=options.torchrun.role,
+        slots=context.slots,
+        address=context.place.address,
+        role=runs.role,
         labels=options.labels,
         weight=UNSET if options.weight is None else options.weight,
         device={
-            **device,
-            **(chosen.facts if chosen is not None else {}),
-            **({"script": told} if told else {}),
+            **context.versions,
+            **(context.devices.facts if context.devices is not None else {}),
+            **({"script": digest} if digest else {}),
         },
-        wants_command=wants_command,
+        wants_command=context.command is None,
         wants_members=launch.wants_members,
         wants_daemon=launch.wants_daemon,
         takes_notice=True,

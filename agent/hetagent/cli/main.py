@@ -3,6 +3,7 @@
 Imports torch only once the command line makes sense and nothing that is known by then is in the way.
 """
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -16,10 +17,15 @@ from hetagent.node.console import flush, say
 from hetagent.node.processes import init
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.files import AccessError
-from hetrdzv.auth.tls import ClientTls, TlsError
+from hetrdzv.auth.tls import ClientTls, TlsError, speaks_tls
+from hetrdzv.client.explain import TLS_HINT
 
 if TYPE_CHECKING:
+    from hetagent.launch.command import WorkerCommand
     from hetagent.options.model import Options
+
+LOOK_S = 3.0
+"""How long a server may take to show that it does not speak plain HTTP (seconds)."""
 
 NEEDS = ("torch", "psutil")
 """Modules of the extra `agent` without which nothing works. The third, nvidia-ml-py, only NVIDIA GPUs need."""
@@ -43,7 +49,6 @@ def _run() -> int:
     if missing := [module for module in NEEDS if find_spec(module) is None]:
         say(f"hetagent needs {' and '.join(missing)}: pip install 'hetrdzv[agent]'")
         return statuses.USAGE
-    from hetagent.cli import early
     from hetagent.cli.parse import parse
     from hetagent.errors import AgentError, CommandError, NotFound, UsageError
     from hetagent.node import release
@@ -60,9 +65,9 @@ def _run() -> int:
             from hetagent.health.check.run import run
 
             return run(options, token, tls)
-        command = early.command(options)
+        command = _command(options)
         if not options.standalone:
-            early.look(options, token, tls)
+            _refuse_plain_http(options, token, tls)
         if unknown := release.check(release.installed()):
             say(f"hetagent: warning: {unknown}")
         from hetagent.cli import assembly  # which imports torch: only once there is something to do
@@ -71,8 +76,6 @@ def _run() -> int:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with own_server() if options.standalone else contextlib.nullcontext() as server:
             return assembly.run(options, command, server, token, tls)
-    except early.Over as over:
-        return over.report()
     except (UsageError, CommandError, NumaError, NetworkError, AccessError, TlsError) as error:
         # torchrun's status for a script that is not there is 1
         status = statuses.FAILED if isinstance(error, NotFound) else statuses.USAGE
@@ -87,6 +90,41 @@ def _run() -> int:
     except OSError as error:
         say(f"hetagent: cannot write {failures.ERROR_FILE}: {error}")
     return status
+
+
+def _command(options: "Options") -> "WorkerCommand | None":
+    """What the workers run; None: the group's command."""
+    from hetagent.launch.command import worker_command
+
+    if options.script is None:
+        return None
+    flags = options.torchrun
+    how = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}
+    return worker_command(options.script, options.script_args, **how)
+
+
+def _refuse_plain_http(options: "Options", token: str | None, tls: ClientTls) -> None:
+    """Refuse http:// for a server that speaks TLS: it hangs up on an agent without a word.
+
+    Raises:
+        UsageError: says which server it is.
+    """
+    from hetagent.errors import UsageError
+    from hetrdzv.client.client import Client
+    from hetrdzv.protocol.errors import HetError
+
+    async def ask() -> None:
+        async with asyncio.timeout(LOOK_S), Client(options.servers, token=token, tls=tls) as client:
+            await client.group(options.group, nodes="none")
+
+    try:
+        asyncio.run(ask())
+    except TimeoutError:
+        return
+    except HetError as error:
+        plain = (url for url in options.servers if url.startswith("http://"))
+        if TLS_HINT in str(error) and (url := next(filter(speaks_tls, plain), "")):
+            raise UsageError(f"{url} answered, but speaks TLS: use https://") from None
 
 
 def _token(options: "Options") -> str | None:

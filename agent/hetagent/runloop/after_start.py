@@ -1,6 +1,5 @@
 """Looks at workers that have run for a while: whether they have met, and what their launch wants to see."""
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,19 +9,15 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.roundhook import RoundHook
 from hetagent.session import reports
 from hetagent.session.connection import ServerConnection
-from hetagent.workers.failures import failure_message
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol.states import ReportKind
-
-MOST_LOST_PORTS = 3
-"""So many rounds in a row may end for a port that was taken; then it is the script that opens it twice."""
 
 MEET_AFTER_S = 60.0
 """When to look whether the workers have met (seconds after their start); they import, and read their data, before."""
 
 
 class StartCheck(RoundHook):
-    """Whether the workers of all nodes have met in the round's store, as the master sees it, and could open their port.
+    """Whether the workers of all nodes have met in the round's store, as the master sees it.
 
     Args:
         line: where it is reported.
@@ -43,8 +38,6 @@ class StartCheck(RoundHook):
         self._meet_at: float | None = None
         self._look_at: float | None = None
         self._reported: int | None = None  # how many had met at the last look; None: all, or nobody looked
-        self._lost_port = ""  # why it gives up
-        self._lost_ports = 0  # in how many rounds in a row
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
         self._assignment = assignment
@@ -97,29 +90,8 @@ class StartCheck(RoundHook):
         met = self._launch.met(self._workers.started.met)
         return None if met is None else min(met, self._assignment.start.world_size)
 
-    def abandon_reason(self) -> str:
-        """The program could not open its port, which somebody else had taken: that is no failure of the script."""
-        if not self._lost_port and self._workers is not None:
-            self._lost_port = self._look_for_port(self._workers)
-        return self._lost_port
-
-    def _look_for_port(self, workers: Workers) -> str:
-        assert self._assignment is not None
-        failed = next((end for end in workers.exits if not end.succeeded), None)
-        opens = self._launch.frees_port and self._assignment.is_master
-        if not opens or failed is None or self._lost_ports == MOST_LOST_PORTS:
-            return ""
-        port = self._assignment.start.master.script_port
-        text = failure_message(workers.left(failed.local_rank), failed.status, ())
-        if not re.search(rf"\b{port}\b", text) or "address already in use" not in text.lower():
-            return ""
-        return f"could not begin: another program took port {port} before the script opened it"
-
     def end(self) -> None:
-        if self._workers is not None:
-            self._lost_ports = self._lost_ports + 1 if self._lost_port else 0
         self._meet_at = self._look_at = self._workers = None
-        self._lost_port = ""
 
 
 def _described(met: int, world_size: int) -> str:

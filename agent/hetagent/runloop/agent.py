@@ -53,20 +53,10 @@ class Agent:
     """Runs this node's part of a job, every round of which a hetserver decides.
 
     Args:
-        identity: who this agent is.
-        line: the connection to the server, not started yet.
-        guardian: ends the workers if this process dies, not started yet.
-        starter: makes the worker processes.
-        ports: the ports that this node offers.
-        launch: turns this node's part of a round into a command.
-        health: whether this node can take part in a round.
-        parts: the optional ones.
+        line, guardian: not started yet.
         worker_env: what every worker gets beside torchrun's environment.
         stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's setting.
-        grace_s: how long this node has from a scheduler's signal until it has to be gone (seconds), in which workers
-            may save that ask for it; 0: they get the signal at once.
-        own_graces_s: the same for signals that come earlier than others (seconds).
-        ctrl_c_s: how long workers have at most after Ctrl-C (seconds); None: as long as otherwise.
+        shutdown: how this node leaves.
         log: shows one line at the terminal.
         secrets: what no failure report may contain.
         signals: on which signals the agent stops its workers and leaves.
@@ -75,7 +65,7 @@ class Agent:
         outcome: the last directive (`exit`); None until it has come.
         last_words: what parts have to say in the closing block.
         hangs: whether threads are left that the interpreter would wait for: in a look-up of the server's name, or
-            writing to a console that nobody reads.
+            writing to a blocked console.
     """
 
     def __init__(
@@ -91,9 +81,7 @@ class Agent:
         parts: Parts,
         worker_env: Mapping[str, str],
         stop_timeout_s: float | None,
-        grace_s: float,
-        own_graces_s: Mapping[signal.Signals, float] = {},
-        ctrl_c_s: float | None = None,
+        shutdown: Shutdown,
         log: Callable[[str], None],
         secrets: Callable[[], Collection[str]] = tuple,
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
@@ -125,7 +113,7 @@ class Agent:
         self._done = False  # the newest round's workers have succeeded, and others still work
         self._said_cause = ""  # what ended the newest round, if the person at the terminal has read that
         self._pids: list[int] = []  # of the newest round's workers
-        self._shutdown = Shutdown(grace_s, own_graces_s, ctrl_c_s)
+        self._shutdown = shutdown
         self._orphans = OrphanReaper(identity.incarnation, log, parts.kept_sessions)
         self._account = Account(time.monotonic())
         self._left_at: float | None = None  # the server knows then (monotonic seconds)

@@ -85,7 +85,7 @@ class Parts:
 
     def abandon_reason(self) -> str:
         """Why this node should end its part of the round and join again, as what comes after "the round"; empty: no."""
-        parts = (self.notices, self.start_check, self.snapshots)
+        parts = (self.notices, self.snapshots)
         return _first(part.abandon_reason() for part in parts if part is not None)
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:

@@ -77,10 +77,11 @@ def refuse_what_is_missing(flags: TorchrunOptions, needs: Mapping[str, Need] = N
 # -- what torch's agent is to run ------------------------------------------------------------------------------
 
 
-def worker_spec(
-    flags: TorchrunOptions, slots: int, handler: RendezvousHandler, entrypoint: str, args: tuple[str, ...]
-) -> WorkerSpec:
-    """torch's description of the workers; `refuse_what_is_missing` has looked at the flags."""
+def worker_spec(flags: TorchrunOptions, slots: int, handler: RendezvousHandler) -> WorkerSpec:
+    """torch's description of the workers, whose command each round brings.
+
+    `refuse_what_is_missing` has looked at the flags.
+    """
     mode = flags.numa_binding
     newer: dict[str, Any] = {
         "event_log_handler": flags.event_log_handler,
@@ -92,8 +93,7 @@ def worker_spec(
     return WorkerSpec(
         role=flags.role,
         local_world_size=slots,
-        entrypoint=entrypoint,
-        args=args,
+        entrypoint="none yet",
         rdzv_handler=handler,
         **{name: value for name, value in newer.items() if name in SPEC_FIELDS},
     )

@@ -32,6 +32,7 @@ from hetagent.runloop.notices import Notices
 from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
 from hetagent.runloop.share_files import ShareFiles
+from hetagent.runloop.shutdown import Shutdown
 from hetagent.session.connection import ServerConnection
 from hetagent.session.joining import Offer
 from hetagent.session.session import Session
@@ -152,7 +153,7 @@ class Rig:
             launch=launch,
             parts=self.parts,
             stop_timeout_s=None,
-            grace_s=grace_s,
+            shutdown=Shutdown(grace_s, {}),
             health=HealthChecks(repeated=site_check.run if check else None, again_s=0.05, retry_s=0.05),
             log=self.said.append,
             signals=SIGNALS,

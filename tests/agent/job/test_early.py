@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from tests.support.servers import Hetserver
 
@@ -49,22 +48,6 @@ def test_a_script_that_is_not_there(guarded: Hetserver, tmp_path: Path) -> None:
         1,
         f"hetagent: script 'nosuch.py' does not exist (looked from {tmp_path})\n",
     )
-
-
-def test_a_wrong_token(guarded: Hetserver, tmp_path: Path) -> None:
-    status, said = run(tmp_path, guarded, "--group", "g", "train.py", token="fedcba9876543210")
-    assert status == 71
-    assert "refused  this server does not accept the token" in said
-
-
-def test_a_job_that_is_over(guarded: Hetserver, tmp_path: Path) -> None:
-    url, head = f"{guarded.url}/v1/groups/over", {"Authorization": f"Bearer {TOKEN}"}
-    httpx.put(url, json={"min_nodes": 1}, headers=head).raise_for_status()
-    httpx.post(f"{url}/cancel", headers=head).raise_for_status()
-    status, said = run(tmp_path, guarded, "--group", "over", "train.py")
-    assert status == 3
-    assert "outcome  the last job of group 'over' was cancelled by" in said
-    assert "to start another: hetctl restart over" in said
 
 
 def test_nothing_of_the_kind(guarded: Hetserver, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hetagent.cli.assembly import _has_stop_timeout
+from hetagent.cli import assembly
 from hetagent.cli.parse import parse
 from hetagent.roundhook import PreemptionNotice
 from hetagent.runloop.shutdown import Shutdown, WorkerActivity
@@ -47,9 +47,10 @@ def test_whoever_was_told_in_time_may_stay_as_long_as_that(activity: WorkerActiv
 
 
 @pytest.mark.parametrize("argv", [("--stop-timeout-s", "60"), ("--shutdown-timeout", "60")])
-def test_a_time_that_somebody_has_set_holds(argv: tuple[str, str]) -> None:
-    assert _has_stop_timeout(parse([*SERVER, *argv, "train.py"], {}))
-    assert not _has_stop_timeout(parse([*SERVER, "train.py"], {}))
+def test_a_time_that_somebody_has_set_holds(monkeypatch: pytest.MonkeyPatch, argv: tuple[str, str]) -> None:
+    monkeypatch.setattr(assembly.console, "is_attended", lambda: True)
+    assert assembly._ctrl_c_s(parse([*SERVER, *argv, "train.py"], {})) is None
+    assert assembly._ctrl_c_s(parse([*SERVER, "train.py"], {})) == 5.0
 
 
 def test_a_worker_that_ignores_ctrl_c_at_a_terminal_is_killed_soon(tmp_path: Path) -> None:

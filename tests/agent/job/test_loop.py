@@ -22,7 +22,6 @@ from torch.distributed.elastic.multiprocessing import Std
 from hetagent.errors import AgentError
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
-from hetagent.launch.node.program import PerNode
 from hetagent.node.network import hold_port
 from hetagent.node.processes import guardian
 from hetagent.node.processes.guardian import GuardianError
@@ -45,42 +44,6 @@ pytestmark = [
 ]
 
 # -- starting ------------------------------------------------------------------------------------------------
-
-
-OPENS = """
-import os, socket, sys, time
-from pathlib import Path
-
-place = "127.0.0.1", int(sys.argv[1])
-Path("port").write_text(sys.argv[1])
-while os.environ["HET_ROUND"] == "1" and not Path("taken").exists():
-    time.sleep(0.01)
-socket.create_server(place)
-"""
-
-
-def test_a_port_that_was_lost_before_the_script_opened_it_costs_no_restart(rig: Make) -> None:
-    """The agent held it until it started the program, which has to import torch before."""
-    made = rig(None, launch=PerNode(None), max_restarts=0)
-    (made.folder / "opens.py").write_text(OPENS)
-    words = ("-c", f"cd {made.folder}; exec {sys.executable} opens.py {{master_port}}")
-    made.launch._command = WorkerCommand("/bin/sh", words, is_python=False)
-    made.offers(wants_command=False)
-    taken: list[socket.socket] = []
-
-    def take() -> None:
-        made.appears("port")()
-        port = int(soon((made.folder / "port").read_text))
-        taken.append(socket.create_server(("127.0.0.1", port)))
-        (made.folder / "taken").touch()
-
-    assert made.run(take) == 0
-    (port,) = (sock.getsockname()[1] for sock in taken)
-    taken[0].close()
-    lost = f"round 1 could not begin: another program took port {port} before the script opened it; joining again"
-    assert lost in made.said
-    assert made.agent.round_number == 2
-    assert made.group()["restarts"] == 0
 
 
 def test_a_round_from_start_to_end(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:

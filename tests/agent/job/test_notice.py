@@ -36,7 +36,7 @@ class Told:
 
     count = 0
 
-    def say(self, *_: Any) -> None:
+    def send(self, *_: Any) -> None:
         self.count += 1
 
 

@@ -2,13 +2,14 @@
 
 import contextlib
 import os
+import signal
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from hetagent.cli import given, slurm
+from hetagent.cli import slurm
 from hetagent.cli.flags import SPEC_FLAGS, parser
 from hetagent.errors import UsageError
 from hetagent.launch.kinds import OWN_FLAGS
@@ -17,11 +18,11 @@ from hetagent.node.standalone import fresh_group
 from hetagent.options.model import Options, Streams, TorchrunOptions
 from hetagent.options.parts import SnapshotOptions, preload, watched
 from hetagent.options.torchrun import REFUSED, dest, source, typed, variable
-from hetagent.options.values import GRACE_S, grace, is_on, streams
+from hetagent.options.values import GRACE_S, UNHANDLED, grace, is_on, streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.texts.ids import checked_id
 from hetrdzv.protocol.texts.phrasing import count
-from hetrdzv.protocol.texts.typed import seconds
+from hetrdzv.protocol.texts.typed import nodes, seconds
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     args = ours.parse_args(list(argv))
     _refuse(args)
     grace_s = _or_variable(args.grace_s, "HET_GRACE_S", grace, environ)
-    filled = slurm.fill(args, environ)
+    filled = slurm.fill(args, environ, _given_group(args, environ), _nnodes(args), _signals(args))
     if args.collapse and args.redirects == args.tee == "0":
         args.tee = "3"
     return _options(
@@ -56,7 +57,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         standalone=bool(args.standalone),
         labels=dict(args.label or ()),
         spec=_spec(args),
-        signals=given.signals(args),
+        signals=_signals(args),
         report_output=is_on(args.report_output, "HET_REPORT_OUTPUT", environ),
         launch_flags={name: getattr(args, name) for name in map(dest, OWN_FLAGS)},
         shutdown_timeout_s=_or_variable(
@@ -194,12 +195,18 @@ def _node_id(args: Namespace) -> str:
         raise UsageError(f"{error}: give --node-id") from None
 
 
+def _given_group(args: Namespace, environ: Mapping[str, str]) -> str | None:
+    """The group that was named; an empty name, from an unset shell variable, counts as given and is refused later."""
+    given: tuple[str | None, ...] = (args.group, args.rdzv_id, environ.get("HET_GROUP") or None)
+    return next((named for named in given if named is not None), None)
+
+
 def _group(args: Namespace, environ: Mapping[str, str]) -> str:
     if args.group is not None and args.rdzv_id not in (None, args.group, os.environ.get("PET_RDZV_ID")):
         raise UsageError(
             f"--group is {args.group!r}, but --rdzv-id is {args.rdzv_id!r}: they mean the same thing, give only one"
         )
-    group = given.group(args, environ)
+    group = _given_group(args, environ)
     if group is None:
         return fresh_group() if args.standalone else "default"
     if args.group is not None:
@@ -219,7 +226,7 @@ def _spec(args: Namespace) -> dict[str, object]:
     }
     if args.max_restarts is not None:
         spec["max_restarts"] = int(args.max_restarts)
-    if (nnodes := given.nnodes(args)) is not None:
+    if (nnodes := _nnodes(args)) is not None:
         spec["min_nodes"], spec["max_nodes"] = nnodes
     if args.world_size is not None:
         bounds = zip(("min_world_size", "max_world_size"), args.world_size, strict=True)
@@ -239,6 +246,29 @@ def _spec(args: Namespace) -> dict[str, object]:
             )
         spec["min_nodes"] = spec["max_nodes"] = 1
     return spec
+
+
+def _nnodes(args: Namespace) -> tuple[int, int] | None:
+    """The fewest and most nodes of the group."""
+    if args.nnodes is None:
+        return None
+    try:
+        return nodes(args.nnodes)
+    except ValueError as error:
+        raise UsageError(f"{source('--nnodes', args.nnodes)}: {error}") from None
+
+
+def _signals(args: Namespace) -> tuple[signal.Signals, ...]:
+    """The signals on which the agent leaves."""
+    text: str = args.signals_to_handle
+    names = [name for part in text.split(",") if (name := part.strip())]
+    known = signal.Signals.__members__
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{typed('--signals-to-handle', text)}: there is no signal {name!r}")
+        if known[name] in UNHANDLED:
+            raise UsageError(f"{typed('--signals-to-handle', text)}: no program can handle {name}")
+    return tuple(known[name] for name in names)
 
 
 def _streams(flag: str, text: str) -> Streams:

@@ -9,7 +9,6 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hetagent.cli import given
 from hetagent.errors import UsageError
 from hetagent.node.console import counted
 from hetagent.options.torchrun import TORCHRUNS_SIGNALS
@@ -65,8 +64,18 @@ class Step:
         return f"node {self.node}" if self.node else "this node"
 
 
-def fill(args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
+def fill(
+    args: Namespace,
+    environ: Mapping[str, str],
+    group: str | None,
+    nnodes: tuple[int, int] | None,
+    signals: Sequence[signal.Signals],
+) -> Sequence[str]:
     """Fill in flags that were not given from the environment of a job step.
+
+    Args:
+        group, nnodes: as given; None: they were not.
+        signals: those of `--signals-to-handle`, given or not.
 
     Returns:
         what was taken, and what looks like a mistake.
@@ -80,7 +89,6 @@ def fill(args: Namespace, environ: Mapping[str, str]) -> Sequence[str]:
     if step is None:
         return ()
     _refuse_several_tasks(step, args)
-    group, nnodes, signals = given.group(args, environ), given.nnodes(args), given.signals(args)
     notes = [
         *_gpu_notes(step, args),
         *_node_notes(step, args, group, nnodes),

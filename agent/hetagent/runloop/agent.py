@@ -105,19 +105,19 @@ class Agent:
         self._secrets = secrets
         self._signals = signals
         self._got_signals: list[int] = []
-        self._taken: deque[DirectiveReply] = deque()  # not obeyed yet
+        self._directives: deque[DirectiveReply] = deque()  # not obeyed yet
         self._woken: socket.socket | None = None  # by a signal, or the end of a child
         self._round = 0  # the newest round that was started here, or over before it was
         self._local: LocalRound | None = None  # this node's part of it
         self._ready_after_stop = False  # join again once the workers are gone
         self._done = False  # the newest round's workers have succeeded, and others still work
-        self._said_cause = ""  # what ended the newest round, if the person at the terminal has read that
+        self._logged_cause = ""  # what ended the newest round, if the person at the terminal has read that
         self._pids: list[int] = []  # of the newest round's workers
         self._shutdown = shutdown
         self._orphans = OrphanReaper(identity.incarnation, log, parts.kept_sessions)
         self._account = Account(time.monotonic())
         self._left_at: float | None = None  # the server knows then (monotonic seconds)
-        self._after = 0  # the round after which this node joins
+        self._after_round = 0  # the round after which this node joins
         self._joined = False  # since then
         self._not_ready = ""  # why this node takes part in no round
         self._is_predicted = False  # what the workers of the first round will run
@@ -191,9 +191,9 @@ class Agent:
         self._on_hooks(readable)
         self._on_workers()
         self._on_health()
-        self._taken.extend(self._line.take())
-        while self._taken:
-            self._obey(self._taken.popleft())
+        self._directives.extend(self._line.take())
+        while self._directives:
+            self._obey(self._directives.popleft())
         self._on_stopped()
 
     def _readable(self, timeout_s: float | None) -> list[_Waking]:
@@ -376,8 +376,8 @@ class Agent:
 
     def _because(self, cause: str) -> str:
         """What ended the round, to be put after that it is over; empty if that was the last thing that was said."""
-        news = cause != self._said_cause
-        self._said_cause = cause
+        news = cause != self._logged_cause
+        self._logged_cause = cause
         return f": {cause}" if news else ""
 
     def _obey(self, directive: DirectiveReply) -> None:
@@ -400,7 +400,7 @@ class Agent:
                 if directive.round == self._round and isinstance(directive.reason, Stalls | Formed):
                     self._account.hangs(_hang(directive), time.monotonic(), self._motion())
                 self._pass_on(directive)
-            case DirectiveKind.STOP if directive.round <= self._after:
+            case DirectiveKind.STOP if directive.round <= self._after_round:
                 pass  # it came as the workers were ending by themselves, and this node has joined since
             case DirectiveKind.STOP:
                 self._log(f"round {directive.round} is over{self._because(directive.why)}")
@@ -467,7 +467,7 @@ class Agent:
             # They may hold a GPU, a port or a checkpoint: the next round would fail here again, and again.
             self._leave_if(f"its processes cannot be killed: {stuck}")
             return
-        self._after, self._joined = self._round, False
+        self._after_round, self._joined = self._round, False
         self._health.run(self._pids)
         self._on_health()
 
@@ -500,7 +500,7 @@ class Agent:
         except NetworkError as error:
             who = f"node '{self._identity.node_id}'"
             raise AgentError(f"{who} cannot offer a port for the next round: {error}") from None
-        self._line.ready(self._after, port, script_port, self._not_ready)
+        self._line.ready(self._after_round, port, script_port, self._not_ready)
         self._predict()
 
     def _warn(self, warnings: Iterable[str]) -> None:
@@ -542,14 +542,14 @@ class Agent:
             start=start,
             script_port=self._ports.script,
             ask=self._line.ask,
-            interrupted=lambda: bool(self._taken or self._readable(0.0)),
+            interrupted=lambda: bool(self._directives or self._readable(0.0)),
         )
         if start.restarted_by:
             of = "" if start.max_restarts >= UNLIMITED_RESTARTS else f" of {start.max_restarts}"
             advice = f"; {start.advice}" if start.advice else ""
             self._log(f"restarting ({start.restart_count}{of}){self._because(start.restarted_by)}{advice}")
             self._account.blames(start.restarted_by)
-        self._said_cause = ""
+        self._logged_cause = ""
         incarnation = self._identity.incarnation
         self._local = LocalRound(assignment, self._launch, self._starter, incarnation, self._parts)
         self._log(f"round {number}: {self._local.place}")

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from itertools import count
+from dataclasses import dataclass
 from typing import TextIO
 
 WAIT_S = 0.5
@@ -12,11 +12,23 @@ WAIT_S = 0.5
 MOST_CHARACTERS = 64 << 10
 """The longest line that is kept whole."""
 
+MOST_LINES = 1000
+"""How many lines wait at most."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A line that waits, who has written it so far, and until when (monotonic seconds)."""
+
+    line: str
+    ranks: set[int]
+    until: float
+
 
 class LineMerger:
     """A stream for the lines of several ranks: equal ones that come within `WAIT_S` are written once.
 
-    What a rank writes twice is shown twice. Lines come in the order in which the first rank wrote them.
+    The lines of each rank stay in order; what a rank writes twice is shown twice.
 
     Args:
         out: where they go.
@@ -32,8 +44,7 @@ class LineMerger:
         self._all = set(ranks)
         self._offset = offset
         self._prefix = prefix
-        self._waiting: dict[tuple[str, int], set[int]] = {}  # which ranks wrote a line for the n-th time
-        self._until: dict[tuple[str, int], float] = {}  # monotonic seconds
+        self._waiting: list[_Entry] = []
         self._partial: dict[int, str] = {}  # by rank, what has no end of line yet
         self._changed = threading.Condition()
         self._closed = False
@@ -68,27 +79,32 @@ class LineMerger:
         self._thread.join()
 
     def _add(self, rank: int, line: str) -> None:
-        key = next((line, n) for n in count() if rank not in self._waiting.get((line, n), ()))
-        self._waiting.setdefault(key, set()).add(rank)
-        self._until.setdefault(key, time.monotonic() + WAIT_S)
+        last = max((index for index, entry in enumerate(self._waiting) if rank in entry.ranks), default=-1)
+        entry = next((entry for entry in self._waiting[last + 1 :] if entry.line == line), None)
+        if entry is None:
+            entry = _Entry(line, set(), time.monotonic() + WAIT_S)
+            self._waiting.append(entry)
+        entry.ranks.add(rank)
 
     def _run(self) -> None:
         with self._changed:
             while not self._closed or self._waiting:
                 self._pass_on(time.monotonic())
-                until = next(iter(self._until.values()), None)
                 if not self._closed:
+                    until = self._waiting[0].until if self._waiting else None
                     self._changed.wait(None if until is None else max(0.0, until - time.monotonic()))
 
     def _pass_on(self, now: float) -> None:
         """Write the lines at the front that all ranks have written, or that have waited long enough."""
-        for key, ranks in list(self._waiting.items()):
-            if ranks != self._all and now < self._until[key] and not self._closed:
+        while self._waiting:
+            entry = self._waiting[0]
+            is_over = self._closed or now >= entry.until or len(self._waiting) > MOST_LINES
+            if entry.ranks != self._all and not is_over:
                 break
-            numbers = sorted(ranks)
+            numbers = sorted(entry.ranks)
             begin = self._prefix(ranges([self._offset + rank for rank in numbers]), ranges(numbers))
-            self._out.write(f"{begin}{key[0]}")
-            del self._waiting[key], self._until[key]
+            self._out.write(f"{begin}{entry.line}")
+            del self._waiting[0]
         self._out.flush()
 
 

@@ -11,19 +11,19 @@ class OrphanReaper:
 
     Args:
         incarnation: the `HET_INCARNATION` of its workers.
-        tell: shows one line to the person at the terminal.
+        log: shows one line at the terminal.
         kept: the sessions of what is kept for later rounds.
     """
 
     def __init__(
         self,
         incarnation: str,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         kept: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._incarnation = incarnation
         self._kept = kept
-        self._tell = tell
+        self._log = log
         self._stuck: dict[processes.Process, str] = {}  # and since when, by the clock
         self._spared = False
 
@@ -32,7 +32,7 @@ class OrphanReaper:
         if pids:
             alive, now = processes.living(), f"{datetime.now().astimezone():%H:%M:%S}"
             self._stuck |= {alive[pid]: now for pid in pids if pid in alive and alive[pid] not in self._stuck}
-            self._tell(f"processes cannot be killed: {processes.describe_stuck(pids)}")
+            self._log(f"processes cannot be killed: {processes.describe_stuck(pids)}")
 
     def stuck(self) -> str:
         """Which of them are still alive, why and since when; empty if none is."""
@@ -53,7 +53,7 @@ class OrphanReaper:
         """The job has succeeded: say what is left running."""
         if self._spared and (pids := processes.marked(self._incarnation)):
             shown = ", ".join(map(str, pids))
-            self._tell(f"processes that the workers detached (setsid) are left running: {shown}")
+            self._log(f"processes that the workers detached (setsid) are left running: {shown}")
 
     def kill_spared(self) -> None:
         """That round was not the job's last, or the job has not succeeded."""

@@ -278,8 +278,10 @@ def test_an_unknown_host(hetagent: Run) -> None:
 class Stranger(BaseHTTPRequestHandler):
     """Some other web server."""
 
-    def do_GET(self) -> None:
+    def do_PUT(self) -> None:
         self.send_error(404)
+
+    do_GET = do_PUT
 
     def log_message(self, *args: object) -> None:
         pass

@@ -117,7 +117,11 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     found = hashlib.sha256()
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        found.update(bytes(local.detach().contiguous().flatten().view(torch.uint8).tolist()))
+        # Into pinned memory: while a script waits in a copy to other memory, CUDA lets no thread of its copy either.
+        host = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda).copy_(local, non_blocking=True)
+        if local.is_cuda:
+            torch.cuda.current_stream().record_event().synchronize()
+        found.update(bytes(host.detach().contiguous().flatten().view(torch.uint8).tolist()))
     return found.hexdigest()[:16]
 
 

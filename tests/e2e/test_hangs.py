@@ -115,7 +115,7 @@ def standbys(job: Cluster) -> set[int]:
 def test_a_hang_that_fails_the_job_names_its_rank_and_shows_its_stack_on_every_node(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SLEEPER)
-    flags = ("--nnodes", "2", "--hang-timeout-s", "3", "--stop-timeout-s", "5", "--max-restarts", "0")
+    flags = ("--nnodes", "2", "--hang-timeout-s", "12", "--stop-timeout-s", "5", "--max-restarts", "0")
     with cluster(tmp_path, *flags) as job:
         for name, slots in PAIR.items():
             job.agent(name, slots, script=str(script))

@@ -231,11 +231,9 @@ class Parser(ArgumentParser):
 
     def _unknown(self, word: str) -> str:
         """What to say of a flag that does not exist."""
-        flag = word.partition("=")[0]
-        known = [spelling for spelling in self._option_string_actions if not _is_refused(spelling)]
-        long = self.flags()
-        meant = [spelling for spelling in long if len(flag) > 3 and spelling.startswith(flag)]
-        meant = meant or get_close_matches(flag, known if "_" in flag else long, n=1, cutoff=0.75)
+        flag, known = word.partition("=")[0], self.flags()
+        meant = [spelling for spelling in known if len(flag) > 3 and spelling.startswith(flag)]
+        meant = meant or get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=0.75)
         return f"there is no flag {flag}" + (f" (did you mean {' or '.join(meant)}?)" if meant else "")
 
 

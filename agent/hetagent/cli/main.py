@@ -21,7 +21,6 @@ from hetrdzv.auth.tls import ClientTls, TlsError, speaks_tls
 from hetrdzv.client.explain import TLS_HINT
 
 if TYPE_CHECKING:
-    from hetagent.launch.command import WorkerCommand
     from hetagent.options.model import Options
 
 LOOK_S = 3.0
@@ -51,6 +50,7 @@ def _run() -> int:
         return statuses.USAGE
     from hetagent.cli.parse import parse
     from hetagent.errors import AgentError, CommandError, NotFound, UsageError
+    from hetagent.launch.command import worker_command
     from hetagent.node import release
     from hetagent.node.gpu.numa import NumaError
     from hetagent.node.network import NetworkError
@@ -65,7 +65,10 @@ def _run() -> int:
             from hetagent.health.check.run import run
 
             return run(options, token, tls)
-        command = _command(options)
+        command, flags = None, options.torchrun
+        if options.script is not None:
+            how = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}
+            command = worker_command(options.script, options.script_args, **how)
         if not options.standalone:
             _refuse_plain_http(options, token, tls)
         if unknown := release.check(release.installed()):
@@ -85,22 +88,8 @@ def _run() -> int:
     except Exception as error:  # a bug
         status, text, stack = statuses.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc()
     say(f"hetagent: {text}" if stack == text else stack.rstrip())
-    try:
-        failures.write_error(text, stack)
-    except OSError as error:
-        say(f"hetagent: cannot write {failures.ERROR_FILE}: {error}")
+    failures.write_error(text, stack)
     return status
-
-
-def _command(options: "Options") -> "WorkerCommand | None":
-    """What the workers run; None: the group's command."""
-    from hetagent.launch.command import worker_command
-
-    if options.script is None:
-        return None
-    flags = options.torchrun
-    how = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}
-    return worker_command(options.script, options.script_args, **how)
 
 
 def _refuse_plain_http(options: "Options", token: str | None, tls: ClientTls) -> None:

@@ -2,7 +2,7 @@
 
 from argparse import Action, ArgumentParser, HelpFormatter, Namespace
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 USAGE = "hetagent [flags] [script [its arguments]]"
 
@@ -74,12 +74,6 @@ PARTS: Mapping[str, Sequence[str]] = {
 """The parts of `--help-all`, each with its flags in order; the last has those that no other names."""
 
 
-class _Parser(Protocol):
-    def shown(self) -> Sequence[Action]:
-        """The flags that `--help-all` shows."""
-        ...
-
-
 class Print(Action):
     """A flag that prints a text about all flags, and ends the program.
 
@@ -93,7 +87,7 @@ class Print(Action):
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
     ) -> None:
-        print(self.const(cast(_Parser, parser).shown()), end="")
+        print(self.const(cast(Any, parser).shown()), end="")
         parser.exit()
 
 

@@ -154,7 +154,7 @@ class Agent:
         try:
             self._run()
             error = self._shutdown.unfinished(self.outcome)
-            self._write_error_file()
+            self._shutdown.write_error_file(self.outcome)
         except BaseException:  # Ctrl-C too, where --signals-to-handle leaves SIGINT out
             error = traceback.format_exc()
             raise
@@ -271,12 +271,6 @@ class Agent:
         # The last thing: if anything above fails, it ends what is left. If the line broke, it says goodbye for us.
         if not self._line.broken:
             self._guardian.dismiss()
-
-    def _write_error_file(self) -> None:
-        try:
-            self._shutdown.write_error_file(self.outcome)
-        except OSError as error:
-            self._log(f"cannot write the root cause to {failures.ERROR_FILE}: {error}")
 
     # -- what happens ----------------------------------------------------------------------------------------
 

@@ -206,11 +206,7 @@ class Shutdown:
         return self.ended_by or None
 
     def write_error_file(self, outcome: DirectiveReply | None) -> None:
-        """Write the root cause, or why this agent did not see the job to its end.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write the root cause, or why this agent did not see the job to its end."""
         why = self.unfinished(outcome)
         if outcome is not None and outcome.root_cause is not None:
             failures.write_root_cause(outcome.root_cause)

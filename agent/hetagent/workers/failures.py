@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hetagent.node.console import say
 from hetagent.node.processes.signals import signal_name, signal_number
 from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.texts.raised import raised
@@ -235,11 +236,7 @@ def _last_lines(text: str, most: int) -> str:
 
 
 def write_root_cause(cause: RootCauseReply) -> None:
-    """Write a job's root cause where this agent's own `TORCHELASTIC_ERROR_FILE` says, if it says so.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a job's root cause where this agent's own `TORCHELASTIC_ERROR_FILE` says, if it says so."""
     failure = cause.failure
     if failure is None:
         write_error(cause.message, cause.message)
@@ -256,9 +253,6 @@ def write_error(message: str, stack: str, exitcode: int | None = None) -> None:
         message: in a line.
         stack: the traceback, or whatever else explains it.
         exitcode: of the worker that caused it, negative for a signal.
-
-    Raises:
-        OSError: it cannot be written.
     """
     path = os.environ.get(ERROR_FILE)
     if not path:
@@ -267,6 +261,9 @@ def write_error(message: str, stack: str, exitcode: int | None = None) -> None:
     record: dict[str, Any] = {"message": message, "extraInfo": extra}
     if exitcode is not None:
         record["errorCode"] = exitcode
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    with open(fd, "w", encoding="utf-8") as file:
-        json.dump({"message": record}, file)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        with open(fd, "w", encoding="utf-8") as file:
+            json.dump({"message": record}, file)
+    except OSError as failure:
+        say(f"hetagent: cannot write {ERROR_FILE}: {failure}")

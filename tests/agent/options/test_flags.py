@@ -194,7 +194,7 @@ def test_a_script_between_any_flags_and_its_arguments(flags: list[str]) -> None:
         (["--sever=x"], "there is no flag --sever (did you mean --server?); see"),
         (["--nproc", "4"], "there is no flag --nproc (did you mean --nproc-per-node?)"),
         (["--client"], "(did you mean --client-cert or --client-key?)"),
-        (["--log_di", "x"], "(did you mean --log_dir?)"),
+        (["--log_di", "x"], "(did you mean --log-dir?)"),
         (["--nodes", "2"], "(did you mean --nnodes?)"),
         (["--boss", "x"], "there is no flag --boss; see hetagent --help"),
         (["--backend", "x"], "there is no flag --backend; see hetagent --help"),

@@ -11,7 +11,7 @@ from hetagent.errors import CommandError
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand
 
-PATIENCE_S = 1.0
+PATIENCE_S = 2.0
 SPEC = {"min_nodes": 2, "max_nodes": 2, "max_restarts": 1, "lease_s": 60.0}
 
 

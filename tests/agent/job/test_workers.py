@@ -1,6 +1,5 @@
 """The workers of a round as processes: every end is seen, and nothing is left of them."""
 
-import errno
 import json
 import os
 import select
@@ -274,18 +273,6 @@ def test_what_does_not_die_is_named(round_: Round, monkeypatch: pytest.MonkeyPat
         patch.setattr(os, "kill", lambda pid, signum: None)
         patch.setattr(subprocess.Popen, "wait", lambda process, timeout: None)
         assert made.clear().stuck == [pid]
-    assert made.clear() == Cleared([], shown=True)
-
-
-def test_exits_are_seen_where_there_are_no_pidfds(round_: Round, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels before 5.3, seccomp profiles that do not know the call, Pythons built on old headers."""
-
-    def missing(pid: int, flags: int = 0) -> int:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(os, "pidfd_open", missing)
-    made = round_.start("exit 3", "kill -KILL $$")
-    assert sorted(end.status for end in round_.ends(2)) == [-9, 3]
     assert made.clear() == Cleared([], shown=True)
 
 

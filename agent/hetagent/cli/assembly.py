@@ -105,7 +105,7 @@ def run(
         agent.ended_by,
         agent.spent,
         agent.last_words,
-        logs_specs.kept if isinstance(logs_specs, RoundLogsSpecs) else "",
+        logs_specs.folder if isinstance(logs_specs, RoundLogsSpecs) else "",
     )
     say(block)
     status = agent.status(fixed=options.exit_codes == "agent")

@@ -111,7 +111,7 @@ class Agent:
         self._local: LocalRound | None = None  # this node's part of it
         self._ready_after_stop = False  # join again once the workers are gone
         self._done = False  # the newest round's workers have succeeded, and others still work
-        self._logged_cause = ""  # what ended the newest round, if the person at the terminal has read that
+        self._logged_cause = ""  # what ended the newest round, once logged
         self._pids: list[int] = []  # of the newest round's workers
         self._shutdown = shutdown
         self._orphans = OrphanReaper(identity.incarnation, log, parts.kept_sessions)
@@ -346,8 +346,8 @@ class Agent:
             self._log(f"round {self._round}: all local workers succeeded{others}")
             self._account.waits_for_others(time.monotonic(), self._motion())
             self._done = True
-            said = self._parts.report(ReportKind.SUCCEEDED)
-            self._line.send(reports.succeeded(self._round, moved=self._local.moved(), **said))
+            fields = self._parts.report(ReportKind.SUCCEEDED)
+            self._line.send(reports.succeeded(self._round, moved=self._local.moved(), **fields))
             self._clear_workers(spare_detached=True)
 
     def _report_failure(self, local: LocalRound, end: Exit) -> str:
@@ -369,7 +369,7 @@ class Agent:
         return self._parts.motion() if self._local is not None else None
 
     def _because(self, cause: str) -> str:
-        """What ended the round, to be put after that it is over; empty if that was the last thing that was said."""
+        """What ended the round, to be put after that it is over; empty if that was logged last."""
         news = cause != self._logged_cause
         self._logged_cause = cause
         return f": {cause}" if news else ""

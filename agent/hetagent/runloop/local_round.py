@@ -317,7 +317,7 @@ class LocalRound:
             secrets: what must not be sent.
         """
         assert self._workers is not None
-        left = self._workers.left(failure.local_rank)
+        remains = self._workers.remains(failure.local_rank)
         local_rank, rank = failure.local_rank, self.assignment.start.rank_offset + failure.local_rank
         if self._launch.one_per_node:
             local_rank, rank = -1, -1
@@ -327,9 +327,9 @@ class LocalRound:
             exit_code=failure.exit_code,
             signal=failure.signal,
             lingers=failure.lingers,
-            message=failure_message(left, failure.status, secrets),
+            message=failure_message(remains, failure.status, secrets),
             raised_s=self._workers.raised_s(failure),
-            permanent=is_permanent(left),
+            permanent=is_permanent(remains),
         )
         seen = Failure(**codec.fields_of(fields))
         worker = FailedWorker.of(self.assignment.node_id, seen)

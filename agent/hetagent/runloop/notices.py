@@ -36,7 +36,7 @@ class Notices(RoundHook):
     """Tells the workers of a round that it is about to end, so that they save, and the server when they have.
 
     Args:
-        line: where it is told that they are ready.
+        line: where it is reported that they are ready.
         log: shows one line at the terminal.
         signum: what those workers get that handle it; None: only the file.
         one_per_node: a single process stands for all workers of this node.
@@ -114,7 +114,7 @@ class Notices(RoundHook):
             )
 
     def supports_graceful_stop(self) -> bool:
-        """Whether workers save when they are told that their round is about to end."""
+        """Whether workers save once their round is announced to end."""
         return self._until is not None or bool(self._asking())
 
     def _asking(self) -> set[int]:
@@ -130,7 +130,7 @@ class Notices(RoundHook):
         }
 
     def _ready(self, local_rank: int) -> set[str]:
-        """The workers of a process that have said that they may be stopped."""
+        """The workers of a process that have reported that they may be stopped."""
         if self._until is not None and self._folder is not None:
             with contextlib.suppress(OSError):
                 path = self._folder.path / f"{local_rank}{READY}"
@@ -145,7 +145,7 @@ class Notices(RoundHook):
         return None if self._workers.running else self._until + PATIENCE_S
 
     def look(self) -> None:
-        """Report, once, that the workers may be stopped: all who are waited for have said so or have ended well."""
+        """Report, once, that all workers who are waited for may be stopped, or have ended well."""
         workers = self._workers
         if self._until is None or workers is None or self._all_ready:
             return

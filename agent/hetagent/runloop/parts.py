@@ -22,7 +22,7 @@ class Parts:
     """What an agent has beside its workers; None: it does without.
 
     Attributes:
-        notices: tell workers that their round is about to end.
+        notices: announce the end of the round to workers.
         start_check: looks at workers that have run for a while.
         deaths: watches the processes that a node's one program has started.
         monitor: watches workers: steps, hangs, stacks, output.
@@ -78,7 +78,7 @@ class Parts:
         }
 
     def supports_graceful_stop(self) -> bool:
-        """Whether workers of this node save when they are told that their round is about to end."""
+        """Whether workers of this node save once their round is announced to end."""
         return any(
             part is not None and part.supports_graceful_stop() for part in (self.notices, self.snapshots)
         )

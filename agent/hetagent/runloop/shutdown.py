@@ -14,13 +14,13 @@ INTERACTIVE = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 """Interactive signals: stop at once. Schedulers send others, which announce a stop."""
 
 STOP_S = 5.0
-"""Of the grace, this is kept for stopping the workers and saying goodbye (seconds), but at most half of it."""
+"""Of the grace, this is reserved for stopping the workers and saying goodbye (seconds), but at most half of it."""
 
 CTRL_C_S = 5.0
-"""How long workers have after Ctrl-C of a person who watches, unless somebody has set another time (seconds)."""
+"""How long workers have after Ctrl-C at a terminal, unless another time is set (seconds)."""
 
 GOODBYE_S = 2.0
-"""Of that, this is kept for saying goodbye (seconds), but at most half of it."""
+"""Of that, this is reserved for saying goodbye (seconds), but at most half of it."""
 
 
 class WorkerActivity(enum.Enum):
@@ -30,7 +30,7 @@ class WorkerActivity(enum.Enum):
     STOPPING = enum.auto()
     RUNNING = enum.auto()
     SAVING = enum.auto()
-    """They run, and save when they are told that their round is about to end."""
+    """They run, and save once their round is announced to end."""
 
 
 class ShutdownAction(NamedTuple):
@@ -38,7 +38,7 @@ class ShutdownAction(NamedTuple):
 
     Attributes:
         text: for the person at the terminal.
-        why: for the server; empty: it has been told.
+        why: for the server; empty: it knows.
         save_s: for how much longer the workers run, which may save (seconds); None: they do not.
         stop: the signal that the workers get now, and how long they have then (seconds); None: they get none.
     """
@@ -190,7 +190,7 @@ class Shutdown:
         return statuses.status_of(outcome, fixed=fixed)
 
     def goodbye(self, outcome: DirectiveReply | None) -> str:
-        """What the server is told."""
+        """Why this node has left, for the server."""
         if self.signum is not None:
             return f"its agent got {self.signum.name}"
         if self.ended_by:

@@ -10,7 +10,7 @@ WAIT_S = 0.5
 """How long a line waits for its like from other ranks (seconds); torch looks for new lines every 0.1 s."""
 
 MOST_CHARACTERS = 64 << 10
-"""The longest line that is kept whole."""
+"""The longest line that is not cut."""
 
 MOST_LINES = 1000
 """How many lines wait at most."""

@@ -1,4 +1,4 @@
-"""Describes failures: reads what a worker left behind, writes the root cause for whoever started this agent."""
+"""Describes failures: reads what a worker left behind, writes the root cause for what started this agent."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class WorkerRemains:
     """What a worker left behind.
 
     Attributes:
@@ -44,7 +44,7 @@ class Left:
     stderr: bytes = b""
 
 
-def failure_message(left: Left, exitcode: int, secrets: Collection[str] = ()) -> str:
+def failure_message(remains: WorkerRemains, exitcode: int, secrets: Collection[str] = ()) -> str:
     """Why a worker failed, in its own words if there are any.
 
     Args:
@@ -55,14 +55,14 @@ def failure_message(left: Left, exitcode: int, secrets: Collection[str] = ()) ->
         The end of the traceback, else of stderr, in whole lines and at most `MAX_CHARACTERS`; else what the exit status
         says. All of it is `sendable`.
     """
-    output = _end(concealed(_recorded(left.error_file), secrets))
-    output = output or _last_words(concealed(plain_text(left.stderr), secrets))
+    output = _end(concealed(_recorded(remains.error_file), secrets))
+    output = output or _last_words(concealed(plain_text(remains.stderr), secrets))
     return output or describe_exit(exitcode)
 
 
-def is_permanent(left: Left) -> bool:
+def is_permanent(remains: WorkerRemains) -> bool:
     """Whether the runner has found that a restart would end the same way."""
-    record = read_record(left.error_file) if left.error_file else None
+    record = read_record(remains.error_file) if remains.error_file else None
     return record is not None and record.get("permanent") is True
 
 
@@ -183,7 +183,7 @@ _CONTROLS = dict.fromkeys(code for code in (*range(32), *range(127, 160)) if chr
 
 
 def plain_text(written: bytes) -> str:
-    """What a person would see of what was written to a terminal, as plain text.
+    """What a terminal would show of what was written, as plain text.
 
     A line that was written over and over (a progress bar) is there as it was last; bytes that are not UTF-8, or half a
     character at the beginning, are replaced.

@@ -12,17 +12,17 @@ class OrphanReaper:
     Args:
         incarnation: the `HET_INCARNATION` of its workers.
         log: shows one line at the terminal.
-        kept: the sessions of what is kept for later rounds.
+        kept_sessions: of processes for later rounds.
     """
 
     def __init__(
         self,
         incarnation: str,
         log: Callable[[str], None],
-        kept: Callable[[], Collection[int]] = tuple,
+        kept_sessions: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._incarnation = incarnation
-        self._kept = kept
+        self._kept_sessions = kept_sessions
         self._log = log
         self._stuck: dict[processes.Process, str] = {}  # and since when, by the clock
         self._spared = False
@@ -67,4 +67,4 @@ class OrphanReaper:
         Args:
             sessions: ids of sessions known to be theirs.
         """
-        self.note_stuck(processes.kill_all_of(self._incarnation, sessions, self._kept))
+        self.note_stuck(processes.kill_all_of(self._incarnation, sessions, self._kept_sessions))

@@ -21,7 +21,7 @@ class RoundLogsSpecs(DefaultLogsSpecs):
         redirects, tee, local_ranks_filter: as torch's.
 
     Attributes:
-        kept: the folder where logs of this agent's rounds are and stay; empty: there is none.
+        folder: where logs of this agent's rounds are and stay; empty: there is none.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class RoundLogsSpecs(DefaultLogsSpecs):
         tee: Std | dict[int, Std] = Std.NONE,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
-        self.kept = ""
+        self.folder = ""
         self._temporary: scratch.Folder | None = None
         if not log_dir:
             scratch.sweep(PREFIX)
@@ -50,7 +50,7 @@ class RoundLogsSpecs(DefaultLogsSpecs):
         for rank, env in envs.items():
             env[ERROR_FILE] = drafts[rank][ERROR_FILE]
         if self._temporary is None and (error_file := envs[0][ERROR_FILE]):
-            self.kept = os.path.abspath(os.path.join(error_file, "../../.."))
+            self.folder = os.path.abspath(os.path.join(error_file, "../../.."))
         return dest
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetagent.node.processes import finding as processes
-from hetagent.workers.failures import Left, raised_at, script_ended_at, tail
+from hetagent.workers.failures import WorkerRemains, raised_at, script_ended_at, tail
 from hetagent.workers.output import STDERR, STDOUT
 from hetagent.workers.starter import Exit, Started
 from hetrdzv.protocol.bounds import MAX_SECONDS
@@ -41,7 +41,7 @@ class Workers:
     Args:
         started: the processes; each leads a session of its own.
         incarnation: the `HET_INCARNATION` in their environment.
-        kept: the sessions of what is kept for later rounds.
+        kept_sessions: of processes for later rounds.
         spawns: each of them starts this node's workers itself.
 
     Attributes:
@@ -52,11 +52,11 @@ class Workers:
         self,
         started: Started,
         incarnation: str,
-        kept: Callable[[], Collection[int]] = tuple,
+        kept_sessions: Callable[[], Collection[int]] = tuple,
         *,
         spawns: bool = False,
     ) -> None:
-        self._kept = kept
+        self._kept_sessions = kept_sessions
         self._spawns = spawns
         self._owed: dict[int, int] = {}  # signals that a worker's helpers get once it has ended, by its pid
         self.started = started
@@ -85,11 +85,11 @@ class Workers:
         """How the workers that have ended did so, by local rank."""
         return [self._exits[rank] for rank in sorted(self._exits)]
 
-    def left(self, local_rank: int) -> Left:
+    def remains(self, local_rank: int) -> WorkerRemains:
         """What a local rank has left behind."""
         captured = self.started.captured.get(local_rank)
         stderr = captured.stderr.read() if captured is not None else b""
-        return Left(
+        return WorkerRemains(
             error_file=self.started.error_files.get(local_rank, ""),
             stderr=stderr or tail(self.started.stderr_files.get(local_rank, "")),
         )
@@ -112,7 +112,7 @@ class Workers:
         return (both, b"") if STDOUT in captured.writers else (tail(files[0]), both)
 
     def catch_up(self) -> None:
-        """Have what the workers have written shown before what is said next, unless the console is slow."""
+        """Let the console show what the workers have written before what is logged next, unless it is slow."""
         self.started.catch_up(time.monotonic() + PATIENCE_S)
 
     def collect(self) -> list[Exit]:
@@ -183,12 +183,12 @@ class Workers:
 
         Args:
             spare_detached: leave alone the processes that have left the workers' sessions (`setsid`).
-            until: when to stop waiting for whoever reads the console (monotonic seconds).
+            until: when to stop waiting for the console (monotonic seconds).
         """
         if spare_detached:
             stuck = processes.kill_all(lambda: processes.session_members(self._sids))
         else:
-            stuck = processes.kill_all_of(self._incarnation, self._sids, self._kept)
+            stuck = processes.kill_all_of(self._incarnation, self._sids, self._kept_sessions)
         self.collect()
         return Cleared(stuck, self.started.close(until))
 

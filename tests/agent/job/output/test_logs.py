@@ -52,7 +52,7 @@ def test_all_but_the_directorys_name_is_torchs(
 
 def test_rounds_with_the_same_restart_count_keep_their_logs(tmp_path: Path) -> None:
     specs = RoundLogsSpecs(str(tmp_path), redirects=Std.ALL)
-    assert specs.kept == ""
+    assert specs.folder == ""
     for number in (1, 2, 5):
         given = envs(2, number)
         dest = specs.reify(given)
@@ -71,7 +71,7 @@ def test_rounds_with_the_same_restart_count_keep_their_logs(tmp_path: Path) -> N
     assert os.listdir(run / "attempt_5") == ["0"]
     specs.close()
     assert run.exists()
-    assert specs.kept == str(run)
+    assert specs.folder == str(run)
 
 
 def test_without_a_directory_a_private_one_goes_with_the_agent(
@@ -84,7 +84,7 @@ def test_without_a_directory_a_private_one_goes_with_the_agent(
     assert made.name.startswith("hetagent_")
     assert made.stat().st_mode & 0o777 == 0o700
     assert Path(dest.error_files[0]).parent.is_dir()
-    assert specs.kept == "", "it goes with the agent"
+    assert specs.folder == "", "it goes with the agent"
     specs.close()
     specs.close()
     assert list(tmp_path.iterdir()) == []
@@ -142,7 +142,7 @@ def test_no_logs_at_all() -> None:
     given = envs(1)
     specs = RoundLogsSpecs(os.devnull)
     dest = specs.reify(given)
-    assert specs.kept == ""
+    assert specs.folder == ""
     assert dest.error_files == {0: os.devnull}
     assert given[0]["TORCHELASTIC_ERROR_FILE"] == ""
 

@@ -141,12 +141,12 @@ assert "<i>always waiting</i>" in page.text, page.text
     "a warning about nodes": Addition(
         new={},
         changes={
-            f"{SERVER}/core/health/drift.py": (
+            f"{SERVER}/core/drift.py": (
                 ("def unordered(", "def mottos(nodes):\n    return [NoMotto(nodes=len(nodes))]\n\n\n"),
                 ("Differs, NoLabel", "NoMotto, "),
             ),
             f"{SERVER}/api/views.py": (
-                ("from hetrdzv.core.health.drift", "from hetrdzv.core.health.drift import mottos\n"),
+                ("from hetrdzv.core.drift", "from hetrdzv.core.drift import mottos\n"),
                 ("*drift(nodes)", "*mottos(nodes), "),
             ),
             f"{SERVER}/protocol/facts/warnings.py": (
@@ -264,7 +264,7 @@ from types import SimpleNamespace as Node
 from hetagent.node.gpu.devices import choose
 from hetagent.node.gpu.discovery import NoGpus
 from hetagent.node.gpu.versions import versions
-from hetrdzv.core.health.drift import drift
+from hetrdzv.core.drift import drift
 from hetrdzv.words.warnings import warning
 
 def none():

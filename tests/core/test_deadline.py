@@ -11,7 +11,7 @@ from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import LEASE_S, Story, running
 from tests.core.explained import waits_for
-from tests.support.stalls import behind
+from tests.support.hangs import behind
 
 OF_A = behind(0, "a", waiting=(1,))
 
@@ -71,8 +71,7 @@ def stalling() -> Story:
         NoteStall(
             1,
             Stall(
-                ranks=(0,),
-                facts=OF_A,
+                hang=OF_A,
                 since=story.now - 5,
             ),
         )
@@ -86,8 +85,7 @@ def hanging() -> Story:
         NoteStall(
             1,
             Stall(
-                ranks=(0,),
-                facts=OF_A,
+                hang=OF_A,
                 since=story.now - 20,
             ),
         )

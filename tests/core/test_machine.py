@@ -42,7 +42,7 @@ from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.words import reasons as words
 from tests.core.drawn import is_drawn
 from tests.support.every_set import Case, best_of_all, not_best
-from tests.support.stalls import of_kind
+from tests.support.hangs import of_kind
 from tests.support.units import left_behind
 
 NODE_IDS = ("n1", "n2", "n10", "n20")
@@ -390,7 +390,7 @@ class GroupMachine(RuleBasedStateMachine):
         active = self.group.active_round
         if active is not None:
             since = self.now - (ago_s or 0.0)
-            stall = Stall(facts=of_kind(kind, 0, active.master.node_id), ranks=(0,), since=since)
+            stall = Stall(hang=of_kind(kind, 0, active.master.node_id), since=since)
             self.apply(NoteStall(active.number, stall if ago_s is not None else None))
             after = self.group.round
             assert after is not None

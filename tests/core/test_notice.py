@@ -20,7 +20,7 @@ from hetrdzv.protocol.facts.reasons import AboutToEnd, CameLate
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
-from tests.support.stalls import behind
+from tests.support.hangs import behind
 
 Act = Callable[[Story], None]
 
@@ -313,7 +313,7 @@ def test_ready_to_stop_counts_for_its_round_only_and_not_without_a_notice() -> N
 def test_no_hang_is_found_while_workers_wait_for_the_end() -> None:
     story = heeding("a", "b", hang_timeout_s=5.0)
     story.restart()
-    stall = Stall(ranks=(0,), facts=behind(0, "a", waiting=(1,)), since=story.now)
+    stall = Stall(hang=behind(0, "a", waiting=(1,)), since=story.now)
     story.do(NoteStall(1, stall))
     story.wait(29.0)
     assert story.ended is None

@@ -14,7 +14,7 @@ from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import ready
-from tests.support.stalls import behind
+from tests.support.hangs import behind
 
 
 def uneven(**spec: object) -> Story:
@@ -148,8 +148,7 @@ def test_a_failed_round_is_planned_on_with_its_restart() -> None:
 def test_a_stall_is_taken_to_end() -> None:
     story = running("gpu1", "gpu2", last_call_s=10.0, hang_timeout_s=5.0)
     stall = Stall(
-        ranks=(0,),
-        facts=behind(0, "gpu1", waiting=(1,)),
+        hang=behind(0, "gpu1", waiting=(1,)),
         since=story.now,
     )
     story.do(NoteStall(1, stall))

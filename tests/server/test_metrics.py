@@ -13,7 +13,7 @@ from hetrdzv.core.model import Group, Stall
 from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.service.metrics import Metrics
 from tests.core.driver import Story
-from tests.support.stalls import behind
+from tests.support.hangs import behind
 
 
 class Counted(Story):
@@ -91,7 +91,7 @@ def test_what_running_workers_do_is_counted() -> None:
     story.wait(3.0)
     story.do(NoteTraining(1, story.now))
     story.wait(10.0)
-    stall = Stall(facts=behind(1, "a", waiting=(0,)), ranks=(1,), since=story.now)
+    stall = Stall(hang=behind(1, "a", waiting=(0,)), since=story.now)
     for stalled in (
         stall,
         None,

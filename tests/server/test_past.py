@@ -19,8 +19,8 @@ from hetrdzv.protocol.states import ReportKind
 from hetrdzv.words.causes import ending, failed_worker
 from hetrdzv.words.past import DownReply, PastReply, past
 from tests.server.told import BEGAN, Told, at, restarted, running
+from tests.support.hangs import behind
 from tests.support.served import FaultyStore, HandClock, serving, two_nodes
-from tests.support.stalls import behind
 
 
 def parts(down: DownReply | None) -> tuple[float | None, ...]:
@@ -301,7 +301,7 @@ def test_a_stall_is_a_hang_from_its_beginning_live_and_later() -> None:
     story = starting(hang_timeout_s=60.0)
     story.trains()
     story.wait(20.0)
-    stall = Stall(facts=behind(1, "b", waiting=(0,)), ranks=(1,), since=story.now)
+    stall = Stall(hang=behind(1, "b", waiting=(0,)), since=story.now)
     story.do(NoteStall(1, stall))
     story.wait(5.0)
     assert told(story.past)[-1] == ("training", 25.0)  # who knows
@@ -312,7 +312,7 @@ def test_a_stall_is_a_hang_from_its_beginning_live_and_later() -> None:
     story.do(NoteStall(1, None))
     story.wait(10.0)
     assert told(story.past)[1:] == [("training", 20.0), ("hanging", 20.0), ("training", 10.0)]
-    story.do(NoteStall(1, Stall(facts=behind(1, "b", waiting=(0,)), ranks=(1,), since=story.now)))
+    story.do(NoteStall(1, Stall(hang=behind(1, "b", waiting=(0,)), since=story.now)))
     story.wait(61.0)
     assert story.ended == "failed"
     last = story.past.rounds[0].phases[-1]

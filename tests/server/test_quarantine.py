@@ -14,8 +14,8 @@ from hetrdzv.protocol.states import GroupState, ReportKind
 from hetrdzv.service import service as service_module
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import Snapshot
+from tests.support.hangs import behind
 from tests.support.served import FaultyStore, HandClock, api, join, serving, settled, started, two_nodes
-from tests.support.stalls import behind
 
 BAD = "bad"
 """A node of this name leads to an impossible state, as a fault of the core would."""
@@ -101,7 +101,7 @@ async def test_a_hang_that_began_an_infinite_time_ago_is_not_stored() -> None:
             await service.execute("g", started(name))
         number = service.group("g").last_round
         for since in (-1.7e308 * 2, float("nan")):
-            stall = Stall(facts=behind(1, "b"), ranks=(1,), since=since)
+            stall = Stall(hang=behind(1, "b"), since=since)
             with pytest.raises(ServerFault, match=r"is -inf|is nan"):
                 await service.execute("g", NoteStall(number, stall))
         await loads_again(store)

@@ -9,7 +9,7 @@ from tests.sim.machine import Machine
 from tests.sim.network import DOWN, UP
 from tests.sim.scenario import MOST_MACHINES
 from tests.sim.store import Trouble
-from tests.support.stalls import of_kind
+from tests.support.hangs import of_kind
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -89,8 +89,7 @@ class Faults:
         member = self._rng.choice(active.members)
         kind = self._rng.choice((StallKind.BEHIND, StallKind.NO_ANSWER, StallKind.DEADLOCK))
         stall = Stall(
-            facts=of_kind(kind, member.rank_offset, member.node_id),
-            ranks=(member.rank_offset,),
+            hang=of_kind(kind, member.rank_offset, member.node_id),
             since=server.served_s - self._later(0, 3),
         )
         self._world.timeline.at(self._later(1, 30), server.command, NoteStall(active.number, None))

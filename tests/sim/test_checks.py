@@ -19,7 +19,7 @@ from tests.core.driver import Story
 from tests.sim.checks import Checks, Violation
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Fate, Workers
-from tests.support.stalls import of_kind
+from tests.support.hangs import of_kind
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_member_that_is_told_something_else(story: Story, checks: Checks, lie:
 def test_news_of_a_round_that_runs_start_nothing(story: Story, checks: Checks) -> None:
     """It hangs, and goes on: who takes no notice is told that, too."""
     story.started("a", "b")
-    stall = Stall(facts=of_kind(StallKind.BEHIND, 2, "b"), ranks=(2,), since=story.now)
+    stall = Stall(hang=of_kind(StallKind.BEHIND, 2, "b"), since=story.now)
     story.do(commands.NoteStall(1, stall))
     story.wait(STALL_TOLD_S + 1)
     hangs = told(story, "b")

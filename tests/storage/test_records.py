@@ -59,14 +59,13 @@ from hetrdzv.protocol.rooms.snapshots import (
 )
 from hetrdzv.protocol.rooms.snapshots import Kept as SnapshotsKept
 from hetrdzv.protocol.rooms.snapshots import Source as SnapshotSource
-from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.storage import records
 from hetrdzv.storage.records import StoredEvent, changes, event_key, event_prefix, event_record, group_prefix
+from tests.support.hangs import behind
 from tests.support.restored import encoded, restore
-from tests.support.stalls import behind
 
 WARNINGS = (
     Differs(
@@ -282,7 +281,7 @@ def full() -> Group:
         collectives=70,
         step=12,
     )
-    stood = Hang(facts=behind(4, "b", waiting=(0,)), for_s=30.0)
+    stood = replace(behind(4, "b", waiting=(0,)), for_s=30.0)
     hang = Failure(local_rank=0, rank=4, message="line 7", at=91.5, hang=stood)
     node = Node(
         node_id="gpu0",

@@ -1,5 +1,7 @@
 """What a person is told to do next."""
 
+from dataclasses import replace
+
 import pytest
 
 from hetrdzv.protocol.facts import reasons
@@ -7,17 +9,16 @@ from hetrdzv.protocol.facts.causes import FailedWorker, JoinTimeout, WorkerFault
 from hetrdzv.protocol.facts.parts import NoWorld, WorldBounds
 from hetrdzv.protocol.facts.reasons import Reason
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.rooms.stalls import Behind, BlamedAll
-from hetrdzv.protocol.texts.who import Ranks
+from hetrdzv.protocol.hangs import culprits_of
 from hetrdzv.words.advice import next_step, step_in_parts
-from tests.support.stalls import behind
+from tests.support.hangs import behind
 from tests.words.test_reasons import NOBODY, TOO_FEW, A, B, waits
 
 NEVER = NoWorld(bounds=WorldBounds(least=5, most=5, multiple=1, min_nodes=1, max_nodes=1), never=(1,))
-TWO_STOPPED = Behind(
-    waiting=Ranks.of([0]),
-    blamed=BlamedAll.of([("b", 1), ("b", 2), ("c", 3)], {1: 11, 2: 12, 3: 47}),
-    how="stopped",
+TWO_STOPPED = replace(
+    behind(1, "b", waiting=[0], stopped=True),
+    ranks=(1, 2, 3),
+    culprits=culprits_of([("b", 1, 11), ("b", 2, 12), ("c", 3, 47)]),
 )
 
 
@@ -64,33 +65,31 @@ def exited(exit_code: int | None, message: str, rank: int = 0) -> reasons.Failed
             "start hetagent for group 'job' on 2 more nodes; to give the job up: hetctl cancel job",
         ),
         (
-            reasons.Stalls(round=4, facts=behind(2, "b"), since=460.0),
+            reasons.Stalls(round=4, hang=behind(2, "b"), since=460.0),
             "to see where the ranks are: hetctl stacks job; to begin the round again: hetctl restart job",
         ),
         (
-            reasons.Stalls(round=4, facts=behind(2, "b", how="stopped"), since=460.0, ends_at=600.0),
+            reasons.Stalls(round=4, hang=behind(2, "b", stopped=True), since=460.0, ends_at=600.0),
             "to let it go on: kill -CONT PID on its node; to see where the ranks are: hetctl stacks job",
         ),
         (
-            reasons.Stalls(
-                round=4, facts=behind(2, "b", how="stopped", pid=4711), since=460.0, ends_at=600.0
-            ),
+            reasons.Stalls(round=4, hang=behind(2, "b", stopped=True, pid=4711), since=460.0, ends_at=600.0),
             "to let it go on: kill -CONT 4711 on b; to see where the ranks are: hetctl stacks job",
         ),
         (
-            reasons.Stalls(round=4, facts=TWO_STOPPED, since=460.0, ends_at=600.0),
+            reasons.Stalls(round=4, hang=TWO_STOPPED, since=460.0, ends_at=600.0),
             (
                 "to let them go on: kill -CONT 11 12 on b, kill -CONT 47 on c; "
                 "to see where the ranks are: hetctl stacks job"
             ),
         ),
         (
-            reasons.Stalls(round=4, facts=behind(2, "b", pid=4711), since=460.0, ends_at=600.0),
+            reasons.Stalls(round=4, hang=behind(2, "b", pid=4711), since=460.0, ends_at=600.0),
             "rank 2 is process 4711 on b; to see where the ranks are: hetctl stacks job",
         ),
         (reasons.Cancelled(), "to begin again: hetctl restart job, then start hetagent on each node"),
         (
-            reasons.Stalls(round=4, facts=behind(2, "b"), since=460.0, ends_at=600.0),
+            reasons.Stalls(round=4, hang=behind(2, "b"), since=460.0, ends_at=600.0),
             "to see where the ranks are: hetctl stacks job",
         ),
         (
@@ -174,6 +173,6 @@ def test_what_to_do(reason: Reason, text: str) -> None:
 
 
 def test_commands_are_apart() -> None:
-    parts = step_in_parts("job", reasons.Stalls(round=4, facts=behind(2, "b"), since=460.0))
+    parts = step_in_parts("job", reasons.Stalls(round=4, hang=behind(2, "b"), since=460.0))
     assert parts[1::2] == ["hetctl stacks job", "hetctl restart job"]
     assert step_in_parts("job", reasons.Succeeded()) == [""]

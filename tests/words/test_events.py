@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -46,10 +47,9 @@ from hetrdzv.protocol.facts.parts import (
     WorldBounds,
 )
 from hetrdzv.protocol.pages import EventReply
-from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.texts.who import Nodes, Place
 from hetrdzv.words.events import LONGEST, event_text
-from tests.support.stalls import behind
+from tests.support.hangs import behind
 from tests.words.test_snapshots import HAPPENED as SNAPSHOTS
 
 FAILED = FailedWorker(node_id="gpu2", rank=2, local_rank=0, exit_code=1, said=Quoted("bad data"))
@@ -58,8 +58,8 @@ RAISED = FailedWorker(
 )
 KILLED = FailedWorker(node_id="gpu2", rank=2, local_rank=0, signal="SIGKILL")
 LOST = MemberLost(node_id="gpu3", why=Silent(for_s=5.0))
-WAIT = behind(0, "gpu2", waiting=(1,), number=4, of=5)
-HANG = Hang(facts=WAIT, for_s=30.0)
+WAIT = behind(0, "gpu2", waiting=(1,), where="is at collective 4 of 5")
+HANG = replace(WAIT, for_s=30.0)
 WAITED = "rank 1 has waited 30 s for rank 0 (gpu2), which is at collective 4 of 5"
 EIGHT = WorldBounds(least=8, most=8, multiple=1, min_nodes=1, max_nodes=None)
 APART = Apart(met=0, world_size=4)
@@ -193,11 +193,11 @@ SHOWN: list[tuple[Facts, str]] = [
     ),
     *SNAPSHOTS,
     (
-        events.Stalled(stall=WAIT, for_s=15.0),
+        events.Stalled(hang=replace(WAIT, for_s=15.0)),
         "round 3 hangs: rank 1 has waited 15 s for rank 0 (gpu2), which is at collective 4 of 5",
     ),
     (
-        events.GoesOn(stall=WAIT, for_s=40.0),
+        events.GoesOn(hang=replace(WAIT, for_s=40.0)),
         "round 3 goes on, after rank 1 has waited 40 s for rank 0 (gpu2), which is at collective 4 of 5",
     ),
     (events.DaemonStarted(program="orted"), "gpu2, the master, has the others run orted"),
@@ -342,14 +342,14 @@ def test_what_only_a_newer_server_knows_is_other() -> None:
     assert found == events.RoundEnded(cause=Other(kind="sold"))
 
 
-_HANG = {"kind": "failed", "hang": {"for_s": 9, "facts": {"kind": "asleep", "dreams_of": "sheep"}}}
+_HANG = {"kind": "failed", "hang": {"for_s": 9, "kind": "asleep", "wait_for": "sheep"}}
 
 
 @pytest.mark.parametrize(
     "facts",
     [
         {"kind": "round_ended", "cause": _HANG},
-        {"kind": "stalled", "for_s": 9, "stall": {"kind": "asleep"}},
+        {"kind": "stalled", "hang": {"kind": "asleep", "wait_for": "sheep"}},
         {"kind": "group_failed", "reason": {"kind": "hang", "worker": _HANG}},
         {"kind": "restart_spent"},
     ],

@@ -19,7 +19,7 @@ from hetrdzv.protocol.facts.reasons import Reason, WhyLeftOut, timeless
 from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.words.reasons import left_out, time_left, told, why
-from tests.support.stalls import behind
+from tests.support.hangs import behind
 from tests.words.unions import classes
 
 NOW = 500.0
@@ -75,14 +75,16 @@ SENTENCES: list[tuple[Reason, str]] = [
         f"round 4 runs on 2 nodes, world size 9; so far ranks 0 to 8 never met: {NEVER}",
     ),
     (
-        reasons.Stalls(round=4, facts=behind(2, "b"), since=460.0, ends_at=510.0),
+        reasons.Stalls(round=4, hang=behind(2, "b"), since=460.0, ends_at=510.0),
         (
             "round 4: ranks 0 and 1 have waited 40 s for rank 2 (b), which is at collective 17,203 of 17,204; "
             "the round ends for it in 10 s"
         ),
     ),
     (
-        reasons.Stalls(round=4, facts=behind(2, "b", of=None), since=460.0, known=False),
+        reasons.Stalls(
+            round=4, hang=behind(2, "b", where="is at collective 17,203"), since=460.0, known=False
+        ),
         (
             "round 4: ranks 0 and 1 have waited 40 s for rank 2 (b), which is at collective 17,203; "
             "whether they still wait is no longer known"

@@ -10,7 +10,7 @@ nothing about its other members; an entry says how many of its group's operation
 threads may finish operations at the same time, and the older one last: the entries know better what is done.
 
 The older NCCL counts collectives on their own, and what is sent and received on its own, and tells the number of
-whichever was last: the server believes it only where the members' numbers agree (core/health/waits.py). Its entries are
+whichever was last: the server believes it only where the members' numbers agree (core/hangs.py). Its entries are
 not asked for (see sources.py). `pg_config` has the names of the groups that have a communicator, which torch counts up
 in the order of their making, as it does its numbers: if all names are numbers, and as many, they are the same groups.
 """

@@ -37,7 +37,6 @@ from hetrdzv.protocol.facts.reasons import Ended, Formed, Stalls
 from hetrdzv.protocol.failure import FailureFields
 from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
-from hetrdzv.words.stalls import stall
 
 if TYPE_CHECKING:
     from hetagent.workers.torch_starter import TorchStarter
@@ -610,4 +609,4 @@ class Agent:
 def _hang(directive: DirectiveReply) -> str:
     """Who is waited for in the round that runs; empty: nobody."""
     reason = directive.reason
-    return f"hanging: {stall(reason.facts)}" if isinstance(reason, Stalls) else ""
+    return f"hanging: {reason.hang.message()}" if isinstance(reason, Stalls) else ""

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.facts.reasons import Stalls, timeless
-from hetrdzv.protocol.rooms.stalls import whom
 from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.words.reasons import time_left, told
 
@@ -58,7 +57,7 @@ class WaitDisplay:
         stall: object = None
         if directive.code == "stalled":
             reason = directive.reason
-            stall = (whom(reason.facts), reason.known) if isinstance(reason, Stalls) else directive.why
+            stall = (reason.hang.identity, reason.known) if isinstance(reason, Stalls) else directive.why
         if stall is None and self._stall is not None:
             self._log(f"round {directive.round} goes on")
         elif stall is not None and stall != self._stall:

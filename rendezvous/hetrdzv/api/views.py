@@ -15,7 +15,7 @@ from hetrdzv.api import snapshots
 from hetrdzv.api.workers import told_stall, worker_replies
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import Directive, Start, Warned, late_exit_code, warned
-from hetrdzv.core.health.drift import drift
+from hetrdzv.core.drift import drift
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Member, Node, Round, Stall
 from hetrdzv.core.shares import shares_of
@@ -65,7 +65,6 @@ from hetrdzv.words import reasons as words
 from hetrdzv.words.advice import after_exit, next_step
 from hetrdzv.words.causes import ending, failed_because, failed_worker
 from hetrdzv.words.events import event_text
-from hetrdzv.words.stalls import stall as stall_text
 from hetrdzv.words.warnings import warning
 
 
@@ -391,8 +390,7 @@ def _stall(current: Round, stall: Stall, now: float) -> StallReply:
     member = current.holder(stall.ranks)
     return StallReply(
         kind=stall.kind,
-        text=stall_text(stall.facts),
-        facts=stall.facts,
+        text=stall.hang.message(),
         ranks=stall.ranks,
         node_id=member.node_id if member is not None else None,
         since_s=max(0.0, now - stall.since),

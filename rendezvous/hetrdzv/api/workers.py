@@ -61,7 +61,7 @@ def _shown_state(state: str, rank: int, stall: Stall | None) -> str:
         return state
     if rank in stall.ranks:
         return "waited for"
-    return "waits" if stall.facts.waiting is not None and rank in stall.facts.waiting else state
+    return "waits" if rank in stall.hang.waiting else state
 
 
 @dataclass(frozen=True, slots=True)

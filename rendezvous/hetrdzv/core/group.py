@@ -27,7 +27,7 @@ from hetrdzv.core.commands import (
     Undrain,
 )
 from hetrdzv.core.directive import has_got_stop
-from hetrdzv.core.health.hangs import hang_of, note_stall
+from hetrdzv.core.hangs import hang_of, note_stall
 from hetrdzv.core.model import OFFERED, Cancellation, Group, Node, Round
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle

@@ -13,9 +13,9 @@ from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.facts.causes import BadAddress, Cause, FailedWorker, Going, RootCause
 from hetrdzv.protocol.facts.warnings import RoundWarning
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.rooms.shares import Weights
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, Kept
-from hetrdzv.protocol.rooms.stalls import Hang, StallFacts, kind_of
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
 
@@ -216,19 +216,18 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """Workers of a round wait for others, or their collectives do not complete.
+    """A hang of the running round.
 
     Attributes:
-        facts, ranks: as in `Hang`.
+        hang: without its time.
         since: when that began, on the server's clock (seconds).
-        stack: the Python stack of the first of `ranks`, once its agent has sent it.
+        stack: the Python stack of the first of its ranks, once its agent has sent it.
         told: whether it has lasted long enough for an event and the state to say it.
         known_until: until when that is known (seconds): what follows from it later needs newer evidence; None: nothing
             is said of that.
     """
 
-    facts: StallFacts
-    ranks: tuple[int, ...] = ()
+    hang: Hang
     since: float
     stack: str = ""
     told: bool = False
@@ -237,7 +236,16 @@ class Stall:
     @property
     def kind(self) -> StallKind:
         """What is wrong, in a word."""
-        return kind_of(self.facts)
+        return self.hang.kind
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The first few that are waited for, the worst first."""
+        return self.hang.ranks
+
+    def at(self, now: float) -> Hang:
+        """The hang with its time."""
+        return replace(self.hang, for_s=now - self.since)
 
     def is_known(self, at: float) -> bool:
         """Whether it is known to last at a moment (seconds on the server's clock)."""

@@ -98,7 +98,7 @@ def stalls(group: Group, current: Round, stall: Stall, now: float) -> reasons.St
     known = stall.is_known(now)
     return reasons.Stalls(
         round=current.number,
-        facts=stall.facts,
+        hang=stall.hang,
         since=stall.since,
         known=known,
         ends_at=hangs_at(group, stall) if known else None,

@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import Ge, Lt
 
 from hetrdzv.protocol.bounds import Body, Count, Duration, ExitCode, Id, ShortText, Text, Whole
-from hetrdzv.protocol.rooms.stalls import Hang
+from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 
 

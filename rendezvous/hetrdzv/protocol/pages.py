@@ -16,14 +16,12 @@ from hetrdzv.protocol.directive import (
     RootCauseReply,
 )
 from hetrdzv.protocol.facts.events import ShownFacts
-from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.facts.reasons import Ended, LeftOutReason, Reason, Stalls
 from hetrdzv.protocol.facts.warnings import AnyWarning
 from hetrdzv.protocol.http import versions
 from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.rooms.snapshots import SafeShown
 from hetrdzv.protocol.rooms.stacks import Stack
-from hetrdzv.protocol.rooms.stalls import StallFacts
 from hetrdzv.protocol.states import HANGS, GroupState
 
 
@@ -34,14 +32,13 @@ class StallReply:
     Attributes:
         kind: `behind` (some are behind the others), `no_answer` (their processes do not answer), `deadlock` (they wait
             for each other), `mismatch` (they asked for different collectives), `nothing_completes` (nobody is behind).
-        facts, text: all of it, as a value and in a sentence; None: only the sentence is known.
+        text: all of it in a sentence.
         ranks: the first few that are waited for; for `nothing_completes`, none.
         node_id: the node of the first of them.
         since_s: for how long (seconds).
     """
 
     kind: str
-    facts: StallFacts | Other | None = None
     text: str
     ranks: tuple[int, ...] = ()
     node_id: str | None = None

@@ -11,9 +11,10 @@ from hetrdzv.protocol.facts.causes import (
 )
 from hetrdzv.protocol.facts.parts import NoWorld
 from hetrdzv.protocol.facts.reasons import Reason, WaitsFor
-from hetrdzv.protocol.rooms.stalls import Behind, StallFacts
-from hetrdzv.protocol.texts.phrasing import are, count, listed, names, one_or_more, ranked
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.hangs import Hang
+from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.texts.phrasing import are, count, names, one_or_more
+from hetrdzv.protocol.texts.who import Nodes, listed
 
 _OUT_OF_MEMORY = 137
 """The status of a shell whose program was killed by SIGKILL."""
@@ -41,8 +42,8 @@ def step_in_parts(group_id: str, reason: Reason) -> list[str]:
             return [*parts, f"{last}; to give the job up: ", f"hetctl cancel {group_id}"]
         case reasons.Waits(what=what):
             return _for_nodes(group_id, what)
-        case reasons.Stalls(facts=facts, ends_at=ends_at):
-            *first, text = _processes(facts)
+        case reasons.Stalls(hang=hang, ends_at=ends_at):
+            *first, text = _processes(hang)
             look = [*first, f"{text}to see where the ranks are: ", f"hetctl stacks {group_id}"]
             restart = ["; to begin the round again: ", f"hetctl restart {group_id}"]
             return [*look, *restart] if ends_at is None else look
@@ -68,15 +69,15 @@ def _again(group_id: str, *, stays: bool, mends: bool, first: str) -> list[str]:
     return [again, f"hetctl restart {group_id}", ", then start hetagent on each node"]
 
 
-def _processes(facts: StallFacts) -> list[str]:
+def _processes(hang: Hang) -> list[str]:
     """Which processes are waited for, and how those go on that a signal has stopped, in parts."""
-    if not isinstance(facts, Behind):
+    if hang.kind not in (StallKind.BEHIND, StallKind.NO_ANSWER):
         return [""]
-    ranks, nodes = facts.blamed.ranks, [node for node in facts.blamed.nodes if node.pids]
-    if facts.how != "stopped":
-        alone = len(ranks) == 1 and nodes
-        return [f"{ranked(ranks)} is process {nodes[0].pids[0]} on {nodes[0].node_id}; " if alone else ""]
-    parts = [f"to let {'it' if len(ranks) == 1 else 'them'} go on: "]
+    nodes, alone = [node for node in hang.culprits if node.pids], len(hang.ranks) == 1
+    if not hang.stopped:
+        known = alone and nodes
+        return [f"{nodes[0].ranks} is process {nodes[0].pids[0]} on {nodes[0].node_id}; " if known else ""]
+    parts = [f"to let {'it' if alone else 'them'} go on: "]
     for node in nodes:
         parts += [f"kill -CONT {' '.join(map(str, node.pids))}", f" on {node.node_id}, "]
     if nodes:

@@ -28,8 +28,8 @@ from hetrdzv.protocol.facts.causes import (
     WorkersApart,
 )
 from hetrdzv.protocol.facts.parts import Other
+from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.pages import NodeReply
-from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.protocol.texts.phrasing import count, names, one_or_more
 from hetrdzv.words.clauses import (
     also_not_ready,
@@ -39,7 +39,6 @@ from hetrdzv.words.clauses import (
     no_world,
     standing,
 )
-from hetrdzv.words.stalls import lasting
 
 # -- nodes ---------------------------------------------------------------------------------------------------
 
@@ -93,7 +92,7 @@ def _failed_worker(failed: FailedWorker) -> str:
         return f"{worker(failed)} raised {failed.said}{where} and has not ended since"
     if failed.hang:
         who = "a worker hangs" if failed.rank >= 0 else "the workers hang"
-        return f"{who}: {lasting(failed.hang.facts, failed.hang.for_s)}"
+        return f"{who}: {failed.hang.message(failed.hang.for_s)}"
     if failed.where:
         return f"{failed.said} ({failed.where}, {worker(failed)})"
     said = f": {failed.said}" if failed.said and failed.signal is None else ""
@@ -167,7 +166,7 @@ def cancelled(by: str, hang: Hang | None) -> str:
 
 def _hung(hang: Hang | None) -> str:
     """That what a person ended had hung, to be put behind that."""
-    return f"; it hung: {lasting(hang.facts, hang.for_s)}" if hang is not None else ""
+    return f"; it hung: {hang.message(hang.for_s)}" if hang is not None else ""
 
 
 def exit_of(failure: FailureReply) -> str:

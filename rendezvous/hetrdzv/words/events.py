@@ -11,7 +11,6 @@ from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.protocol.texts.phrasing import count, names, one_or_more, placed
 from hetrdzv.words import causes, snapshots
 from hetrdzv.words.clauses import never_met, refused, standing
-from hetrdzv.words.stalls import lasting
 
 LONGEST = 2_000
 """How long the text of an event may be (characters)."""
@@ -174,11 +173,11 @@ def _never_met(facts: events.NeverMet, event: Event) -> str:
 
 
 def _stalled(facts: events.Stalled, event: Event) -> str:
-    return f"round {event.round} hangs: {lasting(facts.stall, facts.for_s)}"
+    return f"round {event.round} hangs: {facts.hang.message(facts.hang.for_s)}"
 
 
 def _goes_on(facts: events.GoesOn, event: Event) -> str:
-    return f"round {event.round} goes on, after {lasting(facts.stall, facts.for_s)}"
+    return f"round {event.round} goes on, after {facts.hang.message(facts.hang.for_s)}"
 
 
 def _daemon_started(facts: events.DaemonStarted, event: Event) -> str:

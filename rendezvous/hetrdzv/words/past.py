@@ -292,7 +292,7 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
             case "training_began":
                 current.began = at - timedelta(seconds=event.after_s or 0.0)
             case "stalled":
-                current.stalled(at, event.facts.for_s if isinstance(event.facts, Stalled) else 0.0)
+                current.stalled(at, event.facts.hang.for_s if isinstance(event.facts, Stalled) else 0.0)
             case "goes_on":
                 current.goes_on(at)
             case "round_ended":

@@ -17,7 +17,6 @@ from hetrdzv.words.clauses import (
     no_world,
     standing,
 )
-from hetrdzv.words.stalls import lasting
 
 
 def why(reason: Reason, clock: Clock) -> str:
@@ -131,7 +130,7 @@ def ended_by(last: reasons.Ended) -> str:
 
 
 def _stalls(reason: reasons.Stalls, clock: Clock) -> str:
-    text = lasting(reason.facts, clock.now - reason.since)
+    text = reason.hang.message(clock.now - reason.since)
     if not reason.known:
         return f"{text}; whether they still wait is no longer known"
     return (

@@ -16,8 +16,8 @@ from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
+from tests.support.hangs import behind
 from tests.support.served import HandClock, join, serving, started, two_nodes
-from tests.support.stalls import behind
 
 NODES = 120
 
@@ -136,8 +136,7 @@ async def test_the_card_of_the_cause_is_there_where_there_is_more_than_the_headl
 async def test_a_group_that_hangs_is_said_to_and_comes_first(service: Service) -> None:
     await service.execute("b", join("b", min_nodes=2))
     stall = Stall(
-        ranks=(3,),
-        facts=behind(3, "n003"),
+        hang=behind(3, "n003"),
         since=0.0,
         told=True,
     )

@@ -19,7 +19,7 @@ from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
 from hetrdzv.service.progress.table import Table
 from tests.server.told import Told, running
-from tests.support.stalls import behind
+from tests.support.hangs import behind
 
 NAMES = [f"n{number:03}" for number in range(120)]
 
@@ -83,9 +83,7 @@ def test_of_many_workers_those_that_need_a_look_are_shown_beside_the_median() ->
     assert (shown.usual["waiting"], shown.usual["per_s"]) == (0.4, None)
     everybody = paces(seen(*workers).workers("g", 1).values(), 1.0, whole=True)
     assert (len(everybody.rows), everybody.usual) == (40, None)
-    shown = paces(
-        seen(*workers).workers("g", 1).values(), 1.0, stall=Stall(ranks=(7,), facts=behind(7, "a"), since=0.0)
-    )
+    shown = paces(seen(*workers).workers("g", 1).values(), 1.0, stall=Stall(hang=behind(7, "a"), since=0.0))
     assert [pace.worker.rank for pace in shown.rows] == [0, 1, 2, 7, 30, 35]
     slow = [Worker(rank=rank, waiting=0.1 if rank < 10 else 0.4) for rank in range(40)]
     shown = paces(seen(*slow).workers("g", 1).values(), 1.0)

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from hetrdzv.core import snapshots
-from hetrdzv.core.health.drift import drift, unordered
-from hetrdzv.core.health.hangs import settle_stall
-from hetrdzv.core.health.restart_backoff import count_failed_round, restart_wait_s
+from hetrdzv.core.drift import drift, unordered
+from hetrdzv.core.hangs import settle_stall
 from hetrdzv.core.model import USED_LAST_AFTER, End, Group, Node, Round
 from hetrdzv.core.rounds.notice import waited_for
+from hetrdzv.core.rounds.restart_backoff import count_failed_round, restart_wait_s
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
 from hetrdzv.core.rounds.transitions import (
     GONE_NODES_KEPT,

@@ -7,8 +7,8 @@ workers, lost nodes and hangs say nothing about it: they would have happened any
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hetrdzv.core.health.restart_backoff import FROM_OUTSIDE
 from hetrdzv.core.model import Group, Node, Round
+from hetrdzv.core.rounds.restart_backoff import FROM_OUTSIDE
 from hetrdzv.core.snapshots.complete import Gathered, began_from
 from hetrdzv.protocol.facts.causes import FailedWorker, MemberLeft, Stopped
 from hetrdzv.protocol.rooms.snapshots import (

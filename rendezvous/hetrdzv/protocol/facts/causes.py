@@ -18,7 +18,7 @@ from hetrdzv.protocol.facts.parts import (
     quoted,
 )
 from hetrdzv.protocol.failure import Ended, Failure
-from hetrdzv.protocol.rooms.stalls import Hang
+from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.texts.misplaced import misplaced
 from hetrdzv.protocol.texts.raised import raised
 from hetrdzv.protocol.texts.who import Nodes

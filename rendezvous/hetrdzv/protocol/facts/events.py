@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.facts.causes import FailedBecause, FailedWorker, Going, ShownCause
 from hetrdzv.protocol.facts.parts import BY_KIND, NOTHING, SHOWN_BY_KIND, Apart, Other, Quoted, Ready
+from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.rooms.snapshots import (
     BeganFromSnapshot,
     NotOnDisk,
@@ -16,7 +17,6 @@ from hetrdzv.protocol.rooms.snapshots import (
     SnapshotPassedBy,
     SnapshotWanted,
 )
-from hetrdzv.protocol.rooms.stalls import Hang, StallFacts
 from hetrdzv.protocol.texts.who import Nodes, Place
 
 # -- a job from its beginning to its end ---------------------------------------------------------------------
@@ -295,20 +295,18 @@ class NeverMet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
-    """Workers have waited long for others: for so many seconds."""
+    """Workers have waited long for others."""
 
     kind: Literal["stalled"] = "stalled"
-    stall: StallFacts
-    for_s: float
+    hang: Hang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoesOn:
-    """They wait no longer: they have waited for so many seconds."""
+    """They wait no longer."""
 
     kind: Literal["goes_on"] = "goes_on"
-    stall: StallFacts
-    for_s: float
+    hang: Hang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from hetrdzv.protocol.facts.parts import (
     Ready,
     WorldBounds,
 )
-from hetrdzv.protocol.rooms.stalls import Hang, StallFacts
+from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.texts.who import Nodes
 
 MOMENTS = frozenset({"until", "since", "ends_at"})
@@ -121,7 +121,7 @@ class Stalls:
 
     kind: Literal["stalls"] = "stalls"
     round: int
-    facts: StallFacts
+    hang: Hang
     since: float
     known: bool = True
     ends_at: float | None = None

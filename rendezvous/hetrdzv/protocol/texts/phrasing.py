@@ -30,30 +30,18 @@ def names(node_ids: Iterable[str] | Nodes) -> str:
 
 def rank_list(numbers: Iterable[int] | Ranks) -> str:
     """Ranks in order, in ranges: `3`, `0 to 2 and 4`, `0, 2, 4, 6, 8 and 37 more`."""
-    ranks = numbers if isinstance(numbers, Ranks) else Ranks.of(numbers)
-    parts: list[str] = []
-    for first, last in ranks.ranges:
-        parts += [f"{first} to {last}"] if last > first + 1 else sorted({str(first), str(last)}, key=int)
-    if ranks.more:
-        parts.append(f"{ranks.more} more")
-    return listed(parts)
+    return (numbers if isinstance(numbers, Ranks) else Ranks.of(numbers)).listed
 
 
 def ranked(numbers: Iterable[int] | Ranks) -> str:
     """`rank 3`, or `ranks 0 to 2 and 4`."""
-    ranks = numbers if isinstance(numbers, Ranks) else Ranks.of(numbers)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {rank_list(ranks)}"
+    return str(numbers if isinstance(numbers, Ranks) else Ranks.of(numbers))
 
 
 def placed(place: Place) -> str:
     """The ranks of a place: `rank 4`, or `ranks 8 to 11`."""
     last = place.rank_offset + place.slots - 1
     return f"rank {last}" if place.slots == 1 else f"ranks {place.rank_offset} to {last}"
-
-
-def listed(parts: list[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
 
 
 def one_or_more(who: Nodes | Ranks, one: str, more: str) -> str:

@@ -66,6 +66,26 @@ class Ranks:
         """Whether it is one of those that are named."""
         return any(first <= rank <= last for first, last in self.ranges)
 
+    def __str__(self) -> str:
+        """`rank 3`, `ranks 0 to 2 and 4`, `ranks 0, 2, 4, 6, 8 and 37 more`."""
+        return f"{'rank' if len(self) == 1 else 'ranks'} {self.listed}"
+
+    @property
+    def listed(self) -> str:
+        """The numbers alone: `0 to 2 and 4`."""
+        parts: list[str] = []
+        for first, last in self.ranges:
+            parts += [f"{first} to {last}"] if last > first + 1 else sorted({str(first), str(last)}, key=int)
+        return listed(parts + ([f"{self.more} more"] if self.more else []))
+
+
+NO_RANKS = Ranks()
+
+
+def listed(parts: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -13,13 +13,12 @@ from time import perf_counter
 from typing import Any
 
 from hetrdzv.core.commands import Command, NoteStall
-from hetrdzv.core.health.hangs import SAME_S
-from hetrdzv.core.health.stall import judge
+from hetrdzv.core.hangs import SAME_S, judge
 from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.core.rounds.timers import STALL_TOLD_S
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.rooms.progress import UNKNOWN, Worker
-from hetrdzv.protocol.rooms.stalls import Hang
 from hetrdzv.service.progress.questions import WITHIN_S, Questions
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.traces import Traces
@@ -181,7 +180,7 @@ class Hangs:
         timeout_s = group.spec.hang_timeout_s if group is not None else None
         if timeout_s is not None and look.stood_s < timeout_s:
             known_until = min(known_until, since + timeout_s - SOONER_S)
-        return Stall(facts=hang.facts, ranks=hang.ranks, since=since, known_until=known_until)
+        return Stall(hang=replace(hang, for_s=0.0), since=since, known_until=known_until)
 
     async def _tell(self, group_id: str, command: NoteStall) -> None:
         try:
@@ -255,7 +254,7 @@ def _is_same(noted: Stall | None, stall: Stall | None, now: float) -> bool:
     """Whether the group knows already what was found, and will know it for a while."""
     if noted is None or stall is None:
         return noted is stall
-    same = (noted.kind, noted.ranks, noted.facts) == (stall.kind, stall.ranks, stall.facts)
+    same = noted.hang == stall.hang
     return same and abs(noted.since - stall.since) < SAME_S and not _lasts_longer(stall, noted, now)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hetagent.monitor.flight_recorder import Trace
-from hetrdzv.core.health.stall import judge
+from hetrdzv.core.hangs import judge
 from hetrdzv.protocol.rooms.progress import Worker
 
 

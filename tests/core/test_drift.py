@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetrdzv.core.health.drift import drift
+from hetrdzv.core.drift import drift
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.codec import write
 from hetrdzv.protocol.facts.warnings import PARTS

@@ -10,22 +10,20 @@ from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.facts.causes import FailedWorker, RestartAsked, WorkerFault
 from hetrdzv.protocol.facts.events import GoesOn, GroupCancelled, RestartSpent, RoundEnded, Stalled
 from hetrdzv.protocol.facts.reasons import Cancelled, Runs, Stalls
-from hetrdzv.protocol.rooms.stalls import BlamedAll, Deadlock, Hang, Knot, Mismatch, Place, StallFacts, Stuck
+from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.storage.records import changes
 from tests.core.driver import Story
+from tests.support.hangs import behind, deadlock
 from tests.support.restored import restore
-from tests.support.stalls import behind
 
-OF_A = Stall(ranks=(0,), facts=behind(0, "a", waiting=(1,)), since=0.0)
-
-KNOT = Deadlock(waiting=Ranks.of(range(4)), knots=(Knot(ranks=Ranks.of([0, 1]), place=Place(number=5)),))
+OF_A = Stall(hang=behind(0, "a", waiting=(1,)), since=0.0)
 
 
 def stalled(story: Story, for_s: float = 0.0, **more: object) -> Stall:
     """The service sees that the first worker of b is waited for."""
-    stall = Stall(ranks=(2,), facts=behind(2, "b"), since=story.now - for_s)
+    stall = Stall(hang=behind(2, "b"), since=story.now - for_s)
     stall = replace(stall, **more)  # type: ignore[arg-type]
     story.do(NoteStall(1, stall))
     return stall
@@ -46,14 +44,14 @@ def test_a_stall_is_told_once_it_has_lasted() -> None:
     story.wait(14)
     assert story.facts("stalled") == []
     story.wait(1)
-    assert story.facts("stalled") == [Stalled(stall=behind(2, "b"), for_s=15.0)]
-    waits = Stalls(round=1, facts=behind(2, "b"), since=story.now - 15)
+    assert story.facts("stalled") == [Stalled(hang=replace(behind(2, "b"), for_s=15.0))]
+    waits = Stalls(round=1, hang=behind(2, "b"), since=story.now - 15)
     assert story.reason == waits
     story.wait(25)
     assert story.reason == waits
     assert len(story.facts("stalled")) == 1
     story.do(NoteStall(1, None))
-    assert story.facts("goes_on") == [GoesOn(stall=behind(2, "b"), for_s=40.0)]
+    assert story.facts("goes_on") == [GoesOn(hang=replace(behind(2, "b"), for_s=40.0))]
     assert isinstance(story.reason, Runs)
 
 
@@ -67,9 +65,9 @@ def test_what_a_person_ends_is_said_to_have_hung() -> None:
     story.join("a", 2)
     story.join("b", 2)
     story.started("a", "b")
-    story.do(NoteStall(2, Stall(ranks=(2,), facts=behind(2, "b"), since=story.now)))
+    story.do(NoteStall(2, Stall(hang=behind(2, "b"), since=story.now)))
     story.wait(20)
-    hang = Hang(facts=behind(2, "b"), ranks=(2,), for_s=20.0)
+    hang = replace(behind(2, "b"), for_s=20.0)
     story.restart()
     assert story.facts("round_ended")[-1].cause == RestartAsked(hang=hang)
     story = job()
@@ -92,7 +90,7 @@ def test_a_short_stall_is_not_told() -> None:
 def test_one_that_has_lasted_when_it_is_noted_is_told_at_once() -> None:
     story = job()
     stalled(story, for_s=60)
-    assert story.facts("stalled") == [Stalled(stall=behind(2, "b"), for_s=60.0)]
+    assert story.facts("stalled") == [Stalled(hang=replace(behind(2, "b"), for_s=60.0))]
 
 
 def test_seconds_commit_nothing() -> None:
@@ -141,13 +139,12 @@ def test_more_who_are_behind_are_no_news_but_another_is() -> None:
     stalled(
         story,
         for_s=60,
-        ranks=(2, 3),
-        facts=replace(behind(2, "b"), blamed=BlamedAll.of([("b", 2), ("b", 3)])),
+        hang=replace(behind(2, "b"), ranks=(2, 3)),
     )
     assert len(story.facts("stalled")) == 1
-    assert story.reason.facts.blamed.ranks == Ranks.of([2, 3])
-    stalled(story, for_s=60, ranks=(0,), facts=behind(0, "a", waiting=[1]))
-    assert story.facts("stalled")[1:] == [Stalled(stall=behind(0, "a", waiting=[1]), for_s=60.0)]
+    assert story.reason.hang.ranks == (2, 3)
+    stalled(story, for_s=60, hang=behind(0, "a", waiting=[1]))
+    assert story.facts("stalled")[1:] == [Stalled(hang=replace(behind(0, "a", waiting=[1]), for_s=60.0))]
 
 
 def test_nothing_ends_without_a_time_limit() -> None:
@@ -166,9 +163,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     story.wait(9)
     assert story.group.state == "running"
     story.wait(1)
-    hang = FailedWorker(
-        node_id="b", rank=2, local_rank=0, hang=Hang(facts=behind(2, "b"), ranks=(2,), for_s=30.0)
-    )
+    hang = FailedWorker(node_id="b", rank=2, local_rank=0, hang=replace(behind(2, "b"), for_s=30.0))
     assert story.facts("round_ended") == [RoundEnded(cause=hang)]
     assert story.told("a").kind == story.told("b").kind == "stop"
     assert story.told("a").hang
@@ -182,8 +177,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
 
     story.started("a", "b")
     stall = Stall(
-        ranks=(3,),
-        facts=behind(3, "b", how="stopped"),
+        hang=behind(3, "b", stopped=True),
         since=story.now,
         stack="line 9",
     )
@@ -198,32 +192,31 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     assert story.told("a").root_cause == cause
     assert story.told("a").hang
     assert story.told("a").exit_code == 1
-    hang = replace(hang, rank=3, local_rank=1, hang=Hang(facts=stall.facts, ranks=(3,), for_s=30.0))
+    hang = replace(hang, rank=3, local_rank=1, hang=replace(stall.hang, for_s=30.0))
     assert cause.reason == WorkerFault(kind="hang", worker=hang, budget=1)
 
 
-NOWHERE = Place(number=5)
+OF_NOBODY = [
+    deadlock(0, 2),
+    *(
+        Hang(kind=kind, waiting=Ranks.of(range(4)), wait_for="collective 5")
+        for kind in (StallKind.NOTHING_COMPLETES, StallKind.MISMATCH)
+    ),
+]
 
-OF_NOBODY: dict[StallKind, tuple[StallFacts, tuple[int, ...]]] = {
-    StallKind.DEADLOCK: (KNOT, (0, 2)),
-    StallKind.NOTHING_COMPLETES: (Stuck(waiting=Ranks.of(range(4)), place=NOWHERE), ()),
-    StallKind.MISMATCH: (Mismatch(waiting=Ranks.of(range(4)), place=NOWHERE, sides=()), ()),
-}
 
-
-@pytest.mark.parametrize("kind", OF_NOBODY)
-def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
-    facts, ranks = OF_NOBODY[kind]
+@pytest.mark.parametrize("hang", OF_NOBODY, ids=[hang.kind for hang in OF_NOBODY])
+def test_a_hang_of_nobody_in_particular_blames_no_node(hang: Hang) -> None:
     story = job(hang_timeout_s=5, max_restarts=0)
-    assert stalled(story, for_s=4, facts=facts, ranks=ranks).kind is kind
+    stalled(story, for_s=4, hang=hang)
     assert story.facts("stalled") == []
     story.wait(1)
-    assert story.facts("stalled") == [Stalled(stall=facts, for_s=5.0)]
+    assert story.facts("stalled") == [Stalled(hang=replace(hang, for_s=5.0))]
     story.joins("a", "b")
     cause = story.group.root_cause
     assert cause is not None
     assert (cause.kind, cause.node_id, cause.failure) == ("hang", None, None)
-    hang = Hang(facts=facts, ranks=ranks, for_s=5.0)
+    hang = replace(hang, for_s=5.0)
     assert cause.reason == WorkerFault(kind="hang", worker=FailedWorker(node_id=None, hang=hang), budget=0)
 
 
@@ -271,7 +264,7 @@ def test_a_stall_of_another_round_or_of_none_changes_nothing() -> None:
     story.do(
         NoteStall(
             7,
-            Stall(ranks=(0,), facts=behind(0, "a", waiting=(1,)), since=0.0),
+            Stall(hang=behind(0, "a", waiting=(1,)), since=0.0),
         )
     )
     assert story.group is before
@@ -280,7 +273,7 @@ def test_a_stall_of_another_round_or_of_none_changes_nothing() -> None:
     story.do(
         NoteStall(
             1,
-            Stall(ranks=(0,), facts=behind(0, "a", waiting=(1,)), since=0.0),
+            Stall(hang=behind(0, "a", waiting=(1,)), since=0.0),
         )
     )
     assert story.group is before

@@ -1,1 +1,0 @@
-"""How workers and nodes do: who hangs, who slows the others down, what crashes again and again, what does not fit."""

@@ -1,0 +1,86 @@
+"""Hangs: workers of a round that wait for others, or whose collectives do not complete."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.texts.who import NO_RANKS, Ranks, listed
+
+MOST_SHOWN = 3
+"""How many nodes, process groups or operations a hang names; the others are counted."""
+
+MOST_RANKS = 8
+"""How many of the ranks that are waited for are named one by one."""
+
+MOST_PIDS = 8
+"""How many processes of a node are named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """Workers of a node that others wait for; `pids`: of the first few, where they are known."""
+
+    node_id: str
+    ranks: Ranks
+    pids: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ({self.node_id})"
+
+
+def culprits_of(workers: Iterable[tuple[str, int, int]]) -> tuple[Culprit, ...]:
+    """Workers by node, nodes in the order in which they come first; each has its node, its rank and its process."""
+    by_node: dict[str, list[tuple[int, int]]] = {}
+    for node_id, rank, pid in workers:
+        by_node.setdefault(node_id, []).append((rank, pid))
+    return tuple(
+        Culprit(
+            node_id=node_id,
+            ranks=Ranks.of(rank for rank, _ in its),
+            pids=tuple(pid for _, pid in its[:MOST_PIDS] if pid),
+        )
+        for node_id, its in by_node.items()
+    )
+
+
+def culprits_text(culprits: tuple[Culprit, ...]) -> str:
+    """`rank 3 (gpu2)`, `rank 3 (gpu2) and rank 5 (gpu3)`, of many the first few and how many more ranks there are."""
+    more = sum(len(culprit.ranks) for culprit in culprits[MOST_SHOWN:])
+    return listed([str(culprit) for culprit in culprits[:MOST_SHOWN]] + ([f"{more} more"] if more else []))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """Workers wait for others, or their collectives do not complete.
+
+    Attributes:
+        kind: what is wrong, in a word.
+        waiting: who waits; empty: nobody is left who could.
+        wait_for: whom or what for: `rank 3 (gpu2), which is at collective 5 of 6, and sleeps`.
+        ranks: the first few that are waited for, the worst first; empty if nobody is behind.
+        culprits: those by node, of the first few nodes.
+        stopped: whether a signal has stopped them.
+        for_s: for how long (seconds).
+    """
+
+    kind: StallKind
+    waiting: Ranks = NO_RANKS
+    wait_for: str
+    ranks: tuple[int, ...] = ()
+    culprits: tuple[Culprit, ...] = ()
+    stopped: bool = False
+    for_s: float = 0.0
+
+    @property
+    def identity(self) -> object:
+        """What makes it another hang for who reads of it: its kind and who is waited for, else who waits."""
+        return self.kind, self.culprits or self.waiting
+
+    def message(self, for_s: float | None = None) -> str:
+        """All of it in a clause, with its time (seconds) where that is given."""
+        one = len(self.waiting) == 1
+        if not self.waiting:
+            return f"no progress{'' if for_s is None else f' for {for_s:.0f} s'}: {self.wait_for}"
+        if for_s is None:
+            return f"{self.waiting} {'waits' if one else 'wait'} for {self.wait_for}"
+        return f"{self.waiting} {'has' if one else 'have'} waited {for_s:.0f} s for {self.wait_for}"

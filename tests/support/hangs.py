@@ -1,0 +1,46 @@
+"""Hangs, for tests that need some."""
+
+from collections.abc import Iterable
+
+from hetrdzv.protocol.hangs import Hang, culprits_of
+from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.texts.who import Ranks
+
+
+def behind(
+    rank: int,
+    node_id: str,
+    *,
+    waiting: Iterable[int] = (0, 1),
+    kind: StallKind = StallKind.BEHIND,
+    stopped: bool = False,
+    where: str = "is at collective 17,203 of 17,204",
+    pid: int = 0,
+    for_s: float = 0.0,
+) -> Hang:
+    """Workers wait for one that is behind them."""
+    return Hang(
+        kind=StallKind.NO_ANSWER if stopped else kind,
+        waiting=Ranks.of(waiting),
+        wait_for=f"rank {rank} ({node_id}), which {'is stopped by a signal' if stopped else where}",
+        ranks=(rank,),
+        culprits=culprits_of([(node_id, rank, pid)]),
+        stopped=stopped,
+        for_s=for_s,
+    )
+
+
+def deadlock(*ranks: int) -> Hang:
+    """Workers wait for each other."""
+    waiting = Ranks.of(ranks)
+    return Hang(
+        kind=StallKind.DEADLOCK,
+        waiting=waiting,
+        wait_for=f"each other: {waiting} at collective 5",
+        ranks=ranks,
+    )
+
+
+def of_kind(kind: StallKind, rank: int, node_id: str) -> Hang:
+    """Workers wait for one, in one of three ways."""
+    return deadlock(rank) if kind is StallKind.DEADLOCK else behind(rank, node_id, kind=kind)

@@ -17,7 +17,7 @@ from hetrdzv.core.group import step
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import Refused, StorageError
-from hetrdzv.service.liveness.leases import Pace
+from hetrdzv.service.leases import Pace
 from hetrdzv.storage import records
 from tests.core.test_machine import GroupMachine
 from tests.fuzz.settings import BIG, COMMON, examples

@@ -6,7 +6,7 @@ import httpx
 
 from hetrdzv.api.app import create_app
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.service.liveness.clock import ServedClock
+from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.replica import SingleReplica
 from hetrdzv.service.service import Service

@@ -6,7 +6,7 @@ from hetrdzv.core.commands import Put, Report
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.service.liveness.clock import BEAT_S, LATE_S, ServedClock
+from hetrdzv.service.clock import BEAT_S, LATE_S, ServedClock
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import Snapshot
 from tests.support.served import FaultyStore, HandClock, join, serving, settled

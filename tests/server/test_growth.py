@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from hetrdzv.service import ledger
-from hetrdzv.service.liveness import silence
+from hetrdzv.service import service as service_module
 from hetrdzv.settings import Limits
 from tests.fuzz.virtual import VirtualServer
 
@@ -95,7 +95,7 @@ def live_an_hour(server: VirtualServer, hour: int) -> None:
 
 @pytest.mark.long
 def test_nothing_only_ever_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "BEAT_S", 0.5)  # half of the work
+    monkeypatch.setattr(service_module, "BEAT_S", 0.5)  # half of the work
     monkeypatch.setattr(ledger, "EVENTS_KEPT", 50)  # full when the day begins
     with VirtualServer(Limits(keep_finished_s=600.0, keep_idle_s=600.0)) as server:
         stays = {**OFFER, "incarnation": "1", "spec": {"min_nodes": 1, "max_nodes": 4, "lease_s": 60}}

@@ -9,7 +9,7 @@ import pytest
 from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Renew, Restart, Tick
 from hetrdzv.protocol.errors import StorageError, TooManyGroups
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.service.liveness import silence
+from hetrdzv.service import service as service_module
 from hetrdzv.service.retention import SWEEP_EVERY_S
 from hetrdzv.service.service import Service
 from hetrdzv.settings import Limits
@@ -167,7 +167,7 @@ async def test_after_a_stall_during_a_commit_every_node_has_a_full_lease() -> No
 
 
 async def test_finished_groups_are_forgotten_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "BEAT_S", 0.001)
+    monkeypatch.setattr(service_module, "BEAT_S", 0.001)
     clock = HandClock()
     async with serving(clock=clock, limits=Limits(keep_finished_s=100.0)) as (service, store):
         for name in ("old", "used", "young", "running"):

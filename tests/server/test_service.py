@@ -27,12 +27,12 @@ from hetrdzv.protocol.errors import (
 )
 from hetrdzv.protocol.facts.causes import Silent
 from hetrdzv.protocol.states import GroupState, NodePhase
+from hetrdzv.service import clock as clock_module
+from hetrdzv.service import leases as leases_module
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module
 from hetrdzv.service.history import Place, follow
-from hetrdzv.service.liveness import clock as clock_module
-from hetrdzv.service.liveness import silence
-from hetrdzv.service.liveness.caller import Caller
+from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.directives import directive_of, heading_of, watch
 from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service
@@ -49,7 +49,7 @@ START = Place(0)
 def heard_at(service: Service, node_id: str) -> float:
     """When a node was last heard, by the service's table."""
     group = service.group("g")
-    return service.silence.heard_at(group, group.nodes[node_id])
+    return service.leases.heard_at(group, group.nodes[node_id])
 
 
 def begun(work: Awaitable[Any]) -> "asyncio.Future[Any]":
@@ -238,10 +238,10 @@ async def test_what_is_committed_is_served_while_nothing_can_be_written(
 
 
 async def test_a_clock_that_cannot_be_stored_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "BEAT_S", 0.001)
+    monkeypatch.setattr(service_module, "BEAT_S", 0.001)
     hand = HandClock()
     async with serving(clock=hand) as (service, store):
-        await service.execute("g", join("a"))
+        await service.execute("g", join("a", lease_s=600.0))
         waiting = poll(service, "a")
         store.load_failures = [StorageError("it was loaded")]
         for _ in range(3):
@@ -272,7 +272,6 @@ async def test_what_was_due_while_nothing_could_be_written_is_done_later(
         for _ in range(12):
             hand.pass_by(service, 1.0)
             await service.execute("g", Renew("b", "1"))
-        service.silence.close()  # what looks for leases will not come to our help
         store.failures = [NothingWritten("the disk is full")] * 3
         with pytest.raises(NothingWritten):
             await service.execute("g", Tick())
@@ -534,7 +533,7 @@ async def test_another_service_finds_everything_and_every_node_has_a_full_lease(
         assert {n: replace(node, heard_at=0.0) for n, node in after.nodes.items()} == {
             n: replace(node, heard_at=0.0) for n, node in before.nodes.items()
         }
-        assert all(service.silence.heard_at(after, node) == service.now() for node in after.nodes.values())
+        assert all(service.leases.heard_at(after, node) == service.now() for node in after.nodes.values())
         assert service.history("g")[1] > 0
         clock.pass_by(service, 4.9)
         assert not (await service.execute("g", Tick())).nodes["a"].gone
@@ -613,7 +612,7 @@ async def test_a_stop_answers_polls_and_followers() -> None:
 
 
 async def test_the_clock_is_stored_though_nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "BEAT_S", 0.01)
+    monkeypatch.setattr(service_module, "BEAT_S", 0.01)
     clock = HandClock()
     async with serving(clock=clock) as (service, store):
         await service.execute("g", join("a", min_nodes=2, lease_s=60))
@@ -692,7 +691,7 @@ async def test_what_is_in_the_sockets_of_a_late_server_counts_before_anybody_is_
     async with serving(clock=clock) as (service, _):
         await two_nodes(service)
         clock.pass_by(service, 5.5)
-        judging = begun(service.silence._look())
+        judging = begun(service._tick("g"))
         await asyncio.sleep(0)  # accepted
         await asyncio.sleep(0)  # read
         await service.execute("g", Renew("a", "1"))
@@ -720,7 +719,7 @@ async def test_a_connection_cut_during_a_stall_makes_nobody_suspect() -> None:
         clock.at += 3600.0
         await service.cut("g", "a", "1")
         assert service.group("g").nodes["a"].cut_at is None
-        clock.pass_by(service, silence.STALE_CUTS_S + 0.5)
+        clock.pass_by(service, leases_module.STALE_CUTS_S + 0.5)
         async with asyncio.timeout(10):  # on a busy machine the event loop may be late by itself
             while service.group("g").nodes["a"].cut_at is None:
                 await service.cut("g", "a", "1")

@@ -26,8 +26,8 @@ from hetrdzv.protocol.facts.causes import Silent
 from hetrdzv.protocol.rooms.snapshots import Stamp
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.protocol.texts.times import Clock
+from hetrdzv.service import leases as leases_module
 from hetrdzv.service import service as service_module
-from hetrdzv.service.liveness import leases as leases_module
 from hetrdzv.words import reasons as words
 from hetrdzv.words.events import event_text
 from tests.sim.rooms import IN_CHECKS, WORDS
@@ -106,15 +106,15 @@ class Checks:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Look at every step that the service takes."""
-        heard = leases_module.Leases.heard
+        heard = leases_module.LeaseTable.heard
 
-        def record(leases: leases_module.Leases, *args: Any, **more: Any) -> None:
+        def record(leases: leases_module.LeaseTable, *args: Any, **more: Any) -> None:
             heard(leases, *args, **more)
             self._heard[args[2]] = self._timeline.now
 
         with (
             mock.patch.object(service_module, "step", self._step),
-            mock.patch.object(leases_module.Leases, "heard", record),
+            mock.patch.object(leases_module.LeaseTable, "heard", record),
         ):
             yield
 

@@ -23,9 +23,9 @@ from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.progress import PollRequest
-from hetrdzv.service.liveness.caller import Caller
-from hetrdzv.service.liveness.clock import ServedClock
-from hetrdzv.service.liveness.silence import STALL_S
+from hetrdzv.service.clock import ServedClock
+from hetrdzv.service.leases import STALL_S
+from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.directives import tell
 from hetrdzv.service.polls.polls import Polls
 from hetrdzv.service.service import Service

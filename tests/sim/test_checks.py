@@ -13,7 +13,7 @@ from hetrdzv.core.rounds.timers import STALL_TOLD_S
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind, StallKind
-from hetrdzv.service.liveness.leases import Pace
+from hetrdzv.service.leases import Pace
 from hetrdzv.storage import records
 from tests.core.driver import Story
 from tests.sim.checks import Checks, Violation

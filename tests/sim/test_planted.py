@@ -19,9 +19,8 @@ from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds import settle, timers, transitions
 from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.service import ledger
-from hetrdzv.service.liveness import clock
-from hetrdzv.service.liveness.leases import Leases
+from hetrdzv.service import clock, ledger
+from hetrdzv.service.leases import Leases
 from hetrdzv.service.service import Service
 from tests.sim.rooms import PLANTED_IN_ROOMS
 from tests.sim.world import run

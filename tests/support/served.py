@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest import mock
 
 import httpx
 
@@ -11,10 +12,14 @@ from hetrdzv.api.app import create_app
 from hetrdzv.core.commands import Join, Report
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.service.liveness.clock import BEAT_S, ServedClock
+from hetrdzv.service import service as service_module
+from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import Batch, Snapshot
 from hetrdzv.storage.memory import EMPTY, MemoryStore
+
+NEVER_S = 3600.0
+"""Longer than any test (seconds)."""
 
 
 class FaultyStore(MemoryStore):
@@ -68,23 +73,28 @@ class HandClock:
         while seconds > 0:
             self.at += min(seconds, BEAT_S)
             seconds -= BEAT_S
-            service.silence._begin_beat()
+            service.leases.beat()
+            service.leases.look()
 
 
 @asynccontextmanager
 async def serving(
     store: FaultyStore | None = None, clock: HandClock | None = None, **options: Any
 ) -> AsyncIterator[tuple[Service, FaultyStore]]:
-    """Run a service; yields it and its store."""
+    """Run a service; yields it and its store. With a clock that is moved by hand, beats are, too."""
     store = store or FaultyStore()
-    service = Service(store, clock.make if clock is not None else ServedClock, **options)
-    await service.start()
-    try:
-        yield service, store
-    finally:
-        store.open.set()
-        store.permits = None
-        await service.close()
+    beat_s = service_module.BEAT_S
+    if clock is not None and beat_s == BEAT_S:  # unless the test has its own
+        beat_s = NEVER_S
+    with mock.patch.object(service_module, "BEAT_S", beat_s):
+        service = Service(store, clock.make if clock is not None else ServedClock, **options)
+        await service.start()
+        try:
+            yield service, store
+        finally:
+            store.open.set()
+            store.permits = None
+            await service.close()
 
 
 @asynccontextmanager

@@ -55,7 +55,7 @@ from hetrdzv.protocol.rooms.stacks import About
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.protocol.texts.who import Nodes
-from hetrdzv.service.liveness.leases import Pace
+from hetrdzv.service.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.unseen import unwatched
@@ -135,7 +135,7 @@ async def group_response(service: Service, group: Group, page: Page = ALL) -> Re
 
     def reply() -> GroupReply:
         now, seen = service.now(), dict(service.progress.workers(group))
-        heard_at = partial(service.silence.heard_at, group)
+        heard_at = partial(service.leases.heard_at, group)
         found = (*unwatched(group, seen, now), *service.refusals.lately(group))
         return group_reply(group, now, heard_at, page, seen, found)
 

@@ -72,7 +72,7 @@ class GroupPage:
         self._events, _ = service.history(group.group_id)
         self._seen = dict(service.progress.workers(group))
         self._trail = tuple(service.progress.trail(group.group_id))
-        self._heard_at = partial(service.silence.heard_at, group)
+        self._heard_at = partial(service.leases.heard_at, group)
         self.sections: Mapping[str, Callable[[], str]] = {
             "now": self._now_section,
             "cause": self._cause,

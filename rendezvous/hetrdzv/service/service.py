@@ -15,7 +15,7 @@ from typing import Any
 from hetrdzv.core.commands import Command, Disconnect, Join, NoteRefusal, Put, Report, Tick
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
-from hetrdzv.core.rounds.timers import deadline
+from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S, deadline
 from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.core.snapshots.tally import Tallies
 from hetrdzv.protocol.errors import (
@@ -27,21 +27,20 @@ from hetrdzv.protocol.errors import (
     UnknownGroup,
 )
 from hetrdzv.protocol.texts.phrasing import names
+from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.journal import log_events
+from hetrdzv.service.leases import LeaseTable, is_heartbeat, is_one_of_many, speaker_of
 from hetrdzv.service.ledger import Change, Ledger, checked_changes, in_words, quarantined
-from hetrdzv.service.liveness.caller import Caller
-from hetrdzv.service.liveness.clock import ServedClock
-from hetrdzv.service.liveness.leases import is_heartbeat, is_one_of_many, speaker_of
-from hetrdzv.service.liveness.silence import Silence
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.plans import Plans
+from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.watchers import FOLLOWERS, Watchers
 from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.traces import Traces
 from hetrdzv.service.refusals import Refusals
 from hetrdzv.service.retention import Retention, require_places, require_room
-from hetrdzv.service.timers import Timers
+from hetrdzv.service.timers import TICK_MARGIN_S, Timers
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
 from hetrdzv.storage.base import NothingWritten, StateStore
 from hetrdzv.storage.records import StoredEvent
@@ -50,6 +49,10 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """How long to wait before retrying what failed (seconds)."""
+
+LISTEN_TURNS = 12
+"""How many turns of the event loop it takes to read what is in the sockets before anybody is judged: accept a
+connection, read it, run what handles the request, with some to spare."""
 
 MAX_SUSPECT_LEASE_S = 60.0
 """A lost connection makes a node suspect only where the lease of its group is at most this long (seconds)."""
@@ -66,7 +69,7 @@ class Service:
         limits: how many groups of how many nodes are kept, and for how long.
 
     Attributes:
-        silence: when nodes were heard, and which leases they have.
+        leases: when nodes were heard, and when they are lost.
         progress: how far workers have come, and who is waited for.
         questions: what agents are asked about their workers.
         traces: what workers of rounds that are over left behind.
@@ -91,7 +94,7 @@ class Service:
         self._ledger = Ledger(store, wall, self._metrics)
         self._watchers = Watchers()
         self._timers = Timers(self._judge)
-        self.silence = Silence(self._clock, lambda: self._ledger.groups, self._spawn, self._judge)
+        self.leases = LeaseTable(self._clock, lambda: self._ledger.groups)
         self.traces = Traces(wall)
         self.questions = Questions(self._watchers.wake, self.now)
         self.progress = Progress(
@@ -136,7 +139,6 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._timers.clear()
-        self.silence.close()
         await self._ledger.close(self.now())
 
     def require_ready(self) -> None:
@@ -233,15 +235,15 @@ class Service:
             if is_heartbeat(head, command):
                 return await self._renewed(head, command, now)
             if isinstance(command, Tick):
-                self.silence.leases.advance(now)
+                self.leases.look_at(group_id)
             later = is_one_of_many(command) or not self._settle(group_id)
             head = self._ledger.head(group_id) or head
-            transition = step(head, command, now, self.silence.leases, settles=not later)
+            transition = step(head, command, now, self.leases, settles=not later)
         except Refused:
             # a refusal must not reveal state that may never be committed
             await self._ledger.settle(group_id)
             raise
-        self.silence.note(transition.group, command, now)  # a first join brings the group's lease
+        self.leases.note(transition.group, command, now)  # a first join brings the group's lease
         if later:
             self._unsettled.add(group_id)
         group = await self._ledger.propose(group_id, transition.group, transition.events)
@@ -261,7 +263,7 @@ class Service:
         speaker = speaker_of(command)
         if speaker is not None:
             require_speaker(head, *speaker)
-        self.silence.note(head, command, now)
+        self.leases.note(head, command, now)
         if self._ledger.is_settled(head.group_id):
             return head
         await self._ledger.settle(head.group_id)
@@ -290,10 +292,12 @@ class Service:
         group = self._ledger.groups.get(group_id)
         if group is not None and group.spec.lease_s > MAX_SUSPECT_LEASE_S:
             return
-        if self.silence.excuses_cut():
+        if self.leases.excuses_cut():
             return
         try:
             await self.execute(group_id, Disconnect(node_id, incarnation))
+            grace_s = SUSPECT_GRACE_S + TICK_MARGIN_S
+            asyncio.get_running_loop().call_later(grace_s, self._judge, group_id)
         except HetError as error:  # the group is gone, or the server stops: nobody is left to suspect
             logger.debug("cut of %s in group %s: %s", node_id, group_id, error)
 
@@ -334,7 +338,7 @@ class Service:
     def _refused(self, group_id: str) -> None:
         """A change of a group was not stored: what was due in it is tried again."""
         if (group := self._ledger.groups.get(group_id)) is not None:
-            self.silence.leases.revert(group, self.now())
+            self.leases.revert(group)
             self._timers.set(group_id, RETRY_S)
 
     def _settle(self, group_id: str) -> bool:
@@ -346,7 +350,7 @@ class Service:
         head = self._ledger.head(group_id)
         if group_id in self._unsettled and head is not None and not self._ledger.is_settled(group_id):
             try:
-                transition = step(head, Tick(), self.now(), self.silence.leases)
+                transition = step(head, Tick(), self.now(), self.leases)
             except Exception as error:  # nothing of this turn can be kept
                 self._unable[group_id] = error
                 return False
@@ -362,7 +366,7 @@ class Service:
         if base is None:
             return
         try:
-            checked_changes(base, step(base, Tick(), now, self.silence.leases).group)
+            checked_changes(base, step(base, Tick(), now, self.leases).group)
         except Exception as error:
             logger.error("group '%s' is quarantined: it cannot go on", group_id, exc_info=error)
             self._ledger.quarantine(group_id, in_words(error))
@@ -376,7 +380,7 @@ class Service:
         self._metrics.published(change.group_id, change.old, change.new, change.events, now)
         if change.new is None:
             self._timers.set(change.group_id, None)
-            self.silence.leases.forget(change.group_id)
+            self.leases.forget(change.group_id)
             self._retention.gone(change.group_id)
             self.traces.forget(change.group_id)
         else:
@@ -406,7 +410,7 @@ class Service:
         self._unsettled.clear()
         self._unable.clear()
         await self._ledger.restore(snapshot, self.now())
-        self.silence.restore(self._ledger.groups.values())
+        self.leases.restore(self._ledger.groups.values())
         self._timers.clear()
         self._retention.clear()
         self.progress.clear()
@@ -425,7 +429,10 @@ class Service:
 
     async def _keep_time(self) -> None:
         while True:
-            self._metrics.loop_was_late(await self.silence.beat())
+            await asyncio.sleep(BEAT_S)
+            self._metrics.loop_was_late(self.leases.beat())
+            for group_id in self.leases.look():
+                self._judge(group_id)
             now = self.now()
             self._ledger.store_clock(now)
             self._sweep(now)
@@ -452,7 +459,9 @@ class Service:
         self._spawn(self._tick(group_id))
 
     async def _tick(self, group_id: str) -> None:
-        await self.silence.listen()
+        for _ in range(LISTEN_TURNS):
+            await asyncio.sleep(0)
+        self.leases.beat()
         try:
             await self.execute(group_id, Tick())
         except HetError as error:  # a load sets the timers again, and a group that is gone needs none

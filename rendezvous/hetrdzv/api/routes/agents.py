@@ -38,7 +38,7 @@ from hetrdzv.protocol.rooms.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.protocol.rooms.stacks import LogsRequest, StacksRequest
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import snapshots
-from hetrdzv.service.liveness.caller import Caller
+from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.directives import Told, tell
 from hetrdzv.service.polls.polls import Polls
 

@@ -23,7 +23,7 @@ STOP_GRACE_S = 5.0
 
 
 class Leases(Protocol):
-    """Who measures silence. A server keeps a table of its own (service/liveness/leases.py)."""
+    """Who measures silence. A server keeps a table of its own (service/leases.py)."""
 
     def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
         """The live nodes whose lease or grace has ended, each with the length of its lease (seconds)."""

@@ -5,8 +5,8 @@ import asyncio
 from hetrdzv.core.directive import Directive, Heading, directive, heading
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_speaker
-from hetrdzv.service.liveness.caller import Caller
-from hetrdzv.service.liveness.leases import Pace
+from hetrdzv.service.leases import Pace
+from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.service import Service
 
 Told = tuple[Group, Directive, Pace]
@@ -37,7 +37,7 @@ def tell(service: Service, group_id: str, node_id: str, incarnation: str) -> Tol
     Raises as `directive_of` does.
     """
     group, told = directive_of(service, group_id, node_id, incarnation)
-    return group, told, service.silence.promise(group, node_id, incarnation)
+    return group, told, service.leases.promise(group, node_id, incarnation)
 
 
 async def watch(

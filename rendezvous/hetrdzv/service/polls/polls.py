@@ -12,7 +12,7 @@ from hetrdzv.core.commands import Command, Join, Renew
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.rooms.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
-from hetrdzv.service.liveness.caller import Caller
+from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.directives import Told, heading_of, tell, watch
 from hetrdzv.service.service import Service
 
@@ -64,7 +64,7 @@ class Polls:
         # counted before the command: an older poll may be found cut while that is committed
         with self._counted(speaker):
             group = await self.execute(group_id, command)
-            granted = self.service.silence.promise(group, *speaker[1:])
+            granted = self.service.leases.promise(group, *speaker[1:])
             if asks:
                 self.service.questions.can_be_asked(group, *speaker[1:])
             if progress is not None:

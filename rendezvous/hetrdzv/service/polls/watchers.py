@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from hetrdzv.core.model import Group
-from hetrdzv.service.liveness.caller import Caller
+from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.wakes import Wakes
 
 FOLLOWERS = ""

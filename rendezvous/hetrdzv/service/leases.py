@@ -1,0 +1,286 @@
+"""When nodes were last heard, and when their leases end: a table beside the frozen groups, changed in place.
+
+A server that is late, or did not run at all, must not take that for the silence of its nodes (rule 8). So leases are
+measured by a clock that goes on by one beat per beat of the event loop (clock.py), and at each beat all are looked at.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from hetrdzv.core.commands import Command, Disconnect, FeatureCommand, Join, Leave, Renew, Report, StartDaemon
+from hetrdzv.core.directive import has_got_stop
+from hetrdzv.core.model import Group, Node
+from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
+from hetrdzv.protocol.states import ReportKind
+from hetrdzv.service.clock import ServedClock
+
+logger = logging.getLogger(__name__)
+
+POLLS_PER_S = 500
+"""How many polls a second a server has time for."""
+
+MAX_POLL_S = 30.0
+"""No poll waits longer (seconds)."""
+
+STALL_S = 1.0
+"""After a beat that is late by more than this every node has a full lease again: agents may have given up on their
+polls, and wait before they try again (seconds)."""
+
+LATE_CUTS_S = 0.25
+"""A beat that is late by more than this may be why connections are found cut (seconds) ..."""
+
+STALE_CUTS_S = 1.0
+"""... for so long after it (seconds)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a node keeps in touch.
+
+    Attributes:
+        poll_s: how long its next poll may wait (seconds).
+        lease_s: without a heartbeat for this long it is lost (seconds).
+    """
+
+    poll_s: float
+    lease_s: float
+
+
+def pace(lease_s: float, nodes: int) -> Pace:
+    """How a node keeps in touch: few nodes poll twice per lease, more of them as often as the server has time for.
+
+    Args:
+        lease_s: the group's setting (seconds).
+        nodes: how many this server has in all its groups.
+    """
+    poll_s = min(max(lease_s / 2, nodes / POLLS_PER_S), MAX_POLL_S)
+    return Pace(poll_s, max(lease_s, 2 * poll_s))
+
+
+@dataclass(slots=True)
+class _Lease:
+    """The lease of one node.
+
+    Attributes:
+        heard_at: when it was last heard (seconds on the server's clock): then its lease began.
+        lease_s: what it was granted (seconds).
+        cut_at: when its poll was cut; None once it is heard again.
+        ends_at: when it is lost (seconds).
+    """
+
+    incarnation: str
+    heard_at: float
+    lease_s: float
+    cut_at: float | None = None
+    ends_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.changed()
+
+    def changed(self) -> None:
+        """Another field has changed."""
+        self.ends_at = self.heard_at + self.lease_s
+        if self.cut_at is not None:
+            self.ends_at = min(self.ends_at, self.cut_at + SUSPECT_GRACE_S)
+
+
+class LeaseTable:
+    """The leases of all nodes of a server.
+
+    Args:
+        clock: the server's clock.
+        groups: the committed groups by id.
+    """
+
+    def __init__(self, clock: ServedClock, groups: Callable[[], Mapping[str, Group]]) -> None:
+        self._clock = clock
+        self._groups = groups
+        self._of: dict[str, dict[str, _Lease]] = {}
+        self._overdue: dict[str, list[str]] = {}  # as of the last look
+        self._count = 0
+        self._late_at = -inf  # when a beat was last late (seconds on the server's clock)
+
+    def __len__(self) -> int:
+        return self._count
+
+    # -- what nodes do ---------------------------------------------------------------------------------------
+
+    def note(self, group: Group, command: Command, now: float) -> None:
+        """A command was applied to a group: its sender has a new lease, a node that was cut off a grace."""
+        if isinstance(command, Disconnect):
+            self._suspect(group.group_id, command.node_id, command.incarnation, now)
+        elif (speaker := speaker_of(command)) is not None:
+            polls = isinstance(command, Renew)
+            self.heard(group.group_id, *speaker, group.spec.lease_s, now, polls=polls)
+
+    def heard(
+        self,
+        group_id: str,
+        node_id: str,
+        incarnation: str,
+        lease_s: float,
+        now: float,
+        *,
+        polls: bool = False,
+    ) -> None:
+        """An agent was heard; only if it polls can its lease become shorter, since no earlier poll is open."""
+        leases = self._of.setdefault(group_id, {})
+        old = leases.get(node_id)
+        if old is None:
+            self._count += 1
+        elif not polls and old.incarnation == incarnation:
+            lease_s = max(lease_s, old.lease_s)
+        leases[node_id] = _Lease(incarnation, now, lease_s)
+
+    def _suspect(self, group_id: str, node_id: str, incarnation: str, now: float) -> None:
+        lease = self._lease(group_id, node_id, incarnation)
+        if lease is not None and lease.cut_at is None:
+            lease.cut_at = now
+            lease.changed()
+
+    def promise(self, group: Group, node_id: str, incarnation: str) -> Pace:
+        """How a node is to keep in touch from now on; it is granted that lease."""
+        promised = pace(group.spec.lease_s, self._count)
+        lease = self._lease(group.group_id, node_id, incarnation)
+        if lease is not None and lease.lease_s < promised.lease_s:
+            lease.lease_s = promised.lease_s
+            lease.changed()
+        return promised
+
+    def heard_at(self, group: Group, node: Node) -> float:
+        """When a node was last heard (seconds on the server's clock)."""
+        lease = self._of.get(group.group_id, {}).get(node.node_id)
+        return lease.heard_at if lease is not None else node.heard_at
+
+    def _lease(self, group_id: str, node_id: str, incarnation: str) -> _Lease | None:
+        lease = self._of.get(group_id, {}).get(node_id)
+        return lease if lease is not None and lease.incarnation == incarnation else None
+
+    # -- what the server does --------------------------------------------------------------------------------
+
+    def beat(self) -> float:
+        """Begin another beat; returns by how much the event loop is late (seconds)."""
+        late_s, now = self._clock.beat(), self._clock.now()
+        if late_s > LATE_CUTS_S:
+            self._late_at = now
+        if late_s > STALL_S:
+            logger.warning("this process stood still for %.1f s: every node has a full lease again", late_s)
+            for leases in self._of.values():
+                for lease in leases.values():
+                    lease.heard_at, lease.cut_at = now, None
+                    lease.changed()
+        return late_s
+
+    def excuses_cut(self) -> bool:
+        """Whether a poll that is found cut now may have been cut because this server was late."""
+        return self._clock.late_s > LATE_CUTS_S or self._clock.now() < self._late_at + STALE_CUTS_S
+
+    def restore(self, groups: Iterable[Group]) -> None:
+        """Groups were loaded: every live node has the longest lease from now that it can have been granted."""
+        groups, now = list(groups), self._clock.now()
+        self._of, self._overdue, self._count = {}, {}, 0
+        nodes = sum(len(group.nodes) for group in groups)
+        for group in groups:
+            lease_s = pace(group.spec.lease_s, nodes).lease_s
+            for node in group.nodes.values():
+                if not node.gone:
+                    self.heard(group.group_id, node.node_id, node.incarnation, lease_s, now)
+
+    def revert(self, group: Group) -> None:
+        """A change of a group was not stored: a node whose agent it would have replaced has a full lease from now."""
+        leases = self._of.get(group.group_id, {})
+        for node in group.nodes.values():
+            lease = leases.get(node.node_id)
+            if not node.gone and lease is not None and lease.incarnation != node.incarnation:
+                self.heard(
+                    group.group_id,
+                    node.node_id,
+                    node.incarnation,
+                    lease.lease_s,
+                    self._clock.now(),
+                    polls=True,
+                )
+
+    def forget(self, group_id: str) -> None:
+        """A group was deleted."""
+        self._count -= len(self._of.pop(group_id, {}))
+        self._overdue.pop(group_id, None)
+
+    # -- who is overdue --------------------------------------------------------------------------------------
+
+    def look(self) -> list[str]:
+        """The groups in which a lease or a grace has ended; forgets the nodes that are gone."""
+        return [group_id for group_id in list(self._of) if self.look_at(group_id)]
+
+    def look_at(self, group_id: str) -> bool:
+        """Whether a lease or a grace of a group has ended."""
+        self._overdue.pop(group_id, None)
+        now, leases = self._clock.now(), self._of.get(group_id, {})
+        overdue = [node_id for node_id, lease in leases.items() if lease.ends_at < now]
+        if not overdue:
+            return False
+        group = self._groups().get(group_id)
+        if group is None:
+            self.forget(group_id)
+            return False
+        for node_id in overdue:
+            if (node := group.nodes.get(node_id)) is None or node.gone:
+                del leases[node_id]
+                self._count -= 1
+        self._overdue[group_id] = [node_id for node_id in overdue if node_id in leases]
+        return bool(self.lapsed(group, now))
+
+    def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
+        """The live nodes whose lease or grace has ended, each with the length of its lease, as of the last look."""
+        leases = self._of.get(group.group_id, {})
+        return [
+            (node, lease.lease_s)
+            for node_id in sorted(self._overdue.get(group.group_id, ()))
+            if (lease := leases.get(node_id)) is not None
+            and (node := group.nodes.get(node_id)) is not None
+            and node.gone_at is None
+            and node.incarnation == lease.incarnation
+            and lease.ends_at < now
+        ]
+
+    def ends_at(self, group: Group, node: Node) -> float:
+        """When a live node is lost if it is not heard again (seconds on the server's clock)."""
+        lease = self._of.get(group.group_id, {}).get(node.node_id)
+        return node.heard_at + group.spec.lease_s if lease is None else lease.ends_at
+
+
+def speaker_of(command: Command) -> tuple[str, str] | None:
+    """The node id and incarnation of the agent that sent a command, or None."""
+    match command:
+        case Join() | Renew() | Report() | Leave():
+            return command.node_id, command.incarnation
+        case StartDaemon():
+            return command.master, command.incarnation
+        case _:
+            return None
+
+
+def is_heartbeat(group: Group, command: Command) -> bool:
+    """Whether a command renews a lease and changes nothing else.
+
+    It does change something if the node was suspect, if another seemed to take its place, or if it shows only now that
+    it knows of the end of its round.
+    """
+    if not isinstance(command, Renew):
+        return False
+    node = group.nodes.get(command.node_id)
+    return node is None or (node.cut_at is None and not has_got_stop(group, node, command.holds))
+
+
+def is_one_of_many(command: Command) -> bool:
+    """Whether all nodes of a group say this at about the same time, so that many are handled at once."""
+    match command:
+        case Join() | Renew():
+            return True
+        case Report():
+            return command.kind in (ReportKind.STARTED, ReportKind.READY_TO_STOP)
+        case FeatureCommand():
+            return command.one_of_many
+    return False

@@ -1,1 +1,0 @@
-"""Which nodes are alive: when each was heard, its lease, and what the server itself missed."""

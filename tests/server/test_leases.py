@@ -1,0 +1,151 @@
+"""The table of leases: whose lease ends when, on a clock that is moved by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from hetrdzv.core.commands import Command, Disconnect, Leave, Renew
+from hetrdzv.core.group import empty
+from hetrdzv.core.model import Group, Node
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.states import NodePhase
+from hetrdzv.service.clock import ServedClock
+from hetrdzv.service.leases import MAX_POLL_S, LeaseTable, pace
+
+
+def group_of(*node_ids: str, group_id: str = "g") -> Group:
+    nodes = {
+        node_id: Node(node_id=node_id, incarnation=f"{node_id}-1", slots=1, address="10.0.0.1", port=1)
+        for node_id in node_ids
+    }
+    return replace(empty(group_id, 0.0), nodes=nodes)
+
+
+class Table(LeaseTable):
+    """A table whose clock is moved by hand."""
+
+    def __init__(self, group: Group) -> None:
+        self.at = 100.0
+        super().__init__(ServedClock(100.0, lambda: self.at), lambda: {"g": self.group})
+        self.group = group
+
+    def says(self, command: Command, at: float, lease_s: float = 5.0) -> None:
+        """A node says something, in a group with this lease."""
+        self.pass_by(at)
+        self.note(replace(self.group, spec=GroupSpec(lease_s=lease_s)), command, at)
+
+    def polls(self, node_id: str, at: float, lease_s: float = 5.0) -> None:
+        self.says(Renew(node_id, f"{node_id}-1"), at, lease_s)
+
+    def pass_by(self, at: float) -> None:
+        while self.at < at:
+            self.at = min(at, self.at + 0.25)
+            self.beat()
+
+    def lost(self, at: float) -> list[str]:
+        """Who is found lost at a moment."""
+        self.pass_by(at)
+        assert self.look() == (["g"] if self.lapsed(self.group, at) else [])
+        return [node.node_id for node, _ in self.lapsed(self.group, at)]
+
+
+def test_at_its_lease_a_node_lives_past_it_it_does_not_and_a_renewal_moves_it() -> None:
+    table = Table(group_of("a", "b"))
+    for node_id in ("a", "b"):
+        table.polls(node_id, 100.0)
+    table.polls("a", 103.0)
+    assert table.lost(105.0) == []
+    assert table.lost(105.125) == ["b"]
+    assert table.lost(108.5) == ["a", "b"]
+
+
+def test_who_is_heard_between_the_end_of_its_lease_and_the_verdict_lives() -> None:
+    table = Table(group_of("a"))
+    table.polls("a", 100.0)
+    table.pass_by(106.0)
+    assert table.look() == ["g"]
+    table.polls("a", 106.0)
+    assert table.lapsed(table.group, 106.0) == []
+    assert table.lost(111.5) == ["a"]
+
+
+def test_nobody_is_judged_by_a_shorter_lease_than_was_granted_and_only_the_accepted_agent_is_granted_one() -> (
+    None
+):
+    table = Table(group_of("a", "b", *(f"n{number}" for number in range(5_000))))
+    table.restore([table.group])
+    granted = pace(5.0, len(table)).lease_s
+    assert granted > 15.0
+    table.promise(table.group, "a", "a-0")
+    for node_id in ("a", "b"):
+        table.polls(node_id, 100.0)
+    table.promise(table.group, "a", "a-1")
+    table.says(Leave(node_id="a", incarnation="a-1"), 101.0)  # beside the open poll
+    assert table.lost(115.0) == ["b"], "the poll of a is still open"
+    table.polls("a", 116.0)  # the next one is short
+    assert table.lost(117.0) == ["b"]
+    assert table.lost(121.125)[:2] == ["a", "b"]
+
+
+def test_a_suspect_has_its_grace_but_no_longer_than_its_lease() -> None:
+    table = Table(group_of("a", "b", "c"))
+    for node_id, lease_s in (("a", 5.0), ("b", 60.0), ("c", 60.0)):
+        table.polls(node_id, 100.0, lease_s)
+    table.says(Disconnect("a", "a-0"), 100.0)
+    for node_id in "abc":
+        table.says(Disconnect(node_id, f"{node_id}-1"), 104.5)
+    table.polls("c", 104.625, 60.0)
+    assert table.lost(105.0) == []
+    assert table.lost(105.25) == table.lost(105.5) == ["a"]
+    assert table.lost(105.75) == ["a", "b"]
+
+
+def test_after_a_stall_everybody_has_a_full_lease() -> None:
+    table = Table(group_of("a"))
+    table.polls("a", 100.0)
+    table.pass_by(104.0)
+    table.at += 60.0
+    table.beat()
+    left_s = table.ends_at(table.group, table.group.nodes["a"]) - table._clock.now()
+    assert left_s == 5.0
+
+
+def test_after_a_load_everybody_has_the_longest_lease_that_was_granted() -> None:
+    table = Table(group_of(*(f"n{number}" for number in range(5_000))))
+    longest = pace(5.0, 5_000).lease_s
+    table.restore([table.group])
+    assert len(table) == 5_000
+    assert longest > 5.0
+    assert table.lost(100.0 + longest) == []
+    assert len(table.lost(100.25 + longest)) == 5_000
+
+
+def test_who_is_gone_is_forgotten_once_its_lease_is_over() -> None:
+    table = Table(group_of("a", "b"))
+    for node_id in ("a", "b"):
+        table.polls(node_id, 100.0)
+    gone = replace(table.group.nodes["a"], phase=NodePhase.LEFT, gone_at=101.0)
+    table.group = table.group.with_node(gone)
+    table.polls("b", 104.0)
+    assert table.lost(106.0) == []
+    assert len(table) == 1
+    table.forget("g")
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize(
+    ("lease_s", "nodes", "poll_s", "lease"),
+    [
+        (5.0, 2, 2.5, 5.0),
+        (0.5, 2, 0.25, 0.5),
+        (3600.0, 2, MAX_POLL_S, 3600.0),
+        (5.0, 1_250, 2.5, 5.0),
+        (5.0, 10_000, 20.0, 40.0),
+        (5.0, 16_384, MAX_POLL_S, 60.0),
+    ],
+)
+def test_the_pace_follows_the_lease_and_the_number_of_nodes(
+    lease_s: float, nodes: int, poll_s: float, lease: float
+) -> None:
+    found = pace(lease_s, nodes)
+    assert (found.poll_s, found.lease_s) == (poll_s, lease)

@@ -1,7 +1,7 @@
 """Notices who is waited for: samples of workers -> `judge` -> a command where the answer has changed.
 
-The core decides what follows (events, `why`, the end of a round that hangs). The stack of the worker that is waited for
-is asked for as soon as it is known, while its process is still there.
+The core decides what follows (events, `why`, the end of a round that hangs). The stacks of all workers are asked for
+once a hang has lasted, while their processes are still there.
 """
 
 import asyncio
@@ -78,9 +78,7 @@ class Hangs:
         self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
         self._aside: set[str] = set()  # groups that are judged in a thread now
         self._pause_s: dict[str, float] = {}  # how long each is left alone at least
-        self._kept: dict[
-            str, tuple[int, float]
-        ] = {}  # whose stacks are kept: the stall's round and beginning
+        self._kept: dict[str, tuple[int, float, tuple[int, ...]]] = {}  # of which stall stacks are kept
 
     def forget(self, group_id: str) -> None:
         """A group is over."""
@@ -135,41 +133,15 @@ class Hangs:
 
     def _conclude(self, group_id: str, active: Round, look: "_Look", now: float) -> None:
         self._pause_s[group_id] = look.took_s / SHARE
-        noted, stall = active.stall, None
-        if look.hang is not None:
-            stall = self._stall(group_id, look, look.hang, noted, now)
-        if stall is None and noted is not None and noted.told and look.unclear:
-            pass  # nobody knows whether it goes on
-        elif not _is_same(noted, stall, now):
+        noted = active.stall
+        stall = self._stall(group_id, look, look.hang, noted, now) if look.hang is not None else None
+        maybe = stall is None and noted is not None and noted.told and look.unclear
+        if not maybe and not _is_same(noted, stall, now):
             self._spawn(self._tell(group_id, NoteStall(active.number, stall)))
         if look.again_s < inf:
             self.look_soon(group_id, look.again_s)
         if stall is not None:
-            self._keep_stacks(group_id, active, stall, now)
-
-    def _keep_stacks(self, group_id: str, active: Round, stall: Stall, now: float) -> None:
-        """Have the stacks of all workers kept once a stall has lasted: nobody can take them when its round is over."""
-        group, of = self._groups().get(group_id), (active.number, stall.since)
-        if group is None or self._kept.get(group_id) == of:
-            return
-        lasts_s = min(STALL_TOLD_S, (group.spec.hang_timeout_s or inf) / 2)
-        if now < stall.since + lasts_s:
-            self.look_soon(group_id, stall.since + lasts_s - now)
-        else:
-            self._kept[group_id] = of
-            self._spawn(self._fetch_stacks(group, active, stall))
-
-    async def _fetch_stacks(self, group: Group, active: Round, stall: Stall) -> None:
-        """Keep the stacks of all workers, unless the group is gone by then; ask again if no agent has answered."""
-        told = await self._questions.of_most(group, active, stall.ranks)
-        there = self._groups().get(group.group_id)
-        if there is None or there.created_at != group.created_at:
-            return
-        self._traces.hung(group.group_id, active.number, told)
-        if not any(stack.text for stack in told):
-            await asyncio.sleep(WITHIN_S)
-            self._kept.pop(group.group_id, None)
-            self.look_soon(group.group_id)
+            self._take_stacks(group_id, active, stall, now)
 
     def _stall(self, group_id: str, look: "_Look", hang: Hang, noted: Stall | None, now: float) -> Stall:
         """What is found as it is noted; it ends its round only once everybody in it was seen to stand for so long."""
@@ -184,28 +156,45 @@ class Hangs:
 
     async def _tell(self, group_id: str, command: NoteStall) -> None:
         try:
-            group = await self._execute(group_id, command)
-            noted = group.active_round.stall if group.active_round is not None else None
-            if command.stall is not None:  # its workers may have moved again before the group knew of it
-                self.look_soon(group_id)
-            if noted is not None and noted.ranks and not noted.stack:
-                await self._fetch_stack(group, command.round, noted)
+            await self._execute(group_id, command)
         except (
             HetError
         ) as error:  # the group is gone, or the server stops or loads: the next news judges again
             logger.debug("stall of group %s: %s", group_id, error)
-
-    async def _fetch_stack(self, group: Group, round_number: int, stall: Stall) -> None:
-        """Add the stack of the first worker that is waited for, if it still is when that comes."""
-        active = group.active_round
-        if active is None or active.number != round_number:
             return
-        (stack,) = await self._questions.of_workers(group, active, stall.ranks[:1])
-        active = self._active(group.group_id)
-        noted = active.stall if active is not None and active.number == round_number else None
-        if noted is not None and (noted.kind, noted.ranks) == (stall.kind, stall.ranks):
-            said = replace(noted, stack=stack.text or stack.why)
-            await self._execute(group.group_id, NoteStall(round_number, said))
+        if command.stall is not None:  # its workers may have moved again before the group knew of it
+            self.look_soon(group_id)
+
+    def _take_stacks(self, group_id: str, active: Round, stall: Stall, now: float) -> None:
+        """Have the stacks of all workers kept once a stall has lasted: nobody can take them when its round is over."""
+        group, of = self._groups().get(group_id), (active.number, stall.since, stall.ranks[:1])
+        if group is None or self._kept.get(group_id) == of:
+            return
+        lasts_s = min(STALL_TOLD_S, (group.spec.hang_timeout_s or inf) / 2)
+        if now < stall.since + lasts_s:
+            self.look_soon(group_id, stall.since + lasts_s - now)
+        else:
+            self._kept[group_id] = of
+            self._spawn(self._fetch_stacks(group, active, stall))
+
+    async def _fetch_stacks(self, group: Group, active: Round, stall: Stall) -> None:
+        """Keep the stacks, unless the group is gone by then; ask again if no agent has answered."""
+        group_id = group.group_id
+        stacks = await self._questions.of_most(group, active, stall.ranks)
+        there = self._groups().get(group_id)
+        if there is None or there.created_at != group.created_at:
+            return
+        self._traces.hung(group_id, active.number, stacks)
+        first = next((stack for stack in stacks if stack.rank in stall.ranks[:1]), None)
+        latest = self._active(group_id)
+        noted = latest.stall if latest is not None and latest.number == active.number else None
+        if first is not None and noted is not None and noted.ranks[:1] == stall.ranks[:1]:
+            noted = replace(noted, stack=first.text or first.why)
+            await self._tell(group_id, NoteStall(active.number, noted))
+        if not any(stack.text for stack in stacks):
+            await asyncio.sleep(WITHIN_S)
+            self._kept.pop(group_id, None)
+            self.look_soon(group_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ assert codec.read(GroupReply, answer.content).facts == (NoMotto(nodes=0),)
     ),
     "a message between node and server": Addition(
         new={
-            f"{SERVER}/protocol/rooms/mottos.py": """
+            f"{SERVER}/protocol/mottos.py": """
 from dataclasses import dataclass
 from hetrdzv.protocol.bounds import Body, Id, ShortText
 from hetrdzv.protocol.http.route import NODE, Route
@@ -197,7 +197,7 @@ MOTTO = Route("POST", f"{NODE}/motto", MottoReply)
             f"{AGENT}/monitor/mottos.py": """
 from functools import partial
 from hetagent.session.requests import Report, ReportRoute
-from hetrdzv.protocol.rooms.mottos import MOTTO, MottoRequest
+from hetrdzv.protocol.mottos import MOTTO, MottoRequest
 
 MESSAGE = Report(ReportRoute(route=MOTTO), partial(MottoRequest, text="onwards"))
 """,
@@ -205,8 +205,8 @@ MESSAGE = Report(ReportRoute(route=MOTTO), partial(MottoRequest, text="onwards")
         changes={
             f"{SERVER}/api/routes/agents.py": (
                 (
-                    "from hetrdzv.protocol.rooms.progress",
-                    "from hetrdzv.protocol.rooms.mottos import MottoReply, MottoRequest\n",
+                    "from hetrdzv.protocol.progress",
+                    "from hetrdzv.protocol.mottos import MottoReply, MottoRequest\n",
                 ),
                 (
                     '@router.delete("", status_code=204',

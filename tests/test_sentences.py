@@ -23,7 +23,7 @@ LISTS = {"warnings", "unwatched", "notices", "_notices"}
 
 QUOTES = {
     "cli/hetctl/tables.py": "segment.text",
-    "protocol/rooms/stacks.py": "stack.text",
+    "protocol/stacks.py": "stack.text",
 }
 """Where a field of such a name holds something else: a stack, what a worker has written, a piece of a table."""
 

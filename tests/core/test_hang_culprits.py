@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hetrdzv.core import hangs
 from hetrdzv.core.hangs import judge
 from hetrdzv.protocol.hangs import Hang
-from hetrdzv.protocol.rooms.progress import Collectives, Worker
+from hetrdzv.protocol.progress import Collectives, Worker
 
 
 def at(

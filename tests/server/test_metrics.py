@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hetrdzv.core.commands import Command, NoteStall, NoteTraining
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.protocol.rooms.progress import Moved
+from hetrdzv.protocol.progress import Moved
 from hetrdzv.service.metrics import Metrics
 from tests.core.driver import Story
 from tests.support.hangs import behind

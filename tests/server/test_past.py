@@ -14,7 +14,7 @@ from hetrdzv.protocol.facts.causes import Cut, MemberLost, Silent
 from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.pages import EventReply
-from hetrdzv.protocol.rooms.progress import Moved
+from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.words.causes import ending, failed_worker
 from hetrdzv.words.past import DownReply, PastReply, past

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from hetrdzv.core.commands import Tick
-from hetrdzv.protocol.rooms.stacks import MOST_OF_WORKER, About, Stack
+from hetrdzv.protocol.stacks import MOST_OF_WORKER, About, Stack
 from hetrdzv.service.progress import hangs
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.service import Service

@@ -7,7 +7,7 @@ import httpx
 from hetrdzv.cli.hetctl.shares import shares_of, weight_of
 from hetrdzv.protocol.directive import MasterReply, MemberReply
 from hetrdzv.protocol.pages import RoundReply, WorkerReply
-from hetrdzv.protocol.rooms.shares import Shares
+from hetrdzv.protocol.shares import Shares
 from tests.support.served import api, polled, serving
 
 GROUP = "/v1/groups/g"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.protocol.rooms.stacks import Stack, collapsed, line_of
+from hetrdzv.protocol.stacks import Stack, collapsed, line_of
 
 
 def stack(rank: int, text: str = "", why: str = "") -> Stack:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from hetrdzv.protocol.rooms.stacks import EARLIER, LEAST_OF_WORKER, MOST_OF_WORKER, About, Stack
+from hetrdzv.protocol.stacks import EARLIER, LEAST_OF_WORKER, MOST_OF_WORKER, About, Stack
 from hetrdzv.service.progress import traces as module
 from hetrdzv.service.progress.traces import ENTRY, Traces
 

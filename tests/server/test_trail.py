@@ -1,6 +1,6 @@
 """What is kept of the steps of the last hour."""
 
-from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.service.progress.table import Table
 from hetrdzv.service.progress.trail import EVERY_S, KEPT_S, Point, Trail
 

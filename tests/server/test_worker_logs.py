@@ -3,7 +3,7 @@
 import pytest
 
 from hetrdzv.cli.hetctl.logs import GAP, _last, _news, _streams, news
-from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.stacks import Stack
 
 
 @pytest.mark.parametrize(

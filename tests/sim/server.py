@@ -20,9 +20,9 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
 from hetrdzv.protocol.http import routes
+from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
-from hetrdzv.protocol.rooms.progress import PollRequest
 from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.leases import STALL_S
 from hetrdzv.service.polls.caller import Caller

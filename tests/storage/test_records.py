@@ -45,7 +45,7 @@ from hetrdzv.protocol.facts.events import Event, NodeJoined
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.warnings import Differs, NoWeights, Version
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.rooms.progress import Moved
+from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.rooms.snapshots import (
     Chosen,
     FailedAgain,

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.rooms.progress import Collectives
+from hetrdzv.protocol.progress import Collectives
 
 OP_LENGTH, NAME_LENGTH = 120, 120
 """How much is told of an operation, and of a group's name (characters)."""

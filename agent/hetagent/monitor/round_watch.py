@@ -20,8 +20,8 @@ from hetagent.node import release, scratch
 from hetagent.progress import FILE
 from hetagent.roundhook import Motion
 from hetagent.worker import runner
-from hetrdzv.protocol.rooms.progress import NodeProgress
-from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.progress import NodeProgress
+from hetrdzv.protocol.stacks import Stack
 
 SERVER = str(Path(runner.__file__).with_name("torch_server.py"))
 """Opens torch's server in a worker."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 
 from hetagent.workers.failures import concealed, plain_text, sendable
-from hetrdzv.protocol.rooms.stacks import About, Stack
+from hetrdzv.protocol.stacks import About, Stack
 
 MOST = 16_000
 """How much of a worker's log is told (characters)."""

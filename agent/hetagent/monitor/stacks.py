@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hetagent.monitor.torch_client import Asked, NoAnswer
 from hetagent.node.processes import finding as processes
 from hetagent.worker import runner
-from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.stacks import Stack
 
 MAX_STACK = 16_000
 """How much of a stack is told (characters)."""

@@ -12,7 +12,7 @@ from math import inf
 from hetagent.monitor.cpu import CpuTime
 from hetagent.roundhook import Motion
 from hetrdzv.protocol.bounds import MAX_ALL_LANES, MAX_KNOWN_S, MAX_LANES, MAX_SECONDS
-from hetrdzv.protocol.rooms.progress import Collectives, NodeProgress, Worker
+from hetrdzv.protocol.progress import Collectives, NodeProgress, Worker
 
 STILL_MIN_S = 2.0
 """A worker that moves at least this often is never `still` (seconds)."""

@@ -18,8 +18,8 @@ from hetagent.workers.processes import Workers
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply, LogsAsked, StacksAsked
 from hetrdzv.protocol.http import routes
-from hetrdzv.protocol.rooms.progress import NodeProgress
-from hetrdzv.protocol.rooms.stacks import EARLIER, About, LogsRequest, Stack, StacksRequest, fitting_of
+from hetrdzv.protocol.progress import NodeProgress
+from hetrdzv.protocol.stacks import EARLIER, About, LogsRequest, Stack, StacksRequest, fitting_of
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 STACKS = ReportRoute(route=routes.STACKS, repeats=False)

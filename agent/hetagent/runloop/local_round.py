@@ -18,7 +18,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import StartReply
 from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.failure import Ended, Failure, FailureFields
-from hetrdzv.protocol.rooms.progress import Moved
+from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.words.causes import failed_worker

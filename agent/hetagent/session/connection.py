@@ -18,7 +18,7 @@ from hetagent.session.waiting import TICK_S, WaitDisplay, never_live
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
 from hetrdzv.protocol.errors import HetError, Unreachable
-from hetrdzv.protocol.rooms.progress import NodeProgress
+from hetrdzv.protocol.progress import NodeProgress
 
 LEAVE_S = LEAVE_TIMEOUT_S + 1.0
 """How long a goodbye may take (seconds)."""

@@ -10,7 +10,7 @@ from hetagent.session.refusals import is_body_refused
 from hetagent.session.requests import Head, Poll
 from hetrdzv.protocol.directive import StacksAsked
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.rooms.progress import NodeProgress
+from hetrdzv.protocol.progress import NodeProgress
 
 REFUSED_S = 10.0
 """How long polls carry no progress after a server, or a proxy, has refused it (seconds)."""

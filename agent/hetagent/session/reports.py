@@ -7,8 +7,8 @@ from hetagent.session.requests import Report, ReportRoute
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.failure import Ended, FailureFields
 from hetrdzv.protocol.http import routes
+from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.requests.reports import ReportRequest
-from hetrdzv.protocol.rooms.progress import Moved
 from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
 

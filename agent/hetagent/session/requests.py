@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 from hetrdzv.protocol.errors import Problem
 from hetrdzv.protocol.http.route import Route
+from hetrdzv.protocol.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.requests.joining import JoinRequest
-from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
 
 if TYPE_CHECKING:  # the session does no I/O
     from hetrdzv.client.client import Client

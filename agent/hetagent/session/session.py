@@ -31,7 +31,7 @@ from hetagent.session.requests import (
 from hetagent.session.send_queue import Answered, Lane, SendQueue
 from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.rooms.progress import NodeProgress
+from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
 
 POLL_PAUSE_S = 0.1

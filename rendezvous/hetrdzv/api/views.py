@@ -51,7 +51,7 @@ from hetrdzv.protocol.pages import (
     StallReply,
     UnreachableReply,
 )
-from hetrdzv.protocol.rooms.stacks import About
+from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.protocol.texts.who import Nodes

@@ -10,7 +10,7 @@ from hetrdzv.core.why import why
 from hetrdzv.protocol.errors import NoRound, UnknownRank
 from hetrdzv.protocol.facts.events import RoundFormed
 from hetrdzv.protocol.pages import WorkerReply
-from hetrdzv.protocol.rooms.stacks import EARLIER, About, Stack
+from hetrdzv.protocol.stacks import EARLIER, About, Stack
 from hetrdzv.protocol.texts.phrasing import ranked
 from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.protocol.texts.who import Ranks

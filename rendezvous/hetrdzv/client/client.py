@@ -26,8 +26,8 @@ from hetrdzv.protocol.http import routes, versions
 from hetrdzv.protocol.http.keepalive import keep_alive
 from hetrdzv.protocol.http.route import Reply, Route
 from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests.joining import JoinRequest
-from hetrdzv.protocol.rooms.progress import PollRequest
 from hetrdzv.protocol.texts.ids import ID_RULE, is_id
 
 KEEP_ALIVE_S = 2.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hetrdzv.core.model import Offer, Stall
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.failure import Ended, Failure
-from hetrdzv.protocol.rooms.progress import Moved
+from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
 

@@ -15,7 +15,7 @@ from hetrdzv.protocol.facts import reasons
 from hetrdzv.protocol.facts.causes import Announced, Cause, Drained, FailedWorker, RootCause
 from hetrdzv.protocol.facts.reasons import NodeReason
 from hetrdzv.protocol.facts.warnings import RoundWarning
-from hetrdzv.protocol.rooms.shares import Shares
+from hetrdzv.protocol.shares import Shares
 from hetrdzv.protocol.states import (
     EXIT_CANCELLED,
     EXIT_DRAINED,

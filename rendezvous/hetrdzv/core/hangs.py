@@ -22,7 +22,7 @@ from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.facts.events import GoesOn, Stalled
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.hangs import MOST_RANKS, MOST_SHOWN, Culprit, Hang, culprits_of, culprits_text
-from hetrdzv.protocol.rooms.progress import NO_ANSWER, Collectives, Worker
+from hetrdzv.protocol.progress import NO_ANSWER, Collectives, Worker
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.texts.who import Ranks
 

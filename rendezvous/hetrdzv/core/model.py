@@ -14,9 +14,9 @@ from hetrdzv.protocol.facts.causes import BadAddress, Cause, FailedWorker, Going
 from hetrdzv.protocol.facts.warnings import RoundWarning
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.hangs import Hang
-from hetrdzv.protocol.rooms.shares import Weights
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, Kept
 from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.shares import Weights
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
 
 USED_LAST_AFTER = 3

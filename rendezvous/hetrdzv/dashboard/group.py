@@ -11,7 +11,7 @@ from hetrdzv.dashboard.nodes import ORDINARY, master_of, on_map, paces, rows, sh
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.timeline import bars, speed_line, step_line
 from hetrdzv.protocol.pages import GroupReply
-from hetrdzv.protocol.rooms.stacks import EARLIER, About, line_of
+from hetrdzv.protocol.stacks import EARLIER, About, line_of
 from hetrdzv.service.progress.unseen import unwatched
 from hetrdzv.service.service import Service
 from hetrdzv.words.advice import after_exit, step_in_parts

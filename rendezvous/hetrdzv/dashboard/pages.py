@@ -16,7 +16,7 @@ from hetrdzv.dashboard.group import EVERY_S, LARGE, SECTIONS, GroupPage, version
 from hetrdzv.dashboard.overview import overview
 from hetrdzv.dashboard.render import HEADERS, page
 from hetrdzv.protocol.errors import InvalidRequest, NoRound
-from hetrdzv.protocol.rooms.stacks import About, Stack, collapsed
+from hetrdzv.protocol.stacks import About, Stack, collapsed
 from hetrdzv.protocol.texts.raised import raised
 from hetrdzv.service.service import Service
 

@@ -7,8 +7,8 @@ from hetrdzv.protocol.bounds import OrNewer
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.facts.causes import ShownCause, ShownFailedBecause
 from hetrdzv.protocol.facts.reasons import Reason
-from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.rooms.snapshots import Chosen
+from hetrdzv.protocol.shares import Shares
 from hetrdzv.protocol.states import DirectiveKind, GroupState
 
 

@@ -19,9 +19,9 @@ from hetrdzv.protocol.facts.events import ShownFacts
 from hetrdzv.protocol.facts.reasons import Ended, LeftOutReason, Reason, Stalls
 from hetrdzv.protocol.facts.warnings import AnyWarning
 from hetrdzv.protocol.http import versions
-from hetrdzv.protocol.rooms.shares import Shares
 from hetrdzv.protocol.rooms.snapshots import SafeShown
-from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.shares import Shares
+from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import HANGS, GroupState
 
 
@@ -52,7 +52,7 @@ class WorkerReply:
     Attributes:
         rank, node_id: of the worker.
         pid: of its process on that node; 0: unknown.
-        state, shown_state: as in `Worker` (protocol/rooms/progress.py), and for people, who also see who waits.
+        state, shown_state: as in `Worker` (protocol/progress.py), and for people, who also see who waits.
         idle_s: how long nothing has changed (seconds).
         unseen: why its collectives cannot be known now; empty: they are.
         sources: which of torch's backends have told of them.

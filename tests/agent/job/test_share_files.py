@@ -12,7 +12,7 @@ from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.runloop.share_files import ShareFiles
 from hetrdzv.protocol.directive import MasterReply, StartReply
-from hetrdzv.protocol.rooms.shares import Shares
+from hetrdzv.protocol.shares import Shares
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),

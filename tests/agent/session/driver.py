@@ -32,9 +32,9 @@ from hetrdzv.protocol.errors import (
 )
 from hetrdzv.protocol.failure import Failure, FailureFields
 from hetrdzv.protocol.pages import ConflictReply
+from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.requests.joining import SpecFields
-from hetrdzv.protocol.rooms.progress import NodeProgress
-from hetrdzv.protocol.rooms.stacks import LogsRequest, StacksRequest
+from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
 from hetrdzv.service.leases import Pace
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")

@@ -15,9 +15,9 @@ from hetagent.session import reports
 from hetagent.session.requests import Answer, Poll, Report, Request, SendReport
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.protocol.requests.daemon import DaemonRequest
-from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
-from hetrdzv.protocol.rooms.stacks import StacksRequest
+from hetrdzv.protocol.stacks import StacksRequest
 
 
 def ask(bench: Bench, number: int, round_number: int = 1, target: str = "b") -> Report[DirectiveReply]:

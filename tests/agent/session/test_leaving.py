@@ -14,7 +14,7 @@ from hetrdzv.core import commands
 from hetrdzv.protocol.facts.causes import Announced
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.requests.joining import SpecFields
-from hetrdzv.protocol.rooms.stacks import LogsRequest, Stack
+from hetrdzv.protocol.stacks import LogsRequest, Stack
 from hetrdzv.protocol.states import DirectiveKind
 
 

@@ -10,8 +10,8 @@ from hetagent.monitor.watcher import STACKS
 from hetagent.session.requests import Poll, Report
 from hetagent.session.session import REFUSES_PROGRESS
 from hetrdzv.protocol.directive import StacksAsked
-from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
-from hetrdzv.protocol.rooms.stacks import Stack, StacksRequest
+from hetrdzv.protocol.progress import NodeProgress, Worker
+from hetrdzv.protocol.stacks import Stack, StacksRequest
 
 
 def sample() -> NodeProgress:

@@ -13,7 +13,7 @@ from hetrdzv.dashboard.cache import LARGEST_SHARE, MOST, MOST_BYTES_PER_S, Secti
 from hetrdzv.dashboard.group import EVERY_S, SECTIONS, GroupPage, version
 from hetrdzv.dashboard.overview import overview
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.service import Service
 from tests.support.hangs import behind

@@ -16,7 +16,7 @@ from hetrdzv.dashboard.nodes import (
     tally,
 )
 from hetrdzv.protocol.pages import NodeReply
-from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
+from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.service.progress.table import Table
 from tests.server.told import Told, running
 from tests.support.hangs import behind

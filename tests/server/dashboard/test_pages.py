@@ -14,7 +14,7 @@ from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.app import FILES
 from hetrdzv.dashboard.group import SECTIONS
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.rooms.stacks import Stack
+from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.replica import SingleReplica
 from hetrdzv.service.service import Service

@@ -30,12 +30,12 @@ from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import DaemonRefused, SpecConflict, StaleRound
 from hetrdzv.protocol.facts.reasons import NodeReason
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.requests.daemon import DaemonRequest, refusal
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
-from hetrdzv.protocol.rooms.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.rooms.snapshots import SnapshotsReply, SnapshotsRequest
-from hetrdzv.protocol.rooms.stacks import LogsRequest, StacksRequest
+from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import snapshots
 from hetrdzv.service.polls.caller import Caller

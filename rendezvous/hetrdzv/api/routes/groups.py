@@ -34,7 +34,7 @@ from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, LogsRep
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.protocol.rooms.snapshots import SnapshotsShown, UseRequest
-from hetrdzv.protocol.rooms.stacks import About
+from hetrdzv.protocol.stacks import About
 from hetrdzv.service.history import Place, follow
 from hetrdzv.service.service import Service
 

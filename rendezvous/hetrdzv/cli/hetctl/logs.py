@@ -18,7 +18,7 @@ from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import NoRound, Problem, Unreachable
 from hetrdzv.protocol.pages import LogsReply, StacksReply
-from hetrdzv.protocol.rooms.stacks import Stack, collapsed, shares
+from hetrdzv.protocol.stacks import Stack, collapsed, shares
 from hetrdzv.protocol.texts.phrasing import count, names, ranked
 
 FEW = 20

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hetrdzv.core.rounds.transitions import Work
 from hetrdzv.protocol.facts.events import TrainingBegan
-from hetrdzv.protocol.rooms.progress import Moved
+from hetrdzv.protocol.progress import Moved
 
 
 def note_training(work: Work, number: int, at: float) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from hetrdzv.protocol.bounds import Body, Count, Duration, Id, Kind, OrNewer, Text, Workers
 from hetrdzv.protocol.failure import Ended, FailureFields
-from hetrdzv.protocol.rooms.progress import Moved
+from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from hetrdzv.core.commands import Command, Join, Renew
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.rooms.progress import NodeProgress
+from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.directives import Told, heading_of, tell, watch

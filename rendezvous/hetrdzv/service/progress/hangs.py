@@ -18,7 +18,7 @@ from hetrdzv.core.model import Group, Round, Stall
 from hetrdzv.core.rounds.timers import STALL_TOLD_S
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.hangs import Hang
-from hetrdzv.protocol.rooms.progress import UNKNOWN, Worker
+from hetrdzv.protocol.progress import UNKNOWN, Worker
 from hetrdzv.service.progress.questions import WITHIN_S, Questions
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.traces import Traces

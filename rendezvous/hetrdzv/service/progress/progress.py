@@ -9,7 +9,7 @@ from typing import Any
 from hetrdzv.core.commands import Command, NoteTraining, Report
 from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.rooms.progress import NodeProgress
+from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.service.progress.hangs import Hangs
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.table import LATE_S, Seen, Table

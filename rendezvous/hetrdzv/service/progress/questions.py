@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from hetrdzv.core.model import Group, Round
-from hetrdzv.protocol.rooms.stacks import MOST_OF_WORKER, About, Stack
+from hetrdzv.protocol.stacks import MOST_OF_WORKER, About, Stack
 
 WITHIN_S = 10.0
 """How long agents have to answer (seconds)."""

@@ -10,7 +10,7 @@ from math import inf
 
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.warnings import Unseen
-from hetrdzv.protocol.rooms.progress import UNKNOWN, NodeProgress, Worker
+from hetrdzv.protocol.progress import UNKNOWN, NodeProgress, Worker
 from hetrdzv.service.progress.trail import Point, Trail
 
 RATE_S = 5.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from hetrdzv.protocol.rooms.stacks import EARLIER, About, Stack, fitting_of
+from hetrdzv.protocol.stacks import EARLIER, About, Stack, fitting_of
 
 MOST = 64 << 20
 """How much is kept of all groups together (characters)."""

@@ -7,7 +7,7 @@ import pytest
 
 from hetagent.monitor.flight_recorder import Trace
 from hetrdzv.core.hangs import judge
-from hetrdzv.protocol.rooms.progress import Worker
+from hetrdzv.protocol.progress import Worker
 
 
 def entry(

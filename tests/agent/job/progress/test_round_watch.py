@@ -20,9 +20,9 @@ from hetagent.progress import FILE
 from hetagent.worker import runner
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES
-from hetrdzv.protocol.rooms.progress import NodeProgress, Worker
-from hetrdzv.protocol.rooms.stacks import Stack, StacksRequest
+from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.protocol.settings import MAX_SLOTS
+from hetrdzv.protocol.stacks import Stack, StacksRequest
 
 SCRIPT = """
 import ctypes, os, time

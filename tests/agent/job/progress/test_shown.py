@@ -2,7 +2,7 @@
 
 from hetagent.monitor.shown import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, logs
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.rooms.stacks import StacksRequest
+from hetrdzv.protocol.stacks import StacksRequest
 
 
 def test_the_end_in_whole_lines_without_secrets() -> None:

@@ -7,7 +7,7 @@ from hetagent.monitor.standstill import HOLDS_S, Claim, State, Track, Tracks
 from hetagent.roundhook import Motion
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_LANES
-from hetrdzv.protocol.rooms.progress import Collectives, PollRequest
+from hetrdzv.protocol.progress import Collectives, PollRequest
 from hetrdzv.protocol.settings import MAX_SLOTS
 
 GROUP = Collectives(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")

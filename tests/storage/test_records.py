@@ -278,8 +278,6 @@ def full() -> Group:
         signal="SIGSEGV",
         message="boom\n\x00é",
         at=90.1,
-        collectives=70,
-        step=12,
     )
     stood = replace(behind(4, "b", waiting=(0,)), for_s=30.0)
     hang = Failure(local_rank=0, rank=4, message="line 7", at=91.5, hang=stood)
@@ -398,8 +396,6 @@ def full() -> Group:
         failed_masters=1,
         quick=3,
         rests_until=101.0,
-        collectives=70,
-        step=12,
         snapshots=SnapshotsKept(
             origin="0123456789abcdef",
             tried=Stamp(round=3, step=90),

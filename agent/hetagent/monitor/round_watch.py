@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from hetagent.monitor import progress_files, stacks
+from hetagent.monitor import stacks
 from hetagent.monitor.sources import Health
 from hetagent.monitor.standstill import Track, Tracks
 from hetagent.monitor.worker import TICK_S, Looker
@@ -36,9 +36,6 @@ PAUSE_S = 0.1
 
 CLOSE_S = 0.5
 """How long to wait for whoever takes stacks or reads files at the end of a round (seconds)."""
-
-REACHED_S = 2.0
-"""How long the report of a failure waits for what the workers' files say now (seconds)."""
 
 NO_FOLDER = "there is no folder for its torch server's socket"
 NOT_OURS = "it is not a Python script that hetagent starts itself"
@@ -144,29 +141,6 @@ class RoundWatch:
     def fields(self) -> NodeProgress | None:
         """How far the workers have come; None: nothing is known yet. From any thread, which never waits."""
         return self._sample.fields(time.monotonic()) if self._sample is not None else None
-
-    def reached(self) -> tuple[int | None, int | None]:
-        """How many collectives the most advanced worker has asked for, and the highest step; None: nobody can tell.
-
-        If their files cannot be read soon, of steps the highest that was read before.
-        """
-        found: list[tuple[int | None, int | None]] = []
-        thread = threading.Thread(target=lambda: found.append(self._reached()), name="reached", daemon=True)
-        thread.start()
-        thread.join(REACHED_S)
-        if found:
-            return found[0]
-        tracks = self._sample.workers.values() if self._sample is not None else ()
-        return None, max((step for track in tracks if (step := track.claim.step) is not None), default=None)
-
-    def _reached(self) -> tuple[int | None, int | None]:
-        with self._lock:
-            lookers = list(self._lookers.values())
-            steps = [step for looker in lookers if (step := _step(looker)) is not None]
-            counts = [self._collectives(looker) for looker in lookers]
-        known = [count for count in counts if count is not None]
-        collectives = max(known) if known and len(known) == len(counts) else None
-        return collectives, max(steps, default=None)
 
     def motion(self) -> Motion | None:
         """When the workers first moved and last did, as far as was seen; None: nobody can tell. Never waits."""
@@ -349,13 +323,6 @@ class RoundWatch:
 def opening(socket: str) -> dict[str, str]:
     """What a worker gets in order to open torch's server at this path."""
     return {runner.AFTER: f"{SERVER}{os.pathsep}{socket}"}
-
-
-def _step(looker: Looker) -> int | None:
-    """What a worker has said of its steps, now."""
-    with contextlib.suppress(OSError):
-        return progress_files.read(looker.file).step if looker.file is not None else None
-    return looker.track.claim.step
 
 
 def _folder() -> scratch.Folder | None:

@@ -136,13 +136,9 @@ class Watcher(RoundHook):
         self._line.watch(self._sample, self._show)
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
-        """How far the workers of this node have come if one has failed; what nobody can tell is left out."""
+        """Note that a worker has failed; adds nothing to the report."""
         self._failed = self._failed or kind is ReportKind.FAILED
-        if self._watch is None or kind is not ReportKind.FAILED:
-            return {}
-        collectives, step = self._watch.reached()
-        known = {"collectives": collectives, "step": step}
-        return {name: value for name, value in known.items() if value is not None}
+        return {}
 
     def motion(self) -> Motion | None:
         """When the workers moved in the round; None: nobody can tell."""

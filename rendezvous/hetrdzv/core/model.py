@@ -355,8 +355,6 @@ class Group:
         failed_masters: how many masters in a row no node could reach.
         quick: how many restarts in a row came in quick succession, the last one included.
         rests_until: until when the next restart waits, since the last ones came in quick succession, or None (seconds).
-        collectives: how many the last round that failed had asked for; None: unknown, or none has failed.
-        step: the highest step that a script has told, as far as failures say; None: none has.
         snapshots: what is kept of those of this job (rooms/snapshots); None: its nodes hold none.
         failed_rounds: how many failed rounds in a row the workers of a node were the root cause of, by node id.
         root_cause: why the group failed.
@@ -385,8 +383,6 @@ class Group:
     failed_masters: int = 0
     quick: int = 0
     rests_until: float | None = None
-    collectives: int | None = None
-    step: int | None = None
     snapshots: Kept | None = None
     failed_rounds: Mapping[str, int] = field(default_factory=dict)
     root_cause: RootCause | None = None

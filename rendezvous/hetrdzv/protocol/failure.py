@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from hetrdzv.protocol.bounds import Body, Count, Duration, ExitCode, Id, ShortText, Text, Whole
+from hetrdzv.protocol.bounds import Body, Count, Duration, ExitCode, Id, ShortText, Text
 from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 
@@ -28,8 +28,6 @@ class Failure:
         permanent: a restart would end the same way (the script has a syntax error), so none is spent.
         hang: nothing has exited, but the worker (rank -1: nobody in particular) kept others waiting for too long: who
             waited for whom. Then `message` is its Python stack, and `at` when the wait began.
-        collectives, step: how far the node's workers had come in the round: how many collectives the most advanced had
-            asked for, and the highest step that a script told; None: unknown.
     """
 
     local_rank: int
@@ -43,8 +41,6 @@ class Failure:
     lingers: bool = False
     permanent: bool = False
     hang: Hang | None = None
-    collectives: int | None = None
-    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,5 +72,3 @@ class FailureFields(Body):
     final: bool = False
     lingers: bool = False
     permanent: bool = False
-    collectives: Count | None = None
-    step: Whole | None = None

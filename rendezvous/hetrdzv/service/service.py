@@ -388,8 +388,6 @@ class Service:
             self._retention.changed(change.group_id, now)
         self.progress.published(change.group_id, change.new)
         self.refusals.published(change.group_id, change.new)
-        if change.new is None or change.new.state.terminal:
-            self.questions.forget(change.group_id)
         self._watchers.wake_nodes(change.group_id, change.old, change.new)
         if change.new is None or change.events:
             self._watchers.wake(change.group_id, [FOLLOWERS])
@@ -414,7 +412,6 @@ class Service:
         self._timers.clear()
         self._retention.clear()
         self.progress.clear()
-        self.questions.clear()
         self.traces.clear()
         self._metrics.forget()
         for group in self._ledger.groups.values():

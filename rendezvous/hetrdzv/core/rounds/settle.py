@@ -137,7 +137,7 @@ def _judge(work: Work) -> None:
     if given_up and isinstance(select(work.group.spec, left), Shortfall):
         _fail_given_up(work, end, failures[0].cause(ended.number), given_up, left)
     elif end.kind is EndKind.FAILED and not (given_up and failures[0].is_start):
-        count_failed_round(work, replace(ended, end=end), [failed.failure for failed in failures])
+        count_failed_round(work, replace(ended, end=end))
         if failures[0].node_id is not None:
             _note_blame(work, ended, failures[0].node_id)
         _charge(work, ended, failures[0])

@@ -65,8 +65,6 @@ class Polls:
         with self._counted(speaker):
             group = await self.execute(group_id, command)
             granted = self.service.leases.promise(group, *speaker[1:])
-            if asks:
-                self.service.questions.can_be_asked(group, *speaker[1:])
             if progress is not None:
                 self.service.progress.note(*speaker[:2], progress, granted.poll_s)
             head = heading_of(self.service, *speaker)

@@ -97,23 +97,6 @@ class Progress:
         return self._table.trail(group_id)
 
     def completed(self, group_id: str, report: Report) -> Report:
-        """A report of a failure with how far the round came, of which its agent knows its own workers' part only.
-
-        Where the collectives of a worker cannot be known, nobody knows how many there were.
-        """
-        report = self._with_moves(group_id, report)
-        failure = report.failure
-        if failure is None or (failure.collectives is None and failure.step is None):
-            return report
-        known = self._table.furthest(group_id, report.round)
-        collectives, step = failure.collectives, failure.step
-        if collectives is not None:
-            collectives = None if known.unseen else max(collectives, known.collectives or 0)
-        if step is not None and known.step is not None:
-            step = max(step, known.step)
-        return replace(report, failure=replace(failure, collectives=collectives, step=step))
-
-    def _with_moves(self, group_id: str, report: Report) -> Report:
         """A report on the end of workers, with when those of other nodes last moved, which its agent does not know."""
         moved = report.moved
         if moved is None or moved.idle_s is None:

@@ -61,24 +61,8 @@ class Questions:
     def __init__(self, wake: Callable[[str, Iterable[str]], None], now: Callable[[], float]) -> None:
         self._wake = wake
         self._now = now
-        self._able: dict[str, dict[str, str]] = {}  # the incarnations of nodes that can be asked, by group
         self._open: dict[tuple[str, str], list[Question]] = {}
         self._numbers = count(1)
-
-    def can_be_asked(self, group: Group, node_id: str, incarnation: str) -> None:
-        """The agent of a node has shown that it takes questions: it polls as those do that can answer."""
-        known = self._able.setdefault(group.group_id, {})
-        known[node_id] = incarnation
-        if len(known) > 2 * len(group.nodes):  # most of them are gone for good
-            self._able[group.group_id] = {name: known[name] for name in known if name in group.nodes}
-
-    def forget(self, group_id: str) -> None:
-        """A group is over."""
-        self._able.pop(group_id, None)
-
-    def clear(self) -> None:
-        """The groups were loaded again."""
-        self._able.clear()
 
     async def of_workers(
         self, group: Group, active: Round, ranks: Iterable[int] | None, about: About = About.STACKS
@@ -97,14 +81,14 @@ class Questions:
                 wanted[member.node_id] = tuple(range(first, behind))
             elif some := asked[bisect_left(asked, first) : bisect_left(asked, behind)]:
                 wanted[member.node_id] = tuple(some)
-        able = {node_id: own for node_id, own in wanted.items() if self._is_able(group, node_id)}
-        answers = await self.ask(group.group_id, active.number, able, WITHIN_S, about)
+        here = {node_id: own for node_id, own in wanted.items() if _is_here(group, node_id)}
+        answers = await self.ask(group.group_id, active.number, here, WITHIN_S, about)
         stacks = []
         for node_id, their in wanted.items():
             sent = {stack.rank: stack for stack in answers.get(node_id, ())}
-            why = f"its agent has not answered within {WITHIN_S:g} s"
-            if node_id not in able:
-                why = f"its agent has sent nothing about its workers yet, so it is not asked for {about}"
+            why = (
+                f"its agent has not answered within {WITHIN_S:g} s" if node_id in here else "its node is gone"
+            )
             stacks += [sent.get(rank) or Stack(rank=rank, node_id=node_id, why=why) for rank in their]
         return sorted(stacks, key=lambda stack: stack.rank)
 
@@ -127,8 +111,8 @@ class Questions:
             ranks: whose (global ranks); None: all.
         """
         wanted = None if ranks is None else tuple(sorted(set(ranks)))
-        able = {node.node_id: wanted for node in group.live if self._is_able(group, node.node_id)}
-        answers = await self.ask(group.group_id, number, able, WITHIN_S, About.LOGS)
+        here = {node.node_id: wanted for node in group.live}
+        answers = await self.ask(group.group_id, number, here, WITHIN_S, About.LOGS)
         newest = group.round if group.round is not None and group.round.number == number else None
         whose = None if newest is None else {member.node_id: member.ranks for member in newest.members}
         return [
@@ -152,11 +136,6 @@ class Questions:
             if question.number == number:
                 self._settle((group_id, node_id), question, _bounded(stacks, question))
                 return
-
-    def _is_able(self, group: Group, node_id: str) -> bool:
-        node = group.nodes.get(node_id)
-        known = self._able.get(group.group_id, {})
-        return node is not None and known.get(node_id) == node.incarnation
 
     async def ask(
         self,
@@ -195,6 +174,11 @@ class Questions:
             waiting.remove(question)
         if not waiting:
             self._open.pop(place, None)
+
+
+def _is_here(group: Group, node_id: str) -> bool:
+    node = group.nodes.get(node_id)
+    return node is not None and not node.gone
 
 
 def _bounded(stacks: Iterable[Stack], question: Question) -> list[Stack]:

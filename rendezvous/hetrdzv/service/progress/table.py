@@ -3,7 +3,6 @@
 In memory only: after a restart of the server the next polls bring it again. No clock of its own.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -95,19 +94,6 @@ class Seen:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Furthest:
-    """How far the most advanced worker of a round came: collectives and steps; None: unknown.
-
-    Attributes:
-        unseen: whether there is a worker whose collectives cannot be known.
-    """
-
-    collectives: int | None
-    step: int | None
-    unseen: bool = False
-
-
 class Table:
     """The newest samples of all workers of the newest round of each group."""
 
@@ -157,23 +143,6 @@ class Table:
         """The workers of a round, by global rank; empty if nothing of it is known."""
         number, workers = self._rounds.get(group_id, (0, {}))
         return workers if number == round_number else {}
-
-    def furthest(self, group_id: str, round_number: int) -> Furthest:
-        """How far a round has come; of its collectives only those count that two workers have told of."""
-        samples = [seen.sample for seen in self.workers(group_id, round_number).values()]
-        told: defaultdict[str, list[int]] = defaultdict(list)
-        for sample in samples:
-            for lane in sample.collectives:
-                told[lane.name].append(lane.enqueued)
-        agreed = {name: sorted(numbers)[-2] if len(numbers) > 1 else 0 for name, numbers in told.items()}
-        counts = [
-            sum(min(lane.enqueued, agreed[lane.name]) for lane in sample.collectives)
-            for sample in samples
-            if sample.collectives
-        ]
-        steps = [sample.step for sample in samples if sample.step is not None]
-        unseen = any(sample.unseen for sample in samples)
-        return Furthest(max(counts, default=None), max(steps, default=None), unseen)
 
     def trail(self, group_id: str) -> Sequence[Point]:
         """Which steps its job has made over the last hour, across its rounds."""

@@ -148,7 +148,6 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     assert (behind.enqueued, behind.completed) == (7, 7)
     assert waits.waiting
     assert sleeps.waiting == 0.0
-    assert pair.watch.reached() == (8, None)
 
     asleep, *others = pair.watch.stacks([5], 30.0)
     assert others == []
@@ -169,7 +168,6 @@ def test_who_is_behind_where_and_in_which_state(pair: Pair) -> None:
     waits, holds = pair.await_news(lambda one, other: one.still and other.still and other.step == 8)
     assert (holds.state, holds.collectives[0].enqueued) == ("runs", 8)
     assert waits.collectives[0].op.startswith("barrier")
-    assert pair.watch.reached() == (9, 8)
     begun = time.monotonic()
     shown = {one.rank: one for one in pair.watch.stacks(None, 1.0)}
     assert "in barrier" in shown[4].text
@@ -244,13 +242,13 @@ def test_who_computes_beside_a_collective_does_not_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("torch", "release", "world_size", "collectives"),
+    ("torch", "release", "world_size", "known"),
     [
-        (True, "2.13.0+cpu", 2, 0),
-        (True, "2.13.0+cpu", 1, None),
-        (True, "2.10.1", 2, None),
-        (True, None, 2, None),
-        (False, "2.13.0", 2, None),
+        (True, "2.13.0+cpu", 2, True),
+        (True, "2.13.0+cpu", 1, False),
+        (True, "2.10.1", 2, False),
+        (True, None, 2, False),
+        (False, "2.13.0", 2, False),
     ],
     ids=["not imported yet", "alone", "too old", "none", "not ours"],
 )
@@ -259,13 +257,13 @@ def test_workers_that_never_answered_have_come_nowhere_or_nobody_knows(
     torch: bool,
     release: str | None,
     world_size: int,
-    collectives: int | None,
+    known: bool,
 ) -> None:
     monkeypatch.setattr("hetagent.node.release.installed", lambda: release)
     watch = RoundWatch(1, world_size, lambda: None, cpu=True)
     watch.environ(0, torch=torch)
     watch.begin({0: os.getpid()}, 0)
-    assert watch.reached() == (collectives, None)
+    assert (watch.motion() is not None) == known
     watch.close()
 
 
@@ -275,7 +273,7 @@ def test_of_a_worker_that_had_imported_torch_and_never_answered_nobody_knows(lef
     file = Path(watch.environ(0, torch=True)[FILE])
     watch.begin({0: os.getpid()}, 0)
     (file.parent / f"{file.name}.sock{left}").touch()
-    assert watch.reached() == (None, None)
+    wait_for(lambda: watch.motion() is None, "a look after that")
     watch.close()
 
 
@@ -288,12 +286,11 @@ def test_a_folder_that_somebody_has_removed_ends_no_agent(monkeypatch: pytest.Mo
     begun_at = watch._tracks.watched_at
     wait_for(lambda: watch._tracks.watched_at > begun_at, "a look before that")
     shutil.rmtree(folder)
-    assert watch.reached() == (None, None)
+    wait_for(lambda: watch.motion() is None, "a look after that")
     watch.close()
 
 
-def test_a_file_that_nobody_can_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetagent.monitor.round_watch.REACHED_S", 0.1)
+def test_a_file_that_nobody_can_read_holds_nobody_up() -> None:
     watch = RoundWatch(1, 2, lambda: None, cpu=True)
     file = watch.environ(0, torch=True)[FILE]
     Path(file).write_text("17")
@@ -304,7 +301,6 @@ def test_a_file_that_nobody_can_read_holds_nobody_up(monkeypatch: pytest.MonkeyP
     os.replace(f"{file}.pipe", file)
     wait_for(lambda: (seen := watch.fields()) and seen.age_s > 1.5, "a look that does not end")
     began_at = time.monotonic()
-    assert watch.reached() == (None, 17)
     assert watch.motion() is not None
     watch.close()
     assert time.monotonic() - began_at < 5

@@ -57,7 +57,7 @@ $(STAMP) $(DEMO): SHELL := /bin/bash
 $(STAMP) $(DEMO): .SHELLFLAGS := -o pipefail -c
 
 $(STAMP): pyproject.toml constraints.txt
-	$(call install,agent$(comma)etcd,hetrdzv$(comma) torch and the tools for tests,examples dev)
+	$(call install,agent,hetrdzv$(comma) torch and the tools for tests,examples dev)
 	@touch $(DEMO)
 
 $(DEMO): pyproject.toml constraints.txt
@@ -131,7 +131,7 @@ $(GPU)/.installed: pyproject.toml constraints.txt
 	@test -x $(GPU)/bin/pip || $(PYTHON) -m venv $(GPU)
 	@$(GPU)/bin/python -m pip install -q --disable-pip-version-check torch==$(TORCH) numpy
 	@grep -viE '^($(TORCHS))==' constraints.txt > $(GPU)/constraints.txt  # what torch has brought stays
-	@PIP_INDEX_URL= $(GPU)/bin/python -m pip install -q --disable-pip-version-check -c $(GPU)/constraints.txt -e '.[agent,etcd]' pytest pytest-asyncio pytest-timeout
+	@PIP_INDEX_URL= $(GPU)/bin/python -m pip install -q --disable-pip-version-check -c $(GPU)/constraints.txt -e '.[agent]' pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 test-gpu: $(GPU)/.installed  ## check on a node with GPUs all that is said about them, and print a table (ten minutes; TORCH=2.15.0 for another release)
@@ -144,7 +144,7 @@ $(CUDA)/.installed: pyproject.toml constraints.txt
 	@test -x $(CUDA)/bin/pip || $(PYTHON) -m venv $(CUDA)
 	@$(CUDA)/bin/python -m pip install -q --disable-pip-version-check 'torch===$(TORCH)' numpy  # === takes no build for CPUs
 	@grep -viE '^($(TORCHS))==' constraints.txt > $(CUDA)/constraints.txt
-	@$(CUDA)/bin/python -m pip install -q --disable-pip-version-check -c $(CUDA)/constraints.txt -e '.[agent,etcd]' pytest pytest-asyncio pytest-timeout
+	@$(CUDA)/bin/python -m pip install -q --disable-pip-version-check -c $(CUDA)/constraints.txt -e '.[agent]' pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 test-cuda: $(CUDA)/.installed  ## ask torch's CUDA build what the agent asks it, without a GPU (minutes, and 5 to 7 GB; TORCH=2.15.0 for another release)

@@ -8,7 +8,7 @@ COPY rendezvous rendezvous
 COPY agent agent
 # PIP_CONSTRAINT holds for what builds the wheel, too.
 RUN python3 -m venv --without-pip /opt/hetrdzv \
- && PIP_CONSTRAINT=constraints.txt python3 -m pip --python /opt/hetrdzv/bin/python install --no-cache-dir '.[etcd]'
+ && PIP_CONSTRAINT=constraints.txt python3 -m pip --python /opt/hetrdzv/bin/python install --no-cache-dir .
 
 FROM python:3.11-slim-bookworm
 RUN groupadd --gid 10001 hetrdzv \

@@ -91,13 +91,13 @@ def test_one_node_that_is_left_holds_the_group_to_its_settings() -> None:
     with pytest.raises(SpecConflict) as refused:
         again(story, "b", min_nodes=1, max_nodes=1)
     assert story.group is before
-    error = refused.value
-    assert error.differences == (Difference("min_nodes", "2", "1"), Difference("max_nodes", "2", "1"))
-    assert str(error).endswith("use another group, or wait until its job is over")
-    assert error.nodes == ("a",)
-    assert error.silent is None
-    assert error.retry_for_s is None
-    assert error.lost_in_s == pytest.approx(LEASE_S, abs=1.1)
+    conflict = refused.value.conflict
+    assert conflict.differences == (Difference("min_nodes", "2", "1"), Difference("max_nodes", "2", "1"))
+    assert str(refused.value).endswith("use another group, or wait until its job is over")
+    assert conflict.nodes == ("a",)
+    assert conflict.silent is None
+    assert conflict.retry_for_s is None
+    assert conflict.lost_in_s == pytest.approx(LEASE_S, abs=1.1)
 
 
 def test_nodes_that_are_overdue_are_not_left() -> None:
@@ -105,7 +105,7 @@ def test_nodes_that_are_overdue_are_not_left() -> None:
     story.now += LEASE_S
     with pytest.raises(SpecConflict) as refused:
         story.join("c", spec={"min_nodes": 1})
-    assert refused.value.lost_in_s == pytest.approx(0.0, abs=0.01)
+    assert refused.value.conflict.lost_in_s == pytest.approx(0.0, abs=0.01)
     story.now += 0.01  # no tick has come yet
     story.join("c", spec={"min_nodes": 1})
     assert story.group.spec.min_nodes == 1
@@ -124,7 +124,7 @@ def test_nodes_on_their_way_out_are_worth_a_wait(
         story.cut(node_id)
     with pytest.raises(SpecConflict) as refused:
         story.join("c", spec={"min_nodes": 1})
-    assert refused.value.retry_for_s == (None if retry_for_s is None else pytest.approx(retry_for_s))
+    assert refused.value.conflict.retry_for_s == (None if retry_for_s is None else pytest.approx(retry_for_s))
 
 
 def test_a_group_made_on_purpose_keeps_its_settings() -> None:
@@ -132,7 +132,7 @@ def test_a_group_made_on_purpose_keeps_its_settings() -> None:
     story.put(min_nodes=2)
     with pytest.raises(SpecConflict, match=r": hetctl delete g$") as refused:
         again(story, "a", min_nodes=1)
-    assert refused.value.by_put
+    assert refused.value.conflict.by_put
     with pytest.raises(SpecConflict, match=r": hetctl delete g$"):
         story.put(min_nodes=1)
 
@@ -276,7 +276,10 @@ def test_another_script_is_refused_while_a_node_of_the_role_lives() -> None:
     ) as no:
         story.join("b", script="eval.py")
     assert story.group is before
-    assert (no.value.differences, no.value.nodes) == ((Difference("script", "train.py", "eval.py"),), ("a",))
+    assert (no.value.conflict.differences, no.value.conflict.nodes) == (
+        (Difference("script", "train.py", "eval.py"),),
+        ("a",),
+    )
     story.join("b", script="train.py")
     story.join("c", script="eval.py", role="eval")
     story.join("d")

@@ -307,7 +307,7 @@ def test_first_to_name_a_field_fixes_it() -> None:
     for name, fixed, given in (("max_restarts", 5, 6), ("lease_s", 5, 9)):
         with pytest.raises(SpecConflict) as refused:
             story.join("c", spec={name: given})
-        assert refused.value.differences == (Difference(name, str(fixed), str(given)),)
+        assert refused.value.conflict.differences == (Difference(name, str(fixed), str(given)),)
     assert story.group is before
 
 
@@ -321,7 +321,7 @@ def test_open_group_waits_for_a_command() -> None:
     assert story.deadline_in == pytest.approx(LEASE_S)
     with pytest.raises(SpecConflict) as refused:
         story.put(min_nodes=3, command=["train.py"])
-    assert refused.value.differences == (Difference("min_nodes", "2", "3"),)
+    assert refused.value.conflict.differences == (Difference("min_nodes", "2", "3"),)
     story.put(command=["train.py", "--lr", "1"], max_restarts=9)
     story.wait(10)
     start = story.told("a").start
@@ -329,7 +329,7 @@ def test_open_group_waits_for_a_command() -> None:
     assert (start.command, start.max_restarts) == (("train.py", "--lr", "1"), 9)
     with pytest.raises(SpecConflict) as refused:
         story.put(command=["other.py"])
-    assert refused.value.differences == (Difference("command", "'train.py --lr 1'", "'other.py'"),)
+    assert refused.value.conflict.differences == (Difference("command", "'train.py --lr 1'", "'other.py'"),)
     with pytest.raises(SpecConflict):
         story.put(max_restarts=8)
 

@@ -119,7 +119,6 @@ def test_every_start_is_one_that_our_programs_take(name: str, arguments: list[st
         options = hetserver_options(arguments)
         assert options["host"] == "0.0.0.0"
         if (options["store"] or "").startswith("etcd:"):
-            pytest.importorskip("etcd3aio")
             from hetrdzv.storage.etcd.access import access_from
 
             access_from(options["store"])

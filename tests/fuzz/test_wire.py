@@ -87,9 +87,7 @@ def test_a_request_comes_back(kind: type, data: st.DataObject) -> None:
 @examples(30)
 def test_a_reply_comes_back(kind: type, data: st.DataObject) -> None:
     value = data.draw(values(kind))
-    whole = codec.write(value, nulls=True)
-    assert codec.read(kind, whole) == value
-    assert b"".join(codec.pieces(value)) == whole
+    assert codec.read(kind, codec.write(value, nulls=True)) == value
 
 
 @given(value=values(directive.DirectiveReply))

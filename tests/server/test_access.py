@@ -1,6 +1,5 @@
 """Tokens in files and in the environment, and which host names are trusted without one."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from hetrdzv.auth.client_token import client_token, read_token, reread_token
 from hetrdzv.auth.files import AccessError
 from hetrdzv.auth.hosts import trusted_host
-from hetrdzv.auth.token_files import make_token, require_token_file
+from hetrdzv.auth.token_files import require_token_file
 from hetrdzv.cli.hetserver import state_home
 
 
@@ -54,20 +53,20 @@ def test_names_are_not_trusted(host: str) -> None:
 
 def test_a_token_is_made_once_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
     path = tmp_path / "new" / "token"
-    token, made = make_token(path)
-    assert made
+    assert require_token_file(path)
+    token = read_token(path)
     assert len(token) >= 32
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert make_token(path) == (token, False)
+    assert not require_token_file(path)
     assert read_token(path) == token
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
 def test_a_made_token_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    path = token_file(tmp_path, "secret\n", mode)
+    path = token_file(tmp_path, "a-token-of-some-length admin\nanother-secret read\n", mode)
     with pytest.raises(AccessError, match=f"other users of this machine.*chmod 600 {path}") as error:
-        make_token(path)
+        require_token_file(path)
     assert "secret" not in str(error.value)
 
 
@@ -86,11 +85,10 @@ def test_a_file_that_holds_no_token_is_refused_without_showing_it(
     tmp_path: Path, content: str | bytes, what: str
 ) -> None:
     path = token_file(tmp_path, content)
-    for use in (read_token, make_token):
-        with pytest.raises(AccessError, match=what) as error:
-            use(path)
-        assert str(path) in str(error.value)
-        assert "words" not in str(error.value)
+    with pytest.raises(AccessError, match=what) as error:
+        read_token(path)
+    assert str(path) in str(error.value)
+    assert "words" not in str(error.value)
 
 
 def test_a_token_file_that_cannot_be_read_or_made_is_named(tmp_path: Path) -> None:
@@ -102,25 +100,7 @@ def test_a_token_file_that_cannot_be_read_or_made_is_named(tmp_path: Path) -> No
     with pytest.raises(
         AccessError, match=r"written \((Not a directory|File exists)\).*--token-file.*--host 127\.0\.0\.1"
     ):
-        make_token(tmp_path / "file" / "token")
-
-
-def test_a_token_that_could_not_be_written_leaves_no_empty_file(tmp_path: Path) -> None:
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("there is no /dev/full here")
-    path = tmp_path / "token"
-
-    def open_full(name: str | Path, flags: int, mode: int = 0o777) -> int:
-        os.close(real_open(name, flags, mode))
-        return real_open(full, os.O_WRONLY)
-
-    real_open = os.open
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "open", open_full)
-        with pytest.raises(AccessError, match="No space left on device"):
-            make_token(path)
-    assert not path.exists()
+        require_token_file(tmp_path / "file" / "token")
 
 
 def test_a_client_takes_the_file_before_the_environment(
@@ -170,14 +150,3 @@ def test_a_token_is_read_again_where_there_is_one(tmp_path: Path) -> None:
     assert reread_token(tmp_path / "none") is None
     assert reread_token(token_file(tmp_path, "two words")) is None
     assert reread_token(token_file(tmp_path, "new\n")) == "new"
-
-
-def test_a_file_with_tokens_is_made_once_and_has_to_be_private(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    assert require_token_file(path)
-    assert not require_token_file(path)
-    path.write_text("a-token-of-some-length admin\nanother-token-of-some read\n")
-    assert not require_token_file(path)
-    path.chmod(0o640)
-    with pytest.raises(AccessError, match=f"other users of this machine.*chmod 600 {path}"):
-        require_token_file(path)

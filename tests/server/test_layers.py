@@ -16,7 +16,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocol": set(),
     "settings": {"protocol"},
     "auth": {"protocol"},
-    "storage": {"core", "protocol"},
+    "storage": {"core", "protocol", "auth.tls", "client.explain"},
     "service": {"core", "protocol", "words", "settings", "storage"},
     "api": {"core", "protocol", "words", "settings", "storage", "auth", "service", "dashboard"},
     "dashboard": {
@@ -41,7 +41,7 @@ AGENT_AUTH = {"auth.client_token", "auth.files", "auth.tls"}
 
 ETCD = "storage.etcd"
 MAY_IMPORT_ETCD = {"service.leadership"}
-"""Its client is an optional dependency, so only what runs with etcd imports it when it is loaded."""
+"""A single server needs no HTTP client, so only what runs with etcd imports it when it is loaded."""
 
 
 def modules(folder: str, package: str) -> list[tuple[str, Path]]:

@@ -6,7 +6,6 @@ import http.client
 import json
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -284,14 +283,6 @@ def test_a_command_line_that_makes_no_sense(args: list[str], says: str) -> None:
     assert result.exit_code == 2
     assert re.search(says, result.output, re.DOTALL), result.output
     assert "pw@" not in result.output
-
-
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("hetrdzv.service.leadership")
-    monkeypatch.setitem(sys.modules, "hetrdzv.service.leadership", None)
-    result = CliRunner().invoke(hetserver.main, ["--store", "etcd://h", "--port", "0"])
-    assert result.exit_code == 2
-    assert "--store etcd needs pip install 'hetrdzv[etcd]'" in result.output
 
 
 def test_no_etcd_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.api.refused import EVERY_S, SOURCES_KEPT, RefusalLog
+from hetrdzv.api.refused import EVERY_S, MOST_LOGGED, RefusalLog
 from hetrdzv.cli import logs
 from hetrdzv.cli.logs import JsonFormatter, TextFormatter
 from hetrdzv.core.commands import Cancel, Leave
@@ -107,22 +107,27 @@ def test_what_is_refused_again_and_again_is_counted(caplog: pytest.LogCaptureFix
     assert said(caplog) == [f"refused GET /v1/groups from 10.0.0.{host}: no" for host in (1, 2)]
     now[0] += EVERY_S
     refuse()
-    assert said(caplog)[2:] == ["refused GET /v1/groups from 10.0.0.1: no (3 more since the last such line)"]
+    assert said(caplog)[2:] == [
+        "refused 3 more requests, for reasons logged before",
+        "refused GET /v1/groups from 10.0.0.1: no",
+    ]
 
 
 def test_a_crowd_of_refused_clients_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hetrdzv")
     now = [0.0]
     log = RefusalLog(lambda: now[0])
-    for _ in range(5):  # each of 3,000 agents tries again and again
-        for number in range(3 * SOURCES_KEPT):
+    for _ in range(5):  # each agent tries again and again
+        for number in range(3 * MOST_LOGGED):
             log.note(Unauthorized("no"), f"10.0.{number >> 8}.{number & 255}", "GET", "/v1/groups")
         now[0] += 1
-    assert len(said(caplog)) == SOURCES_KEPT + 1
-    assert said(caplog)[-1] == "refused so many clients that not each is logged (1 not logged)"
+    assert len(said(caplog)) == MOST_LOGGED
     now[0] += EVERY_S
     log.note(Unauthorized("no"), "10.9.9.9", "GET", "/v1/groups")
-    assert said(caplog)[-1] == "refused GET /v1/groups from 10.9.9.9: no"
+    assert said(caplog)[-2:] == [
+        f"refused {14 * MOST_LOGGED} more requests, for reasons logged before",
+        "refused GET /v1/groups from 10.9.9.9: no",
+    ]
 
 
 # -- the lines -----------------------------------------------------------------------------------------------

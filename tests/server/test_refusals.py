@@ -8,7 +8,7 @@ import httpx
 from hetrdzv.auth.token_files import TokenFile
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.errors import SpecConflict
+from hetrdzv.protocol.errors import Conflict
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.service.refusals import LATELY_S, MOST, MOST_CHARACTERS, MOST_GROUPS, MOST_LOGGED, Refusals
 from tests.support.served import HandClock, api, serving
@@ -107,7 +107,7 @@ def group(group_id: str) -> Group:
 
 def test_however_many_are_refused_a_few_are_kept() -> None:
     refusals = Refusals(lambda: 0.0)
-    conflict = SpecConflict("no", differences=[Difference("command", "x" * 9_000, "y" * 9_000)] * 9)
+    conflict = Conflict(differences=(Difference("command", "x" * 9_000, "y" * 9_000),) * 9)
     for number in range(MOST_GROUPS + 9):
         refusals.note(f"g{number}", "a", conflict)
     for number in range(9):

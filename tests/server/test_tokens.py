@@ -38,20 +38,12 @@ def test_lines_with_roles_and_patterns() -> None:
         (f"admin {LONG}", "line 1: it does not begin with a token"),
         (f"group=a {LONG}", "line 1: it does not begin with a token"),
         (f"{LONG}1 read\n\n{LONG}", "line 3: the role is missing"),
-        (f"{LONG} read\n#\n{LONG} admin", "line 3: the same token is in line 1"),
+        (f"{LONG} read\n#\n{LONG} admin", "line 3: the same token is in a line before"),
         (f"{LONG} read group=a group=b", "line 1: it has too many words"),
         (f"{LONG} read team-a-*", "line 1: the third word is not group=PATTERN"),
         (f"{LONG} read Group=a", "line 1: the third word is not group=PATTERN"),
-        (f"{LONG} read group=", "line 1: the pattern can match no group"),
-        (f"{LONG} read group=a/b", "line 1: the pattern can match no group"),
-        (f"{LONG} read group=a,b", "line 1: the pattern can match no group"),
-        (f"{LONG} read group=a[b", "line 1: the pattern can match no group"),
-        (f"{LONG} read group=" + "a" * 300, "line 1: the pattern can match no group"),
-        (f"{LONG} read group=*", "line 1: the pattern restricts nothing"),
-        (f"{LONG} read group=?*", "line 1: the pattern restricts nothing"),
-        (f"{LONG} read group=[!a]*", "line 1: the pattern restricts nothing"),
+        (f"{LONG} read group=", "line 1: the third word is not group=PATTERN"),
         (f"{LONG}ä", "line 1: the token may only have ASCII"),
-        (f"{LONG} " * (1 << 17), "is larger than 1 MiB"),
     ],
 )
 def test_what_is_wrong_is_told_by_its_line_and_never_shown(text: str, says: str) -> None:
@@ -120,7 +112,7 @@ def test_a_file_is_reloaded_only_when_it_has_changed(
     tokens.refresh()
     assert tokens.entry(f"{LONG}1") is None
     assert tokens.entry(f"{LONG}2").grant == EVERYTHING
-    assert f"reloaded token file {path}: 1 token, 1 new, 1 removed or changed" in caplog.text
+    assert f"reloaded token file {path}: 1 valid" in caplog.text
     assert "secret" not in caplog.text
 
 
@@ -141,8 +133,8 @@ def test_a_broken_file_changes_nothing_and_is_told_once(
     put(path, LONG)
     tokens = TokenFile(path)
     put(path, broken)
-    for now in (False, False, True):
-        tokens.refresh(now=now)
+    for _ in range(3):
+        tokens.refresh()
     assert tokens.entry(LONG).grant == EVERYTHING
     assert caplog.text.count("the previous tokens stay valid") == 1
     path.unlink()

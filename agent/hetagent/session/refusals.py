@@ -7,8 +7,7 @@ from typing import TypeVar
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.differences import SCRIPT, Difference, as_flags
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.pages import ConflictReply
+from hetrdzv.protocol.errors import Conflict, HetError, Problem
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.texts.phrasing import names
 
@@ -42,9 +41,9 @@ def is_answer(error: HetError) -> bool:
     return isinstance(error, Problem) and error.status < 500
 
 
-def conflict_of(error: HetError) -> ConflictReply | None:
+def conflict_of(error: HetError) -> Conflict | None:
     """What is in the way of other settings, if the server says so."""
-    return _part(error, "conflict", ConflictReply)
+    return _part(error, "conflict", Conflict)
 
 
 def directive_of(error: HetError) -> DirectiveReply | None:
@@ -61,7 +60,7 @@ def _part(error: HetError, name: str, kind: type[_R]) -> _R | None:
         return None
 
 
-def conflict_text(group: str, conflict: ConflictReply, spec: SpecFields) -> str:
+def conflict_text(group: str, conflict: Conflict, spec: SpecFields) -> str:
     """Why a join with other settings was refused, in terms of the command line, and what to do about it.
 
     Args:
@@ -81,7 +80,7 @@ def conflict_text(group: str, conflict: ConflictReply, spec: SpecFields) -> str:
     )
 
 
-def _holders(conflict: ConflictReply) -> str:
+def _holders(conflict: Conflict) -> str:
     """Who holds a group to its settings, and until when at least."""
     if conflict.by_put:
         return ", which it was created with (hetctl create)"

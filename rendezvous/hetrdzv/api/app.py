@@ -101,4 +101,4 @@ def require_permissions(routes: Sequence[BaseRoute]) -> None:
         path = getattr(route, "path", "")
         needs = route.dependencies if isinstance(route, APIRoute) else ()
         if path.startswith("/v1/") and not any(isinstance(one.dependency, Requires) for one in needs):
-            raise TypeError(f"{path} does not say who may use it: add Depends(requires(Role...))")
+            raise TypeError(f"{path} does not say who may use it: add Depends(Requires(Role...))")

@@ -49,25 +49,19 @@ CurrentPermit = Annotated[Permit, Depends(permit_of)]
 
 @dataclass(frozen=True)
 class Requires:
-    """Checks that a request is permitted; see `requires`."""
-
-    role: Role
-    scoped: bool
-
-    async def __call__(self, request: Request) -> None:
-        permit: Permit = request.state.permit
-        scope = request.scope
-        asked = scope["method"], scope["path"]
-        permit.check(self.role, scope["path_params"].get("group_id"), asked, scoped=self.scoped)
-
-
-def requires(role: Role, *, scoped: bool = False) -> Requires:
     """The permission of a route: the token must have a role, and cover the group that the path names.
 
-    Args:
+    Attributes:
         scoped: the route names no group, but shows only groups in the scope of the token.
     """
-    return Requires(role, scoped)
+
+    role: Role
+    scoped: bool = False
+
+    async def __call__(self, request: Request) -> None:
+        permit, scope = await permit_of(request), request.scope
+        asked = f"{scope['method']} {scope['path']}"
+        permit.check(self.role, scope["path_params"].get("group_id"), asked, scoped=self.scoped)
 
 
 def cancellation(request: Request) -> Cancel:

@@ -25,7 +25,7 @@ from hetrdzv.protocol.errors import (
     StaleRound,
     Unauthorized,
 )
-from hetrdzv.protocol.pages import ConflictReply, ProblemReply
+from hetrdzv.protocol.pages import ProblemReply
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def problem_of(error: HetError) -> ProblemReply:
         str(error),
         field=error.field,
         directive=error.directive if isinstance(error, StaleReport) else None,
-        conflict=codec.picked(ConflictReply, error) if isinstance(error, SpecConflict) else None,
+        conflict=error.conflict if isinstance(error, SpecConflict) else None,
     )
 
 

@@ -43,10 +43,9 @@ _VERSION = [(name.lower().encode(), value.encode()) for name, value in versions.
 class Gate:
     """ASGI middleware. Puts the permit of a request and the polls of the service that answers it into its `state`.
 
-    Args:
+    Attributes:
         tokens: every request must carry one of them; None: no token is required.
         any_host: whether a server without tokens answers to every host name (`--insecure`).
-        refusals: logs who is refused.
         pages: answers what is for people, who sign in there, and sees to the read fence itself.
         is_page: whether a path is of these.
     """
@@ -94,15 +93,15 @@ class Gate:
             if path.startswith("/v1/"):
                 versions.check_request(headers.get(versions.HEADER.lower()))
             answers = self._app
-            if self._is_page(path):
-                self._check_host(scope["method"], headers)
+            if path not in OPEN:
+                if self._tokens is None:
+                    self._check_host(scope["method"], headers)
+                if self._is_page(path):
+                    answers = self._pages
+                else:
+                    state["permit"] = _permit(headers.get("authorization", ""), self._tokens)
                 receive = await _with_body(headers, receive)
-                answers = self._pages
-            elif path not in OPEN:
-                self._check_host(scope["method"], headers)
-                state["permit"] = self._permit(headers)
-                receive = await _with_body(headers, receive)
-                if path not in OF_THE_SERVER:
+                if answers is self._app and path not in OF_THE_SERVER:
                     polls = state["polls"] = self._current_polls()
             await answers(scope, receive, reply)
             if withheld:
@@ -134,43 +133,28 @@ class Gate:
             self._polls = Polls(service)
         return self._polls
 
-    def _permit(self, headers: Mapping[str, str]) -> Permit:
-        """What a request may do.
-
-        Raises:
-            Unauthorized: nothing at all.
-        """
-        if self._tokens is None:
-            return Permit(EVERYTHING)
-        return _check_token(headers.get("authorization", ""), self._tokens)
-
     def _check_host(self, method: str, headers: Mapping[str, str]) -> None:
-        """Check what a server without tokens requires of all requests.
-
-        Raises:
-            ForeignHost: this one may do nothing at all.
-        """
-        if self._tokens is not None:
-            return
-        host = headers.get("host", "")
+        """Check what a server without tokens requires of all requests."""
+        host, instead = headers.get("host", ""), "start hetserver with --token-file"
         if not self._any_host and not trusted_host(host):
             raise ForeignHost(
                 "this server has no token, so it only answers to addresses and localhost: "
-                "use its address, or start hetserver with --token-file"
+                f"use its address, or {instead}"
             )
         if method not in ("GET", "HEAD") and not same_origin(headers.get("origin"), host):
             raise ForeignHost(
-                "this server has no token, so it refuses browser requests from other sites: "
-                "start hetserver with --token-file"
+                f"this server has no token, so it refuses browser requests from other sites: {instead}"
             )
 
 
-def _check_token(authorization: str, tokens: Tokens) -> Permit:
+def _permit(authorization: str, tokens: Tokens | None) -> Permit:
+    """What a request may do."""
+    if tokens is None:
+        return Permit(EVERYTHING)
     scheme, _, given = authorization.partition(" ")
-    given = given.strip()
-    if scheme.lower() != "bearer" or not given:
+    if scheme.lower() != "bearer" or not given.strip():
         raise Unauthorized("this server requires a token: set HET_TOKEN or give --token-file")
-    entry = tokens.entry(given)
+    entry = tokens.entry(given.strip())
     if entry is None:
         raise Unauthorized("this server does not accept the token: compare it with hetserver's token file")
     return Permit(entry.grant, entry, tokens)

@@ -89,7 +89,7 @@ PAGES = {"all": ALL, "none": NONE}
 
 def json_response(reply: object) -> Response:
     """A reply as a response."""
-    return Response(b"".join(codec.pieces(reply)), media_type="application/json")
+    return Response(codec.write(reply, nulls=True), media_type="application/json")
 
 
 def directive_json(group: Group, directive: Directive, pace: Pace) -> bytes:

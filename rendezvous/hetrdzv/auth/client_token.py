@@ -9,11 +9,7 @@ from hetrdzv.auth.tokens import is_token
 
 
 def client_token(token_file: Path | None, warn: Callable[[str], None] = lambda text: None) -> str | None:
-    """The token to send; None if there is none.
-
-    Args:
-        token_file: `--token-file`; without it, `HET_TOKEN` of the environment counts.
-        warn: shows the person a warning: others can read that file.
+    """The token in `--token-file`, else in `HET_TOKEN`; None if there is none. Warns if others can read that file.
 
     Raises:
         AccessError: what was given is not a token.

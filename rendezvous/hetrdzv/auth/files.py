@@ -14,21 +14,15 @@ class AccessError(HetError, code="access"):
 
 
 class Reloaded:
-    """Files that are read again when they have changed. If they cannot be used then, the log says so once.
+    """Files that are read again when they have changed; if they cannot be used then, the log says what goes on."""
 
-    Args:
-        paths: the files.
-        kept: what goes on then, for the log.
-    """
-
-    def __init__(self, paths: Sequence[Path], kept: str) -> None:
+    def __init__(self, paths: Sequence[Path], goes_on: str) -> None:
         self._paths = paths
-        self._kept = kept
+        self._goes_on = goes_on
         self._stamps = [_stamp(path) for path in paths]
-        self._complaint = ""
 
-    def reload(self, *, now: bool) -> None:
-        """Read the files; `now`: whether they have changed or not.
+    def reload(self) -> None:
+        """Read the files.
 
         Raises:
             HetError: they cannot be used.
@@ -36,23 +30,14 @@ class Reloaded:
         raise NotImplementedError
 
     def refresh(self, *, now: bool = False) -> None:
-        """Reload the files if they have changed.
-
-        Args:
-            now: reload them in any case.
-        """
+        """Reload the files if they have changed; `now`: in any case."""
         stamps = [_stamp(path) for path in self._paths]
-        if stamps == self._stamps and not now:
-            return
-        self._stamps = stamps  # even if they cannot be used: they are not tried again until they change
-        try:
-            self.reload(now=now)
-        except HetError as error:
-            if str(error) != self._complaint:
-                logger.error("%s; %s", error, self._kept)
-            self._complaint = str(error)
-        else:
-            self._complaint = ""
+        if stamps != self._stamps or now:
+            self._stamps = stamps  # even if they cannot be used: they are not tried again until they change
+            try:
+                self.reload()
+            except HetError as error:
+                logger.error("%s; %s", error, self._goes_on)
 
 
 def is_private(path: Path) -> bool:

@@ -35,13 +35,13 @@ class Permit:
             who = f"{'an' if self.grant.role is not Role.READ else 'a'} {self.grant.role}{of}"
         return f"{who} at {host}" if host else who
 
-    def check(self, role: Role, group_id: str | None, asked: tuple[str, str], *, scoped: bool) -> None:
+    def check(self, role: Role, group_id: str | None, asked: str, *, scoped: bool) -> None:
         """Check that a request is permitted.
 
         Args:
             role: the lowest that may use its route.
             group_id: the group that it names, if it does.
-            asked: its method and path.
+            asked: what it asks for, for the error.
             scoped: it names no group, but shows only groups in the scope of the token.
 
         Raises:
@@ -56,22 +56,7 @@ class Permit:
             why = "is about all groups"
         else:
             return
-        method, path = asked
-        raise _forbidden(grant, f"{method} {path[:200]}", why)
-
-    def check_command(self, group_id: str) -> None:
-        """Check that a token may set the command that agents run.
-
-        Raises:
-            Forbidden: it may not.
-        """
-        if self.grant.role < Role.ADMIN:
-            what = f"a command for group '{group_id}' in the spec of a join"
-            raise _forbidden(self.grant, what, "needs the role admin, since other nodes would run it")
-
-
-def _forbidden(grant: Grant, asked: str, why: str) -> Forbidden:
-    return Forbidden(
-        f"this token may not do that: its {grant}, but {asked} {why}: "
-        f"use another token, or change its line in hetserver's token file"
-    )
+        raise Forbidden(
+            f"this token may not do that: its {grant}, but {asked[:200]} {why}: "
+            f"use another token, or change its line in hetserver's token file"
+        )

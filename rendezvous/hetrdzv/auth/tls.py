@@ -45,46 +45,41 @@ class ClientTls:
             TlsError: a file cannot be used.
         """
 
-        def path(flag: str) -> Path | None:
-            given = flags.get(flag) or environ.get(_variable(flag))
-            return Path(given).absolute() if given else None
-
-        made = cls(path("ca_cert"), path("client_cert"), path("client_key"))
-        try:
-            if made.key is not None and made.cert is None:
-                raise TlsError("--client-key is the key of a certificate: give --client-cert too")
-            made.context()
-        except TlsError as error:
-            text = str(error)
-            for flag in ("ca_cert", "client_cert", "client_key"):
-                if not flags.get(flag) and environ.get(_variable(flag)):
-                    text = text.replace(f"--{flag.replace('_', '-')} ", f"{_variable(flag)} ")
-            raise TlsError(text) from None
+        paths: list[Path | None] = []
+        names: list[str] = []
+        for flag in ("ca_cert", "client_cert", "client_key"):
+            variable, given = f"HET_{flag.upper()}", flags.get(flag)
+            names.append(f"--{flag.replace('_', '-')}" if given or not environ.get(variable) else variable)
+            path = given or environ.get(variable)
+            paths.append(Path(path).absolute() if path else None)
+        made = cls(*paths)
+        if made != cls():  # loading the public CAs takes 30 ms
+            made.context(*names)
         return made
 
-    def context(self) -> ssl.SSLContext | bool:
-        """For httpx; True if nothing was given.
+    def context(
+        self, ca_flag: str = "--ca-cert", cert_flag: str = "--client-cert", key_flag: str = "--client-key"
+    ) -> ssl.SSLContext:
+        """For httpx.
+
+        Args:
+            ca_flag, cert_flag, key_flag: what the errors call the files.
 
         Raises:
             TlsError: a file cannot be used.
         """
-        if self.ca_cert is None and self.cert is None:
-            return True
+        if self.key is not None and self.cert is None:
+            raise TlsError(f"{key_flag} is the key of a certificate: give {cert_flag} too")
         if self.ca_cert is None:
             import httpx  # only clients need it
 
             context = httpx.create_ssl_context(trust_env=False)
         else:
-            _require_readable("--ca-cert", self.ca_cert)
-            try:
-                context = ssl.create_default_context(cafile=str(self.ca_cert))
-            except (ssl.SSLError, OSError) as error:
-                raise TlsError(
-                    f"--ca-cert {self.ca_cert} is not a PEM file of certificates ({error})"
-                ) from None
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            _load_ca(context, self.ca_cert, ca_flag)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.cert is not None:
-            _load(context, self.cert, self.key, "--client-cert", "--client-key")
+            _load(context, self.cert, self.key, cert_flag, key_flag)
         return context
 
 
@@ -158,16 +153,10 @@ class ServerTls(Reloaded):
         self.context = _server_context()
         _load(self.context, cert, key, "--tls-cert", "--tls-key")
         if client_ca is not None:
-            _require_readable("--tls-client-ca", client_ca)
-            try:
-                self.context.load_verify_locations(client_ca)
-            except (ssl.SSLError, OSError) as error:
-                raise TlsError(
-                    f"--tls-client-ca {client_ca} is not a PEM file of certificates ({error})"
-                ) from None
+            _load_ca(self.context, client_ca, "--tls-client-ca")
             self.context.verify_mode = ssl.CERT_REQUIRED
 
-    def reload(self, *, now: bool) -> None:
+    def reload(self) -> None:
         """Take the new certificate, if it can be used."""
         for context in (_server_context(), self.context):  # the first is a trial
             _load(context, self._cert, self._key, "--tls-cert", "--tls-key")
@@ -186,6 +175,14 @@ def _require_readable(flag: str, path: Path) -> None:
             pass
     except OSError as error:
         raise TlsError(f"{flag} {path} cannot be read: {error.strerror}") from None
+
+
+def _load_ca(context: ssl.SSLContext, path: Path, flag: str) -> None:
+    _require_readable(flag, path)
+    try:
+        context.load_verify_locations(path)
+    except (ssl.SSLError, OSError) as error:
+        raise TlsError(f"{flag} {path} is not a PEM file of certificates ({error})") from None
 
 
 def _load(context: ssl.SSLContext, cert: Path, key: Path | None, cert_flag: str, key_flag: str) -> None:
@@ -213,7 +210,3 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path | None, cert_flag: str,
         raise TlsError(
             f"{where}: not a certificate with its key in PEM ({error.reason or error}){hint}"
         ) from None
-
-
-def _variable(flag: str) -> str:
-    return f"HET_{flag.upper()}"

@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from fnmatch import fnmatchcase
@@ -54,11 +54,7 @@ class Entry:
 
 
 class Tokens:
-    """The tokens that a server accepts.
-
-    Args:
-        granted: each token with its grant.
-    """
+    """The tokens that a server accepts, each with its grant."""
 
     def __init__(self, granted: Mapping[str, Grant]) -> None:
         self._entries = entries(granted)
@@ -84,13 +80,6 @@ class Tokens:
 def entries(granted: Mapping[str, Grant]) -> list[Entry]:
     """Tokens as a server keeps them: hashed."""
     return [Entry(_digest(token), grant) for token, grant in granted.items()]
-
-
-def changed(before: Iterable[Entry], after: Iterable[Entry]) -> tuple[int, int]:
-    """How many tokens are new, and how many are gone or have another grant."""
-    old = {(entry.digest, entry.grant) for entry in before}
-    new = {(entry.digest, entry.grant) for entry in after}
-    return len(new - old), len(old - new)
 
 
 def is_token(word: str) -> bool:

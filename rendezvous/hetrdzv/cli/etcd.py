@@ -87,15 +87,14 @@ def elected(
         make_service: makes the service of a term from its store.
 
     Raises:
-        CannotServe: the flags do not say how to reach etcd or this server, or the client of etcd is not installed.
+        CannotServe: the flags do not say how to reach this server.
+        HetError: or how to reach etcd.
     """
     reached_at = advertised(flags.advertise, settings, listener)
-    try:
-        from hetrdzv.service import leadership
-        from hetrdzv.storage.etcd.access import access_from
-        from hetrdzv.storage.etcd.client import Etcd
-    except ImportError as error:
-        raise CannotServe(f"--store etcd needs pip install 'hetrdzv[etcd]' ({error})") from None
+    from hetrdzv.service import leadership  # a single server needs no client
+    from hetrdzv.storage.etcd.access import access_from
+    from hetrdzv.storage.etcd.client import Etcd
+
     access = access_from(
         url,
         user=flags.etcd_user,
@@ -116,7 +115,7 @@ def advertised(given: str | None, settings: Settings, listener: socket.socket) -
     Raises:
         CannotServe: nobody said, or it is no URL.
     """
-    from hetrdzv.client.urls import normal_url  # a single server needs no client
+    from hetrdzv.client.urls import normal_url
 
     if given is None:
         host, port = listener.getsockname()[:2]

@@ -20,7 +20,7 @@ PATIENCE_S = 2.0
 LONGEST = 2_000
 """Characters of a message; some texts come from clients."""
 
-QUIET = ("asyncio", "uvicorn")
+QUIET = ("asyncio", "httpcore", "httpx", "uvicorn")
 """Libraries whose own chatter is logged from warnings on only."""
 
 

@@ -4,7 +4,6 @@ A call tries each server once, starting with the one that answered last. To go o
 session does, with pauses of its own). Proxies named in the environment are not used.
 """
 
-import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -23,7 +22,6 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Unauthorized
 from hetrdzv.protocol.http import routes, versions
-from hetrdzv.protocol.http.keepalive import keep_alive
 from hetrdzv.protocol.http.route import Reply, Route
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.progress import PollRequest
@@ -138,9 +136,7 @@ class Client:
     ) -> DirectiveReply:
         late_s = min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
         response = await self._send(route, (group, node), wait_s=wait_s, late_s=late_s, **what)
-        reply = self._parsed(route, response)
-        self._watch(response, reply.keepalive_s)
-        return reply
+        return self._parsed(route, response)
 
     stacks = Asks(routes.STACKS)
     report = Asks(routes.REPORT)
@@ -209,15 +205,6 @@ class Client:
             return cast(Reply, None)
         return parsed(route.reply, response.content, self._servers.last)
 
-    def _watch(self, response: httpx.Response, within_s: float | None) -> None:
-        """Have the kernel notice when the server's host is gone."""
-        stream = response.extensions.get("network_stream")
-        if stream is None or within_s is None:
-            return
-        sock = stream.get_extra_info("socket")
-        with contextlib.suppress(OSError, AttributeError):  # closed meanwhile, or nothing of the kind
-            keep_alive(sock, within_s)
-
     async def _send(
         self,
         route: Route[Any],
@@ -281,7 +268,7 @@ def _bearer(token: str) -> str:
     return f"Bearer {token}"
 
 
-def _tls_context(tls: ClientTls, urls: Sequence[str]) -> ssl.SSLContext | bool:
+def _tls_context(tls: ClientTls, urls: Sequence[str]) -> ssl.SSLContext:
     """What the connections use; one that trusts nobody where no server speaks TLS.
 
     Loading the system's authorities takes some 30 ms of CPU, which every start of hetctl and every restart would pay.

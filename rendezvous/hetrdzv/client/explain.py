@@ -31,6 +31,9 @@ TLS_HINT = "; if it speaks TLS, give https://"
 """Of a server that was given as http:// and does not answer as one."""
 
 
+REFUSED = "connection refused"
+
+
 class MaybeDone(Unavailable):
     """A server lost its leadership while it worked on the request, which may or may not have taken effect."""
 
@@ -83,33 +86,40 @@ def transport_error(
         if isinstance(error, httpx.ConnectTimeout):
             return Unreachable(f"timed out after {limits.connect:g} s{no_port}")
         return Unreachable(f"timed out after {limits.read:g} s")
-    causes = list(_causes(error))
-    for cause in causes:
+    for cause in causes(error):
         match cause:
-            case socket.gaierror(errno=socket.EAI_AGAIN):
-                return Unreachable("host name lookup failed for now")
-            case socket.gaierror():
-                return Unreachable("host name unknown")
             case ssl.SSLError() if (
                 is_plain(cause) and isinstance(error, httpx.ConnectError) and not answered_before
             ):
                 return NotHetserver(f"{server} answered, but does not speak TLS: use http://{no_port}")
             case ssl.SSLError() if cause.reason != "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":
                 return _no_tls(cause)(explain_tls(cause, urlsplit(server).hostname or "", tls))
-            case ConnectionRefusedError():
-                return Unreachable(f"connection refused{no_port}")
-            case OSError(errno=errno.EHOSTUNREACH):
-                return Unreachable("no route to host")
-            case OSError(errno=errno.ENETUNREACH):
-                return Unreachable("network unreachable")
-    if isinstance(error, httpx.ConnectError):
-        texts = (cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror)
-        reason = next(texts, None)
-        return Unreachable(f"no connection ({reason})" if reason else "no connection")
+    if reason := connection_error(error):
+        return Unreachable(reason + (no_port if reason == REFUSED else ""))
     hint = "" if answered_before else tls_hint
     if with_tls and tls.cert is not None and not answered_before:
         hint = "; is our --client-cert signed by the authority in its --tls-client-ca?"
     return Unreachable(f"connection cut before the answer came{hint}")
+
+
+def connection_error(error: BaseException) -> str:
+    """Why there is no connection, in a few words; empty: there was one, or it is unknown."""
+    for cause in causes(error):
+        match cause:
+            case socket.gaierror(errno=socket.EAI_AGAIN):
+                return "host name lookup failed for now"
+            case socket.gaierror():
+                return "host name unknown"
+            case ConnectionRefusedError():
+                return REFUSED
+            case OSError(errno=errno.EHOSTUNREACH):
+                return "no route to host"
+            case OSError(errno=errno.ENETUNREACH):
+                return "network unreachable"
+    if not isinstance(error, httpx.ConnectError):
+        return ""
+    texts = (cause.strerror for cause in causes(error) if isinstance(cause, OSError) and cause.strerror)
+    return f"no connection ({reason})" if (reason := next(texts, None)) else "no connection"
 
 
 def _no_tls(error: ssl.SSLError) -> type[Unreachable]:
@@ -173,12 +183,12 @@ def _is_cut(error: httpx.ProtocolError) -> bool:
     return str(error).startswith(("Server disconnected", "peer closed connection"))
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """An exception and everything that led to it, depth first."""
     yield error
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            yield from _causes(inner)
+            yield from causes(inner)
     before = error.__cause__ or error.__context__
     if before is not None:
-        yield from _causes(before)
+        yield from causes(before)

@@ -14,9 +14,6 @@ from hetrdzv.protocol.pages import EventReply
 SILENCE_S = 45.0
 """A stream that is silent for longer, keep-alive comments included, is connected again (seconds)."""
 
-REMEMBERED = 1_000
-"""How many events are kept to recognise duplicates: as many as a server keeps of a group."""
-
 Connect = Callable[[str], Awaitable[httpx.Response]]
 """Opens a stream of the events after a place: a number, or what a server gave as an event's id."""
 
@@ -24,7 +21,7 @@ Connect = Callable[[str], Awaitable[httpx.Response]]
 async def history(
     connect: Connect, parse: Callable[[str], EventReply], after: int
 ) -> AsyncIterator[EventReply]:
-    """The events after number `after`, each once, for as long as the caller wants.
+    """The events after number `after`, for as long as the caller wants.
 
     If the group is deleted and created again meanwhile, its events follow, from number 1.
 
@@ -32,7 +29,7 @@ async def history(
         Unreachable: no server answered the first connection. Later ones are retried forever.
         HetError: a server refused; for one, there is no such group any more.
     """
-    place, seen, connected, failures = str(after), _Seen(), False, 0
+    place, connected, failures = str(after), False, 0
     while True:
         try:
             response = await connect(place)
@@ -45,12 +42,9 @@ async def history(
                 async with aclosing(EventSource(response).aiter_sse()) as stream:
                     async for sent in stream:
                         place = sent.id or place
-                        if not sent.data:  # an empty block, as after a comment
-                            continue
-                        event = parse(sent.data)
-                        if seen.is_new(event):
+                        if sent.data:  # else an empty block, as after a comment
                             failures = 0
-                            yield event
+                            yield parse(sent.data)
             except SSEError:
                 raise NotHetserver(f"{response.url} answered, but not with an event stream") from None
             except httpx.TransportError:
@@ -59,25 +53,3 @@ async def history(
                 await response.aclose()
         failures += 1
         await asyncio.sleep(random.uniform(0.5, 1.0) * min(2.0, 0.05 * 2.0 ** min(failures, 10)))
-
-
-class _Seen:
-    """The events that were shown; a server whose store was restored from a backup sends some of them again.
-
-    Another group of the same name counts from 1 again, with other events.
-    """
-
-    def __init__(self) -> None:
-        self._newest = 0
-        self._seen: dict[int, EventReply] = {}
-
-    def is_new(self, event: EventReply) -> bool:
-        """Take an event as shown; False: it has been shown before."""
-        if self._seen.get(event.number) == event:
-            return False
-        if event.number <= self._newest:
-            self._seen.clear()
-        self._newest = event.number
-        self._seen[event.number] = event
-        self._seen.pop(event.number - REMEMBERED, None)
-        return True

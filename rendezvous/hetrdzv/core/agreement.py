@@ -10,7 +10,7 @@ from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S
 from hetrdzv.core.rounds.transitions import Work, begin_job, begins_anew, expire
 from hetrdzv.protocol.differences import SCRIPT, Difference
-from hetrdzv.protocol.errors import SpecConflict
+from hetrdzv.protocol.errors import Conflict, SpecConflict
 from hetrdzv.protocol.facts.events import SettingsChanged
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences, news_in
 from hetrdzv.protocol.texts.who import Nodes
@@ -140,12 +140,14 @@ def _conflict(work: Work, differences: Sequence[Difference], holders: Sequence[N
     return SpecConflict(
         f"group '{group.group_id}' has {has}, and {given} {'were' if len(differences) > 1 else 'was'} given: "
         f"{leave_out}use another group, {end}",
-        differences=differences,
-        nodes=[node.node_id for node in holders[:NODES_NAMED]],
-        silent=silent[:NODES_NAMED],
-        by_put=group.by_put,
-        lost_in_s=None if lost_in_s is None else max(0.0, lost_in_s),
-        retry_for_s=_retry_for_s(group, holders, lost_in_s) if going else None,
+        Conflict(
+            differences=tuple(differences),
+            nodes=tuple(node.node_id for node in holders[:NODES_NAMED]),
+            silent=tuple(silent[:NODES_NAMED]) or None,
+            by_put=group.by_put,
+            lost_in_s=None if lost_in_s is None else max(0.0, lost_in_s),
+            retry_for_s=_retry_for_s(group, holders, lost_in_s) if going else None,
+        ),
     )
 
 

@@ -6,11 +6,10 @@ may have written.
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, reduce
+from dataclasses import dataclass, fields
+from functools import reduce
 from operator import or_
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 from pydantic import ConfigDict, Discriminator, Field, GetCoreSchemaHandler, Tag, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, PydanticSerializationError
@@ -132,38 +131,6 @@ def write(
         exclude=set(without) if without else None,
         indent=indent,
     )
-
-
-def pieces(value: object, kind: Any = None) -> Iterator[bytes]:
-    """A large value as JSON with nulls, in pieces: one call that wrote all of it would let no other thread run."""
-    if value is None:
-        yield b"null"
-    elif is_dataclass(value) and (kind is None or is_dataclass(kind)):
-        shown: Any = type(value) if kind is None else kind
-        for index, (name, inner) in enumerate(_parts(shown)):
-            yield (b',"%b":' if index else b'{"%b":') % name.encode()
-            yield from pieces(getattr(value, name), inner)
-        yield b"}"
-    elif isinstance(value, tuple) and value and is_dataclass(get_args(kind)[0]):
-        for index, item in enumerate(value):
-            yield b"," if index else b"["
-            yield write(item, get_args(kind)[0], nulls=True)
-        yield b"]"
-    else:
-        yield write(value, kind, nulls=True)
-
-
-@cache
-def _parts(kind: Any) -> list[tuple[str, Any]]:
-    """The fields of a dataclass with their types; of one that may be missing, with what it is if it is there."""
-    hints = get_type_hints(kind, include_extras=True)
-    return [(field.name, _if_there(hints[field.name])) for field in fields(kind)]
-
-
-def _if_there(hint: Any) -> Any:
-    options = [option for option in get_args(hint) if option is not NoneType]
-    is_optional = get_origin(hint) in (Union, UnionType) and len(options) == 1
-    return options[0] if is_optional and is_dataclass(options[0]) else hint
 
 
 def fields_of(value: Any) -> dict[str, Any]:

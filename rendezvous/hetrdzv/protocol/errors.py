@@ -4,7 +4,7 @@ Each class has a machine-readable `code` and an HTTP `status`, which go into pro
 who, what, and what to do next.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from hetrdzv.protocol.differences import Difference
@@ -41,36 +41,33 @@ class InvalidSpec(Refused, code="invalid_spec", status=422):
         self.field = field
 
 
-class SpecConflict(Refused, code="spec_conflict"):
-    """A setting has another value, fixed by whoever created the group.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """What is in the way of a join or a `PUT` with other settings.
 
     Attributes:
         differences: the settings, with the group's value and the one that was given.
-        nodes: the live nodes that joined with them.
-        silent: those of them whose agents may be dead, since they do not answer; None: none.
+        nodes: the first few live nodes that joined with them.
+        silent: those of them, the first few, whose agents may be dead, since they do not answer; None: none.
         by_put: they were fixed by `PUT`.
         lost_in_s: when the last of these nodes is lost if none is heard again (seconds from now).
-        retry_for_s: if all of them are on their way out: how long that can take (seconds).
+        retry_for_s: only if all of them are on their way out: how long that can take (seconds).
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        differences: Sequence[Difference] = (),
-        nodes: Sequence[str] = (),
-        silent: Sequence[str] = (),
-        by_put: bool = False,
-        lost_in_s: float | None = None,
-        retry_for_s: float | None = None,
-    ) -> None:
+    differences: tuple[Difference, ...]
+    nodes: tuple[str, ...] = ()
+    silent: tuple[str, ...] | None = None
+    by_put: bool = False
+    lost_in_s: float | None = None
+    retry_for_s: float | None = None
+
+
+class SpecConflict(Refused, code="spec_conflict"):
+    """A setting has another value, fixed by whoever created the group."""
+
+    def __init__(self, message: str, conflict: Conflict) -> None:
         super().__init__(message)
-        self.differences = tuple(differences)
-        self.nodes = tuple(nodes)
-        self.silent = tuple(silent) or None
-        self.by_put = by_put
-        self.lost_in_s = lost_in_s
-        self.retry_for_s = retry_for_s
+        self.conflict = conflict
 
 
 class StaleRound(Refused, code="stale_round"):

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from hetrdzv import __version__
 from hetrdzv.protocol.bounds import OrNewer
-from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.directive import (
     DirectiveReply,
     FailureReply,
@@ -15,6 +14,7 @@ from hetrdzv.protocol.directive import (
     NoticeReply,
     RootCauseReply,
 )
+from hetrdzv.protocol.errors import Conflict
 from hetrdzv.protocol.facts.events import ShownFacts
 from hetrdzv.protocol.facts.reasons import Ended, LeftOutReason, Reason, Stalls
 from hetrdzv.protocol.facts.warnings import AnyWarning
@@ -307,27 +307,6 @@ class EventsReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConflictReply:
-    """What is in the way of a join or a `PUT` with other settings.
-
-    Attributes:
-        differences: the settings, with the group's value and the one that was given.
-        nodes: the first few live nodes that joined with them.
-        silent: those of them, the first few, whose agents may be dead, since they do not answer; None: none.
-        by_put: they were fixed by `PUT`.
-        lost_in_s: when the last of these nodes is lost if none is heard again (seconds from now).
-        retry_for_s: only if all of them are on their way out: how long that can take (seconds).
-    """
-
-    differences: tuple[Difference, ...]
-    nodes: tuple[str, ...]
-    silent: tuple[str, ...] | None = None
-    by_put: bool
-    lost_in_s: float | None = None
-    retry_for_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemReply:
     """Every error (RFC 9457).
 
@@ -343,7 +322,7 @@ class ProblemReply:
     code: str
     field: str | None = None
     directive: DirectiveReply | None = None
-    conflict: ConflictReply | None = None
+    conflict: Conflict | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

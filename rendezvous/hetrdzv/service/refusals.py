@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.errors import SpecConflict
+from hetrdzv.protocol.errors import Conflict
 from hetrdzv.protocol.facts.warnings import Refusal
 
 LATELY_S = 60.0
@@ -35,7 +35,7 @@ class Refusals:
         self._of: dict[str, dict[str, tuple[float, Refusal]]] = {}
         self._logged: dict[str, set[str]] = {}  # by group: the nodes whose refusal is an event
 
-    def note(self, group_id: str, node_id: str, conflict: SpecConflict) -> Refusal | None:
+    def note(self, group_id: str, node_id: str, conflict: Conflict) -> Refusal | None:
         """A node was refused.
 
         Returns:

@@ -253,7 +253,7 @@ class Service:
 
     async def note_refusal(self, group_id: str, node_id: str, conflict: SpecConflict) -> None:
         """Tell people that a node was refused; they see it for a while, and as an event."""
-        refusal = self.refusals.note(group_id, node_id, conflict)
+        refusal = self.refusals.note(group_id, node_id, conflict.conflict)
         if refusal is not None:
             with contextlib.suppress(HetError):  # the group is gone, or cannot be stored
                 await self.execute(group_id, NoteRefusal(node_id, refusal.differences))

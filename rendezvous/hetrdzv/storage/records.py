@@ -18,7 +18,7 @@ version, which older servers refuse to read.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import NoReturn, TypeVar
 from urllib.parse import quote, unquote
@@ -30,7 +30,6 @@ from hetrdzv.protocol.errors import InvalidSpec, StorageError
 from hetrdzv.protocol.facts.events import Event
 
 VERSION = 2
-"""1 had a checksum in each record and was never released."""
 
 _MEMORY_ONLY = {"heard_at", "cut_at", "stop_told_at"}
 _MEMORY_ONLY_OF_ROUND = {"stall", "moved_at"}
@@ -43,12 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """One event of a group's history.
-
-    Attributes:
-        number: counts the events of a group from 1.
-        at: wall-clock time (ISO 8601, UTC), for people only.
-    """
+    """One event of a group's history, numbered from 1; `at` is wall-clock time (ISO 8601, UTC), for people only."""
 
     number: int
     at: str
@@ -65,12 +59,7 @@ class RestoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A group that is set aside, since it cannot be served.
-
-    Attributes:
-        why: what is wrong with it, in a clause.
-        keys: those of all its records.
-    """
+    """A group that is set aside, since it cannot be served: why, in a clause, and the keys of all its records."""
 
     why: str
     keys: frozenset[str]
@@ -101,7 +90,7 @@ def prepare() -> None:
 
 def group_prefix(group_id: str) -> str:
     """The prefix of all keys of a group, and of no other group's."""
-    return f"groups/{_segment(group_id)}/"
+    return f"groups/{quote(group_id, safe='')}/"
 
 
 def event_prefix(group_id: str) -> str:
@@ -123,11 +112,7 @@ def _round_key(group_id: str) -> str:
 
 
 def _node_key(group_id: str, node_id: str) -> str:
-    return f"{group_prefix(group_id)}nodes/{_segment(node_id)}"
-
-
-def _segment(name: str) -> str:
-    return quote(name, safe="")
+    return f"{group_prefix(group_id)}nodes/{quote(node_id, safe='')}"
 
 
 # -- writing ---------------------------------------------------------------------------------------------
@@ -136,33 +121,33 @@ def _segment(name: str) -> str:
 def changes(
     old: Group | None, new: Group | None, changed: Iterable[Node] | None = None
 ) -> tuple[dict[str, bytes], set[str]]:
-    """The writes that turn a stored `old` into a stored `new`.
+    """The writes that turn a stored `old` into a stored `new`: records to put by key, and keys to delete.
 
     Args:
         old: the group as it is stored; None if it is not.
         new: the group as it should be; None to remove it (the caller removes its events).
         changed: the nodes of `new` that `old` has not, or not as the same objects; None: they are looked for.
-
-    Returns:
-        records to put by key, and keys to delete.
     """
     puts: dict[str, bytes] = {}
+    if new is not None:
+        group_id, known = new.group_id, old.nodes if old is not None else {}
+        if old is None or old != replace(new, nodes=old.nodes, round=old.round):
+            puts[_group_key(group_id)] = _record(new, _STORED_APART)
+        if new.round is not None and (old is None or _as_stored(old.round) != _as_stored(new.round)):
+            puts[_round_key(group_id)] = _record(new.round, _MEMORY_ONLY_OF_ROUND)
+        for node in differing(known, new.nodes) if changed is None else changed:
+            before = known.get(node.node_id)
+            if before is None or _stored(before) != _stored(node):
+                puts[_node_key(group_id, node.node_id)] = _record(node, _MEMORY_ONLY)
+    if old is None:
+        return puts, set()
+    gone = old.nodes.keys() - (new.nodes.keys() if new is not None else ())
+    deletes = {_node_key(old.group_id, node_id) for node_id in gone}
     if new is None:
-        return puts, set() if old is None else _keys(old)
-    group_id = new.group_id
-    if old is None or old != replace(new, nodes=old.nodes, round=old.round):
-        key = _group_key(group_id)
-        puts[key] = _record(new, _STORED_APART)
-    if new.round is not None and (old is None or _as_stored(old.round) != _as_stored(new.round)):
-        key = _round_key(group_id)
-        puts[key] = _record(new.round, _MEMORY_ONLY_OF_ROUND)
-    known = old.nodes if old is not None else {}
-    for node in differing(known, new.nodes) if changed is None else changed:
-        before = known.get(node.node_id)
-        if before is None or _differs(before, node):
-            key = _node_key(group_id, node.node_id)
-            puts[key] = _record(node, _MEMORY_ONLY)
-    return puts, set() if old is None else _vanished(old, new)
+        deletes.add(_group_key(old.group_id))
+    if old.round is not None and (new is None or new.round is None):
+        deletes.add(_round_key(old.group_id))
+    return puts, deletes
 
 
 def event_record(stored: StoredEvent) -> bytes:
@@ -170,31 +155,11 @@ def event_record(stored: StoredEvent) -> bytes:
     return _record(stored)
 
 
-def _keys(group: Group) -> set[str]:
-    keys = {_node_key(group.group_id, node_id) for node_id in group.nodes}
-    keys.add(_group_key(group.group_id))
-    if group.round is not None:
-        keys.add(_round_key(group.group_id))
-    return keys
-
-
-def _vanished(old: Group, new: Group) -> set[str]:
-    keys = {_node_key(old.group_id, node_id) for node_id in old.nodes.keys() - new.nodes.keys()}
-    if old.round is not None and new.round is None:
-        keys.add(_round_key(old.group_id))
-    return keys
-
-
 def _as_stored(round_: Round | None) -> Round | None:
     """A round without what is in memory only."""
     if round_ is None or (round_.stall is None and round_.moved_at is None):
         return round_
     return replace(round_, stall=None, moved_at=None)
-
-
-def _differs(before: Node, node: Node) -> bool:
-    """Whether two nodes differ in a stored field."""
-    return _stored(before) != _stored(node)
 
 
 def _record(value: object, without: AbstractSet[str] = frozenset()) -> bytes:
@@ -206,17 +171,6 @@ def _record(value: object, without: AbstractSet[str] = frozenset()) -> bytes:
 
 class _OtherVersion(StorageError):
     """A record of a version that this server does not read."""
-
-
-@dataclass(slots=True)
-class _Parts:
-    """The records of one group found so far, and what is wrong with the first that cannot be read."""
-
-    group: Group | None = None
-    round: Round | None = None
-    nodes: dict[str, Node] = field(default_factory=dict)
-    events: list[StoredEvent] = field(default_factory=list)
-    wrong: str = ""
 
 
 def restore(records: Mapping[str, bytes], now: float) -> Restored:
@@ -231,75 +185,67 @@ def restore(records: Mapping[str, bytes], now: float) -> Restored:
     Raises:
         StorageError: a record belongs to no group, or is of a version that this server does not read; says which.
     """
-    by_group: defaultdict[str, _Parts] = defaultdict(_Parts)
+    by_group: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
     for key, record in records.items():
         match key.split("/", 2):
             case ["groups", group, place]:
-                parts = by_group[unquote(group)]
+                by_group[unquote(group)][place] = record
             case _:
-                raise StorageError(f"the store has a record {key}, which no hetserver wrote: {_WAY_OUT}")
-        try:
-            _read_into(parts, place, key, record)
-        except _OtherVersion:
-            raise
-        except StorageError as error:
-            parts.wrong = parts.wrong or str(error)
+                raise StorageError(
+                    f"the store has a record {key}, which no hetserver wrote: restore a backup of the store, "
+                    f"or name another store with --store"
+                )
     groups: dict[str, RestoredGroup] = {}
     wrong: dict[str, str] = {}
-    for group_id, parts in by_group.items():
-        if not (parts.wrong or parts.group is not None or parts.round is not None or parts.nodes):
-            continue
+    for group_id, own in by_group.items():
         try:
-            groups[group_id] = RestoredGroup(_assemble(group_id, parts, now), _in_order(parts.events))
+            if (restored := _assemble(group_id, own, now)) is not None:
+                groups[group_id] = restored
+        except _OtherVersion:
+            raise
         except StorageError as error:
             wrong[group_id] = str(error)
     return Restored(groups, set_aside(wrong, records))
 
 
 def set_aside(wrong: Mapping[str, str], records: Iterable[str]) -> dict[str, Quarantined]:
-    """The groups that cannot be served, with the keys of their records.
-
-    Args:
-        wrong: why, by group id.
-        records: the keys of all groups' records.
-    """
-    if not wrong:
-        return {}
+    """The groups that cannot be served (why, by group id), with those of the keys that are theirs."""
     keys: dict[str, set[str]] = {group_id: set() for group_id in wrong}
-    for key in records:
+    for key in records if wrong else ():
         if (own := keys.get(unquote(key.split("/", 2)[1]))) is not None:
             own.add(key)
     return {group_id: Quarantined(why, frozenset(keys[group_id])) for group_id, why in wrong.items()}
 
 
-def _read_into(parts: _Parts, place: str, key: str, record: bytes) -> None:
-    match place.split("/"):
-        case ["group"]:
-            parts.group = _read(Group, key, record)
-        case ["round"]:
-            parts.round = _read(Round, key, record)
-        case ["nodes", node]:
-            parts.nodes[unquote(node)] = _read(Node, key, record)
-        case ["events", _]:
-            parts.events.append(_read(StoredEvent, key, record))
-        case _:
-            _malformed(key, "this hetserver does not know such a key")
-
-
-def _assemble(group_id: str, parts: _Parts, now: float) -> Group:
-    if parts.wrong:
-        raise StorageError(parts.wrong)
-    if parts.group is None:
+def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> RestoredGroup | None:
+    """A group from its records, by place; None if only events of it are left."""
+    group: Group | None = None
+    current: Round | None = None
+    nodes: dict[str, Node] = {}
+    events: list[StoredEvent] = []
+    for place, record in records.items():
+        key = f"{group_prefix(group_id)}{place}"
+        match place.split("/"):
+            case ["group"]:
+                group = _read(Group, key, record)
+            case ["round"]:
+                current = _read(Round, key, record)
+            case ["nodes", node]:
+                nodes[unquote(node)] = _read(Node, key, record)
+            case ["events", _]:
+                events.append(_read(StoredEvent, key, record))
+            case _:
+                _malformed(key, "this hetserver does not know such a key")
+    if group is None:
+        if current is None and not nodes:
+            return None
         _malformed(_group_key(group_id), "it is missing, but other records of the group exist")
-    if parts.group.group_id != group_id:
-        _malformed(_group_key(group_id), f"it is about group '{parts.group.group_id}'")
-    nodes = sorted(parts.nodes.items(), key=lambda item: (item[1].joined_at, item[0]))
-    heard = {node_id: node if node.gone else replace(node, heard_at=now) for node_id, node in nodes}
-    return replace(parts.group, nodes=heard, round=parts.round)
-
-
-def _in_order(events: list[StoredEvent]) -> tuple[StoredEvent, ...]:
-    return tuple(sorted(events, key=lambda stored: stored.number))
+    if group.group_id != group_id:
+        _malformed(_group_key(group_id), f"it is about group '{group.group_id}'")
+    in_order = sorted(nodes.items(), key=lambda item: (item[1].joined_at, item[0]))
+    heard = {node_id: node if node.gone else replace(node, heard_at=now) for node_id, node in in_order}
+    history = sorted(events, key=lambda stored: stored.number)
+    return RestoredGroup(replace(group, nodes=heard, round=current), tuple(history))
 
 
 def _read(kind: type[T], key: str, record: bytes) -> T:
@@ -310,13 +256,8 @@ def _read(kind: type[T], key: str, record: bytes) -> T:
                 f"record {key} has version {version}, but this hetserver reads at most version {VERSION}: "
                 f"upgrade hetserver, or name another store with --store"
             )
-        if version == 1:
-            raise _OtherVersion(
-                f"record {key} has version 1, which only unreleased hetservers wrote: move the store away, or name "
-                f"another one with --store; jobs start over"
-            )
         if version < VERSION:
-            _malformed(key, f"version {version} does not exist")
+            _malformed(key, f"version {version} was never released")
         return codec.read(kind, record, unknown="ignore")
     except (codec.Malformed, InvalidSpec) as error:
         _malformed(key, str(error), error)
@@ -324,6 +265,3 @@ def _read(kind: type[T], key: str, record: bytes) -> T:
 
 def _malformed(key: str, why: str, cause: Exception | None = None) -> NoReturn:
     raise StorageError(f"record {key} is malformed ({why})") from cause
-
-
-_WAY_OUT = "restore a backup of the store, or name another store with --store"

@@ -1,4 +1,4 @@
-"""A store in one SQLite file.
+"""A store in one SQLite file, which one server at a time may use.
 
 SQLite runs in WAL mode with `synchronous=FULL`: a commit costs one fsync and survives a power cut
 (https://www.sqlite.org/wal.html, https://www.sqlite.org/pragma.html#pragma_synchronous).
@@ -15,7 +15,6 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -54,90 +53,90 @@ _MEANINGS = {
     sqlite3.SQLITE_IOERR: "the disk failed or a limit was reached: see `df`, `ulimit -f` and the kernel's log",
 }
 
-
 T = TypeVar("T")
 
 
 class SqliteStore:
-    """Records in a file that one server at a time may use.
-
-    A worker thread owns the connection, so the event loop never waits for the disk.
+    """Records in a file. A worker thread owns the connection, so the event loop never waits for the disk.
 
     Args:
         path: the state file, made with mode 0600 if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = _StateFile(path)
+        self._path = path
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state-file")
         self._closed = False
+        # used in the worker thread only
+        self._lock = StateLock(path)
+        self._connection: sqlite3.Connection | None = None
+        self._known: Marker | None = None  # the file as our last load or commit left it
 
     async def load(self) -> Snapshot:
-        return await self._in_worker(self._file.load)
+        return await self._in_worker("read", self._load)
 
     async def commit(self, batch: Batch) -> None:
-        await self._in_worker(partial(self._file.commit, batch))
+        await self._in_worker("written", partial(self._commit, batch))
 
     async def close(self) -> None:
         if self._closed:
             return
-        closing = self._in_worker(self._file.close)
+        closing = self._in_worker("closed", self._release)
         self._closed = True
         try:
             await closing
         finally:
             self._worker.shutdown(wait=False)
 
-    def _in_worker(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+    def _in_worker(self, verb: str, work: Callable[[], T]) -> "asyncio.Future[T]":
         if self._closed:
             raise StorageError(
-                f"state file {self._file.path} is closed: the server is shutting down; try again in a moment"
+                f"state file {self._path} is closed: the server is shutting down; try again in a moment"
             )
-        return asyncio.get_running_loop().run_in_executor(self._worker, work)
 
+        def explained() -> T:
+            with self._explaining(verb):
+                return work()
 
-class _StateFile:
-    """The file itself; every method runs in the worker thread."""
+        return asyncio.get_running_loop().run_in_executor(self._worker, explained)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock = StateLock(path)
-        self._connection: sqlite3.Connection | None = None
-        self._known: Marker | None = None  # the file as our last load or commit left it
+    # -- in the worker thread --------------------------------------------------------------------------------
 
-    def load(self) -> Snapshot:
-        with self._explaining("read"):
-            connection = self._connected()
-            try:
-                self._check(connection)
-                records = dict(connection.execute("SELECT key, value FROM records"))
-                (clock,) = connection.execute("SELECT value FROM meta WHERE key = 'clock'").fetchone()
-                self._known = _marker(connection)
-            except sqlite3.Error:
-                self._disconnect()  # the next load opens the file again
-                raise
+    def _load(self) -> Snapshot:
+        connection = self._connected()
+        try:
+            # `quick_check` would cost as much here, and misses keys out of order
+            complaints = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(3)")]
+            if complaints != ["ok"]:
+                raise self._unusable(f"cannot be read ({'; '.join(complaints)})", sqlite3.SQLITE_CORRUPT)
+            records = dict(connection.execute("SELECT key, value FROM records"))
+            (clock,) = connection.execute("SELECT value FROM meta WHERE key = 'clock'").fetchone()
+            self._known = _marker(connection)
+        except (sqlite3.Error, StorageError):
+            self._disconnect()  # the next load opens the file again
+            raise
         return Snapshot(records, clock)
 
-    def commit(self, batch: Batch) -> None:
-        with self._explaining("written"):
-            connection = self._connected()
-            try:
-                self._write(connection, batch)
-            except (sqlite3.Error, StorageError) as error:
-                if not self._is_as_known(connection):
-                    raise
-                raise NothingWritten(str(self._explained(error, "written"))) from error
+    def _commit(self, batch: Batch) -> None:
+        connection = self._connected()
         assert self._known is not None
-        self._known = replace(self._known, commits=self._known.commits + 1)
+        try:
+            with self._explaining("written"):
+                self._write(connection, self._known.commits, batch)
+        except StorageError as error:
+            with contextlib.suppress(sqlite3.Error):
+                if _marker(connection) == self._known:
+                    raise NothingWritten(str(error)) from error
+            raise
+        self._known = Marker(self._known.name, self._known.commits + 1)
         self._lock.note(self._known)
 
-    def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
+    def _write(self, connection: sqlite3.Connection, commits: int, batch: Batch) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            assert self._known is not None
-            if connection.execute(_COUNT, (self._known.commits,)).rowcount != 1:
+            if connection.execute(_COUNT, (commits,)).rowcount != 1:
                 raise StorageError(
-                    f"state file {self.path} was changed by another program, or replaced: "
+                    f"state file {self._path} was changed by another program, or replaced: "
                     f"let no other program write to it; reading it again"
                 )
             connection.executemany(_PUT, batch.puts.items())
@@ -149,19 +148,11 @@ class _StateFile:
                 connection.execute("ROLLBACK")
             raise
 
-    def _is_as_known(self, connection: sqlite3.Connection) -> bool:
-        """Whether the file can be read and holds what our last commit left."""
+    def _release(self) -> None:
         try:
-            return _marker(connection) == self._known
-        except sqlite3.Error:
-            return False
-
-    def close(self) -> None:
-        with self._explaining("closed"):
-            try:
-                self._disconnect()
-            finally:
-                self._lock.release()
+            self._disconnect()
+        finally:
+            self._lock.release()
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -169,23 +160,23 @@ class _StateFile:
         return self._connection
 
     def _connect(self) -> sqlite3.Connection:
-        folder = self.path.parent
+        folder = self._path.parent
         if not folder.exists():  # mistyped, perhaps
             raise StorageError(
-                f"state file {self.path}: there is no directory {folder}: make it (mkdir -p), or {_ANOTHER_FILE}"
+                f"state file {self._path}: there is no directory {folder}: make it (mkdir -p), or {_ANOTHER_FILE}"
             )
-        marker = self._lock.take()
-        if marker is not None and not self.path.exists():
+        noted = self._lock.take()
+        if noted is not None and not self._path.exists():
             raise StorageError(
-                f"state file {self.path} is gone, but was used before: put it back, with its -wal. "
+                f"state file {self._path} is gone, but was used before: put it back, with its -wal. "
                 f"To begin with an empty state, remove {self._lock.path} and start again"
             )
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
             new = self._is_new(connection)
-            if marker is not None:
-                self._require_newest(marker, None if new else _marker(connection))
+            if noted is not None:
+                self._require_newest(noted, None if new else _marker(connection))
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             if new:
@@ -214,7 +205,7 @@ class _StateFile:
         else:
             return  # it may be ahead: a commit is noted after it was made
         raise StorageError(
-            f"state file {self.path} {what}. Put the newest file back, with its -wal. "
+            f"state file {self._path} {what}. Put the newest file back, with its -wal. "
             f"To serve what is there now, for example a restored backup, remove {self._lock.path} and start again"
         )
 
@@ -224,62 +215,53 @@ class _StateFile:
         Raises:
             StorageError: this server does not know the schema.
         """
-        named = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        tables = {name for (name,) in named}
+        tables = {
+            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
         if not tables:
             return True
         row = None
         if tables >= {"records", "meta"}:
             row = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-        match row:
-            case (int(version),) if version > SCHEMA_VERSION:
-                raise StorageError(
-                    f"state file {self.path} has schema version {version}, but this hetserver reads at most version "
-                    f"{SCHEMA_VERSION}: upgrade hetserver, or {_ANOTHER_FILE}"
-                )
-            case (int(),):
-                return False
-            case _:
-                raise StorageError(
-                    f"state file {self.path} is another program's database (its tables: "
-                    f"{', '.join(sorted(tables))}): {_ANOTHER_FILE}"
-                )
-
-    def _check(self, connection: sqlite3.Connection) -> None:
-        # `quick_check` would cost as much here, and misses keys out of order
-        complaints = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(3)")]
-        if complaints != ["ok"]:
-            meaning = _MEANINGS[sqlite3.SQLITE_CORRUPT]
-            raise StorageError(f"state file {self.path} cannot be read ({'; '.join(complaints)}): {meaning}")
+        if row is None or not isinstance(row[0], int):
+            raise StorageError(
+                f"state file {self._path} is another program's database (its tables: "
+                f"{', '.join(sorted(tables))}): {_ANOTHER_FILE}"
+            )
+        if row[0] > SCHEMA_VERSION:
+            raise StorageError(
+                f"state file {self._path} has schema version {row[0]}, but this hetserver reads at most version "
+                f"{SCHEMA_VERSION}: upgrade hetserver, or {_ANOTHER_FILE}"
+            )
+        return False
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
+    # -- errors ----------------------------------------------------------------------------------------------
+
     @contextlib.contextmanager
     def _explaining(self, verb: str) -> Iterator[None]:
         """Turn errors of SQLite and the system into messages that say what to do next."""
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
-            raise self._explained(error, verb) from error
+        except sqlite3.Error as error:
+            what = f"{error}, {getattr(error, 'sqlite_errorname', type(error).__name__)}"
+            raise self._unusable(
+                f"cannot be {verb} ({what})", getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+            ) from error
+        except OSError as error:
+            raise StorageError(
+                f"state file {self._path} cannot be {verb} ({error.filename or self._path}: {error.strerror}): "
+                f"give hetserver a directory that it may write to, or {_ANOTHER_FILE}"
+            ) from error
 
-    def _explained(self, error: Exception, verb: str) -> StorageError:
-        match error:
-            case sqlite3.Error():
-                code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-                primary = code & 0xFF  # the higher bits distinguish cases with the same remedy
-                meaning = _MEANINGS.get(
-                    primary, f"see https://www.sqlite.org/rescode.html, or {_ANOTHER_FILE}"
-                )
-                what = f"{error}, {getattr(error, 'sqlite_errorname', type(error).__name__)}"
-            case OSError():
-                what = f"{error.filename or self.path}: {error.strerror}"
-                meaning = f"give hetserver a directory that it may write to, or {_ANOTHER_FILE}"
-            case _:
-                return StorageError(str(error))
-        return StorageError(f"state file {self.path} cannot be {verb} ({what}): {meaning}")
+    def _unusable(self, what: str, code: int) -> StorageError:
+        """An error that says what to do about an error code, whose higher bits distinguish cases with one remedy."""
+        unknown = f"see https://www.sqlite.org/rescode.html, or {_ANOTHER_FILE}"
+        return StorageError(f"state file {self._path} {what}: {_MEANINGS.get(code & 0xFF, unknown)}")
 
 
 def _marker(connection: sqlite3.Connection) -> Marker | None:

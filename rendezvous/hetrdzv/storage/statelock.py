@@ -1,35 +1,26 @@
-"""Locks a state file against a second server, and remembers beside it how many commits it has.
-
-The lock is one of the kind that the kernel releases however the process ends (flock), on a file next to the state file.
-"""
+"""Locks a state file against a second server, and remembers beside it how many commits it has."""
 
 import contextlib
 import fcntl
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hetrdzv.protocol.errors import StorageError
 
 _CONTENT = re.compile(rb"\s*(\d+)\s+(?:([0-9a-f]+) (\d+)\n)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """Which state file it is, and how old.
-
-    Attributes:
-        name: made with the file; a copy has the same.
-        commits: how many it has got.
-    """
+class Marker(NamedTuple):
+    """Which state file it is (a copy has the same name), and how many commits it has got."""
 
     name: str
     commits: int
 
 
 class StateLock:
-    """The right to use a state file, and the marker beside it.
+    """The right to use a state file, which the kernel releases however the process ends (flock), and its marker.
 
     The lock file has our pid, for people, and the marker. It is written after each commit and not synced: after a crash
     the state file may be ahead of it, never behind.
@@ -49,9 +40,23 @@ class StateLock:
         Raises:
             StorageError: another server has the file.
         """
-        if self._lock is None:
-            self._lock = self._locked()
-        content = _CONTENT.match(os.pread(self._lock, 100, 0))
+        lock = self._lock
+        if lock is None:
+            lock = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
+        content = _CONTENT.match(os.pread(lock, 100, 0))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            if not isinstance(error, BlockingIOError):
+                raise
+            holder = f"pid {int(content[1])}" if content is not None else "its pid is unknown"
+            raise StorageError(
+                f"state file {self._guarded} is in use by another hetserver ({holder}): "
+                f"stop that one, or name another file with --store"
+            ) from error
+        self._lock = lock
+        content = _CONTENT.match(os.pread(lock, 100, 0))
         marker = Marker(content[2].decode(), int(content[3])) if content is not None and content[2] else None
         self.note(marker)
         return marker
@@ -72,19 +77,3 @@ class StateLock:
         if self._lock is not None:
             descriptor, self._lock = self._lock, None
             os.close(descriptor)
-
-    def _locked(self) -> int:
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException as error:
-            content = _CONTENT.match(os.pread(descriptor, 100, 0))
-            os.close(descriptor)
-            if not isinstance(error, BlockingIOError):
-                raise
-            holder = f"pid {int(content[1])}" if content is not None else "its pid is unknown"
-            raise StorageError(
-                f"state file {self._guarded} is in use by another hetserver ({holder}): "
-                f"stop that one, or name another file with --store"
-            ) from error
-        return descriptor

@@ -31,7 +31,6 @@ from hetrdzv.protocol.errors import (
     Unreachable,
 )
 from hetrdzv.protocol.failure import Failure, FailureFields
-from hetrdzv.protocol.pages import ConflictReply
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
@@ -128,7 +127,7 @@ class Server:
             if isinstance(error, StaleRound):
                 more["directive"] = codec.plain(self.told(node_id, now, group_id))
             if isinstance(error, SpecConflict):
-                more["conflict"] = codec.plain(codec.picked(ConflictReply, error))
+                more["conflict"] = codec.plain(error.conflict)
             return Problem(error.status, error.code, str(error), more)
 
     def _polled(

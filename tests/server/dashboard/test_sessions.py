@@ -112,10 +112,10 @@ async def test_a_session_has_the_rights_that_its_token_has_now(service: Service,
         await sign_in(client)
         assert (await client.get("/groups/g/cancel")).status_code == 403
         tokens.path.write_text(f"{TOKEN} admin\n")
-        tokens.reload(now=True)
+        tokens.reload()
         assert (await client.get("/groups/g/cancel")).status_code == 200
         tokens.path.write_text(f"{OTHER} admin\n")
-        tokens.reload(now=True)
+        tokens.reload()
         assert (await client.get("/")).status_code == 401
 
 

@@ -15,8 +15,8 @@ from hetrdzv.api.dependencies import (
     CurrentPolls,
     CurrentService,
     JsonRoute,
+    Requires,
     Wait,
-    requires,
 )
 from hetrdzv.api.errors import InvalidField, StaleReport
 from hetrdzv.auth.tokens import Role
@@ -50,7 +50,7 @@ router = APIRouter(
     route_class=JsonRoute,
     tags=["agents"],
     responses=GROUP_ERRORS,
-    dependencies=[Depends(requires(Role.AGENT))],
+    dependencies=[Depends(Requires(Role.AGENT))],
 )
 
 # -- joins and polls -----------------------------------------------------------------------------------------
@@ -66,7 +66,8 @@ async def join(
 ) -> Response:
     """Join, or ready for the next round. Replies with the directive; with `wait` it may wait for one."""
     if body.spec.command is not UNSET:
-        request.state.permit.check_command(group_id)
+        asked = "a command in the spec of a join, which other nodes would run,"
+        request.state.permit.check(Role.ADMIN, group_id, asked, scoped=False)
     try:
         return await _answer_poll(request, group_id, join_command(node_id, body), None, wait)
     except SpecConflict as conflict:

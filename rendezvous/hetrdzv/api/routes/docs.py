@@ -13,12 +13,12 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse
 
-from hetrdzv.api.dependencies import requires
+from hetrdzv.api.dependencies import Requires
 from hetrdzv.auth.tokens import Role
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.pages import ProblemReply
 
-router = APIRouter(include_in_schema=False, dependencies=[Depends(requires(Role.READ, scoped=True))])
+router = APIRouter(include_in_schema=False, dependencies=[Depends(Requires(Role.READ, scoped=True))])
 
 _HEAD = """<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>
 <style>body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto }}

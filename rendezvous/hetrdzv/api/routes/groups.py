@@ -17,9 +17,9 @@ from hetrdzv.api.dependencies import (
     JsonRoute,
     Nodes,
     Ranks,
+    Requires,
     RoundNumber,
     cancellation,
-    requires,
 )
 from hetrdzv.api.plans import in_words
 from hetrdzv.api.workers import shown
@@ -41,12 +41,12 @@ from hetrdzv.service.service import Service
 KEEPALIVE_S = 15.0
 """A followed history sends something at least this often, so that both ends notice a dead connection (seconds)."""
 
-READ, ADMIN = [Depends(requires(Role.READ))], [Depends(requires(Role.ADMIN))]
+READ, ADMIN = [Depends(Requires(Role.READ))], [Depends(Requires(Role.ADMIN))]
 
 router = APIRouter(prefix="/v1/groups", route_class=JsonRoute, tags=["groups"], responses=GROUP_ERRORS)
 
 
-@router.get("", response_model=GroupsReply, dependencies=[Depends(requires(Role.READ, scoped=True))])
+@router.get("", response_model=GroupsReply, dependencies=[Depends(Requires(Role.READ, scoped=True))])
 async def list_groups(service: CurrentService, permit: CurrentPermit) -> Response:
     """All groups in the scope of the token, in brief."""
     now, grant = service.now(), permit.grant

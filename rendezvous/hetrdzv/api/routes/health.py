@@ -4,7 +4,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from hetrdzv.api.dependencies import ERRORS, requires
+from hetrdzv.api.dependencies import ERRORS, Requires
 from hetrdzv.auth.tokens import Role
 from hetrdzv.protocol.errors import NoLeader, NotLeader
 from hetrdzv.protocol.pages import HealthReply, ReadyReply
@@ -33,7 +33,7 @@ async def readyz(request: Request) -> ReadyReply:
     )
 
 
-@router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(requires(Role.READ))])
+@router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(Requires(Role.READ))])
 async def metrics(request: Request) -> Response:
     """Metrics for Prometheus. A server that does not lead knows no groups, and says so."""
     replica: Replica = request.app.state.replica

@@ -1,10 +1,12 @@
 """Address and credentials of an etcd cluster, from its URL and hetserver's options."""
 
 import re
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from hetrdzv.auth.tls import ClientTls
 from hetrdzv.protocol.errors import HetError
 
 DEFAULT_PORT = 2379
@@ -23,17 +25,14 @@ class EtcdAccess:
         endpoints: `host:port` of the members.
         prefix: prefix of all our keys, without the slash after it.
         user, password: for a cluster with users.
-        ca_cert: PEM of the CA of the members' certificates; None: no TLS.
-        cert, key: PEM of our own certificate, for members that ask for one.
+        tls: which certificates we trust and show; None: no TLS.
     """
 
     endpoints: tuple[str, ...]
     prefix: str = DEFAULT_PREFIX
     user: str | None = None
     password: str | None = field(default=None, repr=False)
-    ca_cert: bytes | None = field(default=None, repr=False)
-    cert: bytes | None = field(default=None, repr=False)
-    key: bytes | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
 
     def __str__(self) -> str:
         return f"etcd://{','.join(self.endpoints)}/{self.prefix}"
@@ -91,7 +90,8 @@ def access_from(
     """Reads the files that the options name.
 
     Raises:
-        InvalidEtcd: the options contradict each other, or a file cannot be read.
+        InvalidEtcd: the options contradict each other.
+        TlsError: a file cannot be used.
     """
     endpoints, prefix = parse_url(url)
     if (user is None) != (password is None):
@@ -102,16 +102,7 @@ def access_from(
         raise InvalidEtcd("--etcd-cert and --etcd-key go together: give both")
     if cert is not None and ca_cert is None:
         raise InvalidEtcd("--etcd-cert is for TLS: give --etcd-ca-cert too")
-    return EtcdAccess(endpoints, prefix, user, password, _pem(ca_cert), _pem(cert), _pem(key))
-
-
-def _pem(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidEtcd(f"{path} cannot be read: {error.strerror}") from None
-    if b"-----BEGIN " not in content:
-        raise InvalidEtcd(f"{path} is not a PEM file: it has no line -----BEGIN ...-----")
-    return content
+    if ca_cert is None:
+        return EtcdAccess(endpoints, prefix, user, password)
+    tls = ClientTls(ca_cert, cert, key).context("--etcd-ca-cert", "--etcd-cert", "--etcd-key")
+    return EtcdAccess(endpoints, prefix, user, password, tls)

@@ -1,26 +1,19 @@
-"""Connections to an etcd cluster: members, TLS and user; a call moves on to the next member if one does not answer.
+"""A client of an etcd cluster by its JSON gateway (https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/).
 
-The calls are etcd3aio's, the connections our own, one per member: its own channel takes only IPv4 addresses, cannot
-check each member's name in TLS, and keeps sending calls to a member that hangs.
+A call moves on to the next member if one does not answer.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+import json
+import ssl
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import grpc
-import grpc.aio
-from etcd3aio.auth import AuthService
-from etcd3aio.errors import (
-    EtcdConnectionError,
-    EtcdError,
-    EtcdPermissionDeniedError,
-    EtcdTransientError,
-    EtcdUnauthenticatedError,
-)
-from etcd3aio.kv import Compare, KVService, RequestOp
-from etcd3aio.lease import LeaseService
+import httpx
 
+from hetrdzv.client.explain import causes, connection_error
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.etcd.access import EtcdAccess
 
@@ -36,18 +29,13 @@ LEAST_S = 0.1
 PAUSE_S = 0.1
 """Pause after no member has answered (seconds)."""
 
-_CHANNEL = [
-    ("grpc.max_receive_message_length", -1),  # a page of a load may be larger than 4 MiB
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-]
+_AWAY = (1, 4, 14)
+"""gRPC's CANCELLED, DEADLINE_EXCEEDED and UNAVAILABLE: another member may do it."""
 
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _NO_TOKEN = ("invalid auth token", "revision of auth store is old")
 
-T = TypeVar("T")
+Operation = Mapping[str, Any]
+"""A put, delete or get of a transaction, or one of its comparisons, as JSON."""
 
 
 class EtcdAway(StorageError):
@@ -58,28 +46,53 @@ class EtcdRefused(StorageError):
     """etcd refuses the call and will keep refusing until somebody sees to it, or to our configuration."""
 
 
-class Member:
-    """One member, with a connection of its own."""
+class _MemberAway(Exception):
+    """One member cannot answer; the text says why."""
 
-    def __init__(self, endpoint: str, access: EtcdAccess) -> None:
-        self.endpoint = endpoint
-        if access.ca_cert is None:
-            self._channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL)
-        else:
-            credentials = grpc.ssl_channel_credentials(access.ca_cert, access.key, access.cert)
-            self._channel = grpc.aio.secure_channel(endpoint, credentials, options=_CHANNEL)
-        self.kv = KVService(self._channel, max_attempts=1)
-        self.lease = LeaseService(self._channel, max_attempts=1)
-        self.auth = AuthService(self._channel, max_attempts=1)
 
-    def set_token(self, token: str | None) -> None:
-        """Send a token with every call from now on."""
-        for service in (self.kv, self.lease):
-            service.set_token(token)
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key with its value, its revisions and the lease that it is bound to (0: none)."""
 
-    async def close(self) -> None:
-        """Close the connection."""
-        await self._channel.close()
+    key: bytes
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class TxnReply:
+    """How a transaction ended: at which revision, and what its gets found."""
+
+    succeeded: bool
+    revision: int
+    found: tuple[KeyValue | None, ...]
+
+
+def put(key: bytes, value: bytes, lease: int = 0) -> Operation:
+    """Writes a key."""
+    return {"request_put": {"key": _text(key), "value": _text(value), "lease": lease}}
+
+
+def delete(key: bytes, end: bytes = b"") -> Operation:
+    """Removes a key, or all keys from `key` up to `end`."""
+    return {"request_delete_range": {"key": _text(key), "range_end": _text(end)}}
+
+
+def get(key: bytes) -> Operation:
+    """Reads a key."""
+    return {"request_range": {"key": _text(key)}}
+
+
+def created_at(key: bytes, revision: int) -> Operation:
+    """Compares: the key was made at this revision; 0: there is none."""
+    return {"key": _text(key), "target": "CREATE", "create_revision": revision}
+
+
+def written_at(key: bytes, revision: int) -> Operation:
+    """Compares: the key was last written at this revision; 0: there is none."""
+    return {"key": _text(key), "target": "MOD", "mod_revision": revision}
 
 
 class Etcd:
@@ -93,13 +106,20 @@ class Etcd:
 
     def __init__(self, access: EtcdAccess) -> None:
         self.access = access
-        self._members = [Member(endpoint, access) for endpoint in access.endpoints]
-        self._signed_in: str | None = None
+        self._scheme = "http" if access.tls is None else "https"
+        self._http = httpx.AsyncClient(
+            verify=access.tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            trust_env=False,
+            timeout=None,
+            limits=httpx.Limits(max_connections=None),
+        )
+        self._members = list(access.endpoints)
+        self._token: str | None = None
         self._signing_in = asyncio.Lock()
 
     async def close(self) -> None:
         """Close every connection."""
-        await asyncio.gather(*(member.close() for member in self._members))
+        await self._http.aclose()
 
     def key(self, name: str) -> bytes:
         """The full name of one of our keys."""
@@ -107,168 +127,171 @@ class Etcd:
 
     # -- calls -----------------------------------------------------------------------------------------------
 
-    async def get(self, key: bytes, *, within_s: float) -> Any:
-        """The newest key-value of a key (with `value`, `create_revision`, `mod_revision`), or None."""
-        reply = await self._call(lambda m, s: m.kv.get(key, timeout=s), within_s)
-        return reply.kvs[0] if reply.kvs else None
+    async def get(self, key: bytes, *, within_s: float) -> KeyValue | None:
+        """The newest value of a key, or None."""
+        return _first(await self._call("kv/range", {"key": _text(key)}, within_s))
 
-    async def page(self, start: bytes, end: bytes, revision: int, limit: int, *, within_s: float) -> Any:
-        """The first keys from `start` up to `end` as of a revision: a reply with `kvs` in order, and `more`."""
-        return await self._call(
-            lambda m, s: m.kv.get(start, end, revision=revision, limit=limit, timeout=s), within_s, within_s
-        )
+    async def page(
+        self, start: bytes, end: bytes, revision: int, limit: int, *, within_s: float
+    ) -> tuple[list[KeyValue], int, bool]:
+        """Some keys from `start` up to `end` as of a revision (0: the newest), that revision, and if more follow."""
+        body = {"key": _text(start), "range_end": _text(end), "revision": revision, "limit": limit}
+        reply = await self._call("kv/range", body, within_s, within_s)
+        return _pairs(reply), int(reply["header"]["revision"]), reply.get("more", False)
 
     async def txn(
         self,
-        compare: Sequence[Compare],
-        success: Sequence[RequestOp],
-        failure: Sequence[RequestOp] = (),
+        compare: Sequence[Operation],
+        success: Sequence[Operation],
+        failure: Sequence[Operation] = (),
         *,
         within_s: float,
-    ) -> Any:
+    ) -> TxnReply:
         """Run a transaction. It may be sent more than once; its comparisons have to make that harmless."""
-        return await self._call(lambda m, s: m.kv.txn(compare, success, failure, timeout=s), within_s)
+        body = {"compare": compare, "success": success, "failure": failure}
+        reply = await self._call("kv/txn", body, within_s)
+        ranges = [part["response_range"] for part in reply.get("responses", ()) if "response_range" in part]
+        revision = int(reply["header"]["revision"])
+        return TxnReply(reply.get("succeeded", False), revision, tuple(map(_first, ranges)))
 
     async def grant(self, ttl_s: int, *, within_s: float) -> tuple[int, int]:
         """Make a lease; returns its id and the seconds that etcd granted, which may be more than asked for."""
-        reply = await self._call(lambda m, s: m.lease.grant(ttl_s, timeout=s), within_s)
-        return int(reply.ID), int(reply.TTL)
+        reply = await self._call("lease/grant", {"TTL": ttl_s}, within_s)
+        return int(reply["ID"]), int(reply["TTL"])
 
     async def keep_alive(self, lease: int, *, within_s: float, attempt_s: float = ATTEMPT_S) -> int:
         """Renew a lease; returns how long it lasts from now (seconds), 0 if it is gone."""
-
-        async def renew(member: Member, timeout_s: float) -> int:
-            async with asyncio.timeout(timeout_s):
-                stream = member.lease.keep_alive(lease)
-                try:
-                    async for reply in stream:
-                        return int(reply.TTL)
-                finally:
-                    stream.cancel()
-            raise EtcdConnectionError("the connection was cut")
-
-        return await self._call(renew, within_s, attempt_s)
+        reply = await self._call("lease/keepalive", {"ID": lease}, within_s, attempt_s)
+        return int(reply["result"].get("TTL", 0))
 
     async def revoke(self, lease: int, *, within_s: float) -> None:
         """End a lease and delete the keys bound to it; a lease that is already gone is not an error."""
         try:
-            await self._call(lambda m, s: m.lease.revoke(lease, timeout=s), within_s)
+            await self._call("lease/revoke", {"ID": lease}, within_s)
         except EtcdRefused as error:
             if "lease not found" not in str(error):
                 raise
 
     # -- members ---------------------------------------------------------------------------------------------
 
-    async def _call(
-        self,
-        do: Callable[[Member, float], Awaitable[T]],
-        within_s: float,
-        attempt_s: float = ATTEMPT_S,
-    ) -> T:
+    async def _call(self, path: str, body: object, within_s: float, attempt_s: float = ATTEMPT_S) -> Any:
         """Try one member after the other, beginning with the one that answered last."""
-        loop = asyncio.get_running_loop()
+        loop, content = asyncio.get_running_loop(), json.dumps(body).encode()
         until = loop.time() + within_s
         reasons: dict[str, str] = {}
         while True:
             for member in list(self._members):
                 timeout_s = min(attempt_s, until - loop.time())
                 if timeout_s <= 0:
-                    raise EtcdAway(self._nobody(reasons))
+                    why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+                    raise EtcdAway(f"no etcd member answers ({why or 'no time left to ask'})")
                 try:
-                    return await self._at(member, do, timeout_s)
-                except (EtcdConnectionError, EtcdTransientError, TimeoutError) as error:
-                    if (
-                        timeout_s >= attempt_s or member.endpoint not in reasons
-                    ):  # else it had hardly any time
-                        reasons[member.endpoint] = _reason(error, timeout_s)
+                    return await self._ask(member, path, content, timeout_s)
+                except (httpx.TransportError, TimeoutError, _MemberAway) as error:
+                    if timeout_s >= attempt_s or member not in reasons:  # else it had hardly any time
+                        reasons[member] = _reason(error, timeout_s)
                     self._members.remove(member)  # from now on the next one is asked first
                     self._members.append(member)
             await asyncio.sleep(PAUSE_S)
 
-    async def _at(self, member: Member, do: Callable[[Member, float], Awaitable[T]], timeout_s: float) -> T:
+    async def _ask(self, member: str, path: str, content: bytes, timeout_s: float) -> Any:
+        if self.access.user is None:
+            return await self._post(member, path, content, timeout_s)
+        if self._token is None:
+            await self._sign_in(member, None)
+        token = self._token
         try:
-            if self.access.user is not None and self._signed_in is None:
-                await self._sign_in(member, None, timeout_s)
-            token = self._signed_in
-            try:
-                return await do(member, timeout_s)
-            except (EtcdUnauthenticatedError, grpc.aio.AioRpcError) as error:
-                if self.access.user is None or not any(text in _details(error) for text in _NO_TOKEN):
-                    raise
-                await self._sign_in(member, token, timeout_s)  # it expired, or the member was restarted
-                return await do(member, timeout_s)
-        except grpc.aio.AioRpcError as error:
-            if error.code() in _AWAY:
-                raise EtcdConnectionError(error.details() or "") from error
-            raise _meaning(error, self.access) from error
-        except (EtcdUnauthenticatedError, EtcdPermissionDeniedError) as error:
-            raise _meaning(error, self.access) from error
+            return await self._post(member, path, content, timeout_s)
+        except StorageError as error:
+            if not any(text in str(error.__cause__) for text in _NO_TOKEN):
+                raise
+        await self._sign_in(member, token)  # it expired, or the member was restarted
+        return await self._post(member, path, content, timeout_s)
 
-    async def _sign_in(self, member: Member, former: str | None, timeout_s: float) -> None:
+    async def _sign_in(self, member: str, former: str | None) -> None:
         async with self._signing_in:
-            if self._signed_in != former:
-                return  # another call did
-            user, password = self.access.user or "", self.access.password or ""
-            reply = await member.auth.authenticate(user, password, timeout=max(timeout_s, SIGN_IN_S))
-            self._signed_in = str(reply.token)
-            for each in self._members:
-                each.set_token(self._signed_in)
+            if self._token == former:  # else another call did
+                self._token = None
+                body = json.dumps({"name": self.access.user, "password": self.access.password}).encode()
+                self._token = (await self._post(member, "auth/authenticate", body, SIGN_IN_S))["token"]
 
-    def _nobody(self, reasons: dict[str, str]) -> str:
-        said = "; ".join(f"{endpoint}: {reason}" for endpoint, reason in reasons.items())
-        return f"no etcd member answers ({said or 'no time left to ask'})"
+    async def _post(self, member: str, path: str, content: bytes, timeout_s: float) -> Any:
+        headers = {"Authorization": self._token} if self._token is not None else {}
+        async with asyncio.timeout(timeout_s):
+            url = f"{self._scheme}://{member}/v3/{path}"
+            response = await self._http.post(url, content=content, headers=headers)
+        try:
+            reply = response.json()
+            error = reply.get("error")
+        except (ValueError, AttributeError):
+            hint = "" if self.access.tls else " or does it ask for TLS (--etcd-ca-cert)?"
+            raise _MemberAway(
+                f"no answer of etcd's (HTTP {response.status_code}): is its gateway on?{hint}"
+            ) from None
+        if response.is_success and error is None:
+            return reply
+        problem = error if isinstance(error, dict) else reply
+        text = str(problem.get("message") or error)
+        if problem.get("code", problem.get("grpc_code")) in _AWAY:
+            raise _MemberAway(text.removeprefix("etcdserver: ")[:200])
+        raise _meaning(text.rpartition("etcdserver: ")[2], self.access) from _MemberAway(text)
 
 
-def _details(error: BaseException) -> str:
-    return (error.details() or "") if isinstance(error, grpc.aio.AioRpcError) else str(error)
+def _text(value: bytes) -> str:
+    return b64encode(value).decode()
+
+
+def _pairs(reply: Mapping[str, Any]) -> list[KeyValue]:
+    return [
+        KeyValue(
+            b64decode(pair["key"]),
+            b64decode(pair.get("value", "")),
+            int(pair["create_revision"]),
+            int(pair["mod_revision"]),
+            int(pair.get("lease", 0)),
+        )
+        for pair in reply.get("kvs", ())
+    ]
+
+
+def _first(reply: Mapping[str, Any]) -> KeyValue | None:
+    return next(iter(_pairs(reply)), None)
 
 
 def _reason(error: BaseException, timeout_s: float) -> str:
     """Why one member did not answer, in a few words."""
-    cause = error.__cause__ if isinstance(error.__cause__, grpc.aio.AioRpcError) else error
-    text = _details(cause)
-    if isinstance(error, TimeoutError | EtcdTransientError):
+    if isinstance(error, _MemberAway):
+        return str(error)
+    if isinstance(error, TimeoutError):
         return f"no answer within {timeout_s:.1f} s" if timeout_s >= LEAST_S else "no time left to ask it"
-    if "onnection refused" in text:
-        return "connection refused"
-    if "resolution" in text or "lookup" in text:
-        return "host name unknown"
-    if "CERTIFICATE_VERIFY_FAILED" in text or "Peer name" in text or "is not in peer certificate" in text:
-        return "its certificate is not for this name, or not signed by the CA in --etcd-ca-cert"
-    if "handshake failed" in text or "SSL" in text:
-        return "TLS failed: does it speak TLS, and does it ask for --etcd-cert?"
-    if "Socket closed" in text or "Connection reset" in text or "closed" in text:
-        return "it closes the connection: does it ask for TLS (--etcd-ca-cert)?"
-    return text.rpartition("last error: ")[2].removeprefix("etcdserver: ")[:200] or "no connection"
+    for cause in causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return "its certificate is not for this name, or not signed by the CA in --etcd-ca-cert"
+        if isinstance(cause, ssl.SSLError):
+            return "TLS failed: does it speak TLS, and does it ask for --etcd-cert?"
+    return connection_error(error) or "it closes the connection: does it ask for TLS (--etcd-ca-cert)?"
 
 
-def _meaning(error: BaseException, access: EtcdAccess) -> StorageError:
+def _meaning(text: str, access: EtcdAccess) -> StorageError:
     """What an error of etcd means, and what to do."""
-    text = _details(error).rpartition("etcdserver: ")[2]
     who = f"user '{access.user}'" if access.user is not None else "a client without a user"
-    if "user name is empty" in text or "invalid auth token" in text:
-        return EtcdRefused("etcd requires a user: give --etcd-user and --etcd-password-file")
-    if "authentication failed" in text:
-        return EtcdRefused(
-            f"etcd rejects {who} with this password: check --etcd-user and --etcd-password-file"
-        )
-    if "authentication is not enabled" in text:
-        return EtcdRefused("etcd has no users (authentication is not enabled): leave out --etcd-user")
-    if isinstance(error, EtcdPermissionDeniedError) or "permission denied" in text:
-        return EtcdRefused(
-            f"etcd does not let {who} access {access.prefix}/: "
-            f"etcdctl role grant-permission ROLE --prefix readwrite {access.prefix}/"
-        )
-    if "database space exceeded" in text:
-        return EtcdRefused(
-            "etcd's database is full: compact and defragment it, then `etcdctl alarm disarm` "
-            "(https://etcd.io/docs/v3.5/op-guide/maintenance/)"
-        )
+    meanings = {
+        "user name is empty": "etcd requires a user: give --etcd-user and --etcd-password-file",
+        "invalid auth token": "etcd requires a user: give --etcd-user and --etcd-password-file",
+        "authentication failed": f"etcd rejects {who} with this password: check --etcd-user and --etcd-password-file",
+        "authentication is not enabled": "etcd has no users (authentication is not enabled): leave out --etcd-user",
+        "permission denied": f"etcd does not let {who} access {access.prefix}/: "
+        f"etcdctl role grant-permission ROLE --prefix readwrite {access.prefix}/",
+        "database space exceeded": "etcd's database is full: compact and defragment it, then `etcdctl alarm disarm` "
+        "(https://etcd.io/docs/v3.5/op-guide/maintenance/)",
+        "lease not found": "etcd refuses: lease not found",
+    }
+    for part, meaning in meanings.items():
+        if part in text:
+            return EtcdRefused(meaning)
     if "too many operations" in text or "too large" in text:
         return StorageError(
             f"etcd's limits are below its defaults ({text}): "
             f"start it with at least --max-txn-ops=128 and --max-request-bytes=1572864"
         )
-    if isinstance(error, EtcdError) or "lease not found" in text:
-        return EtcdRefused(f"etcd refuses: {text}")
-    return StorageError(f"etcd answered with an error: {text[:300] or error!r}")
+    return StorageError(f"etcd answered with an error: {text[:300]}")

@@ -12,12 +12,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
-
-from etcd3aio.kv import KVService
 
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.etcd.client import PAUSE_S, Etcd, EtcdAway
+from hetrdzv.storage.etcd.client import PAUSE_S, Etcd, EtcdAway, KeyValue, created_at, get, put
 from hetrdzv.storage.etcd.store import Fence
 
 DEFAULT_LEASE_S = 3
@@ -40,18 +37,13 @@ def awake_s() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The content of the leader key.
-
-    Attributes:
-        url: where the leader answers.
-        nonce: distinguishes its campaigns.
-    """
+    """The content of the leader key: where the leader answers, and what distinguishes its campaigns."""
 
     url: str
     nonce: str
 
     @classmethod
-    def read(cls, pair: Any) -> "Leader | None":
+    def read(cls, pair: KeyValue | None) -> "Leader | None":
         """From the leader key; None if there is none.
 
         Raises:
@@ -76,12 +68,8 @@ class Leader:
 class Term:
     """Our term as the leader.
 
-    Args:
-        lease: the etcd lease that the leader key is bound to.
-        ttl_s: how long the lease lasts without a renewal (seconds).
-        sent_at: when the request that granted it was sent, by `awake_s`.
-
     Attributes:
+        lease: the etcd lease that the leader key is bound to; `ttl_s`: how long it lasts without a renewal (seconds).
         until: until when the leader key is certainly ours, by `awake_s`.
     """
 
@@ -102,38 +90,30 @@ class Term:
 
 
 async def who_leads(etcd: Etcd, within_s: float = CALL_S) -> Leader | None:
-    """The present leader, or None.
-
-    Raises:
-        StorageError: etcd does not say.
-    """
+    """The present leader, or None."""
     return Leader.read(await etcd.get(etcd.key("leader"), within_s=within_s))
 
 
 async def campaign(etcd: Etcd, url: str, lease_s: int) -> Term | None:
-    """Try to become the leader; None if somebody else is.
-
-    Raises:
-        StorageError: etcd does not say how it ended.
-    """
+    """Try to become the leader; None if somebody else is."""
     ours = Leader(url, secrets.token_hex(8))
     key, began = etcd.key("leader"), awake_s()
     lease, ttl_s = await etcd.grant(lease_s, within_s=CALL_S)
     try:
         reply = await etcd.txn(
-            [KVService.txn_compare_create_revision(key, 0)],
-            [KVService.txn_op_put(key, ours.value(), lease=lease)],
-            [KVService.txn_op_get(key)],
+            [created_at(key, 0)],
+            [put(key, ours.value(), lease)],
+            [get(key)],
             within_s=CALL_S,
         )
     except BaseException:
         with suppress(StorageError):
             await etcd.revoke(lease, within_s=CALL_S / 4)
         raise
-    revision = reply.header.revision
+    revision = reply.revision
     if not reply.succeeded:
-        (pair,) = reply.responses[0].response_range.kvs
-        if Leader.read(pair) != ours:
+        (pair,) = reply.found
+        if pair is None or Leader.read(pair) != ours:
             await etcd.revoke(lease, within_s=CALL_S)
             return None
         revision = pair.create_revision  # an earlier attempt that got no answer had made it
@@ -141,14 +121,7 @@ async def campaign(etcd: Etcd, url: str, lease_s: int) -> Term | None:
 
 
 async def renew_until_over(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str:
-    """Renew the lease of a term until the term is over, then fence off every write.
-
-    Args:
-        complain: told about failed renewals.
-
-    Returns:
-        why the term is over.
-    """
+    """Renew the lease of a term until the term is over, then fence off every write; returns why it is over."""
     try:
         return await _renew(etcd, term, complain)
     finally:
@@ -183,9 +156,5 @@ async def _renew(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str
 
 
 async def resign(etcd: Etcd, lease: int, within_s: float = CALL_S) -> None:
-    """End the lease of a term that is over, so that nobody has to wait for it to run out.
-
-    Raises:
-        StorageError: etcd does not say whether it did.
-    """
+    """End the lease of a term that is over, so that nobody has to wait for it to run out."""
     await etcd.revoke(lease, within_s=within_s)

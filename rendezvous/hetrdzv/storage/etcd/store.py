@@ -10,27 +10,37 @@ since, so a deposed leader writes nothing. *meta* is as our last commit left it:
 take effect later, after others.
 
 etcd takes 128 operations and 1.5 MiB per transaction. A larger batch is written into the log first; the transaction
-that declares the log valid in meta is its commit; then the log is applied and removed. A load applies a valid log and
-ignores any other, so half a batch is never seen.
+that declares the log valid in meta is its commit; then the log is applied and removed. Any other log counts for
+nothing, so half a batch is never seen.
 
-An etcd without space refuses every write, but can be read: then a load writes nothing and applies the log in memory.
+A load applies a valid log in memory, since an etcd without space refuses every write; the next commit applies it there.
 """
 
 import asyncio
 import json
 import secrets
+from base64 import b64decode
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
-
-from etcd3aio.kv import Compare, KVService, RequestOp, TxnRequest
+from typing import Any, NamedTuple, TypeVar
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
-from hetrdzv.storage.etcd.client import Etcd, EtcdAway, EtcdRefused
+from hetrdzv.storage.etcd.client import (
+    Etcd,
+    EtcdAway,
+    EtcdRefused,
+    KeyValue,
+    Operation,
+    TxnReply,
+    created_at,
+    delete,
+    get,
+    put,
+    written_at,
+)
 
 VERSION = 1
 
@@ -57,11 +67,7 @@ class Deposed(StorageError):
 
 
 class Fence:
-    """Makes writes succeed only while we lead.
-
-    Args:
-        key: the leader key.
-        revision: the revision at which we made it.
+    """Makes writes succeed only while we lead: while the leader key is the one that we made at `revision`.
 
     Attributes:
         lost: set as soon as we know that we no longer lead.
@@ -71,18 +77,20 @@ class Fence:
         self.key = key
         self.lost = asyncio.Event()
         self._revision = revision
-        self.compare = KVService.txn_compare_create_revision(key, revision)
+        self.compare = created_at(key, revision)
 
-    def holds(self, leader: Any) -> bool:
-        """Whether a key-value (or None) is our leader key."""
-        return leader is not None and bool(leader.create_revision == self._revision)
-
-    async def guard(self, work: Awaitable[T]) -> T:
-        """Await some work, or give it up when we are deposed.
+    def require(self, leader: KeyValue | None) -> None:
+        """Check that this is our leader key.
 
         Raises:
-            Deposed: we were.
+            Deposed: it is not.
         """
+        if leader is None or leader.create_revision != self._revision:
+            self.lost.set()
+            raise Deposed("etcd refused a write: another server leads, or may lead; ask that one")
+
+    async def guard(self, work: Awaitable[T]) -> T:
+        """Await some work, or give it up with `Deposed` when we are."""
         task, lost = asyncio.ensure_future(work), asyncio.ensure_future(self.lost.wait())
         try:
             await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -94,30 +102,16 @@ class Fence:
                 waiting.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """The state of meta after our last transaction.
-
-    Attributes:
-        revision: of the key.
-        clock: the highest clock ever committed (seconds).
-        log: how many pieces of a log are valid, and not yet applied.
-        held: whether we wrote it, so that no earlier attempt of ours can still take effect.
-    """
+class _Head(NamedTuple):
+    """meta as our last transaction left it: its revision (0: there is none), and its content (see `_parse_meta`)."""
 
     revision: int
     clock: float
-    log: int = 0
-    held: bool = True
+    log: int
 
 
 class EtcdStore:
-    """Records on etcd, written by the leader only.
-
-    Args:
-        etcd: closed by its owner.
-        fence: of the election that we won.
-    """
+    """Records on etcd, written by the leader only: `fence` is of the election that we won."""
 
     def __init__(self, etcd: Etcd, fence: Fence) -> None:
         self._etcd = etcd
@@ -165,9 +159,9 @@ class EtcdStore:
     # -- reading ---------------------------------------------------------------------------------------------
 
     async def _load(self) -> Snapshot:
-        log = await self._take_hold()
+        await self._claim_meta()
         content = await self._all_records()
-        for operation in log:
+        for operation in await self._read_log():
             _do(operation, content)
         assert self._head is not None
         pieces_of: defaultdict[bytes, list[bytes]] = defaultdict(list)
@@ -178,33 +172,19 @@ class EtcdStore:
         records = {name.decode(): b"".join(values) for name, values in pieces_of.items()}
         return Snapshot(records, self._head.clock)
 
-    async def _take_hold(self) -> list[RequestOp]:
-        """Write meta again, so that no earlier attempt can still take effect, and apply a valid log.
-
-        Returns:
-            what of the log could not be applied, since etcd refuses writes; the next commit begins with it.
-        """
+    async def _claim_meta(self) -> None:
+        """Read meta, and write it again, so that no earlier attempt can still take effect."""
         while True:
             stored = await self._read(self._meta_key)
-            meta = _parse_meta(stored.value if stored is not None else None)
-            revision = stored.mod_revision if stored is not None else 0
-            self._head = _Head(revision, meta["clock"], meta["log"], held=False)
-            log = await self._read_log(meta["log"])
+            meta = _parse_meta(stored)
+            self._head = _Head(stored.mod_revision if stored is not None else 0, meta["clock"], meta["log"])
             try:
-                await self._finish(log)
-            except _Overtaken:
+                await self._advance([], self._head.clock, self._head.log)
+            except _MetaConflict:
                 continue  # an earlier attempt of ours took effect just now
             except EtcdRefused:
-                return log
-            return []
-
-    async def _finish(self, log: list[RequestOp]) -> None:
-        """Make the state on etcd ours, if it is not, and apply its log."""
-        assert self._head is not None
-        if not self._head.held:
-            await self._advance([], self._head.clock, self._head.log)
-        if self._head.log:
-            await self._apply(log)
+                pass  # it has no space, but can be read; if that attempt comes, the next commit fails
+            return
 
     async def _all_records(self) -> dict[bytes, bytes]:
         """Every key below records/ with its value, as of one moment."""
@@ -212,17 +192,16 @@ class EtcdStore:
         content: dict[bytes, bytes] = {}
         revision, more = 0, True
         while more:
-            page = await self._fence.guard(
-                self._etcd.page(start, end, revision, PAGE, within_s=PATIENCE_S),
-            )
-            content |= {pair.key: pair.value for pair in page.kvs}
-            revision = revision or page.header.revision
-            more = page.more
-            start = page.kvs[-1].key + b"\0" if page.kvs else end
+            page = self._etcd.page(start, end, revision, PAGE, within_s=PATIENCE_S)
+            pairs, revision, more = await self._fence.guard(page)
+            content |= {pair.key: pair.value for pair in pairs}
+            start = pairs[-1].key + b"\0" if pairs else end
         return content
 
-    async def _read_log(self, pieces: int) -> list[RequestOp]:
-        content = bytearray()
+    async def _read_log(self) -> list[Operation]:
+        """The operations of the valid log; none if there is no log."""
+        assert self._head is not None
+        content, pieces = bytearray(b"" if self._head.log else b"[]"), self._head.log
         for number in range(pieces):
             piece = await self._read(_log_key(self._log, number))
             if piece is None:
@@ -231,7 +210,8 @@ class EtcdStore:
                     f"restore a backup of it, or name another prefix with --store"
                 )
             content += piece.value
-        return list(TxnRequest.FromString(bytes(content)).success)
+        operations: list[Operation] = json.loads(content)
+        return operations
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -240,13 +220,13 @@ class EtcdStore:
             await self._load()
         assert self._head is not None
         try:
-            await self._finish(await self._read_log(self._head.log))
+            if self._head.log:
+                await self._apply(await self._read_log())
             await self._write(batch)
         except EtcdRefused as error:
             pair = await self._read(self._meta_key)
             if (pair.mod_revision if pair is not None else 0) != self._head.revision:
                 raise  # an etcd that runs out of space may refuse what it has written
-            self._head = replace(self._head, held=False)
             raise NothingWritten(str(error)) from error
 
     async def _write(self, batch: Batch) -> None:
@@ -254,134 +234,108 @@ class EtcdStore:
         pieces = dict(self._pieces)
         operations = list(self._operations(batch, pieces))
         clock = max(self._head.clock, batch.clock)
-        if len(operations) < MAX_OPERATIONS and sum(op.ByteSize() for op in operations) <= MAX_BYTES:
+        if len(operations) < MAX_OPERATIONS and sum(map(_size, operations)) <= MAX_BYTES:
             await self._advance(operations, clock)
         else:
-            log = [*_cut(TxnRequest(success=operations).SerializeToString())]
+            await self._advance([], self._head.clock)  # no piece of an earlier attempt can still come
+            log = [*_cut(json.dumps(operations).encode())]
             for number, piece in enumerate(log):
-                put = KVService.txn_op_put(_log_key(self._log, number), piece)
-                await self._txn([self._unmoved()], [put])
+                await self._txn([put(_log_key(self._log, number), piece)])
             await self._advance([], clock, len(log))
             with suppress(EtcdRefused):  # it is committed; the next commit applies it
                 await self._apply(operations)
         self._pieces = pieces
 
-    def _operations(self, batch: Batch, pieces: dict[bytes, int]) -> Iterator[RequestOp]:
+    def _operations(self, batch: Batch, pieces: dict[bytes, int]) -> Iterator[Operation]:
         """The operations of a batch; keeps `pieces` up to date."""
-        for key, value in batch.puts.items():
-            if key in batch.deletes:
-                continue
+        values = {**batch.puts, **dict.fromkeys(batch.deletes)}
+        for key, value in values.items():
             name = _name(key)
-            cut = [*_cut(value)]
+            cut = [] if value is None else [*_cut(value)]
             for number, piece in enumerate(cut):
-                yield KVService.txn_op_put(self._record_key(name, number), piece)
-            if pieces.pop(name, 1) > len(cut):
-                yield self._delete_range(self._record_key(name, len(cut)), self._record_key(name) + b"\1")
+                yield put(self._record_key(name, number), piece)
+            if value is None:
+                yield delete(self._record_key(name))
+            if pieces.pop(name, 1) > max(1, len(cut)):
+                yield delete(self._record_key(name, max(1, len(cut))), self._record_key(name) + b"\1")
             if len(cut) > 1:
                 pieces[name] = len(cut)
-        for key in batch.deletes:
-            name = _name(key)
-            yield KVService.txn_op_delete(self._record_key(name))
-            if pieces.pop(name, 1) > 1:
-                yield self._delete_range(self._record_key(name, 1), self._record_key(name) + b"\1")
 
-    async def _apply(self, operations: Iterable[RequestOp]) -> None:
+    async def _apply(self, operations: Iterable[Operation]) -> None:
         """Apply a valid log, then remove it. Harmless if it was already applied, wholly or in part."""
         for part in _parts(operations):
-            await self._txn([self._unmoved()], part)
+            await self._txn(part)
         assert self._head is not None
-        await self._advance([self._delete_range(self._log, _end(self._log))], self._head.clock)
+        await self._advance([delete(self._log, _end(self._log))], self._head.clock)
 
-    async def _advance(self, operations: list[RequestOp], clock: float, log: int = 0) -> None:
+    async def _advance(self, operations: list[Operation], clock: float, log: int = 0) -> None:
         """Run a transaction that is a commit: it writes meta.
 
         Raises:
-            _Overtaken: meta has changed since our last transaction; nothing was written.
+            _MetaConflict: meta has changed since our last transaction; nothing was written.
         """
-        assert self._head is not None
         commit = secrets.token_hex(8)
         meta = json.dumps({"v": VERSION, "clock": clock, "commit": commit, "log": log}).encode()
-        put = KVService.txn_op_put(self._meta_key, meta)
-        look = [self._get(self._fence.key), self._get(self._meta_key)]
-        reply = await self._sent([self._unmoved()], [*operations, put], look)
-        revision = reply.header.revision
+        reply = await self._sent([*operations, put(self._meta_key, meta)])
+        revision = reply.revision
         if not reply.succeeded:
-            leader, pair = (_only(response) for response in reply.responses)
-            if pair is None or _parse_meta(pair.value)["commit"] != commit:
-                self._require_fence(leader)
-                raise _Overtaken("the state on etcd has changed and must be read again")
+            leader, pair = reply.found
+            if pair is None or _parse_meta(pair)["commit"] != commit:
+                self._fence.require(leader)
+                raise _MetaConflict("the state on etcd has changed and must be read again")
             revision = pair.mod_revision  # an earlier attempt that got no answer had done it
         self._head = _Head(revision, clock, log)
 
-    async def _read(self, key: bytes) -> Any:
+    async def _txn(self, operations: list[Operation]) -> None:
+        """Run a transaction that is not a commit and may be repeated."""
+        reply = await self._sent(operations)
+        if not reply.succeeded:
+            self._fence.require(reply.found[0])
+            raise _MetaConflict("the state on etcd has changed and must be read again")
+
+    async def _sent(self, operations: list[Operation]) -> TxnReply:
+        """Run a transaction if we lead and meta is as our last one left it, else find the leader key and meta."""
+        assert self._head is not None
+        compare = [self._fence.compare, written_at(self._meta_key, self._head.revision)]
+        look = [get(self._fence.key), get(self._meta_key)]
+        with _explaining():
+            return await self._fence.guard(self._etcd.txn(compare, operations, look, within_s=PATIENCE_S))
+
+    async def _read(self, key: bytes) -> KeyValue | None:
         """A key as it was while we led: the leader key is read after it and is never made twice.
 
         Not in one transaction: etcd 3.5.1 may panic when a transaction that only reads is cancelled.
         """
-        try:
+        with _explaining():
             pair, leader = [
                 await self._fence.guard(self._etcd.get(name, within_s=PATIENCE_S))
                 for name in (key, self._fence.key)
             ]
-        except EtcdAway as error:
-            raise EtcdAway(f"the state could not be stored or read: {error}") from error
-        self._require_fence(leader)
+        self._fence.require(leader)
         return pair
-
-    async def _txn(self, compare: list[Compare], operations: list[RequestOp]) -> Any:
-        """Run a transaction that is not a commit and may be repeated."""
-        reply = await self._sent(compare, operations, [self._get(self._fence.key)])
-        if not reply.succeeded:
-            self._require_fence(_only(reply.responses[0]))
-            raise _Overtaken("the state on etcd has changed and must be read again")
-        return reply
-
-    async def _sent(self, compare: list[Compare], success: list[RequestOp], failure: list[RequestOp]) -> Any:
-        try:
-            return await self._fence.guard(
-                self._etcd.txn([self._fence.compare, *compare], success, failure, within_s=PATIENCE_S)
-            )
-        except EtcdAway as error:
-            raise EtcdAway(f"the state could not be stored or read: {error}") from error
-
-    def _require_fence(self, leader: Any) -> None:
-        if not self._fence.holds(leader):
-            self._fence.lost.set()
-            raise Deposed("etcd refused a write: another server leads, or may lead; ask that one")
-
-    # -- pieces of transactions ------------------------------------------------------------------------------
-
-    def _unmoved(self) -> Compare:
-        """Compares meta with what our last commit left; revision 0: it does not exist."""
-        assert self._head is not None
-        return Compare(
-            result=Compare.EQUAL,
-            target=Compare.MOD,
-            key=self._meta_key,
-            mod_revision=self._head.revision,
-        )
 
     def _record_key(self, name: bytes, piece: int = 0) -> bytes:
         return self._records + name + (b"\0%06d" % piece if piece else b"")
 
-    @staticmethod
-    def _get(key: bytes) -> RequestOp:
-        return KVService.txn_op_get(key)
 
-    @staticmethod
-    def _delete_range(start: bytes, end: bytes) -> RequestOp:
-        return KVService.txn_op_delete(start, range_end=end)
-
-
-class _Overtaken(StorageError):
+class _MetaConflict(StorageError):
     """meta has changed: by an attempt of ours that got no answer, or by hand."""
 
 
-def _parse_meta(value: bytes | None) -> Mapping[str, Any]:
-    if value is None:
+@contextmanager
+def _explaining() -> Iterator[None]:
+    try:
+        yield
+    except EtcdAway as error:
+        raise EtcdAway(f"the state could not be stored or read: {error}") from error
+
+
+def _parse_meta(pair: KeyValue | None) -> Mapping[str, Any]:
+    """The highest clock ever committed (seconds), by which commit, and how many pieces of the log are to be applied."""
+    if pair is None:
         return {"clock": 0.0, "commit": "", "log": 0}
     try:
-        meta = json.loads(value)
+        meta = json.loads(pair.value)
         version, clock, log = int(meta["v"]), float(meta["clock"]), int(meta["log"])
     except (ValueError, KeyError, TypeError):
         raise StorageError(
@@ -395,15 +349,15 @@ def _parse_meta(value: bytes | None) -> Mapping[str, Any]:
     return {"clock": clock, "commit": meta.get("commit"), "log": log}
 
 
-def _do(operation: RequestOp, content: dict[bytes, bytes]) -> None:
+def _do(operation: Operation, content: dict[bytes, bytes]) -> None:
     """Do in memory what a put or a delete of ours does on etcd."""
-    if operation.HasField("request_put"):
-        content[operation.request_put.key] = operation.request_put.value
+    if (written := operation.get("request_put")) is not None:
+        content[b64decode(written["key"])] = b64decode(written["value"])
         return
-    start, end = operation.request_delete_range.key, operation.request_delete_range.range_end
-    gone = [key for key in content if start <= key < end] if end else [start]
-    for key in gone:
-        content.pop(key, None)
+    removed = operation["request_delete_range"]
+    start, end = b64decode(removed["key"]), b64decode(removed["range_end"])
+    for key in [key for key in content if key == start or start <= key < end]:
+        del content[key]
 
 
 def _cut(value: bytes) -> Iterator[bytes]:
@@ -412,12 +366,17 @@ def _cut(value: bytes) -> Iterator[bytes]:
         yield value[start : start + PIECE_BYTES]
 
 
-def _parts(operations: Iterable[RequestOp]) -> Iterator[list[RequestOp]]:
+def _size(operation: Operation) -> int:
+    """Of an operation in etcd's own form, at most (bytes)."""
+    return sum(len(part["key"]) + len(part.get("value", "")) for part in operation.values())
+
+
+def _parts(operations: Iterable[Operation]) -> Iterator[list[Operation]]:
     """Operations in order, in parts that fit into one transaction each."""
-    part: list[RequestOp] = []
+    part: list[Operation] = []
     size = 0
     for operation in operations:
-        more = operation.ByteSize()
+        more = _size(operation)
         if part and (len(part) == MAX_OPERATIONS or size + more > MAX_BYTES):
             yield part
             part, size = [], 0
@@ -425,12 +384,6 @@ def _parts(operations: Iterable[RequestOp]) -> Iterator[list[RequestOp]]:
         size += more
     if part:
         yield part
-
-
-def _only(response: Any) -> Any:
-    """The key-value found by a get within a transaction, or None."""
-    pairs = response.response_range.kvs
-    return pairs[0] if pairs else None
 
 
 def _name(key: str) -> bytes:

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
@@ -68,25 +67,6 @@ from hetrdzv.words.events import event_text
 from hetrdzv.words.warnings import warning
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Which nodes of a group a reply shows, in its order.
-
-    Attributes:
-        after: those behind this node id; None: from the first.
-        limit: how many; None: all.
-    """
-
-    after: str | None = None
-    limit: int | None = None
-
-
-ALL, NONE = Page(), Page(limit=0)
-
-PAGES = {"all": ALL, "none": NONE}
-"""By the query parameter `nodes`."""
-
-
 def json_response(reply: object) -> Response:
     """A reply as a response."""
     return Response(codec.write(reply, nulls=True), media_type="application/json")
@@ -130,21 +110,21 @@ LARGE = 300
 """Replies about more nodes or events than this are made in a thread, so that polls are answered meanwhile."""
 
 
-async def group_response(service: Service, group: Group, page: Page = ALL) -> Response:
-    """Everything about a group, or a page of it, as a response."""
+async def group_response(service: Service, group: Group, nodes: str) -> Response:
+    """Everything about a group as a response; `nodes`: `all` or `none` of it."""
 
     def reply() -> GroupReply:
         now, seen = service.now(), dict(service.progress.workers(group))
         heard_at = partial(service.leases.heard_at, group)
         found = (*unwatched(group, seen, now), *service.refusals.lately(group))
-        return group_reply(group, now, heard_at, page, seen, found)
+        return group_reply(group, now, heard_at, seen, found, nodes=nodes == "all")
 
     return await made(len(group.nodes), reply)
 
 
 async def changed(service: Service, group_id: str, command: Command, nodes: str) -> Response:
     """Execute a person's command and answer with the group, and `nodes` (`all` or `none`) of it."""
-    return await group_response(service, await service.execute(group_id, command), PAGES[nodes])
+    return await group_response(service, await service.execute(group_id, command), nodes)
 
 
 async def made(items: int, make: Callable[[], object]) -> Response:
@@ -285,9 +265,10 @@ def group_reply(
     group: Group,
     now: float,
     heard_at: Callable[[Node], float],
-    page: Page = ALL,
     seen: Mapping[int, Seen] = MappingProxyType({}),
     worker_warnings: Sequence[AnyWarning] = (),
+    *,
+    nodes: bool = True,
 ) -> GroupReply:
     """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone.
 
@@ -295,26 +276,18 @@ def group_reply(
         seen: how far the workers of its newest round have come, by global rank.
         worker_warnings: what that says of the round.
     """
-    current = group.round
-    members = {
-        member.node_id: member for member in (current.members if current is not None and page != NONE else ())
-    }
-    nodes = sorted(
-        group.nodes.values() if page != NONE else (),
-        key=lambda n: (
-            n.gone,
-            members[n.node_id].group_rank if n.node_id in members else len(members),
-            n.node_id,
-        ),
+    current = group.round if nodes else None
+    places = {member.node_id: member.group_rank for member in current.members} if current is not None else {}
+    shown = sorted(
+        group.nodes.values() if nodes else (),
+        key=lambda node: (node.gone, places.get(node.node_id, len(places)), node.node_id),
     )
-    if page != ALL:
-        places = (place + 1 for place, node in enumerate(nodes) if node.node_id == page.after)
-        start = 0 if page.after is None else next(places, len(nodes))
-        nodes = nodes[start:] if page.limit is None else nodes[start : start + page.limit]
-    everybody = current.members if current is not None else ()
-    on_page = everybody if page == ALL else _only(everybody, {node.node_id for node in nodes})
     spec = codec.fields_of(group.spec)
-    newest = _round(group, current, on_page, seen, now, worker_warnings) if current is not None else None
+    newest = (
+        _round(group, group.round, seen, now, worker_warnings, nodes=nodes)
+        if group.round is not None
+        else None
+    )
     summary = codec.fields_of(group_summary(group, now))
     if newest is not None:
         summary["why"] = "; ".join([summary["why"], *newest.unwatched])
@@ -323,7 +296,7 @@ def group_reply(
         **summary,
         spec=spec,
         current_round=newest,
-        nodes=tuple(node_reply(group, node, heard_at(node), now) for node in nodes),
+        nodes=tuple(node_reply(group, node, heard_at(node), now) for node in shown),
         drained=tuple(sorted(group.drained)),
         unreachable=tuple(
             UnreachableReply(node_id=node_id, master=master)
@@ -354,33 +327,28 @@ def _sentences(values: Iterable[AnyWarning]) -> tuple[str, ...]:
     return tuple(warning(value) for value in values)
 
 
-def _only(members: Iterable[Member], node_ids: AbstractSet[str]) -> Sequence[Member]:
-    """The members that are among some nodes."""
-    return [member for member in members if member.node_id in node_ids]
-
-
 def _round(
     group: Group,
     current: Round,
-    shown: Sequence[Member],
     seen: Mapping[int, Seen],
     now: float,
     worker_warnings: Sequence[AnyWarning],
+    *,
+    nodes: bool,
 ) -> RoundReply:
-    on_page = {member.node_id for member in shown}
     ended = why_ended(current.number, current.end) if current.end is not None else None
     return RoundReply(
         number=current.number,
         world_size=current.world_size,
         restart_count=current.restart_count,
         master=codec.picked(MasterReply, current.master),
-        members=_members(shown),
+        members=_members(current.members if nodes else ()),
         reason=ended,
         ended=words.ended_by(ended) if ended is not None else None,
         met=current.met,
         stall=_stall(current, stall, now) if (stall := current.told_stall) is not None else None,
         notice=_notice(warned(group, now)),
-        workers=tuple(worker_replies(seen, on_page, told_stall(group), now)) if on_page else (),
+        workers=tuple(worker_replies(seen, told_stall(group), now)) if nodes else (),
         unwatched=_sentences(fact for fact in worker_warnings if isinstance(fact, Unwatched)),
         shares=shares_of(current),
     )

@@ -28,11 +28,9 @@ def told_stall(group: Group) -> Stall | None:
     return group.active_round.told_stall if group.active_round is not None else None
 
 
-def worker_replies(
-    seen: Mapping[int, Seen], on_page: AbstractSet[str], stall: Stall | None, now: float
-) -> list[WorkerReply]:
-    """How far the workers of some nodes have come; `stall`: of which people have been told."""
-    return [worker_reply(seen[rank], stall, now) for rank in sorted(seen) if seen[rank].node_id in on_page]
+def worker_replies(seen: Mapping[int, Seen], stall: Stall | None, now: float) -> list[WorkerReply]:
+    """How far the workers of a round have come; `stall`: of which people have been told."""
+    return [worker_reply(seen[rank], stall, now) for rank in sorted(seen)]
 
 
 def worker_reply(seen: Seen, stall: Stall | None, now: float) -> WorkerReply:

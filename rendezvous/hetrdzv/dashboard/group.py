@@ -87,7 +87,7 @@ class GroupPage:
     @cached_property
     def _brief(self) -> GroupReply:
         """The group without its nodes."""
-        return views.group_reply(self._group, self._now, self._heard_at, views.NONE)
+        return views.group_reply(self._group, self._now, self._heard_at, nodes=False)
 
     @cached_property
     def _past(self) -> PastReply:

@@ -56,7 +56,7 @@ async def test_a_directive_is_below_a_kilobyte_whatever_the_size_of_the_round() 
         assert len(reply.content) < 1000
 
 
-async def test_a_large_group_is_shown_in_parts() -> None:
+async def test_a_large_group_is_shown_with_and_without_its_nodes() -> None:
     async with serving() as (service, _), api(service) as client:
         many = 2 * LARGE
         spec = {"min_nodes": many, "max_nodes": many}
@@ -68,12 +68,6 @@ async def test_a_large_group_is_shown_in_parts() -> None:
         none = (await client.get("/v1/groups/g", params={"nodes": "none"})).json()
         assert (none["nodes"], none["current_round"]["members"]) == ([], [])
         assert none["counts"] == whole["counts"]
-        shown: list[str] = []
-        while page := (
-            await client.get("/v1/groups/g", params={"limit": 250} | ({"after": shown[-1]} if shown else {}))
-        ).json()["nodes"]:
-            shown += [node["node_id"] for node in page]
-        assert shown == names
         small = (await client.post(f"{NODES}/n7/drain", params={"nodes": "none"})).json()
         assert (small["nodes"], small["drained"]) == ([], ["n7"])
         assert (await client.post("/v1/groups/g/cancel", params={"nodes": "some"})).status_code == 422

@@ -61,19 +61,12 @@ async def list_groups(service: CurrentService, permit: CurrentPermit) -> Respons
 
 
 @router.get("/{group_id}", response_model=GroupReply, dependencies=READ)
-async def get_group(
-    service: CurrentService,
-    group_id: Id,
-    nodes: Nodes = "all",
-    after: Annotated[Id | None, Query(description="Nodes behind this one, in the order shown.")] = None,
-    limit: Annotated[int | None, Query(ge=1, le=100_000, description="How many nodes at most.")] = None,
-) -> Response:
+async def get_group(service: CurrentService, group_id: Id, nodes: Nodes = "all") -> Response:
     """Everything about a group: spec, state, why, round with members and master, nodes, root cause.
 
-    Of a large group some of the nodes, or none: members of the round are left out with them.
+    Without nodes, the members of the round are left out as well.
     """
-    page = views.Page(after, limit) if nodes == "all" else views.NONE
-    return await views.group_response(service, service.group(group_id), page)
+    return await views.group_response(service, service.group(group_id), nodes)
 
 
 @router.put("/{group_id}", response_model=GroupReply, dependencies=ADMIN)

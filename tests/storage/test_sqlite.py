@@ -338,7 +338,7 @@ async def test_a_write_ahead_log_that_lacks_changes_is_refused(damage: str, path
         os.truncate(wal, wal.stat().st_size // 2 if damage == "cut to half" else 0)
     for _ in range(2):
         said = await refusal(path)
-        assert "is empty. Put" in said or "its newest changes are missing. Put the newest file back" in said
+        assert "its newest changes are missing. Put the newest file back" in said
         assert f"remove {lock_of(path)} and start again" in said
     lock_of(path).unlink()
     store = open_store(f"sqlite:{path}")
@@ -358,16 +358,13 @@ async def test_a_file_that_is_gone_is_not_begun_anew(path: Path) -> None:
     assert (await _content(path)).records
 
 
-async def test_an_older_copy_and_another_file_are_refused(path: Path, tmp_path: Path) -> None:
+async def test_an_older_copy_is_refused(path: Path) -> None:
     await filled(path)
     older = path.read_bytes()
     await filled(path)
     newer = path.read_bytes()
-    await filled(tmp_path / "other.db", 5)
     path.write_bytes(older)
     assert "holds 1 of 2 commits" in await refusal(path)
-    path.write_bytes((tmp_path / "other.db").read_bytes())
-    assert "is another one than this server used last" in await refusal(path)
     path.write_bytes(newer)
     assert (await _content(path)).records
 
@@ -420,7 +417,7 @@ async def test_a_crash_between_a_commit_and_its_note_is_no_reason_to_refuse(path
     await filled(path)
     lock_of(path).write_bytes(noted)
     assert (await _content(path)).records
-    assert lock_of(path).read_bytes().split()[2] == b"%020d" % 2
+    assert lock_of(path).read_bytes().split()[1] == b"%020d" % 2
 
 
 async def test_a_change_by_somebody_else_is_read_before_anything_is_written(

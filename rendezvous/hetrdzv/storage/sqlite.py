@@ -11,7 +11,6 @@ it is opened.
 import asyncio
 import contextlib
 import os
-import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from typing import TypeVar
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
-from hetrdzv.storage.statelock import Marker, StateLock
+from hetrdzv.storage.statelock import StateLock
 
 SCHEMA_VERSION = 1
 
@@ -32,15 +31,15 @@ _SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE records (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
-INSERT INTO meta VALUES ('schema', {SCHEMA_VERSION}), ('clock', 0.0);
+INSERT INTO meta VALUES ('schema', {SCHEMA_VERSION}), ('clock', 0.0), ('commits', 0);
 COMMIT;
 """
 
 _PUT = "INSERT INTO records VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 _DELETE = "DELETE FROM records WHERE key = ?"
 _ADVANCE_CLOCK = "UPDATE meta SET value = max(value, ?) WHERE key = 'clock'"
+_COMMITS = "SELECT value FROM meta WHERE key = 'commits'"
 _COUNT = "UPDATE meta SET value = value + 1 WHERE key = 'commits' AND value = ?"
-_ADD_COUNT = "INSERT OR IGNORE INTO meta VALUES ('id', ?), ('commits', 0)"
 
 _ANOTHER_FILE = "name another file with --store"
 
@@ -70,7 +69,7 @@ class SqliteStore:
         # used in the worker thread only
         self._lock = StateLock(path)
         self._connection: sqlite3.Connection | None = None
-        self._known: Marker | None = None  # the file as our last load or commit left it
+        self._commits = 0  # of the file as our last load or commit left it
 
     async def load(self) -> Snapshot:
         return await self._in_worker("read", self._load)
@@ -111,7 +110,7 @@ class SqliteStore:
                 raise self._unusable(f"cannot be read ({'; '.join(complaints)})", sqlite3.SQLITE_CORRUPT)
             records = dict(connection.execute("SELECT key, value FROM records"))
             (clock,) = connection.execute("SELECT value FROM meta WHERE key = 'clock'").fetchone()
-            self._known = _marker(connection)
+            (self._commits,) = connection.execute(_COMMITS).fetchone()
         except (sqlite3.Error, StorageError):
             self._disconnect()  # the next load opens the file again
             raise
@@ -119,22 +118,21 @@ class SqliteStore:
 
     def _commit(self, batch: Batch) -> None:
         connection = self._connected()
-        assert self._known is not None
         try:
             with self._explaining("written"):
-                self._write(connection, self._known.commits, batch)
+                self._write(connection, batch)
         except StorageError as error:
             with contextlib.suppress(sqlite3.Error):
-                if _marker(connection) == self._known:
+                if connection.execute(_COMMITS).fetchone() == (self._commits,):
                     raise NothingWritten(str(error)) from error
             raise
-        self._known = Marker(self._known.name, self._known.commits + 1)
-        self._lock.note(self._known)
+        self._commits += 1
+        self._lock.note(self._commits)
 
-    def _write(self, connection: sqlite3.Connection, commits: int, batch: Batch) -> None:
+    def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            if connection.execute(_COUNT, (commits,)).rowcount != 1:
+            if connection.execute(_COUNT, (self._commits,)).rowcount != 1:
                 raise StorageError(
                     f"state file {self._path} was changed by another program, or replaced: "
                     f"let no other program write to it; reading it again"
@@ -166,7 +164,7 @@ class SqliteStore:
                 f"state file {self._path}: there is no directory {folder}: make it (mkdir -p), or {_ANOTHER_FILE}"
             )
         noted = self._lock.take()
-        if noted is not None and not self._path.exists():
+        if noted and not self._path.exists():
             raise StorageError(
                 f"state file {self._path} is gone, but was used before: put it back, with its -wal. "
                 f"To begin with an empty state, remove {self._lock.path} and start again"
@@ -175,39 +173,23 @@ class SqliteStore:
         connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
             new = self._is_new(connection)
-            if noted is not None:
-                self._require_newest(noted, None if new else _marker(connection))
+            commits = 0 if new else connection.execute(_COMMITS).fetchone()[0]
+            if commits < noted:  # it may be ahead: a commit is noted after it was made
+                raise StorageError(
+                    f"state file {self._path} holds {commits} of {noted} commits: its newest changes are missing. Put "
+                    f"the newest file back, with its -wal. To serve what is there now, for example a restored backup, "
+                    f"remove {self._lock.path} and start again"
+                )
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             if new:
                 connection.executescript(_SCHEMA)
-            connection.execute(_ADD_COUNT, (secrets.token_hex(8),))
-            marked = _marker(connection)
-            self._lock.note(marked)
-            self._known = self._known or marked
+            self._lock.note(commits)
+            self._commits = self._commits or commits
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _require_newest(self, noted: Marker, present: Marker | None) -> None:
-        """Check that the file is not older than what was noted beside it.
-
-        Raises:
-            StorageError: it is; says what to do.
-        """
-        if present is None:
-            what = "is empty"
-        elif present.name != noted.name:
-            what = "is another one than this server used last"
-        elif present.commits < noted.commits:
-            what = f"holds {present.commits} of {noted.commits} commits: its newest changes are missing"
-        else:
-            return  # it may be ahead: a commit is noted after it was made
-        raise StorageError(
-            f"state file {self._path} {what}. Put the newest file back, with its -wal. "
-            f"To serve what is there now, for example a restored backup, remove {self._lock.path} and start again"
-        )
 
     def _is_new(self, connection: sqlite3.Connection) -> bool:
         """Whether the file has no schema yet.
@@ -262,9 +244,3 @@ class SqliteStore:
         """An error that says what to do about an error code, whose higher bits distinguish cases with one remedy."""
         unknown = f"see https://www.sqlite.org/rescode.html, or {_ANOTHER_FILE}"
         return StorageError(f"state file {self._path} {what}: {_MEANINGS.get(code & 0xFF, unknown)}")
-
-
-def _marker(connection: sqlite3.Connection) -> Marker | None:
-    """What the file says of itself; None: nothing yet."""
-    meta = dict(connection.execute("SELECT key, value FROM meta WHERE key IN ('id', 'commits')"))
-    return Marker(meta["id"], meta["commits"]) if len(meta) == 2 else None

@@ -3,6 +3,8 @@
 # ruff: noqa: RUF009 - `flag` makes dataclass fields
 
 import dataclasses
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +16,55 @@ from hetrdzv.protocol.texts.addresses import DEFAULT_PORT
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
 else:
     ParamType = click.ParamType  # generic since click 8.4 only
 
 
+class Duration(ParamType):
+    """A duration such as `90s`, `15m`, `12h` or `7d`, or `0`, converted to seconds; no unit is guessed.
+
+    Args:
+        least, most: bounds (seconds).
+    """
+
+    name = "duration"
+
+    def __init__(self, least: float, most: float) -> None:
+        self._least, self._most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        text = str(value).strip()
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text)
+        if match is not None and not match[2] and float(match[1]):
+            written = [f"{text}{unit}" for unit in _UNITS]
+            self.fail(f"{value!r} has no unit: write {', '.join(written[:-1])} or {written[-1]}", param, ctx)
+        seconds = float(match[1]) * _UNITS[match[2] or "s"] if match is not None else math.nan
+        if not self._least <= seconds <= self._most:
+            least, most = shown_duration(self._least), shown_duration(self._most)
+            self.fail(
+                f"{value!r} is not a duration from {least} to {most}, such as 90s, 15m, 12h or 7d",
+                param,
+                ctx,
+            )
+        return seconds
+
+
+def shown_duration(seconds: float) -> str:
+    """A duration in the form that its flag takes."""
+    for unit in ("d", "h", "m"):
+        if seconds and seconds % _UNITS[unit] == 0:
+            return f"{seconds / _UNITS[unit]:g}{unit}"
+    return f"{seconds:g}s"
+
+
 def flag(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - click's own word
-    """A setting with its flag, which has the same name."""
+    """A setting with its flag, which has the same name unless `flag` gives another."""
     return field(default=default, metadata={"help": help, **more})
 
 
@@ -40,16 +83,16 @@ class Limits:
     max_groups: int = 10_000
     max_nodes_per_group: int = 16_384
     keep_finished_s: float = flag(
-        7 * 86_400,
-        "How long to keep a finished group (seconds).",
-        metavar="S",
-        type=click.IntRange(0, 3_650 * 86_400),
+        7 * 86_400.0,
+        "How long to keep a finished group: 90s, 15m, 12h, 7d.",
+        flag="keep-finished",
+        type=Duration(0, 3_650 * 86_400),
     )
     keep_idle_s: float = flag(
-        86_400,
+        86_400.0,
         "How long to keep an unfinished group after its last agent has gone (not if it was made with PUT).",
-        metavar="S",
-        type=click.IntRange(60, 3_650 * 86_400),
+        flag="keep-idle",
+        type=Duration(60, 3_650 * 86_400),
     )
 
 
@@ -108,17 +151,25 @@ class Settings:
 
 
 def flags(*sections: type) -> Callable[[_F], _F]:
-    """Give a click command a flag for each setting, also of further dataclasses; it gets the values by name."""
-    settings = [
-        setting for section in (Settings, Limits, *sections) for setting in dataclasses.fields(section)
-    ]
+    """Give a click command a flag for each setting; it is called with the values by name.
+
+    Args:
+        sections: dataclasses of further settings.
+    """
+    settings = (*dataclasses.fields(Settings)[:-1], *dataclasses.fields(Limits))
+    settings += tuple(setting for section in sections for setting in dataclasses.fields(section))
+    settings = tuple(setting for setting in settings if "help" in setting.metadata)
 
     def give(command: _F) -> _F:
         for setting in reversed(settings):
-            if setting.metadata:
-                name, shown = setting.name.replace("_", "-"), setting.default is not None
-                more = {"show_default": shown and not setting.metadata.get("is_flag"), **setting.metadata}
-                command = click.option(f"--{name}", setting.name, default=setting.default, **more)(command)
+            more = dict(setting.metadata)
+            name = more.pop("flag", setting.name.replace("_", "-"))
+            default = setting.default
+            if isinstance(more.get("type"), Duration):
+                default = shown_duration(default)
+            shown = default is not None and "is_flag" not in more
+            option = click.option(f"--{name}", setting.name, default=default, show_default=shown, **more)
+            command = option(command)
         return command
 
     return give

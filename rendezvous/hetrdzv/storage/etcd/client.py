@@ -195,28 +195,27 @@ class Etcd:
             await asyncio.sleep(PAUSE_S)
 
     async def _ask(self, member: str, path: str, content: bytes, timeout_s: float) -> Any:
-        if self.access.user is None:
-            return await self._post(member, path, content, timeout_s)
-        if self._token is None:
+        if self.access.user is not None and self._token is None:
             await self._sign_in(member, None)
         token = self._token
         try:
-            return await self._post(member, path, content, timeout_s)
+            return await self._post(member, path, content, timeout_s, token)
         except StorageError as error:
-            if not any(text in str(error.__cause__) for text in _NO_TOKEN):
+            if token is None or not any(text in str(error.__cause__) for text in _NO_TOKEN):
                 raise
         await self._sign_in(member, token)  # it expired, or the member was restarted
-        return await self._post(member, path, content, timeout_s)
+        return await self._post(member, path, content, timeout_s, self._token)
 
     async def _sign_in(self, member: str, former: str | None) -> None:
         async with self._signing_in:
             if self._token == former:  # else another call did
-                self._token = None
                 body = json.dumps({"name": self.access.user, "password": self.access.password}).encode()
                 self._token = (await self._post(member, "auth/authenticate", body, SIGN_IN_S))["token"]
 
-    async def _post(self, member: str, path: str, content: bytes, timeout_s: float) -> Any:
-        headers = {"Authorization": self._token} if self._token is not None else {}
+    async def _post(
+        self, member: str, path: str, content: bytes, timeout_s: float, token: str | None = None
+    ) -> Any:
+        headers = {} if token is None else {"Authorization": token}
         async with asyncio.timeout(timeout_s):
             url = f"{self._scheme}://{member}/v3/{path}"
             response = await self._http.post(url, content=content, headers=headers)

@@ -117,7 +117,6 @@ class EtcdStore:
         self._etcd = etcd
         self._fence = fence
         self._turn = asyncio.Lock()
-        self._begun: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._head: _Head | None = None  # None: the outcome of the last transaction is unknown
         self._pieces: dict[bytes, int] = {}  # number of pieces of values that have several
@@ -132,29 +131,21 @@ class EtcdStore:
 
     async def close(self) -> None:
         self._closed = True
-        if self._begun:
-            await asyncio.wait(self._begun)
+        async with self._turn:
+            pass  # what was asked for before is done
 
     async def _in_order(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run some work after everything asked for before; it continues if the caller is cancelled."""
+        """Run some work after everything asked for before."""
         if self._closed:
             raise StorageError(f"the store on etcd ({self._etcd.access}) is closed; try again in a moment")
-
-        async def run() -> T:
-            async with self._turn:
-                try:
-                    return await work()
-                except NothingWritten:
-                    raise
-                except BaseException:
-                    self._head = None
-                    raise
-
-        task = asyncio.ensure_future(run())
-        self._begun.add(task)
-        task.add_done_callback(self._begun.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
-        return await asyncio.shield(task)
+        async with self._turn:
+            try:
+                return await work()
+            except NothingWritten:
+                raise
+            except BaseException:
+                self._head = None
+                raise
 
     # -- reading ---------------------------------------------------------------------------------------------
 

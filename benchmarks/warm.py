@@ -36,7 +36,7 @@ from benchmarks.floor import Floor
 from benchmarks.outcomes import say, table
 from benchmarks.standbys import KILLED_OFTEN, rest
 from benchmarks.torchrun import Torchrun
-from hetagent.standby.imports import PREFIX, SETTLED_S
+from hetagent.standby.keeper import PREFIX, SETTLED_S
 
 ROOT = Path(__file__).parents[1]
 FIRST_STEP = Path(__file__).with_name("first_step.py")

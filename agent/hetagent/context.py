@@ -8,8 +8,8 @@ from pathlib import Path
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.node import network
+from hetagent.node.address import AdvertisedAddress
 from hetagent.node.gpu.devices import Devices
-from hetagent.node.place import Place
 from hetagent.node.processes import finding as processes
 from hetagent.options.model import Options
 from hetrdzv.auth.client_token import reread_token
@@ -75,7 +75,7 @@ class AgentContext:
     command: WorkerCommand | None
     devices: Devices | None
     slots: int
-    place: Place
+    place: AdvertisedAddress
     launch: Launch
     versions: Mapping[str, str]
     tell: Callable[[str], None]

@@ -422,34 +422,6 @@ def test_a_standalone_agent_leaves_nothing_behind(
 
 
 @pytest.mark.long
-def test_a_standalone_job_names_what_an_earlier_one_left_and_does_not_kill_it(
-    hetagent: Start, tmp_path: Path
-) -> None:
-    """Its agent and its guardian were killed together. The next job may have nothing to do with it."""
-    first = hetagent(*STANDALONE, *WORKER, stderr=subprocess.DEVNULL)
-    worker = worker_of(tmp_path)
-    (guardian,) = [
-        child
-        for child in psutil.Process(first.pid).children()
-        if any("guardian_process" in word for word in child.cmdline())
-    ]
-    first.send_signal(signal.SIGSTOP)  # or it would notice the end of its guardian
-    guardian.kill()
-    first.kill()
-    first.wait()
-    second = hetagent(*STANDALONE, "--no-python", "true", stderr=subprocess.PIPE)
-    _, said = second.communicate(timeout=60)
-    assert second.returncode == 0, said
-    assert worker.is_running()
-    assert f"earlier --standalone jobs have left processes that still run: pids {worker.pid}" in said
-    first_group = worker.environ()["TORCHELASTIC_RUN_ID"]
-    (tmp_path / "stop").touch()
-    worker.wait(30)
-    assert first_group.startswith("standalone-")
-    assert first_group not in said
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("how", ["pipe", "closed"])
 def test_a_job_goes_on_when_nobody_reads_its_output(hetagent: Start, tmp_path: Path, how: str) -> None:
     reader, writer = os.pipe()

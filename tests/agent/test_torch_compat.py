@@ -5,7 +5,6 @@ import dataclasses
 import os
 import signal
 import socket
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,35 +103,6 @@ def test_streams_are_torchs() -> None:
     assert torchs.std(Std.ERR) is TorchsStd.ERR
     assert {one.name: int(one) for one in Std} == {one.name: int(one) for one in TorchsStd}
     assert int(Std.ALL) == int(TorchsStd.ALL)
-
-
-def _by_gpu(asked: list[int]) -> Callable[..., None]:
-    def find(*, gpu_index: int, numa_options: object) -> None:
-        asked.append(gpu_index)
-
-    return find
-
-
-def _by_device(asked: list[int]) -> Callable[..., None]:
-    def find(*, device_index: int, numa_options: object) -> None:
-        asked.append(device_index)
-
-    return find
-
-
-@pytest.mark.parametrize("made", [_by_gpu, _by_device], ids=["2.10 to 2.13", "2.14"])
-def test_the_cpus_near_each_gpu(
-    monkeypatch: pytest.MonkeyPatch, made: Callable[[list[int]], Callable[..., None]]
-) -> None:
-    asked: list[int] = []
-    numa = SimpleNamespace(
-        _get_validated_logical_cpus_to_bind_to=made(asked),
-        AffinityMode=str,
-        NumaOptions=lambda affinity_mode: affinity_mode,
-    )
-    monkeypatch.setattr(torchs, "numa", numa)
-    torchs.find_cpus("node", 3)
-    assert asked == [0, 1, 2]
 
 
 # -- the store of a round ------------------------------------------------------------------------------------

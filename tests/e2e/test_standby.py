@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetagent.standby.waiting import CHANNEL
+from hetagent.standby.waiting import ORDER
 from tests.support.cluster import Agent, Cluster, cluster, leftovers, wait_for
 from tests.support.needs import ALL
 
@@ -195,7 +195,7 @@ def test_without_standbys(job: Cluster) -> None:
     agent = job.agent("a", 2, "--preload", "none")
     number = kill_one(job, job.world(2))
     job.progress(number)
-    assert not [child for child in psutil.Process(agent.pid).children() if CHANNEL in child.environ()]
+    assert not [child for child in psutil.Process(agent.pid).children() if ORDER in child.environ()]
     job.end_well("a")
 
 

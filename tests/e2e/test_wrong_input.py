@@ -237,7 +237,6 @@ def test_gpus_that_are_not_here(hetagent: Run, argv: list[str], text: str) -> No
     [
         (CPU, True, "binds workers to the CPUs near their GPUs, but CPU workers have none: leave it out"),
         (["--nproc-per-node", "1"], False, "needs the program numactl: install it on this node, or leave the flag out"),
-        (["--nproc-per-node", "1"], True, ": torch cannot find the CPUs near the GPUs ("),
     ],
 )  # fmt: skip
 def test_numa_binding_that_cannot_work(
@@ -249,7 +248,7 @@ def test_numa_binding_that_cannot_work(
         (tmp_path / "numactl").chmod(0o755)
     words = (*AWAY, *argv, "--numa-binding", "node", "train.py")
     said = hetagent(*words, PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="0")
-    assert said.text.startswith(f"hetagent: --numa-binding node{'' if text.startswith(':') else ' '}{text}")
+    assert said.text.startswith(f"hetagent: --numa-binding node {text}")
     assert said.status == USAGE
 
 

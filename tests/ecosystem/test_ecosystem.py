@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hetagent.standby.imports import PREFIX, SETTLED_S
+from hetagent.standby.keeper import PREFIX, SETTLED_S
 from tests.support.cluster import cluster, leftovers
 from tests.support.needs import show
 from tests.support.servers import ROOT

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetagent.launch.mpi import folders as scratch
+from hetagent.launch.mpi.mpirun import PREFIX, SHARED_MEMORY
 from tests.netns import hosts
 from tests.netns.cluster import HostCluster
 from tests.support.cluster import Cluster, cluster, leftovers, standalone, wait_for
@@ -55,8 +55,8 @@ def folders() -> set[str]:
     """Private folders of rounds, and Open MPI's own in their usual places."""
     return {
         str(path)
-        for parent in (Path("/tmp"), scratch.MEMORY)
-        for pattern in (f"{scratch.PREFIX}*", "ompi.*", "vader_segment.*")
+        for parent in (Path("/tmp"), SHARED_MEMORY)
+        for pattern in (f"{PREFIX}*", "ompi.*", "vader_segment.*")
         for path in parent.glob(pattern)
     }
 

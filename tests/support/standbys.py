@@ -50,16 +50,16 @@ def in_round(of: Program, **environ: str) -> Program:
     return Program(of.args, {**of.environ, **ROUND, **environ})
 
 
-def hear(standby: Standby, timeout_s: float = 60.0) -> bool:
-    """Wait until a standby says something or ends, and have it heard."""
+def receive(standby: Standby, timeout_s: float = 60.0) -> bool:
+    """Wait until a standby says something or ends, and receive it."""
     assert select.select([standby], [], [], timeout_s)[0], "it says nothing"
-    return standby.hear()
+    return standby.receive()
 
 
-def ready(of: Program, preload: Sequence[str], seen: Sequence[str] = (), *, paced: bool = False) -> Standby:
+def ready(of: Program, preload: Sequence[str], notes: str = "") -> Standby:
     """A standby that has imported everything."""
-    standby = Standby(of, preload, seen, paced=paced)
-    if not hear(standby):
+    standby = Standby(of, preload, notes)
+    if not receive(standby):
         printed = standby.printed()
         standby.end()
         raise AssertionError(standby.left_out or printed)

@@ -22,16 +22,16 @@ from hetagent.health.ready_file import ReadyFile
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
 from hetagent.launch.command import WorkerCommand, checksum, script_name
-from hetagent.launch.slots import check_files, isolated, narrow, slots_of
+from hetagent.launch.slots import isolated, narrow, slots_of
 from hetagent.monitor.watcher import Watcher
 from hetagent.node import console, names
+from hetagent.node.address import find_address
 from hetagent.node.console import counted, flush, say
-from hetagent.node.gpu import devices, numa
+from hetagent.node.gpu import devices
 from hetagent.node.gpu.versions import versions
-from hetagent.node.place import find_place
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.guardian import Guardian
-from hetagent.node.standalone import GROUP_PREFIX, OwnServer
+from hetagent.node.standalone import OwnServer
 from hetagent.options.model import Options
 from hetagent.options.torchrun import typed
 from hetagent.preemption.watching import PreemptionWatch
@@ -130,13 +130,12 @@ def _context(
     for note in (*notes, *options.notes, *launch_notes(options, command)):
         tell(note)
     chosen, slots = slots_of(options)
-    check_files(slots)
-    place = find_place(options.local_addr, options.interface, access.servers, options.connect_timeout_s, tell)
+    place = find_address(
+        options.local_addr, options.interface, access.servers, options.connect_timeout_s, tell
+    )
     narrow(chosen)
     options = isolated(options, slots, tell)
     launch = launch_of(options, command, slots, os.environ)
-    if options.torchrun.numa_binding is not None:
-        numa.check(options.torchrun.numa_binding, slots, cpu=os.environ.get(devices.VISIBLE) == "")
     identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
     _sweep(identity, tell)
     if slots > 1 and "OMP_NUM_THREADS" not in os.environ:
@@ -348,16 +347,7 @@ def _health(context: AgentContext, parts: Parts) -> HealthChecks:
 
 
 def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
-    """Kill the workers of an earlier agent of this node that was killed together with its guardian.
-
-    Those of another job on this node with a server of its own are only named: it is over, but not this one's.
-    """
-    if identity.group.startswith(GROUP_PREFIX):
-        if others := processes.orphans_of_groups(identity.node_id, GROUP_PREFIX):
-            tell(
-                f"earlier --standalone jobs have left processes that still run: pids {', '.join(map(str, others))}"
-            )
-        return
+    """Kill the workers of an earlier agent of this node that was killed together with its guardian."""
     orphans = processes.orphans(identity.node_id, identity.group)
     if orphans:
         tell(f"killing workers that an earlier agent left behind: pids {', '.join(map(str, orphans))}")

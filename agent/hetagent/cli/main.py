@@ -52,7 +52,6 @@ def _run() -> int:
     from hetagent.errors import AgentError, CommandError, NotFound, UsageError
     from hetagent.launch.command import worker_command
     from hetagent.node import release
-    from hetagent.node.gpu.numa import NumaError
     from hetagent.node.network import NetworkError
     from hetagent.node.processes.guardian import GuardianError
     from hetagent.node.standalone import own_server
@@ -79,7 +78,7 @@ def _run() -> int:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with own_server() if options.standalone else contextlib.nullcontext() as server:
             return assembly.run(options, command, server, token, tls)
-    except (UsageError, CommandError, NumaError, NetworkError, AccessError, TlsError) as error:
+    except (UsageError, CommandError, NetworkError, AccessError, TlsError) as error:
         # torchrun's status for a script that is not there is 1
         status = statuses.FAILED if isinstance(error, NotFound) else statuses.USAGE
         text = stack = str(error)

@@ -39,14 +39,12 @@ class Assignment:
     """This node's part in one round.
 
     Attributes:
-        group, node_id: whose.
-        round: its number.
         start: what the server decided.
         script_port: the socket that holds this node's own `script_port`, listening; on the master it is
             the port that the round's members know as `start.master.script_port`.
         ask: asks the server something about this round, see `Line.ask`.
         interrupted: whether a signal or the server wants the agent's attention: a `begin` that waits then gives up.
-        notes: messages for the person at the terminal; a launch adds to them.
+        notes: messages for the terminal; a launch adds to them.
     """
 
     group: str

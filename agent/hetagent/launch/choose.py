@@ -1,5 +1,6 @@
 """Creates the launch that a command line asks for."""
 
+import shutil
 from collections.abc import Mapping
 
 from hetagent.errors import UsageError
@@ -46,12 +47,23 @@ def _check_flags(options: Options, environ: Mapping[str, str]) -> None:
     for flag in (flag for flag, is_given in given.items() if is_given):
         if options.launch not in (fitting := kinds_with(flag)):
             raise UsageError(f"{flag} goes with --launch {' or '.join(fitting)}, not with {options.launch}")
+    has_gpus = environ.get(VISIBLE) != ""
     if options.launch_flags["isolate_gpus"] and options.torchrun.virtual_local_rank:
         raise UsageError("--isolate-gpus and --virtual-local-rank both narrow the GPUs: give one of them")
-    if options.torchrun.virtual_local_rank and environ.get(VISIBLE) == "":
+    if options.torchrun.virtual_local_rank and not has_gpus:
         raise UsageError(
             "--virtual-local-rank gives each worker a GPU of its own, but CPU workers see none: leave it out"
         )
+    if (mode := options.torchrun.numa_binding) is not None:
+        flag = f"--numa-binding {mode}"
+        if not has_gpus:
+            raise UsageError(
+                f"{flag} binds workers to the CPUs near their GPUs, but CPU workers have none: leave it out"
+            )
+        if shutil.which("numactl") is None:
+            raise UsageError(
+                f"{flag} needs the program numactl: install it on this node, or leave the flag out"
+            )
 
 
 def notes(options: Options, command: WorkerCommand | None) -> list[str]:

@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import os
-import resource
 import shutil
 import stat
 import sys
@@ -17,13 +16,27 @@ from hetagent.worker import runner
 MAX_NAME = 256
 """How long the name of a script may be for the server (characters)."""
 
-MORE_FILES = "raise it: ulimit -n 4096, LimitNOFILE= of systemd, --ulimit nofile=4096 of docker"
-
 RUNNER = Path(runner.__file__).resolve()
+
+
+SHORT_OF = {
+    errno.EMFILE: "raise the limit of open files: ulimit -n 4096, LimitNOFILE= of systemd, --ulimit nofile= of docker",
+    errno.ENFILE: "raise fs.file-max of this machine (sysctl)",
+    errno.EAGAIN: "raise what is too low: ulimit -u, pids.max of the container's cgroup, --pids-limit of docker",
+    errno.ENOMEM: "free memory on this node, or raise its limits (memory.max of its cgroup, ulimit -v)",
+}
+"""What to do where the system refuses to start a process."""
 
 
 def explained(error: Exception) -> Exception:
     """Why workers could not be started, with what to change where that is known."""
+    number = getattr(error, "errno", None)
+    if isinstance(error, MemoryError):
+        number = errno.ENOMEM
+    elif error.args == ("can't start new thread",):
+        number = errno.EAGAIN
+    if (advice := SHORT_OF.get(number or 0)) is not None:
+        return Starved(f"{str(error) or 'out of memory'}: {advice}")
     match error:
         case OSError(errno=errno.ENOEXEC, filename=path):
             return PermanentStartError(
@@ -33,23 +46,6 @@ def explained(error: Exception) -> Exception:
         case OSError(errno=errno.ENOENT, filename=str() as path) if os.path.isfile(path):
             return PermanentStartError(
                 f"'{path}' cannot be run: the program that its first line (#!) names is not on this node"
-            )
-        case OSError(errno=errno.EMFILE):
-            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            return Starved(f"{error}: hetagent may have {limit} files open (ulimit -n); {MORE_FILES}")
-        case OSError(errno=errno.ENFILE):
-            return Starved(f"{error}: raise fs.file-max of this machine (sysctl)")
-        case OSError(errno=errno.EAGAIN) | RuntimeError(args=("can't start new thread",)):
-            limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-            user = "any number of" if limit == resource.RLIM_INFINITY else limit
-            return Starved(
-                f"{error}: this user may have {user} processes and threads (ulimit -u), and a container fewer "
-                "(pids.max of its cgroup, --pids-limit of docker): raise what is too low"
-            )
-        case OSError(errno=errno.ENOMEM) | MemoryError():
-            return Starved(
-                f"{str(error) or 'out of memory'}: free memory on this node, or raise its limits (memory.max of its "
-                "cgroup, ulimit -v)"
             )
     return error
 

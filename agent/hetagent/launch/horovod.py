@@ -13,6 +13,7 @@ from hetagent.launch.base import PLAIN, Assignment, Setup
 from hetagent.launch.command import WorkerCommand, python
 from hetagent.launch.gpu import PerGpu
 from hetagent.node import network
+from hetagent.node.processes.quick import CommandFailed, output_of
 from hetrdzv.protocol.directive import MemberReply
 
 STORE = Path(worker.__path__[0]) / "horovod_store.py"
@@ -137,20 +138,11 @@ def _check(interpreter: str) -> None:
         CommandError: it is not; says how to install it.
     """
     try:
-        done = subprocess.run(
-            [interpreter, str(STORE)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=CHECK_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        output_of([interpreter, str(STORE)], CHECK_TIMEOUT_S)
+    except CommandFailed as error:
         why = str(error)
     else:
-        if done.returncode == 0:
-            return
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        why = said[-1] if said else f"it ended with status {done.returncode}"
+        return
     raise CommandError(
         f"--launch horovod needs Horovod in the workers' Python, {interpreter}, which cannot import it ({why}): "
         "run `make horovod` in a checkout of hetrdzv, or build it as deploy/horovod/build.sh does and install the "

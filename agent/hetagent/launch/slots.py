@@ -1,22 +1,16 @@
 """How many workers this node starts, on which devices, and which of these each worker sees."""
 
 import os
-import resource
 from collections.abc import Callable
 from dataclasses import replace
 
-from hetagent.errors import AgentError, UsageError
-from hetagent.launch.command import MORE_FILES
+from hetagent.errors import UsageError
 from hetagent.launch.kinds import kinds_with
 from hetagent.node.gpu import devices
 from hetagent.options.model import Options
 from hetagent.options.torchrun import typed
 from hetagent.torch_compat.flags import local_world_size
 from hetrdzv.protocol.settings import MAX_SLOTS
-from hetrdzv.protocol.texts.phrasing import count
-
-FILES, FILES_OF_SLOT = 50, 3
-"""How many files an agent has open, and how many more of them for each worker, about."""
 
 
 def slots_of(options: Options) -> tuple[devices.Devices | None, int]:
@@ -49,23 +43,6 @@ def slots_of(options: Options) -> tuple[devices.Devices | None, int]:
     if options.device == "auto":
         return None, slots
     return devices.choose(str(slots), options.device, os.environ), slots
-
-
-def check_files(slots: int) -> None:
-    """See whether this process may have enough files open.
-
-    Args:
-        slots: how many workers this node starts.
-
-    Raises:
-        AgentError: it may not.
-    """
-    limit, need = resource.getrlimit(resource.RLIMIT_NOFILE)[0], FILES + FILES_OF_SLOT * slots
-    if limit != resource.RLIM_INFINITY and limit < need:
-        raise AgentError(
-            f"hetagent may have {limit} files open (ulimit -n), and needs {need} for {count(slots, 'worker')}; "
-            f"{MORE_FILES}"
-        )
 
 
 def narrow(chosen: devices.Devices | None) -> None:

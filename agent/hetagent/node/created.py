@@ -3,23 +3,22 @@
 import ctypes
 import os
 
-_WRITTEN, _MOVED_TO, _CREATE, _ONLY_FOLDER = 0x8, 0x80, 0x100, 0x01000000
+_EVENTS = 0x8 | 0x80 | 0x100 | 0x01000000
+"""IN_CLOSE_WRITE, IN_MOVED_TO, IN_CREATE, IN_ONLYDIR."""
 
 
 class Created:
-    """Readable (`fileno`) once files have been created in a folder.
+    """Readable (`fileno`) once files have been created in a folder, written, or moved there under their names.
 
     Args:
         folders: which are there.
-        complete: also once they have been written, or moved there under their names.
 
     Raises:
         OSError: this host allows no more of these (fs.inotify.max_user_instances), or knows none.
     """
 
-    def __init__(self, *folders: str, complete: bool = False) -> None:
+    def __init__(self, *folders: str) -> None:
         self._fd = -1
-        events = _CREATE | _ONLY_FOLDER | (_WRITTEN | _MOVED_TO if complete else 0)
         try:
             libc = ctypes.CDLL(None, use_errno=True)
             made = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -27,7 +26,7 @@ class Created:
             raise OSError(str(error)) from None
         self._fd = made
         for folder in folders:
-            if made < 0 or libc.inotify_add_watch(made, os.fsencode(folder), events) < 0:
+            if made < 0 or libc.inotify_add_watch(made, os.fsencode(folder), _EVENTS) < 0:
                 number = ctypes.get_errno()
                 self.close()
                 raise OSError(number, os.strerror(number), folder)

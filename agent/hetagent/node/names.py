@@ -6,7 +6,6 @@ folders of their own are different hosts, between which only the server can tell
 """
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import os
@@ -16,6 +15,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetagent.node.scratch import locked
 from hetrdzv.protocol.texts.ids import is_id
 
 
@@ -43,31 +43,22 @@ class Name:
     def __init__(self, node_id: str, notes: Sequence[str] = (), lock: tuple[Path, int] | None = None) -> None:
         self.node_id = node_id
         self.notes = notes
-        self.release = weakref.finalize(self, _let_go, *lock, os.getpid()) if lock is not None else _nothing
-        """Let another agent have the name; once is enough. Happens by itself when nobody keeps this object."""
-        _held.add(self)
+        self._lock = weakref.finalize(self, _unlock, *lock, os.getpid()) if lock is not None else None
+        mine = weakref.ref(self)
+        # A worker that was forked and outlives its agent must not keep the name.
+        os.register_at_fork(after_in_child=lambda: (name := mine()) and name.release())
+
+    def release(self) -> None:
+        """Let another agent have the name. Happens by itself when nobody keeps this object."""
+        if self._lock is not None:
+            self._lock()
 
 
-def _nothing() -> None:
-    pass
-
-
-def _let_go(path: Path, fd: int, owner: int) -> None:
+def _unlock(path: Path, fd: int, owner: int) -> None:
     if os.getpid() == owner:  # a fork has the descriptor, but not the name
         with contextlib.suppress(OSError):
             path.unlink()  # still locked, so nobody else's yet
     os.close(fd)
-
-
-_held: "weakref.WeakSet[Name]" = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for name in list(_held):
-        name.release()
-
-
-os.register_at_fork(after_in_child=_after_fork)  # a worker that outlives its agent must not keep the name
 
 
 def take(host: str, group: str, servers: Sequence[str]) -> Name:
@@ -86,7 +77,7 @@ def take(host: str, group: str, servers: Sequence[str]) -> Name:
         for number in itertools.count(1):
             name = host if number == 1 else f"{host}.{number}"
             path = folder / f"{key}.{name}"
-            if (fd := _lock(path)) is not None:
+            if (fd := locked(path, os.O_RDWR | os.O_CREAT)) is not None:
                 note = f"this host already has an agent of group '{group}', so this one is node '{name}'"
                 return Name(name, [note] if number > 1 else [], (path, fd))
     except OSError:
@@ -94,48 +85,15 @@ def take(host: str, group: str, servers: Sequence[str]) -> Name:
     return Name(host)
 
 
-def _lock(path: Path) -> int | None:
-    """Lock a file that may not exist yet; None: somebody else has it locked.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.stat(path)):
-                    return fd
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        except OSError:
-            os.close(fd)
-            raise
-        os.close(fd)  # removed by its last owner between our two calls
-
-
 def _folder() -> Path:
-    """A folder on this host that only this user can write to: in XDG_RUNTIME_DIR, else in /tmp.
+    """A folder on this host that only this user can write to.
 
     Raises:
         OSError: somebody else has made it, or it cannot be made.
     """
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if runtime and _is_private(Path(runtime)):
-        folder = Path(runtime) / "hetagent"
-    else:
-        folder = Path("/tmp") / f"hetagent-{os.getuid()}"
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"hetagent-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    if not _is_private(folder):
+    stats = os.lstat(folder)
+    if not stat.S_ISDIR(stats.st_mode) or stats.st_uid != os.getuid() or stats.st_mode & 0o077:
         raise PermissionError(f"{folder} is not a folder of this user alone")
     return folder
-
-
-def _is_private(folder: Path) -> bool:
-    try:
-        stats = os.lstat(folder)
-    except OSError:
-        return False
-    return stat.S_ISDIR(stats.st_mode) and stats.st_uid == os.getuid() and not stats.st_mode & 0o077

@@ -22,16 +22,11 @@ HOST_NAME_TIMEOUT_S = 2.0
 
 DEFAULT_PORTS = {"bare": DEFAULT_PORT, "http": 80, "https": 443}
 MAX_PORT = 65_535
-DYNAMIC = 49_152
-"""From here on ports belong to no service (RFC 6335)."""
 
 TRIES = 50
 """How many ports are tried before the kernel chooses one."""
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-LISTEN = "0A"
-"""The state of a listening socket in /proc/net/tcp."""
-
 WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 """What a socket on all addresses of a family is bound to."""
 
@@ -303,15 +298,14 @@ def hold_port(
 
 
 def _unassigned() -> Sequence[int]:
-    """Some ports that the kernel gives to nobody who asks for any; none where it gives all."""
+    """Some ports below those that the kernel gives to whoever asks for any."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
-            first, last = map(int, file.read().split())
+            first = int(file.read().split()[0])
     except (OSError, ValueError):  # not to be seen in this sandbox: Linux's default
-        first, last = 32_768, 60_999
-    free = [port for port in range(20_000, MAX_PORT + 1) if not first <= port <= last]
-    nobodys = [port for port in free if port >= DYNAMIC] or free
-    return random.sample(nobodys, min(TRIES, len(nobodys)))
+        first = 32_768
+    free = range(20_000, max(20_000, first))
+    return random.sample(free, min(TRIES, len(free)))
 
 
 def _bindable(address: str) -> tuple[socket.AddressFamily, str]:
@@ -351,19 +345,3 @@ def _ip(text: str) -> IPAddress | None:
         return ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return None
-
-
-def listens(port: int) -> bool:
-    """Whether any process of this network namespace accepts TCP connections on a port; True if that cannot be told."""
-    local = f":{port:04X}"
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table) as rows:
-                next(rows)
-                if any(row[1].endswith(local) and row[3] == LISTEN for row in map(str.split, rows)):
-                    return True
-        except FileNotFoundError:  # no IPv6
-            continue
-        except OSError:
-            return True
-    return False

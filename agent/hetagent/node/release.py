@@ -33,8 +33,7 @@ def check(release: str | None) -> str | None:
     Raises:
         UsageError: it is too old.
     """
-    number = _number(release)
-    if number is None:
+    if (number := _number(release)) is None:
         return None
     if number < OLDEST:
         raise UsageError(

@@ -19,10 +19,33 @@ def nameless() -> int:
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create("hetagent", os.MFD_CLOEXEC)
-    with (
-        tempfile.TemporaryFile() as file
-    ):  # Pythons that were built for old systems do not have it (conda-forge's)
+    with tempfile.TemporaryFile() as file:  # Pythons that were built for old systems (conda-forge's)
         return os.dup(file.fileno())
+
+
+def locked(path: Path, flags: int) -> int | None:
+    """Lock a file or folder; returns the descriptor that holds the lock, None: another one does, or the path is gone.
+
+    The kernel gives the lock up when this process ends, however it ends.
+
+    Args:
+        flags: with which to open it.
+
+    Raises:
+        OSError: it cannot be opened, or its file system has no locks.
+    """
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), os.stat(path)):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
 
 
 class Folder:
@@ -40,20 +63,20 @@ class Folder:
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
-        while True:
+        self._lock: int | None = None
+        while self._lock is None:  # another agent may remove it before it is locked
             self.path = Path(tempfile.mkdtemp(prefix=marked_prefix(prefix), dir=parent))
-            with contextlib.suppress(FileNotFoundError):  # another agent removed it before it was locked
-                self._lock: int | None = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                with contextlib.suppress(OSError):  # a file system without locks is never swept
-                    fcntl.flock(self._lock, fcntl.LOCK_EX)
-                if self.path.exists():
-                    return
-                os.close(self._lock)
+            try:
+                self._lock = locked(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue
+            except OSError:  # a file system without locks is never swept
+                return
 
     def close(self) -> None:
         """Remove it."""
+        shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
 
@@ -66,12 +89,10 @@ def sweep(prefix: str, parent: Path | None = None) -> None:
     """
     for path in (parent or Path(tempfile.gettempdir())).glob(f"{marked_prefix(prefix)}*"):
         with contextlib.suppress(OSError):
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                if os.fstat(lock).st_uid == os.geteuid():
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
+            if path.lstat().st_uid != os.geteuid():
+                continue
+            if (lock := locked(path, os.O_RDONLY | os.O_DIRECTORY)) is not None:
+                shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)
 
 

@@ -8,13 +8,10 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 
-GROUP_PREFIX = "standalone-"
-"""What the ids begin with that `fresh_group` makes."""
-
 
 def fresh_group() -> str:
     """The id of a group that no other job has, as torchrun makes one."""
-    return GROUP_PREFIX + uuid.uuid4().hex[:12]
+    return f"standalone-{uuid.uuid4().hex[:12]}"
 
 
 class OwnServer:

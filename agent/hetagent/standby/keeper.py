@@ -3,7 +3,6 @@
 import contextlib
 import os
 import select
-import socket
 import subprocess
 import threading
 import time
@@ -12,15 +11,23 @@ from pathlib import Path
 
 from hetagent.context import AgentContext
 from hetagent.errors import UsageError
+from hetagent.node import scratch
+from hetagent.node.memory import free_memory
 from hetagent.node.processes import finding as processes
 from hetagent.node.processes.signals import signal_name
+from hetagent.node.waker import Waker
 from hetagent.options.parts import AUTO, Preload
 from hetagent.roundhook import RoundHook
-from hetagent.standby import memory
-from hetagent.standby.imports import SETTLED_S, Imports
-from hetagent.standby.process import END_TIMEOUT_S, NotTaken, Standby, fits
+from hetagent.standby.process import END_TIMEOUT_S, WAITING, Standby, fits
+from hetagent.standby.waiting import IMPORTS_FILE
 from hetagent.torch_compat.flags import PRELOADED
+from hetagent.worker.runner import BEFORE
 from hetagent.workers.starter import Program
+
+PREFIX = "hetagent_imports_"
+
+SETTLED_S = 5.0
+"""A worker that has imported nothing for so long has probably imported everything (seconds)."""
 
 WARM_QUIET_S, COLD_QUIET_S = 1.0, 5.0
 """How long after the start of a round no standby is made: its workers come first (seconds).
@@ -28,20 +35,23 @@ WARM_QUIET_S, COLD_QUIET_S = 1.0, 5.0
 Workers that were standbys are up in tenths of a second; others import for seconds.
 """
 
+LOOK_S = 1.0
+"""How often to look whether one is due (seconds)."""
+
 RETRY_S = 10.0
 """How long after a standby has died the next one is made (seconds)."""
-
-MEMORY_RETRY_S = 60.0
-"""How long to wait where memory is short (seconds)."""
 
 HUNG_S = 300.0
 """A standby that has imported for so long is replaced (seconds); torch from a cold file server takes a minute."""
 
 TOGETHER = max(1, len(os.sched_getaffinity(0)) // 8)
-"""So many are made at the same time while a round runs, each with half of a CPU."""
+"""So many are made at the same time while a round runs."""
 
 ATTEMPTS = 3
 """So many standbys in a row may die before they are ready."""
+
+NEEDED_BYTES = 1 << 30
+"""Free memory for each standby to be made; with torch it takes 290 MB (CPU build), more with CUDA."""
 
 
 class Standbys(RoundHook):
@@ -50,25 +60,27 @@ class Standbys(RoundHook):
     Args:
         preload: the modules that they import; `auto` among them stands for those that the script imports, and alone
             also for what torch imports late.
-        tell: shows one line to the person at the terminal; called from both threads.
+        log: shows one line at the terminal; called from both threads.
     """
 
-    def __init__(self, preload: Sequence[str], tell: Callable[[str], None]) -> None:
+    def __init__(self, preload: Sequence[str], log: Callable[[str], None]) -> None:
         self._preload = [module for module in preload if module != AUTO] or list(PRELOADED)
-        self._imports = Imports() if AUTO in preload else None
+        self._notes = None  # the folder where workers note their imports
+        if AUTO in preload:
+            scratch.sweep(PREFIX)
+            self._notes = scratch.Folder(PREFIX)
         self._left_out: set[str] = set()
-        self._tell = tell
+        self._log = log
         self._lock = threading.Lock()
         self._programs: dict[int, Program] = {}
         self._standbys: dict[int, Standby] = {}
-        self._hung_at: dict[int, float] = {}  # when one that still imports is given up
         self._not_before = 0.0  # when the next one may be made (monotonic seconds)
         self._at_once = False  # make all that are missing, without a rest: no worker runs yet
         self._died = 0  # in a row, before they were ready
-        self._short = False  # it was said that memory is short
-        self._woken, self._wake = socket.socketpair()
-        self._wake.setblocking(False)
-        self._thread = threading.Thread(target=self._keep, name="standbys", daemon=True)
+        self._is_short = False  # of memory, which was said
+        self._closed = False
+        self._waker = Waker()
+        self._thread = threading.Thread(target=self._run, name="standbys", daemon=True)
         self._thread.start()
 
     def predict(self, programs: Sequence[Program]) -> None:
@@ -76,12 +88,11 @@ class Standbys(RoundHook):
         with self._lock:
             self._programs.update(enumerate(programs))
             self._at_once = True
-        self._look()
+        self._waker.wake()
 
     def environ(self, local_rank: int) -> Mapping[str, str]:
-        """What the worker of a local rank gets, so that it takes notes on what it imports."""
-        imports = self._imports
-        return imports.environ(local_rank) if imports is not None else {}
+        """What the worker of a local rank gets, so that it notes what it imports."""
+        return {BEFORE: WAITING, IMPORTS_FILE: self._file(local_rank)} if self._notes is not None else {}
 
     def claim_standby(
         self, local_rank: int, program: Program, stdout: int, stderr: int
@@ -99,35 +110,30 @@ class Standbys(RoundHook):
             elif standby is not None:
                 try:
                     process = standby.take(program, stdout, stderr)
-                except NotTaken as error:
-                    self._tell(
+                except OSError as error:
+                    self._log(
                         f"cannot use the standby of local rank {local_rank} ({error}): starting without it"
                     )
-                if standby.anew:
-                    self._tell(
-                        f"the standby of local rank {local_rank} is of no use ({standby.anew}): starting without it"
-                    )
-            warm = process is not None and standby is not None and not standby.anew
-            quiet_s = WARM_QUIET_S if warm else COLD_QUIET_S
+            quiet_s = WARM_QUIET_S if process is not None else COLD_QUIET_S
             self._not_before = max(self._not_before, time.monotonic() + quiet_s)
-        self._look()
+        self._waker.wake()
         return process
 
     def close(self) -> None:
         """End all of them, and make no more. Harmless if called again."""
         with self._lock:
-            self._preload.clear()
-            self._programs.clear()
+            self._closed = True
             pids = [standby.process.pid for standby in self._standbys.values()]
             if pids:  # also what their imports have detached
                 processes.kill_tree(tuple, pids, END_TIMEOUT_S)
             for standby in self._standbys.values():
                 standby.end()
             self._standbys.clear()
-        self._wake.close()
+        self._waker.wake()
         self._thread.join()
-        if self._imports is not None:
-            self._imports.close()
+        self._waker.close()
+        if self._notes is not None:
+            self._notes.close()
 
     def kept_sessions(self) -> Sequence[int]:
         """The pids of all that were not taken."""
@@ -141,105 +147,77 @@ class Standbys(RoundHook):
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        with contextlib.suppress(OSError):  # it has plenty to read, or was closed
-            self._wake.send(b"\0")
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                self._make_due()
+                wait_s = min(LOOK_S, max(0.01, self._not_before - time.monotonic()))
+                watched = [standby.fileno() for standby in self._standbys.values()]
+            # One that is taken in the meantime has closed its descriptor, which need not even be a socket's now.
+            with contextlib.suppress(OSError):
+                select.select([*watched, self._waker], [], [], wait_s)
+            self._waker.clear()
+            with self._lock:
+                for rank, standby in list(self._standbys.items()):
+                    self._look(rank, standby)
 
-    def _keep(self) -> None:
-        with self._woken:
-            own = self._woken.fileno()
-            while True:
-                with self._lock:
-                    wait_s = self._make_due()
-                    watched = [standby.fileno() for standby in self._standbys.values()]
-                # One that is taken in the meantime has closed its descriptor, which need not even be a socket's now.
-                with contextlib.suppress(OSError):
-                    readable = select.select([*watched, own], [], [], wait_s)[0]
-                    if own in readable and not self._woken.recv(4096):
-                        return
-                with self._lock:
-                    self._hear()
-
-    def _make_due(self) -> float | None:
-        """Make the standbys that are due; in how many seconds to look again, None: when woken."""
-        now = time.monotonic()
+    def _make_due(self) -> None:
+        """Make the standbys that are due."""
         missing = [rank for rank in sorted(self._programs) if rank not in self._standbys]
-        outdated = [
-            rank
-            for rank, standby in sorted(self._standbys.items())
-            if standby.ready and standby.seen != self._seen(rank)
-        ]
-        if not self._preload or not (missing or outdated):
-            self._at_once = False
-            waits_s = [at - now for at in self._hung_at.values()] + [SETTLED_S] * (self._imports is not None)
-            return max(0.0, min(waits_s)) if waits_s else None
-        if (shortage := memory.shortage(len(missing))) is not None:
-            if not self._short:
-                self._tell(f"no standbys for now, so a restart imports everything again: {shortage}")
-            self._short = True
-            return MEMORY_RETRY_S
-        if self._at_once:
-            self._at_once = False
-            for rank in missing:
-                self._make(rank, paced=False)
-            return self._make_due()
-        if len(self._hung_at) >= TOGETHER:
-            return max(0.0, min(self._hung_at.values()) - now)
-        if self._not_before > now:
-            return self._not_before - now
-        if missing:
-            self._make(missing[0], paced=True)
-        else:
-            self._update(outdated[0])
-        return self._make_due()
-
-    def _make(self, rank: int, *, paced: bool) -> None:
-        try:
-            self._standbys[rank] = Standby(self._programs[rank], self._preload, self._seen(rank), paced=paced)
-        except OSError as error:
-            self._failed(f"cannot be started: {error}", ahead=False)
+        if not missing or self._died >= ATTEMPTS:
             return
-        self._hung_at[rank] = time.monotonic() + HUNG_S
+        free, needed = free_memory(), len(missing) * NEEDED_BYTES
+        if free < needed:
+            if not self._is_short:
+                self._log(
+                    "no standbys for now, so a restart imports everything again: "
+                    f"{free / 2**30:.1f} GiB of memory are free, {needed / 2**30:.0f} GiB are needed"
+                )
+            self._is_short = True
+            return
+        for rank in missing:
+            if self._at_once or self._may_make(rank):
+                self._make(rank)
+        self._at_once = False
 
-    def _update(self, rank: int) -> None:
-        """Have a standby import what the script has imported since that was made."""
-        with contextlib.suppress(OSError):  # it has died, which will be heard
-            self._standbys[rank].order((), self._seen(rank), paced=True)
-        self._hung_at[rank] = time.monotonic() + HUNG_S
+    def _may_make(self, rank: int) -> bool:
+        importing = sum(not standby.ready for standby in self._standbys.values())
+        is_settled = self._noted_at(rank) + SETTLED_S <= time.time()
+        return importing < TOGETHER and self._not_before <= time.monotonic() and is_settled
 
-    def _seen(self, rank: int) -> list[str]:
-        """The notes on what the script imports, without the modules that standbys leave out and what is in them."""
-        notes = self._imports.notes(rank) if self._imports is not None else []
-        return [line for line in notes if not any(f"{line}.".startswith(f"{out}.") for out in self._left_out)]
+    def _make(self, rank: int) -> None:
+        notes = self._file(rank) if self._notes is not None else ""
+        try:
+            self._standbys[rank] = Standby(self._programs[rank], self._preload, notes, [*self._left_out])
+        except OSError as error:
+            self._failed(f"cannot be started: {error}")
 
-    def _hear(self) -> None:
-        now = time.monotonic()
-        for rank in [rank for rank in self._hung_at if rank not in self._standbys]:
-            del self._hung_at[rank]  # it was taken before it was ready
-        for rank, standby in list(self._standbys.items()):
-            if select.select([standby], [], [], 0)[0]:
-                if standby.hear():
-                    self._died = 0
-                    self._hung_at.pop(rank, None)
-                else:
-                    self._lost(rank, standby)
-            elif now >= self._hung_at.get(rank, now + 1):
+    def _look(self, rank: int, standby: Standby) -> None:
+        """See what has become of a standby."""
+        if select.select([standby], [], [], 0)[0]:
+            if standby.receive():
+                self._died = 0
+            else:
                 self._lost(rank, standby)
+        elif not standby.ready and time.time() >= standby.started_at + HUNG_S:
+            self._lost(rank, standby)
+        elif standby.ready and standby.started_at < self._noted_at(rank) <= time.time() - SETTLED_S:
+            del self._standbys[rank]  # the script has imported more since: make another one
+            standby.end()
 
     def _lost(self, rank: int, standby: Standby) -> None:
         """A standby has ended, or must."""
         del self._standbys[rank]
-        importing = self._hung_at.pop(rank, None) is not None
         printed = standby.printed()
         status = standby.end()
         if standby.left_out is not None:
             self._leave_out(*standby.left_out)
-        elif importing:
+        elif not standby.ready:
             how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with code {status}"
-            what = ", ".join(self._preload) + (", and what the script imports" if standby.seen else "")
-            self._failed(
-                f"{how} while it imported {what}{f': {printed}' if printed else ''}", ahead=bool(standby.seen)
-            )
+            what = ", ".join([*self._preload, *(["what the script imports"] if self._notes else [])])
+            self._failed(f"{how} while it imported {what}{f': {printed}' if printed else ''}")
         else:
             self._not_before = time.monotonic() + RETRY_S
 
@@ -248,25 +226,28 @@ class Standbys(RoundHook):
             self._preload.remove(module)
         if module not in self._left_out:  # not yet known from another standby
             self._left_out.add(module)
-            self._tell(f"standbys do without {module}: {why}")
+            self._log(f"standbys do without {module}: {why}")
 
-    def _failed(self, how: str, *, ahead: bool) -> None:
-        """A standby was of no use before it was ready; `ahead`: it was to import what the script imports."""
+    def _failed(self, how: str) -> None:
+        """A standby was of no use before it was ready."""
         self._died += 1
         self._not_before = time.monotonic() + RETRY_S
-        if self._died == ATTEMPTS and ahead and self._imports is not None:
-            self._died = 0
-            self._imports.close()
-            self._imports = None
-            self._tell(
-                f"standbys no longer import what the script imports: {ATTEMPTS} in a row failed; the last one {how}"
+        if self._died == ATTEMPTS:
+            self._log(
+                f"no more standbys, so a restart imports everything again: {ATTEMPTS} in a row failed; the last one "
+                f"{how}; --preload torch imports nothing else ahead"
             )
-        elif self._died == ATTEMPTS:
-            self._preload.clear()
-            self._tell(
-                f"no more standbys, so a restart imports everything again: {ATTEMPTS} in a row failed; "
-                f"the last one {how}"
-            )
+
+    def _file(self, rank: int) -> str:
+        """Where the worker of a local rank notes its imports."""
+        assert self._notes is not None
+        return str(self._notes.path / str(rank))
+
+    def _noted_at(self, rank: int) -> float:
+        """When that worker last noted something (seconds since the epoch); 0 where nothing is noted."""
+        with contextlib.suppress(OSError):  # nothing yet, or somebody has cleaned up TMPDIR
+            return os.stat(self._file(rank)).st_mtime if self._notes is not None else 0.0
+        return 0.0
 
 
 def standbys_of(context: AgentContext, preload: Preload) -> Standbys | None:

@@ -5,41 +5,34 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
-from typing import Any
 
 from hetagent.node import scratch
 from hetagent.node.processes import finding as processes
 from hetagent.standby import waiting
-from hetagent.standby.waiting import CHANNEL, belongs_to_round
+from hetagent.standby.waiting import ORDER, belongs_to_round
 from hetagent.worker.runner import AHEAD
 from hetagent.workers.starter import Program
 
-TAKE_TIMEOUT_S = 2.0
-"""How long a standby that was ready may take to become a worker (seconds); it needs about a millisecond."""
-
 END_TIMEOUT_S = 2.0
-"""How long a standby may take to die (seconds)."""
+"""How long a standby may take to die, or to take an order (seconds)."""
 
 WAITING = waiting.__file__
 """What runs in standbys and workers."""
 
-KEPT = (processes.INCARNATION, processes.NODE_ID, processes.AGENT_PID, processes.GROUP)
+MARKS = (processes.INCARNATION, processes.NODE_ID, processes.AGENT_PID, processes.GROUP)
 """The variables of a round by which the agent, its guardian and a later agent find what they have to end."""
 
 
-def _steady(program: Program) -> dict[str, str]:
+def _static_env(program: Program) -> dict[str, str]:
     """The part of its environment that does not depend on the round."""
     return {name: value for name, value in program.environ.items() if not belongs_to_round(name)}
 
 
 def fits(started_for: Program, program: Program) -> bool:
     """Whether a standby that was started for one program can become the worker of another."""
-    return started_for.args == program.args and _steady(started_for) == _steady(program)
-
-
-class NotTaken(RuntimeError):
-    """A standby did not become a worker; the text says why."""
+    return started_for.args == program.args and _static_env(started_for) == _static_env(program)
 
 
 class Standby:
@@ -49,62 +42,54 @@ class Standby:
         program: what its worker will run. Of the variables that belong to a round only the marks matter, by which its
             processes are found.
         preload: the modules that it imports first.
-        seen: what an earlier worker noted of its imports; it imports those modules that are installed.
-        paced: it leaves half of a CPU's time to others while it imports.
+        notes: the file of an earlier worker's notes on its imports; it imports those modules that are installed.
+        without: modules that it does not import, though they are in the notes.
 
     Attributes:
         program: as given.
-        seen: as given last.
         process: the process.
+        started_at: when it was started (seconds since the epoch).
         ready: it has imported everything.
         left_out: a module that it did not import, or should not have, and why; it is not to be taken then.
-        anew: why it has dropped what it had imported when it was taken, and started like any worker; empty: it has not.
 
     Raises:
         OSError: it cannot be started.
     """
 
     def __init__(
-        self, program: Program, preload: Sequence[str], seen: Sequence[str] = (), *, paced: bool
+        self, program: Program, preload: Sequence[str], notes: str = "", without: Sequence[str] = ()
     ) -> None:
         self.program = program
-        self.seen: list[str] = []
+        self.started_at = time.time()
         self.ready = False
         self.left_out: tuple[str, str] | None = None
-        self.anew = ""
         self._channel, theirs = socket.socketpair()
+        self._channel.settimeout(END_TIMEOUT_S)
         self._printed = [scratch.nameless(), scratch.nameless()]
-        marks = {name: program.environ[name] for name in KEPT if name in program.environ}
-        environ = {**_steady(program), **marks, AHEAD: WAITING, CHANNEL: str(theirs.fileno())}
+        marks = {name: program.environ[name] for name in MARKS if name in program.environ}
+        order = {"fd": theirs.fileno(), "preload": [*preload], "notes": notes, "left_out": [*without]}
         try:
             with theirs:
                 self.process = subprocess.Popen(
                     program.args,
-                    env=environ,
+                    env={**_static_env(program), **marks, AHEAD: WAITING, ORDER: json.dumps(order)},
                     stdout=self._printed[0],
                     stderr=self._printed[1],
                     start_new_session=True,
                     pass_fds=(theirs.fileno(),),
                 )
-            self._channel.settimeout(TAKE_TIMEOUT_S)
-            self.order(preload, seen, paced=paced)
         except BaseException:
             self._close()
             raise
-
-    def order(self, preload: Sequence[str], seen: Sequence[str], *, paced: bool) -> None:
-        """Have it import (more) modules; it is ready once it says so. The arguments are those of the class."""
-        self.seen, self.ready = list(seen), False
-        self._send({"preload": list(preload), "seen": self.seen, "paced": paced})
 
     def fileno(self) -> int:
         """Readable when the standby has something to say, or has ended."""
         return self._channel.fileno()
 
-    def hear(self) -> bool:
-        """Take in what it says; False if it has ended, or will."""
+    def receive(self) -> bool:
+        """Take in what it reports; False if it has ended, or will."""
         try:
-            message = self._receive()
+            message = json.loads(self._channel.recv(65_536))
         except (OSError, ValueError):
             return False
         if "left_out" in message:
@@ -117,28 +102,24 @@ class Standby:
         """Make it the worker of a round.
 
         One that still imports begins when it has finished; that is never later than a process started now would. If it
-        should not have imported something, or would not import the same now, it begins anew by itself.
+        should not have imported something, or would not import the same now, it starts over by itself.
 
         Args:
             program: of the round; this standby fits it.
             stdout, stderr: descriptors of the worker's output.
 
         Raises:
-            NotTaken: it has died or does not answer; it was ended.
+            OSError: it has died.
         """
+        body = json.dumps(dict(program.environ)).encode()
         try:
-            self._send({"environ": dict(program.environ)}, (stdout, stderr))
-            answer = self._receive() if self.ready else {"taken": True}
-            if not answer.get("taken"):
-                raise NotTaken("it answered something else")
-            self.anew = str(answer.get("anew", ""))
-        except (OSError, ValueError) as error:
+            if self.process.poll() is not None:
+                raise ChildProcessError("it has died")
+            socket.send_fds(self._channel, [len(body).to_bytes(4, "big")], (stdout, stderr))
+            self._channel.sendall(body)
+        except OSError:
             self.end()
-            raise NotTaken(
-                f"it did not answer within {TAKE_TIMEOUT_S:g} s"
-                if isinstance(error, TimeoutError)
-                else "it had died"
-            ) from None
+            raise
         self._close()
         return self.process
 
@@ -166,22 +147,3 @@ class Standby:
         for descriptor in self._printed:
             os.close(descriptor)
         self._printed = []
-
-    def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        body = json.dumps(message).encode()
-        socket.send_fds(self._channel, [len(body).to_bytes(4, "big")], descriptors)
-        self._channel.sendall(body)
-
-    def _receive(self) -> dict[str, Any]:
-        length = int.from_bytes(self._exactly(4), "big")
-        message: dict[str, Any] = json.loads(self._exactly(length))
-        return message
-
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            chunk = self._channel.recv(count - len(data))
-            if not chunk:
-                raise ConnectionError("the standby has closed its end")
-            data += chunk
-        return data

@@ -1,7 +1,6 @@
 """Which flags the installed torch can do, and what it is asked to run for them."""
 
 import dataclasses
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -123,18 +122,6 @@ def local_world_size(nproc_per_node: str) -> int:
 def substituted(args: Sequence[str], local_rank: int) -> tuple[str, ...]:
     """Arguments with torch's macros filled in."""
     return tuple(macros.substitute(list(args), str(local_rank)))
-
-
-def find_cpus(mode: str, workers: int) -> None:
-    """Find the CPUs to which torch would bind each worker; may initialise CUDA.
-
-    Raises:
-        Exception: torch cannot find them.
-    """
-    find: Any = numa._get_validated_logical_cpus_to_bind_to
-    index = "device_index" if "device_index" in inspect.signature(find).parameters else "gpu_index"
-    for rank in range(workers):
-        find(**{index: rank}, numa_options=numa.NumaOptions(affinity_mode=numa.AffinityMode(mode)))
 
 
 # -- standbys --------------------------------------------------------------------------------------------------

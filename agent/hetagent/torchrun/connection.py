@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 
 from hetagent.node import network
+from hetagent.node.address import find_address
 from hetagent.node.gpu.versions import versions
-from hetagent.node.place import find_place
+from hetagent.session.connection import ServerConnection
 from hetagent.session.joining import Offer
 from hetagent.session.session import Session
 from hetagent.torchrun.conf import Conf
-from hetagent.torchrun.line import PluginLine
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError
@@ -64,7 +64,9 @@ class Connection:
     def __init__(self, conf: Conf, token: str | None, slots: int, tell: Callable[[str], None]) -> None:
         self._port_range = conf.port_range
         self._tell = tell
-        self._place = find_place(conf.local_addr, conf.interface, conf.servers, conf.connect_timeout_s, tell)
+        self._place = find_address(
+            conf.local_addr, conf.interface, conf.servers, conf.connect_timeout_s, tell
+        )
         self._session = Session(
             conf.group,
             conf.node_id,
@@ -73,7 +75,7 @@ class Connection:
             random.Random(),
             connect_timeout_s=conf.connect_timeout_s,
         )
-        self.line = PluginLine(self._session, partial(client, conf, token), tell)
+        self.line = ServerConnection(self._session, partial(client, conf, token), tell)
 
     @property
     def address(self) -> str:

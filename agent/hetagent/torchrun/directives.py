@@ -1,14 +1,15 @@
 """The server's directives to one node, as far as torch's agent has not acted on them yet, and waiting for them."""
 
 import select
+import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from concurrent.futures import Future
+from typing import TypeVar
 
-from hetagent.torchrun.background import Background, Call
-from hetagent.torchrun.line import PluginLine
+from hetagent.session.connection import ServerConnection
 from hetagent.torchrun.messages import ending, exit_error
-from hetagent.torchrun.store import RoundOverError
+from hetagent.torchrun.store import PAUSE_S, Call, RoundOverError
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.states import DirectiveKind
 
@@ -16,10 +17,6 @@ EXPLAIN_S = 2.0
 """How long the server may take to say why a round's store went away (seconds)."""
 
 T = TypeVar("T")
-
-
-class _Readable(Protocol):
-    def fileno(self) -> int: ...
 
 
 class Directives:
@@ -37,7 +34,7 @@ class Directives:
         exit: why this node has no part in the job any more.
     """
 
-    def __init__(self, line: PluginLine, tell: Callable[[str], None]) -> None:
+    def __init__(self, line: ServerConnection, tell: Callable[[str], None]) -> None:
         self.line = line
         self._tell = tell
         self.round = 0
@@ -66,11 +63,10 @@ class Directives:
                     self.exit, self.start = directive, None
                     self._tell(ending(directive))
 
-    def wait(self, *others: _Readable, timeout_s: float | None = None) -> None:
-        """Wait for a directive, or until one of `others` becomes readable."""
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for a directive."""
         poll = select.poll()
-        for readable in (self.line, *others):
-            poll.register(readable.fileno(), select.POLLIN)
+        poll.register(self.line.fileno(), select.POLLIN)
         poll.poll(None if timeout_s is None else 1000 * timeout_s)
         self.heed()
 
@@ -97,22 +93,42 @@ class Directives:
         return directive
 
     def while_it_lasts(self, call: Call[T], linger_s: float | None) -> T:
-        """Make a call in a thread; wait for it no longer than the round lasts.
+        """Make a call in a thread, since a store does not answer while its master hangs; at most while the round lasts.
 
         Args:
-            call, linger_s: see `Background`.
+            call: what to call.
+            linger_s: how long to wait for the thread to let go of what it uses if the round is over first (seconds);
+                None: until it has.
 
         Raises:
             RoundOverError: the server ended the round first.
         """
-        with Background(call, linger_s) as calling:
-            while not calling.done:
-                if self.over:
-                    raise RoundOverError(f"round {self.round} is over")
-                self.wait(calling)
-        return calling.result()
+        abandoned, answer = threading.Event(), Future[T]()
+        thread = threading.Thread(
+            target=_run, args=(call, abandoned, answer), name="hetrdzv-store", daemon=True
+        )
+        thread.start()
+        while thread.is_alive():
+            if self.over:
+                abandoned.set()
+                thread.join(linger_s)
+                raise RoundOverError(f"round {self.round} is over")
+            thread.join(PAUSE_S)
+            self.heed()
+        try:
+            return answer.result()
+        finally:
+            del answer  # an exception's traceback refers to this frame
 
     def explain(self) -> DirectiveReply | None:
         """What ended the round, after its store went away; the server gets a moment to say so."""
         self.wait_until_over(EXPLAIN_S)
         return self.over
+
+
+def _run(call: Call[T], abandoned: threading.Event, answer: Future[T]) -> None:
+    try:
+        answer.set_result(call(abandoned))
+    except BaseException as error:
+        # Its traceback refers to this frame, and so would keep what the call used alive.
+        answer.set_exception(error.with_traceback(None))

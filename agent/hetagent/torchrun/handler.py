@@ -17,6 +17,7 @@ from torch.distributed import Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousInfo,
     RendezvousStoreInfo,
 )
@@ -25,14 +26,13 @@ from hetagent.node import names, network
 from hetagent.session import reports
 from hetagent.session.connection import ServerConnection
 from hetagent.torch_compat.callers import BARRIER_PASSED, signal_of_callers, workers_of_callers
-from hetagent.torchrun.background import Call
 from hetagent.torchrun.conf import TORCHS_STOP_TIMEOUT_S, Conf
 from hetagent.torchrun.connection import Connection, cancel
 from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.environment import WorkerEnvironment
 from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.messages import tell, with_options
-from hetagent.torchrun.store import PAUSE_S, RoundOverError, RoundStore, look_for, visit
+from hetagent.torchrun.store import PAUSE_S, Call, RoundOverError, RoundStore, look_for, visit
 from hetagent.workers.failures import MAX_CHARACTERS
 from hetagent.workers.store import STORE_TIMEOUT, HetRendezvousHandler
 from hetrdzv.protocol.directive import DirectiveReply
@@ -95,19 +95,24 @@ class TorchrunHandler(HetRendezvousHandler):
             SystemExit: the same under torchrun, whose launcher cannot handle a graceful exit.
         """
         if self._closed is not None:
-            if self._directives is not None:
-                self._directives.line.workers(running=False)
+            self._leave("its agent has closed the rendezvous")
             raise RendezvousClosedError(self._closed)
         directives = self._directives or self._connect()
         directives.heed()
         self._report_failure(directives)
-        directives.line.workers(running=False)
         while True:
             directives.in_round = False
             self.release()
             directives.stop = None
             directives.line.ready(directives.round, self._offered_port(), 0)
-            start = directives.next_start()
+            try:
+                start = directives.next_start()
+            except (RendezvousError, SystemExit) as error:
+                self._closed = str(error)
+                self._leave(
+                    "it was told to exit"
+                )  # a program may keep this handler: a new job need not wait for it
+                raise
             if start is not None and (info := self._enter(directives, start)) is not None:
                 return info
 
@@ -161,8 +166,7 @@ class TorchrunHandler(HetRendezvousHandler):
         Unless torch's agent has entered its exit barrier or got a signal, this node's workers have failed.
         """
         self._closed = f"this node has left group '{self._group}': create another handler"
-        directives, self._directives = self._directives, None
-        if directives is not None:
+        if (directives := self._directives) is not None:
             directives.heed()
             if self._succeeded:
                 self._await_outcome(directives)
@@ -172,9 +176,7 @@ class TorchrunHandler(HetRendezvousHandler):
             else:
                 self._report_failure(directives, final=True)
                 why = "its agent gave up"
-            directives.line.leave(why)
-            directives.line.close()
-            self._leaver.detach()
+            self._leave(why)
         self._environment.remove()
         self._name.release()
         return super().shutdown()
@@ -209,6 +211,13 @@ class TorchrunHandler(HetRendezvousHandler):
                 "gives workers to stop before a restart: workers of the old round may still run beside the new ones"
             )
         return self._directives
+
+    def _leave(self, why: str) -> None:
+        directives, self._directives = self._directives, None
+        if directives is not None:
+            directives.line.leave(why)
+            directives.line.close()
+            self._leaver.detach()
 
     def _slots(self) -> int:
         """How many workers torch's agent starts here, for what the server shows."""
@@ -304,7 +313,6 @@ class TorchrunHandler(HetRendezvousHandler):
             return None
         self._environment.add({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
         self._round_store = RoundStore(store, self._on_success, self._await_barrier, self._during_round)
-        directives.line.workers(running=True)
         directives.line.send(reports.started(directive.round))
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
         return RendezvousInfo(cast("Store", self._round_store), start.group_rank, start.nnodes, place)
@@ -319,7 +327,6 @@ class TorchrunHandler(HetRendezvousHandler):
         assert self._directives is not None
         self._succeeded = True
         self._directives.line.send(reports.succeeded(self._directives.round))
-        self._directives.line.workers(running=False)
 
     def _await_barrier(self, store: Store, timeout_s: float) -> None:
         """torch's exit barrier, which ends early when the round does."""

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from torch.distributed import Store, TCPStore
 
@@ -17,13 +17,18 @@ from hetagent.torch_compat.callers import (
     ROLE_INFO,
     role_info,
 )
-from hetagent.torchrun.background import Call
 from hetagent.workers.store import STORE_TIMEOUT
 from hetrdzv.protocol.directive import StartReply
 from hetrdzv.protocol.settings import MAX_SLOTS
 
 PAUSE_S = 0.02
 """Interval at which a round's store is polled (seconds)."""
+
+
+T = TypeVar("T")
+
+Call = Callable[[threading.Event], T]
+"""Something to do in a thread; gets an event that is set once nobody waits for it any more."""
 
 
 class RoundOverError(RuntimeError):

@@ -161,5 +161,5 @@ def test_a_python_that_is_not_there_or_says_nothing_is_told_too(monkeypatch: pyt
     with pytest.raises(CommandError, match="No such file or directory"):
         Horovod(COMMAND)
     monkeypatch.setenv("PYTHON_EXEC", "/bin/false")
-    with pytest.raises(CommandError, match="it ended with status 1"):
+    with pytest.raises(CommandError, match="exit status 1"):
         Horovod(COMMAND)

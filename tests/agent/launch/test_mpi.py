@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from tests.agent.launch.test_horovod import assignment, members
 
-from hetagent.errors import CommandError, PermanentStartError
+from hetagent.errors import CommandError
 from hetagent.launch.command import WorkerCommand, worker_command
-from hetagent.launch.mpi import folders as scratch
-from hetagent.launch.mpi import orted
-from hetagent.launch.mpi.mpirun import MEMORY, Mpi, mpirun_words
+from hetagent.launch.mpi import mpirun, orted
+from hetagent.launch.mpi.mpirun import FOLDER, Mpi, mpirun_words
 from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network
 from hetagent.node import scratch as folders
@@ -202,7 +201,7 @@ def test_a_member_waits_for_the_masters_word_and_runs_its_own_orted(launch: Mpi,
     assert command == WorkerCommand(str(tmp_path / "orted"), ("-mca", "ess", "env"), is_python=False)
     env = launch.environ(mine, 0)
     assert (env["RANK"], env["LOCAL_RANK"], env["MASTER_PORT"]) == (None, None, "2222")
-    folders = [Path(str(env[name])) for name in ("OMPI_MCA_orte_tmpdir_base", MEMORY)]
+    folders = [Path(str(env[name])) for name in ("OMPI_MCA_orte_tmpdir_base", FOLDER)]
     assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
     launch.end()
     assert not any(folder.exists() for folder in folders)
@@ -323,46 +322,6 @@ def test_ranks_run_the_script_as_python_would(launch: Mpi, tmp_path: Path) -> No
     assert command.args[-4:] == ("-u", str(script), "--lr", "1")
 
 
-@pytest.mark.parametrize(
-    ("linked", "script", "refused", "controller"),
-    [
-        ("libtorch_cpu.so", "import horovod.torch as hvd\n", True, None),
-        ("libtorch_cpu.so", "from horovod import torch\n", True, None),
-        ("libtorch_cpu.so", "import helpers  # not horovod\n", False, "mpi"),  # they may import it
-        ("libmpi.so.40", "import horovod.torch as hvd\n", False, None),
-    ],
-)
-def test_horovod_without_mpi_trains_nowhere_alone(
-    launch: Mpi,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    linked: str,
-    script: str,
-    refused: bool,
-    controller: str | None,
-) -> None:
-    """Each process took itself for rank 0 of 1, and the job succeeded. tests/horovod has the real one."""
-    library = tmp_path / "horovod" / "torch" / "mpi_lib_v2.so"
-    library.parent.mkdir(parents=True)
-    library.write_text(f"\0{linked}\0")
-    install(tmp_path, str(library.parents[1]), "workers-python")
-    monkeypatch.setenv("PYTHON_EXEC", str(tmp_path / "workers-python"))
-    train = tmp_path / "train.py"
-    train.write_text(script)
-    command = worker_command(str(train), [])
-    if refused:
-        with pytest.raises(
-            PermanentStartError, match=f"built without MPI.* {train} would train alone: give --launch horovod"
-        ):
-            Mpi(command)
-        monkeypatch.setenv("HOROVOD_CONTROLLER", "mpi")
-    made, mine = Mpi(command), assignment("a", 1)
-    mine.script_port = network.hold_port("127.0.0.1", None)
-    made.begin(mine)
-    assert made.environ(mine, 0).get("HOROVOD_CONTROLLER") == controller
-    made.end()
-
-
 # -- the relay, and folders --------------------------------------------------------------------------------
 
 
@@ -395,29 +354,11 @@ def test_whatever_is_sent_to_the_relay_it_goes_on(tmp_path: Path) -> None:
     assert not [one for one in threading.enumerate() if one.name == "hetagent-relay"]
 
 
-def test_folders_of_a_killed_agent_are_swept_and_those_of_a_living_one_are_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    files, memory = tmp_path / "tmp", tmp_path / "shm"
-    files.mkdir()
-    memory.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(files))
-    monkeypatch.setattr(scratch, "MEMORY", memory)
-    living = scratch.Scratch()
-    prefix = folders.marked_prefix(scratch.PREFIX)
-    for parent in (files, memory):
-        dead = parent / f"{prefix}dead"
-        dead.mkdir()
-        (dead / "segment").write_text("x")
-        (parent / "other").mkdir()
-    elsewhere = files / f"{scratch.PREFIX}0badb007_of-another-host"
-    elsewhere.mkdir()
-    (files / f"{prefix}link").symlink_to(files / "other")
-    scratch.sweep()
-    assert sorted(path.name for path in files.iterdir()) == sorted(
-        [living.files.name, elsewhere.name, "other", f"{prefix}link"]
-    )
-    assert sorted(path.name for path in memory.iterdir()) == sorted([living.memory.name, "other"])
-    living.close()
-    assert not living.files.exists()
-    assert not living.memory.exists()
+def test_folders_of_killed_agents_are_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    places = [tmp_path / "tmp", tmp_path / "shm"]
+    for place in places:
+        (place / f"{folders.marked_prefix(mpirun.PREFIX)}dead").mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(places[0]))
+    monkeypatch.setattr(mpirun, "SHARED_MEMORY", places[1])
+    Mpi(None)
+    assert [list(place.iterdir()) for place in places] == [[], []]

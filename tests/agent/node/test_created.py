@@ -20,7 +20,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def created(folders: list[Path]) -> Iterator[Created]:
-    made = Created(*map(str, folders), complete=True)
+    made = Created(*map(str, folders))
     yield made
     made.close()
 
@@ -48,15 +48,6 @@ def test_files_are_noticed_again_once_they_are_complete(created: Created, folder
     assert news(created)
     os.replace(folders[0] / "new", folders[0] / "name")
     assert news(created)
-
-
-def test_without_that_only_their_beginning_is(folders: list[Path]) -> None:
-    begun = Created(str(folders[0]))
-    (folders[0] / "new").touch()
-    assert news(begun)
-    os.replace(folders[0] / "new", folders[0] / "name")
-    assert not news(begun)
-    begun.close()
 
 
 def test_a_folder_that_is_not_there_is_an_error(folders: list[Path]) -> None:

@@ -55,7 +55,6 @@ def test_which_gpus(gpus: str | None, indices: tuple[int, ...]) -> None:
         ("3, 1,0", "1,2", "1,0"),
         ("1,7,2", "auto", "1"),
         ("1,-1,2", "auto", "1"),
-        ("1x,+2,zero", "auto", "1x,+2"),
         ("GPU-b,GPU-dddd", "auto", "GPU-b,GPU-dddd"),
         ("GPU-b,GPU-dddd,2", "1,", "GPU-dddd"),
         ("GPU-b,GPU-,GPU-a", "auto", "GPU-b"),
@@ -113,11 +112,10 @@ def test_no_driver(gpus: str | None, device: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("gpus", "message"),
     [
-        ("0", "--gpus 0: a node needs at least one worker"),
-        ("-2", "--gpus -2: -2 is negative"),
-        ("0,-1", "--gpus 0,-1: -1 is negative"),
-        ("1025", "--gpus 1025: a node can have at most 1024 workers"),
-        ("9" * 5000, "at most 1024 workers"),
+        ("0", "--gpus 0: a node has 1 to 1024 workers"),
+        ("-2", "--gpus -2: '-2' is not a number"),
+        ("1025", "--gpus 1025: a node has 1 to 1024 workers"),
+        ("9" * 5000, "is not a number"),
         (
             "four",
             "--gpus four: 'four' is not a number: pass a number (4), auto, or a list of indices (0,2,3)",

@@ -185,24 +185,7 @@ def test_a_guardian_is_small_and_secretive(one: Guardian) -> None:
     status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
     assert int(status["VmRSS"].split()[0]) < 20_000
     assert os.getsid(one.pid or 0) == one.pid
-    fds = {os.readlink(fd) for fd in (proc / "fd").iterdir() if fd.name not in "012"}
-    assert fds <= {"anon_inode:[pidfd]"}
-
-
-def test_an_agents_death_is_noticed_where_there_are_no_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels before 5.3, older seccomp profiles; a Python built on old headers does not even have the name."""
-    monkeypatch.delattr(os, "pidfd_open")
-    monkeypatch.setattr(guardian_process, "PARENT_CHECK_S", 0.01)
-    reading, writing = os.pipe()  # held open, as by a worker that was forked without exec
-    os.write(writing, b"first\nsecond\n")
-    living = guardian_process.AgentPipe(reading, os.getppid())
-    assert [living.readline(), living.readline()] == ["first", "second"]
-    threading.Timer(0.1, lambda: os.write(writing, b"third\n")).start()
-    assert living.readline() == "third"
-    dead = guardian_process.AgentPipe(reading, 2**22)
-    assert dead.readline() is None
-    os.close(reading)
-    os.close(writing)
+    assert {fd.name for fd in (proc / "fd").iterdir()} == {"0", "1", "2"}
 
 
 def test_the_goodbye_is_prepared_a_while_after_there_are_workers(
@@ -210,7 +193,7 @@ def test_the_goodbye_is_prepared_a_while_after_there_are_workers(
 ) -> None:
     source = Path(guardian_process.__file__).read_text()
     sooner = tmp_path / "guardian_process.py"
-    sooner.write_text(source.replace("REHEARSE_AFTER_S = 5.0", "REHEARSE_AFTER_S = 0.1"))
+    sooner.write_text(source.replace("PREPARE_AFTER_S = 5.0", "PREPARE_AFTER_S = 0.1"))
     assert sooner.read_text() != source
     monkeypatch.setattr(guardian_process, "__file__", str(sooner))
     one.dismiss()
@@ -219,25 +202,6 @@ def test_the_goodbye_is_prepared_a_while_after_there_are_workers(
     assert "pydantic_core" not in maps.read_text()
     one.watch([2**30])
     wait_for(lambda: "pydantic_core" in maps.read_text())
-
-
-REHEARSED = """
-import sys
-from hetagent.node.processes import guardian_process
-message = {"servers": ["http://127.0.0.1:1"], "token": None, "token_file": None, "tls": {}, "group": "g",
-           "node_id": "n", "incarnation": "i"}
-guardian_process._rehearse(message)
-guardian_process.GOODBYE_TIMEOUT_S = 0.6
-before = set(sys.modules)
-guardian_process.goodbye(message)
-print(sorted(set(sys.modules) - before))
-"""
-
-
-def test_the_goodbye_imports_nothing_that_was_not_rehearsed() -> None:
-    done = subprocess.run([sys.executable, "-c", REHEARSED], capture_output=True, text=True, check=True)
-    assert "could not tell http://127.0.0.1:1" in done.stderr
-    assert done.stdout == "[]\n"
 
 
 def test_a_guardian_starts_fast(one: Guardian) -> None:

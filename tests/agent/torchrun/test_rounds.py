@@ -213,15 +213,6 @@ def test_who_was_told_to_exit_keeps_no_newcomer_waiting(job: Job) -> None:
     assert job.group()["job"] == 2
 
 
-def test_who_has_succeeded_keeps_no_newcomer_waiting(job: Job) -> None:
-    handler = job.node("a")
-    succeeds(handler, handler.next_rendezvous())
-    job.ends("succeeded")
-    newcomer = job.node("c")
-    assert job.enters(newcomer).result(20).world_size == 1
-    assert job.group()["job"] == 2
-
-
 def test_who_still_has_workers_is_waited_for(job: Job) -> None:
     """They end when torch's agent asks next; a new job must not run beside them."""
     handler = job.node("a")

@@ -96,7 +96,7 @@ class Snapshots(RoundHook):
         self._exchange = Exchange(folder.path, tell)
         self._copying = Copying(folder.path, tell)
         self._declaring = Declaring()
-        self._created = Created(*self._exchange.folders(), complete=True)
+        self._created = Created(*self._exchange.folders())
         self._assignment: Assignment | None = None
         self._workers: Workers | None = None
         self._opened = False  # a worker has opened snapshots or saved one, ever

@@ -2,23 +2,20 @@
 
 import ipaddress
 import os
-import re
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetagent.errors import CommandError, PermanentStartError
+from hetagent.errors import CommandError
 from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_node
-from hetagent.launch.command import RUNNER, WorkerCommand, python
+from hetagent.launch.command import RUNNER, WorkerCommand
 from hetagent.launch.mpi import orted
-from hetagent.launch.mpi.folders import Scratch, sweep
 from hetagent.launch.mpi.relay import Relay
-from hetagent.node import network
+from hetagent.node import network, scratch
+from hetagent.node.processes.quick import CommandFailed, output_of
 from hetagent.session.requests import Report, ReportRoute
 from hetrdzv.protocol.directive import MemberReply
 from hetrdzv.protocol.http import routes
@@ -35,26 +32,19 @@ PATIENCE_S, DOUBT_S = 5.0, 1.0
 Only mpirun, which exits last, knows why all end: an orted that it told to go exits with 0 after a failure, too.
 """
 
-MAX_FOLDER = 60
-"""Longest TMPDIR (characters): a socket's path may have 107, and Open MPI makes long ones."""
+PREFIX = "hetmpi_"
+SHARED_MEMORY = Path("/dev/shm")
 
-MEMORY = "HET_MPI_MEMORY"
+FOLDER = "HET_MPI_FOLDER"
 """Variable of a node's mpirun or orted: the folder in which its ranks share memory."""
 
 SHELL = "".join(
-    f'export OMPI_MCA_{name}_backing_directory="${MEMORY}"; ' for name in ("btl_vader", "osc_sm", "osc_rdma")
+    f'export OMPI_MCA_{name}_backing_directory="${FOLDER}"; ' for name in ("btl_vader", "osc_sm", "osc_rdma")
 )
 """Runs before every rank's program. The node's environment cannot set these: mpirun gives its own to all nodes."""
 
 CONTROLLER = "HOROVOD_CONTROLLER"
 """Variable of Horovod's: with `mpi`, one that is built without MPI crashes instead of training alone."""
-
-FIND_HOROVOD = (
-    "import importlib.util; found = importlib.util.find_spec('horovod'); "
-    "print(*found.submodule_search_locations if found else ())"
-)
-
-IMPORTS_HOROVOD = re.compile(rb"^\s*(import|from)\s+horovod\b", re.MULTILINE)
 
 INSTALL = "install Open MPI 4, not 5, on every node (Debian 12: apt-get install openmpi-bin), or add its folder to PATH"
 
@@ -75,13 +65,11 @@ class Mpi(Launch):
     def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
         super().__init__(command, setup)
         self._port_range = setup.port_range
-        self._scratch: Scratch | None = None
+        self._folder: scratch.Folder | None = None
         self._relay: Relay | None = None
         self._orted = _check()
-        self._horovod_alone = CONTROLLER not in os.environ and _horovod_without_mpi(python())
-        if command is not None:
-            self._refuse_horovod(command)
-        sweep()
+        for parent in (SHARED_MEMORY, None):
+            scratch.sweep(PREFIX, parent)
 
     def begin(self, assignment: Assignment) -> WorkerCommand | None:
         """mpirun on the master; orted elsewhere, as soon as mpirun has asked for it."""
@@ -93,38 +81,30 @@ class Mpi(Launch):
                 )
                 return None
             words = orted.arguments(assignment.start.daemon)
-            self._make_scratch()
+            self._make_folder()
             return WorkerCommand(self._orted, tuple(words), is_python=False)
-        command = self.command_of(assignment)
-        self._refuse_horovod(command)
-        if self._horovod_alone:
-            assignment.notes.append(
-                f"Horovod in {python()} is built without MPI: hvd.init() crashes under --launch mpi (signal 11); "
-                "give --launch horovod"
-            )
-        program = _plain(command)
+        program = _plain(self.command_of(assignment))
         members = assignment.start.members
         assert members is not None, "this node joined with wants_members"
-        folder = self._make_scratch().files
+        folder = self._make_folder()
         assignment.take_script_port().close()
         if len(members) > 1:
             self._relay = Relay(folder, partial(_pass_on, assignment, members))
         agent = self._relay.command if self._relay is not None else None
         words = mpirun_words(members, program, agent, self._port_range)
-        return WorkerCommand(
-            "mpirun", tuple(words), is_python=False
-        )  # given with its path, it would expect orted at the same path on all nodes
+        # Given with its path, it would expect orted at the same path on all nodes.
+        return WorkerCommand("mpirun", tuple(words), is_python=False)
 
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """The environment of the node. Its ranks inherit it from mpirun or orted; Open MPI tells each its own rank."""
-        assert self._scratch is not None
+        assert self._folder is not None
         return {
             **environ_of_node(assignment),
             # Not the default folders: killed daemons and ranks leave files there, and the ranks of another node on
             # this machine would mistake them for their own.
-            "OMPI_MCA_orte_tmpdir_base": str(self._scratch.files),
-            MEMORY: str(self._scratch.memory),
-            **({CONTROLLER: "mpi"} if self._horovod_alone else {}),
+            "OMPI_MCA_orte_tmpdir_base": str(self._folder.path),
+            FOLDER: str(self._folder.path),
+            **({} if CONTROLLER in os.environ else {CONTROLLER: "mpi"}),
         }
 
     def patience_s(self, assignment: Assignment, *, failed: bool) -> float:
@@ -132,32 +112,20 @@ class Mpi(Launch):
         return 0.0 if assignment.is_master else PATIENCE_S if failed else DOUBT_S
 
     def end(self) -> None:
-        """Stop taking mpirun's requests, and remove its folders."""
+        """Stop taking mpirun's requests, and remove its folder."""
         if self._relay is not None:
             self._relay.close()
-        if self._scratch is not None:
-            self._scratch.close()
-        self._relay = self._scratch = None
+        if self._folder is not None:
+            self._folder.close()
+        self._relay = self._folder = None
 
-    def _refuse_horovod(self, command: WorkerCommand) -> None:
-        """Refuse a script whose processes would not find each other: each would train alone, and succeed.
-
-        Raises:
-            PermanentStartError: it imports Horovod, which is built without MPI.
-        """
-        script = next(
-            (word for word in _plain(command) if word.endswith(".py") and os.path.isfile(word)), None
-        )
-        if self._horovod_alone and script is not None and IMPORTS_HOROVOD.search(Path(script).read_bytes()):
-            raise PermanentStartError(
-                f"Horovod in {python()} is built without MPI, so under --launch mpi each process of {script} would "
-                f"train alone: give --launch horovod, or build Horovod with HOROVOD_WITH_MPI=1. If the script does not "
-                f"call hvd.init() here, set {CONTROLLER}=mpi"
-            )
-
-    def _make_scratch(self) -> Scratch:
-        self._scratch = Scratch()
-        return self._scratch
+    def _make_folder(self) -> Path:
+        """A private folder for sockets, small files and shared memory."""
+        try:
+            self._folder = scratch.Folder(PREFIX, SHARED_MEMORY)
+        except OSError:  # it may be full or missing
+            self._folder = scratch.Folder(PREFIX)
+        return self._folder.path
 
 
 def mpirun_words(
@@ -251,53 +219,20 @@ def _plain(command: WorkerCommand) -> list[str]:
     return [command.entrypoint, *(word for word in command.args if word != str(RUNNER))]
 
 
-def _horovod_without_mpi(interpreter: str) -> bool:
-    """Whether this Python has a Horovod whose library is not linked with MPI."""
-    try:
-        done = subprocess.run(
-            [interpreter, "-c", FIND_HOROVOD],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=CHECK_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    folder = os.fsdecode(done.stdout).strip()
-    libraries = [*Path(folder).rglob("mpi_lib*.so")] if folder else []
-    return bool(libraries) and not any(b"libmpi" in library.read_bytes() for library in libraries)
-
-
 def _check() -> str:
-    """Check Open MPI before this node joins.
-
-    Returns:
-        the path of orted.
+    """Check Open MPI before this node joins; returns the path of orted.
 
     Raises:
-        CommandError: Open MPI 4 is not installed, or TMPDIR cannot be used.
+        CommandError: Open MPI 4 is not installed.
     """
     paths = {name: shutil.which(name) for name in ("mpirun", PROGRAM)}
     missing = [name for name, path in paths.items() if path is None]
     if missing:
         raise CommandError(f"--launch mpi needs {' and '.join(missing)}, not found in PATH: {INSTALL}")
-    folder = tempfile.gettempdir()
-    if set(" :") & set(folder) or len(folder) > MAX_FOLDER:
-        raise CommandError(
-            f"--launch mpi keeps sockets in {folder}, which is too long or has a space or colon: set TMPDIR to "
-            f"another folder, of at most {MAX_FOLDER} characters"
-        )
     try:
-        done = subprocess.run(
-            ["mpirun", "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=CHECK_TIMEOUT_S,
-            check=False,
-        )
-        said = done.stdout.decode(errors="replace").strip().partition("\n")[0]
-    except (OSError, subprocess.TimeoutExpired) as error:
-        said = str(error)
-    if "(Open MPI) 4." not in said:
-        raise CommandError(f"--launch mpi works with Open MPI 4, but mpirun here says {said!r}: {INSTALL}")
+        output = output_of(["mpirun", "--version"], CHECK_TIMEOUT_S).strip().partition("\n")[0]
+    except CommandFailed as error:
+        output = str(error)
+    if "(Open MPI) 4." not in output:
+        raise CommandError(f"--launch mpi works with Open MPI 4, but mpirun here says {output!r}: {INSTALL}")
     return str(paths[PROGRAM])

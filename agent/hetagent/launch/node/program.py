@@ -1,6 +1,5 @@
 """One process per node, which starts the node's workers itself; its arguments are filled in for each round."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_no
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.node import placeholders
 from hetagent.launch.node.init_file import InitFile
-from hetagent.node.network import listens
 from hetagent.node.processes import finding as processes
 from hetagent.options.values import Flags
 
@@ -78,27 +76,12 @@ class PerNode(Launch):
         """Check that the process has started as many workers as the node has slots: the other nodes wait for all."""
         slots, running_now = assignment.start.slots, processes.leaves_with(TORCH_LIBRARY, pid)
         if running_now >= slots:
-            return self._look_where_they_meet(assignment)
+            return None
         running = f"{running_now} process{'es' if running_now != 1 else ''}"
         return (
             f"warning: node '{assignment.node_id}' has {slots} slots, but its program runs {running} with torch "
             f"{LOOK_AFTER_S:g} s after its start; unless it starts more, all nodes wait for the missing ranks until "
             "the program's own time-out: pass it {gpus}, or start hetagent with as many --gpus as it uses"
-        )
-
-    def _look_where_they_meet(self, assignment: Assignment) -> str | None:
-        """On the master, check that the program has opened its store: it may have found another place in Slurm."""
-        start = assignment.start
-        if self._init_file is not None or not assignment.is_master or start.nnodes == 1:
-            return None
-        port = start.master.script_port
-        if listens(port):
-            return None
-        slurm = ", not at what it finds in Slurm's variables" if "SLURM_JOB_ID" in os.environ else ""
-        return (
-            f"warning: {LOOK_AFTER_S:g} s after its start, the program of node '{assignment.node_id}' does not listen "
-            f"on port {port}, where the processes of all nodes should meet{slurm}; unless it is still loading, nodes "
-            "may wait or train alone: pass {init_method}, {rank_offset} and {world_size} to the script"
         )
 
     def end(self) -> None:

@@ -172,21 +172,15 @@ def _parse(gpus: str | None) -> int | list[int] | None:
     text = (gpus or "auto").strip()
     if text == "auto":
         return None
-    advice = "pass a number (4), auto, or a list of indices (0,2,3)"
     entries = [entry.strip() for entry in text.removesuffix(",").split(",")]
     for entry in entries:
-        if entry.startswith("-") and entry[1:].isdecimal():
-            raise DeviceError(f"--gpus {text}: {entry} is negative", advice)
-        if not (entry.isascii() and entry.isdecimal()):
+        if not (entry.isascii() and entry.isdecimal() and len(entry) < 10):
+            advice = "pass a number (4), auto, or a list of indices (0,2,3)"
             raise DeviceError(f"--gpus {text}: '{entry}' is not a number", advice)
-        if len(entry) > 9:
-            raise DeviceError(f"--gpus {text}: a node can have at most {MAX_SLOTS} workers")
     numbers = [int(entry) for entry in entries]
     if "," not in text:
-        if numbers[0] == 0:
-            raise DeviceError("--gpus 0: a node needs at least one worker")
-        if numbers[0] > MAX_SLOTS:
-            raise DeviceError(f"--gpus {text}: a node can have at most {MAX_SLOTS} workers")
+        if not 1 <= numbers[0] <= MAX_SLOTS:
+            raise DeviceError(f"--gpus {text}: a node has 1 to {MAX_SLOTS} workers")
         return numbers[0]
     for number in numbers:
         if numbers.count(number) > 1:
@@ -257,10 +251,10 @@ def _look(environ: Mapping[str, str], discovery: Discovery) -> tuple[list[Gpu], 
 def _visible(there: Sequence[Gpu], value: str | None) -> list[Gpu]:
     """The GPUs that CUDA would show with this value of CUDA_VISIBLE_DEVICES.
 
-    https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars: an invalid entry ends the list,
-    a repeated one empties it; entries are indices or beginnings of UUIDs, and the first entry decides which.
-    Indices are in the driver's order, which is CUDA's only with `ORDER` as `narrow` sets it. Unless slices are listed,
-    CUDA shows one slice, and nothing else, if any GPU that it would show has slices (see `mig_slices`).
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars: an invalid entry ends the list, a
+    repeated one empties it; entries are indices or beginnings of UUIDs. Indices are in the driver's order, which is
+    CUDA's only with `ORDER` as `narrow` sets it. Unless slices are listed, CUDA shows one slice, and nothing else, if
+    any GPU that it would show has slices (see `mig_slices`).
     """
     first = {gpu.parent: gpu for gpu in reversed(there) if gpu.parent}
     listed = _listed(there, value)
@@ -272,28 +266,15 @@ def _listed(there: Sequence[Gpu], value: str | None) -> list[Gpu]:
     whole = [gpu for gpu in there if not gpu.uuid.startswith("MIG-")]
     if value is None:
         return whole
-    prefix = next((prefix for prefix in ("GPU-", "MIG-") if value.strip().startswith(prefix)), None)
     visible: list[Gpu] = []
-    for entry in value.split(","):
-        gpu = _by_index(whole, entry) if prefix is None else _by_uuid(there, entry.strip(), prefix)
-        if gpu is None:
+    for entry in map(str.strip, value.split(",")):
+        if entry.isdecimal():
+            named = whole[int(entry) : int(entry) + 1]
+        else:
+            named = [gpu for gpu in there if entry and gpu.uuid.startswith(entry)]
+        if len(named) != 1:
             break
-        if gpu in visible:
+        if named[0] in visible:
             return []
-        visible.append(gpu)
+        visible += named
     return visible
-
-
-def _by_index(whole: Sequence[Gpu], entry: str) -> Gpu | None:
-    # CUDA reads an entry as strtol does: `1x` is 1.
-    text = entry.strip().removeprefix("+")
-    digits = text[: len(text) - len(text.lstrip("0123456789"))]
-    index = int(digits) if digits else -1
-    return whole[index] if 0 <= index < len(whole) else None
-
-
-def _by_uuid(there: Sequence[Gpu], entry: str, prefix: str) -> Gpu | None:
-    if not entry.startswith(prefix):
-        return None
-    matches = [gpu for gpu in there if gpu.uuid.startswith(entry)]
-    return matches[0] if len(matches) == 1 else None

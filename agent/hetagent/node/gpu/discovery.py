@@ -6,13 +6,13 @@ A process that has initialised CUDA occupies a GPU, and no fork of it can use on
 with nvidia-ml-py, and AMD's in a child process.
 """
 
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from hetagent.node.gpu.memory import GpuBroken, Holder, Usage
+from hetagent.node.processes.quick import CommandFailed, output_of
 
 ASK_TIMEOUT_S = 60.0
 """How long a child process may take to import torch and answer (seconds)."""
@@ -27,10 +27,6 @@ for index in range(torch.cuda.device_count()):
 
 class NoGpus(Exception):
     """GPUs cannot be looked up; says why in a few words."""
-
-
-class NoAnswer(Exception):
-    """torch failed in a child process; says how in a few words."""
 
 
 class Gpu(NamedTuple):
@@ -120,37 +116,11 @@ def visible_to_torch(environ: Mapping[str, str]) -> list[Gpu]:
         NoGpus: torch fails there.
     """
     try:
-        listed = ask_torch(_LIST_GPUS, environ=environ)
-    except NoAnswer as error:
+        listed = output_of([sys.executable, "-c", _LIST_GPUS], ASK_TIMEOUT_S, environ)
+    except CommandFailed as error:
         raise NoGpus(f"torch for ROCm fails: {error}") from None
     lines = (line.partition(" ") for line in listed.splitlines())
     return [Gpu("", name, int(memory)) for memory, _, name in lines]
-
-
-def ask_torch(program: str, args: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> str:
-    """Run a Python program that may initialise CUDA in a child process, and return what it prints.
-
-    Args:
-        environ: None: this process's.
-
-    Raises:
-        NoAnswer: it ended with an error, or not within `ASK_TIMEOUT_S`.
-    """
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", program, *args],
-            env=None if environ is None else dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=ASK_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise NoAnswer(f"no answer within {ASK_TIMEOUT_S:g} s") from None
-    if done.returncode != 0:
-        raise NoAnswer((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
-    return done.stdout
 
 
 def _nccl(torch: Any) -> str | None:

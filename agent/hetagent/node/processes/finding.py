@@ -10,6 +10,7 @@ among 120 takes 3 ms here and 12 ms with `psutil.process_iter`.
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -30,7 +31,7 @@ WATCH_FOR = "HET_WATCH_FOR"
 MARKS = (INCARNATION, CHECK_FOR, WATCH_FOR)
 """What marks the processes that an agent has started, directly or not."""
 
-LOADER = "pt_data_worker"
+LOADER = b"pt_data_worker"
 """How torch names the workers of its data loaders."""
 
 KILL_TIMEOUT_S = 10.0
@@ -68,13 +69,8 @@ def stopped(sids: Collection[int]) -> list[int]:
 
 def handles(pid: int, signum: int) -> bool:
     """Whether a process has a handler for a signal."""
-    with (
-        contextlib.suppress(OSError),
-        open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file,
-    ):
-        caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
-        return bool(int(caught, 16) >> (signum - 1) & 1)
-    return False
+    caught = re.search(rb"^SigCgt:\s*(\w+)", _content(pid, "status"), re.MULTILINE)
+    return bool(caught is not None and int(caught[1], 16) >> (signum - 1) & 1)
 
 
 def helpers(alive: dict[int, Process], leader: int, signum: int, *, spawns: bool) -> set[int]:
@@ -98,7 +94,7 @@ def helpers(alive: dict[int, Process], leader: int, signum: int, *, spawns: bool
         if not (_is_python(pid) and handles(pid, signum)):
             pending += [(child, is_parent) for child in below]
             continue
-        own = [child for child in below if not is_parent or _name(child) == LOADER]
+        own = [child for child in below if not is_parent or _content(child, "comm").rstrip() == LOADER]
         pending += [(child, False) for child in below if child not in own]
         found |= _closure(set(own), set(), alive)
     return found
@@ -125,21 +121,11 @@ def orphans(node_id: str, group: str) -> list[int]:
     An agent calls this when it starts, to find what an earlier agent left behind if that agent and its guardian were
     both killed. Processes of other PID namespaces are not orphans: their agent's pid means nothing here.
     """
-    return _orphans(node_id, lambda of: of == group)
-
-
-def orphans_of_groups(node_id: str, prefix: str) -> list[int]:
-    """The same for all groups whose id begins with `prefix`."""
-    return _orphans(node_id, lambda of: of.startswith(prefix))
-
-
-def _orphans(node_id: str, belongs: Callable[[str], bool]) -> list[int]:
-    alive = living()
-    here = _pid_namespace("self")
+    alive, here = living(), _pid_namespace("self")
     pids = []
     for pid in _others():
         env = environment(pid)
-        if env.get(NODE_ID) != node_id or not belongs(env.get(GROUP, "")):
+        if (env.get(NODE_ID), env.get(GROUP)) != (node_id, group):
             continue
         agent = env.get(AGENT_PID, "")
         if agent.isdecimal() and int(agent) not in alive and _pid_namespace(str(pid)) == here:
@@ -155,11 +141,7 @@ def environment(pid: int) -> dict[str, str]:
 
 def _environ(pid: int) -> bytes:
     """The same as the kernel has it: pairs, each with a null byte after it; empty for a zombie, too."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-            return file.readall() or b""
-    except OSError:
-        return b""
+    return _content(pid, "environ")
 
 
 def leaves_with(library: str, root: int) -> int:
@@ -174,7 +156,7 @@ def leaves_with(library: str, root: int) -> int:
     """
     alive = living()
     family = _closure({root}, set(), alive)
-    having = {pid for pid in family if _has_loaded(pid, library)}
+    having = {pid for pid in family if library.encode() in _content(pid, "maps")}
     return len(having - {alive[pid].parent for pid in having if pid in alive})
 
 
@@ -297,7 +279,7 @@ def kill_orphans(node_id: str, group: str, timeout_s: float = KILL_TIMEOUT_S) ->
 
 
 def describe_stuck(pids: Collection[int], most: int = 5) -> str:
-    """Why processes survived SIGKILL: `12 (state D: hangs in the kernel, in fuse_lookup), 13 (another user's)`."""
+    """Why processes survived SIGKILL: `12 (state D: hangs in the kernel), 13 (another user's)`."""
     shown = ", ".join(f"{pid} ({_why_alive(pid)})" for pid in sorted(pids)[:most])
     return shown + (f" and {len(pids) - most} more" if len(pids) > most else "")
 
@@ -311,20 +293,7 @@ def _why_alive(pid: int) -> str:
         return "gone by now"
     fields = _stat_fields(pid)
     state = fields[0].decode() if fields else "?"
-    if state != "D":
-        return f"state {state}"
-    where = _waits_in(pid)
-    return f"state D: hangs in the kernel{f', in {where}' if where else ''}"
-
-
-def _waits_in(pid: int) -> str:
-    """The kernel's function that a process waits in; empty where that is not known, or not for us to know."""
-    try:
-        with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
-            function = file.read(64).strip()
-    except OSError:
-        return ""
-    return "" if function == "0" else function
+    return f"state {state}{': hangs in the kernel' if state == 'D' else ''}"
 
 
 def _closure(seeds: set[int], sessions: set[int], alive: dict[int, Process]) -> set[int]:
@@ -354,13 +323,13 @@ def _is_python(pid: int) -> bool:
         return False
 
 
-def _name(pid: int) -> str:
-    """The name of a process's first thread."""
+def _content(pid: int, file: str) -> bytes:
+    """A file of /proc/PID; empty if the process is gone or belongs to another user."""
     try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().rstrip("\n")
+        with open(f"/proc/{pid}/{file}", "rb") as opened:
+            return opened.read()
     except OSError:
-        return ""
+        return b""
 
 
 def _pids() -> Iterator[int]:
@@ -401,14 +370,6 @@ def _stat(pid: int) -> list[bytes]:
         stat = file.read()
     # The name, in parentheses, may contain spaces and parentheses; nothing after it does.
     return stat[stat.rindex(b")") + 1 :].split()
-
-
-def _has_loaded(pid: int, library: str) -> bool:
-    try:
-        with open(f"/proc/{pid}/maps", "rb") as file:
-            return library.encode() in file.read()
-    except OSError:
-        return False
 
 
 def _pid_namespace(pid: str) -> str | None:

@@ -44,6 +44,7 @@ class Guardian:
 
     Attributes:
         pipes: the folder where workers listen that save their state when asked; None: none do.
+        pid: the guardian's; None before `start` and after `dismiss`.
     """
 
     def __init__(
@@ -61,19 +62,18 @@ class Guardian:
             "incarnation": incarnation,
             "servers": list(servers),
             "token": token,
-            "token_file": _text(token_file),
-            "tls": {name: _text(path) for name, path in asdict(tls or ClientTls()).items()},
+            "token_file": token_file and str(token_file),
+            "tls": {name: path and str(path) for name, path in asdict(tls or ClientTls()).items()},
             "group": group,
             "node_id": node_id,
         }
         self._who = f"the guardian of node {node_id!r}"
         self.pipes: Path | None = None
-        self._sessions: tuple[int, ...] = ()
+        self._sessions: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
-        """The guardian's pid; None before `start` and after `dismiss`."""
         return self._process.pid if self._process is not None else None
 
     def fileno(self) -> int:
@@ -91,7 +91,6 @@ class Guardian:
         """
         self._bury()
         command = [sys.executable, "-I", "-S", os.path.abspath(guardian_process.__file__)]
-        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         # In a session of its own, so that neither the terminal's signals nor a kill of the agent's group reach it.
         # Workers do not inherit its pipes, since subprocesses close all other descriptors.
         try:
@@ -100,13 +99,13 @@ class Guardian:
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=environment,
+                env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
                 cwd="/",
                 start_new_session=True,
             )
         except OSError as error:  # no process or file descriptor is left
             raise GuardianError(f"{self._who} cannot be started ({error}): {WITHOUT}") from None
-        self._send(json.dumps(self._message | {"sys_path": sys_path()}))
+        self._send({**self._message, "sys_path": sys_path()})
         if not select.select([self], [], [], START_TIMEOUT_S)[0]:
             self._process.kill()
         if os.read(self.fileno(), 64) != b"ready\n":
@@ -122,10 +121,8 @@ class Guardian:
 
         Call this with none once the workers are gone: their ids may be reused.
         """
-        self._sessions = tuple(sessions)
-        if self.pipes is not None:
-            self._send(f"pipes {self.pipes}")
-        self._send(" ".join(["sessions", *map(str, self._sessions)]))
+        self._sessions = list(sessions)
+        self._send({"sessions": self._sessions, "pipes": str(self.pipes or "")})
 
     def dismiss(self, timeout_s: float = DISMISS_TIMEOUT_S) -> None:
         """End it without any action on its part. Harmless if it is not running.
@@ -135,18 +132,18 @@ class Guardian:
         """
         if self._process is None:
             return
-        self._send("done")
+        self._send({})
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         self._bury()
 
-    def _send(self, line: str) -> None:
+    def _send(self, message: object) -> None:
         if self._process is None:
             return
         assert self._process.stdin is not None
         # If it has died, `fileno` shows it, and the next one gets the message as well.
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def _bury(self) -> int | None:
         """Clean up the last guardian; returns its exit status."""
@@ -160,10 +157,6 @@ class Guardian:
             assert pipe is not None
             pipe.close()
         return status
-
-
-def _text(path: Path | None) -> str | None:
-    return str(path) if path is not None else None
 
 
 def sys_path() -> list[str]:

@@ -16,17 +16,7 @@ from hetagent.options.torchrun import dest
 def launch_of(
     options: Options, command: WorkerCommand | None, slots: int, environ: Mapping[str, str]
 ) -> Launch:
-    """The launch that a command line asks for.
-
-    Args:
-        command: what to run; None: the group's command.
-        slots: this node's.
-        environ: its CUDA_VISIBLE_DEVICES names the chosen GPUs.
-
-    Raises:
-        CommandError: the command, or what is installed here, cannot be started this way.
-        UsageError: flags that contradict the launch.
-    """
+    """The launch that a command line asks for."""
     _check_flags(options, environ)
     setup = Setup(
         slots=slots,

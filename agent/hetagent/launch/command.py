@@ -75,15 +75,7 @@ CHECKSUM = 8
 def worker_command(
     script: str, args: Sequence[str], *, module: bool = False, no_python: bool = False, run_path: bool = False
 ) -> WorkerCommand:
-    """The command of a worker; the flags mean what they mean to torchrun.
-
-    Args:
-        script: a Python file, a module with `module`, or a program with `no_python`.
-        run_path: makes torchrun run the script with `runpy`; our runner always does something equivalent.
-
-    Raises:
-        CommandError: the script does not exist or cannot be executed, or `module` and `no_python` were both given.
-    """
+    """The command of a worker; the flags mean what they mean to torchrun."""
     if module and no_python:
         raise CommandError("--module and --no-python contradict each other: give one of them")
     if no_python and not run_path:
@@ -120,11 +112,7 @@ def checksum(script: str | None, *, module: bool, no_python: bool) -> str:
 
 
 def _program(name: str) -> str:
-    """The path of a program, looked up as a shell does.
-
-    Raises:
-        CommandError: it is not there, or cannot be executed.
-    """
+    """The path of a program, looked up as a shell does."""
     if (program := shutil.which(name)) is not None:
         return program
     if os.path.isdir(name):

@@ -40,15 +40,7 @@ class PerGpu(Launch):
 
 
 def entries(visible: str | None, slots: int) -> tuple[str, ...]:
-    """The entry of CUDA_VISIBLE_DEVICES for each worker of a node.
-
-    Args:
-        visible: the node's CUDA_VISIBLE_DEVICES; None: all GPUs are visible, under their numbers.
-        slots: how many workers.
-
-    Raises:
-        CommandError: there are fewer GPUs than workers.
-    """
+    """The entry of CUDA_VISIBLE_DEVICES for each worker of a node."""
     if visible is None:
         return tuple(map(str, range(slots)))
     listed = tuple(entry.strip() for entry in visible.split(",") if entry.strip())

@@ -32,9 +32,6 @@ class Horovod(PerGpu):
     """One process per GPU; they meet at Horovod's own rendezvous server, which the master's agent starts.
 
     The server is a new process in every round, so that no old keys are found. It listens on the script's port.
-
-    Raises:
-        CommandError: the workers' Python has no Horovod.
     """
 
     wants_members = True
@@ -109,9 +106,6 @@ def ranks(members: Sequence[MemberReply], node_id: str, local_rank: int) -> dict
 
     The cross communicator of a local rank connects the workers with that local rank on all nodes that have one: with
     slots 2, 1, 3 it has three members for local rank 0, two for 1 and one for 2.
-
-    Args:
-        members: of the round, in rank order.
     """
     me = next(member for member in members if member.node_id == node_id)
     cross = [member.node_id for member in members if member.slots > local_rank]
@@ -132,11 +126,7 @@ def _members(assignment: Assignment) -> Sequence[MemberReply]:
 
 
 def _check(interpreter: str) -> None:
-    """Check that Horovod is installed; whether it fits the installed torch shows when a worker imports it.
-
-    Raises:
-        CommandError: it is not; says how to install it.
-    """
+    """Check that Horovod is installed; whether it fits the installed torch shows when a worker imports it."""
     try:
         output_of([interpreter, str(STORE)], CHECK_TIMEOUT_S)
     except CommandFailed as error:

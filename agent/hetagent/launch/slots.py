@@ -17,9 +17,6 @@ def slots_of(options: Options) -> tuple[devices.Devices | None, int]:
     """The chosen devices, and how many workers this node starts on them.
 
     None are chosen, and none are checked, where --nproc-per-node gives a number, as with torchrun.
-
-    Raises:
-        DeviceError, UsageError: what was asked for is malformed or not here.
     """
     nproc = options.nproc_per_node
     if nproc is None:
@@ -55,15 +52,7 @@ def narrow(chosen: devices.Devices | None) -> None:
 
 
 def isolated(options: Options, slots: int, tell: Callable[[str], None]) -> Options:
-    """The options, with `--isolate-gpus` where workers on several MIG slices would otherwise all use the first.
-
-    Args:
-        slots: how many workers this node starts.
-        tell: shows a line at the terminal.
-
-    Raises:
-        UsageError: this launch cannot give each worker a slice.
-    """
+    """The options, with `--isolate-gpus` where workers on several MIG slices would otherwise all use the first."""
     slices = devices.mig_slices(os.environ.get(devices.VISIBLE))
     if (
         slots == 1

@@ -15,15 +15,9 @@ NEWS_S = 10.0
 class AdvertisedAddress:
     """The address that this node offers, and its interface.
 
-    Args:
-        local_addr, interface: what was given; at most one of them.
-        servers: URLs; the address towards them is taken where neither was given.
 
     Attributes:
         interface: None where no interface of this node has the address (NAT), or it is a name.
-
-    Raises:
-        network.NetworkError: there is none.
     """
 
     def __init__(self, local_addr: str | None, interface: str | None, servers: Sequence[str]) -> None:
@@ -57,16 +51,7 @@ def find_address(
     timeout_s: float,
     log: Callable[[str], None],
 ) -> AdvertisedAddress:
-    """The address to offer; waits until names can be looked up, for a container may start before its network.
-
-    Args:
-        local_addr, interface, servers: see `AdvertisedAddress`.
-        timeout_s: how long to wait (seconds).
-        log: shows a line at the terminal, now and every `NEWS_S`.
-
-    Raises:
-        network.NetworkError: there is none.
-    """
+    """The address to offer; waits until names can be looked up, for a container may start before its network."""
     until = time.monotonic() + timeout_s
     log_at = 0.0
     while True:

@@ -92,11 +92,7 @@ def tell(who: str, text: str) -> None:
 
 
 class WarnOnce:
-    """Shows each line once.
-
-    Args:
-        log: shows one line at the terminal.
-    """
+    """Shows each line once."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
@@ -111,12 +107,8 @@ class WarnOnce:
 def show_live(line: str, left: str = "") -> bool:
     """Let a line stand below everything that is said, in place of the one before; an empty line takes it away.
 
-    Args:
-        left: the part of it that says how much time is left, which is shown even where the rest does not fit.
-
-    Returns:
-        whether it is shown: it is on a terminal only, and not by a background job (`hetagent ... &`), which would
-        write over what the person types.
+    `left` says how much time is left, which is shown even where the rest does not fit. Returns whether it is shown: on
+    a terminal only, and not by a background job (`hetagent ... &`), which would write over what the person types.
     """
     if sys.stderr is None or not _is_terminal(sys.stderr) or not _in_foreground(sys.stderr):
         return False
@@ -159,8 +151,7 @@ def _in_foreground(terminal: TextIO) -> bool:
 def flush() -> bool:
     """Have nothing left to be written at the end, which would make the exit status 120 if nobody reads.
 
-    Returns:
-        False if a reader stalls: then the interpreter would hang at its end as well.
+    False if a reader stalls: then the interpreter would hang at its end as well.
     """
     return _writer.write(sys.stderr, "") and _writer.write(sys.stdout, "")
 

@@ -8,14 +8,7 @@ _EVENTS = 0x8 | 0x80 | 0x100 | 0x01000000
 
 
 class Created:
-    """Readable (`fileno`) once files have been created in a folder, written, or moved there under their names.
-
-    Args:
-        folders: which are there.
-
-    Raises:
-        OSError: this host allows no more of these (fs.inotify.max_user_instances), or knows none.
-    """
+    """Readable (`fileno`) once files have been created in a folder, written, or moved there under their names."""
 
     def __init__(self, *folders: str) -> None:
         self._fd = -1

@@ -20,11 +20,7 @@ from hetrdzv.protocol.texts.ids import is_id
 
 
 def host_name() -> str:
-    """The name of this host, which is the node id unless another one is given.
-
-    Raises:
-        ValueError: it cannot be a node id.
-    """
+    """The name of this host, which is the node id unless another one is given."""
     name = socket.gethostname()
     if not is_id(name):
         raise ValueError(f"this host's name, {name!r}, cannot be a node id")
@@ -32,13 +28,7 @@ def host_name() -> str:
 
 
 class Name:
-    """A node id that no other agent on this host has in the same group, until `release` or the end of this process.
-
-    Args:
-        node_id: the name.
-        notes: what to show at the terminal.
-        lock: path and descriptor of the lock file; None: there is none.
-    """
+    """A node id that no other agent on this host has in the same group, until `release` or the end of this process."""
 
     def __init__(self, node_id: str, notes: Sequence[str] = (), lock: tuple[Path, int] | None = None) -> None:
         self.node_id = node_id
@@ -46,7 +36,7 @@ class Name:
         self._lock = weakref.finalize(self, _unlock, *lock, os.getpid()) if lock is not None else None
         mine = weakref.ref(self)
         # A worker that was forked and outlives its agent must not keep the name.
-        os.register_at_fork(after_in_child=lambda: (name := mine()) and name.release())
+        os.register_at_fork(after_in_child=lambda: name.release() if (name := mine()) is not None else None)
 
     def release(self) -> None:
         """Let another agent have the name. Happens by itself when nobody keeps this object."""
@@ -65,11 +55,6 @@ def take(host: str, group: str, servers: Sequence[str]) -> Name:
     """The first of HOST, HOST.2, HOST.3, ... that no other agent of this user has in a group.
 
     Where no lock can be taken (no folder can be made), HOST itself: a server refuses the second agent then.
-
-    Args:
-        host: the name of this host.
-        group: the group's id.
-        servers: URLs of the servers that the group is on.
     """
     key = hashlib.sha256("\0".join([group, *sorted(set(servers))]).encode()).hexdigest()[:16]
     try:
@@ -86,11 +71,7 @@ def take(host: str, group: str, servers: Sequence[str]) -> Name:
 
 
 def _folder() -> Path:
-    """A folder on this host that only this user can write to.
-
-    Raises:
-        OSError: somebody else has made it, or it cannot be made.
-    """
+    """A folder on this host that only this user can write to."""
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"hetagent-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     stats = os.lstat(folder)

@@ -45,15 +45,7 @@ class NamesAway(NetworkError):
 def offered_address(
     local_addr: str | None, interface: str | None, servers: Sequence[str]
 ) -> tuple[str, str | None]:
-    """The address that this node offers, and its interface, if one of this node's has it.
-
-    Args:
-        local_addr, interface: what the person gave; at most one of them.
-        servers: URLs; the address towards them is taken where neither was given.
-
-    Raises:
-        NetworkError: there is none.
-    """
+    """The address that this node offers, and its interface, if one of this node's has it."""
     if interface is not None:
         return address_of(interface), interface
     address = local_addr or local_address_towards_any(servers)
@@ -61,12 +53,7 @@ def offered_address(
 
 
 def local_address_towards_any(urls: Sequence[str]) -> str:
-    """`local_address_towards` the first server for which there is one: others may be down, and their names too.
-
-    Raises:
-        NamesAway: there is none, but the resolver may find a name later.
-        NetworkError: there is none.
-    """
+    """`local_address_towards` the first server for which there is one: others may be down, and their names too."""
     failures = []
     for url in urls:
         try:
@@ -82,13 +69,6 @@ def local_address_towards(url: str) -> str:
     If the server answers, it is that of the connection: the server's name may stand for several addresses, some
     of which lead nowhere. If it does not answer yet, it is that of the route. Blocks for at most
     `CONNECT_TIMEOUT_S` per address of the server.
-
-    Args:
-        url: `http://host:port`; an IPv6 address in brackets.
-
-    Raises:
-        NamesAway: the name does not resolve yet.
-        NetworkError: the name does not resolve, or there is no route.
     """
     parts = urlsplit(url if "://" in url else f"bare://{url}")
     host, port = parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
@@ -137,11 +117,7 @@ def network_of(address: str) -> ipaddress.IPv4Network | None:
 
 
 def address_of(interface: str) -> str:
-    """An IP address of an interface: IPv4 if it has one, a link-local address last.
-
-    Raises:
-        NetworkError: there is no such interface, or it has no address; lists the ones there are.
-    """
+    """An IP address of an interface: IPv4 if it has one, a link-local address last."""
     there = list(_interface_addresses())
     mine = [(ip.is_link_local, ip.version, text) for name, ip, text in there if name == interface]
     if mine:
@@ -180,12 +156,6 @@ def socket_env(
     Both are bound to an interface that was chosen. Otherwise NCCL picks its own, perhaps several, as under
     torchrun, and gloo is bound only where the host name would give it an address that peers cannot use.
     Blocks for at most `HOST_NAME_TIMEOUT_S`.
-
-    Args:
-        address: the one this node offers.
-        interface: the one with that address, if any.
-        environ: what is set here already stays.
-        chosen: whether the person named the address or the interface.
     """
     if interface is None:
         return {}
@@ -230,11 +200,7 @@ def host_port(address: str, port: int) -> str:
 
 
 def parse_port_range(text: str) -> tuple[int, int]:
-    """First and last port of `29500-29600`, or of a single `29500`.
-
-    Raises:
-        ValueError: it is malformed; says how.
-    """
+    """First and last port of `29500-29600`, or of a single `29500`."""
     low, dash, high = (part.strip() for part in text.partition("-"))
     if not (low.isascii() and low.isdecimal()) or (dash and not (high.isascii() and high.isdecimal())):
         raise ValueError(f"port range '{text}' is not of the form 29500-29600")
@@ -251,20 +217,11 @@ def hold_port(
 ) -> socket.socket:
     """Bind a free port, and keep it until the socket is closed or passed on.
 
-    Args:
-        address: what the node offers. The socket is bound to it if it is this node's, otherwise (NAT, a name that
-            only others resolve) to the wildcard address.
-        port_range: first and last port, tried in random order so that nodes on one host do not race; None: any.
-        chosen_by_kernel: of any port whether it may be one that the kernel gives to others as soon as it is free, for
-            their connections, say.
-
-    Returns:
-        A listening socket that no child inherits: peers can try the port, and no other program can bind it.
-        It has SO_REUSEADDR, or the connections of earlier rounds, which the kernel remembers for a minute, would
-        use up a small range.
-
-    Raises:
-        NetworkError: no port of the range is free, or the address cannot be bound.
+    The socket is bound to the address if it is this node's, otherwise (NAT, a name that only others resolve) to the
+    wildcard address. A range is tried in random order, so that nodes on one host do not race. It listens, so that peers
+    can try the port, and has SO_REUSEADDR: else the connections of earlier rounds, which the kernel remembers for a
+    minute, would use up a small range. Without `chosen_by_kernel` it is no port that the kernel gives to others as soon
+    as it is free.
     """
     if port_range is None:
         ports = [*([] if chosen_by_kernel else _unassigned()), 0]

@@ -25,14 +25,7 @@ def installed() -> str | None:
 
 
 def check(release: str | None) -> str | None:
-    """A warning about a torch that is newer than what was tested; None where there is nothing to say.
-
-    Args:
-        release: torch's version, such as `2.13.0+cpu` or `2.9.0a0+50eac811`; None: unknown, and not checked.
-
-    Raises:
-        UsageError: it is too old.
-    """
+    """A warning about a torch that is newer than what was tested; None where there is nothing to say."""
     if (number := _number(release)) is None:
         return None
     if number < OLDEST:

@@ -12,11 +12,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def nameless() -> int:
-    """A file without a name, open for reading and writing.
-
-    Raises:
-        OSError: there is no room for it.
-    """
+    """A file without a name, open for reading and writing."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("hetagent", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:  # Pythons that were built for old systems (conda-forge's)
@@ -27,12 +23,6 @@ def locked(path: Path, flags: int) -> int | None:
     """Lock a file or folder; returns the descriptor that holds the lock, None: another one does, or the path is gone.
 
     The kernel gives the lock up when this process ends, however it ends.
-
-    Args:
-        flags: with which to open it.
-
-    Raises:
-        OSError: it cannot be opened, or its file system has no locks.
     """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -51,15 +41,9 @@ def locked(path: Path, flags: int) -> int | None:
 class Folder:
     """A folder that is locked as long as this process lives; one without a lock belongs to nobody.
 
-    Args:
-        prefix: what its name begins with, which says what it is for.
-        parent: where to make it; None: in TMPDIR.
 
     Attributes:
         path: its path, which is short, since names of sockets must be.
-
-    Raises:
-        OSError: it cannot be made.
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
@@ -82,11 +66,7 @@ class Folder:
 
 
 def sweep(prefix: str, parent: Path | None = None) -> None:
-    """Remove what killed agents of this user left behind.
-
-    Args:
-        prefix, parent: as `Folder`'s.
-    """
+    """Remove what killed agents of this user left behind."""
     for path in (parent or Path(tempfile.gettempdir())).glob(f"{marked_prefix(prefix)}*"):
         with contextlib.suppress(OSError):
             if path.lstat().st_uid != os.geteuid():

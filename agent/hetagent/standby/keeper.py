@@ -55,13 +55,7 @@ NEEDED_BYTES = 1 << 30
 
 
 class Standbys(RoundHook):
-    """The standbys of one agent. A thread makes and watches them; the caller's thread takes them.
-
-    Args:
-        preload: the modules that they import; `auto` among them stands for those that the script imports, and alone
-            also for what torch imports late.
-        log: shows one line at the terminal; called from both threads.
-    """
+    """The standbys of one agent. A thread makes and watches them; the caller's thread takes them."""
 
     def __init__(self, preload: Sequence[str], log: Callable[[str], None]) -> None:
         self._preload = [module for module in preload if module != AUTO] or list(PRELOADED)
@@ -154,10 +148,10 @@ class Standbys(RoundHook):
                     return
                 self._make_due()
                 wait_s = min(LOOK_S, max(0.01, self._not_before - time.monotonic()))
-                watched = [standby.fileno() for standby in self._standbys.values()]
+                watched = [self._waker.fileno(), *(standby.fileno() for standby in self._standbys.values())]
             # One that is taken in the meantime has closed its descriptor, which need not even be a socket's now.
             with contextlib.suppress(OSError):
-                select.select([*watched, self._waker], [], [], wait_s)
+                select.select(watched, [], [], wait_s)
             self._waker.clear()
             with self._lock:
                 for rank, standby in list(self._standbys.items()):
@@ -251,11 +245,7 @@ class Standbys(RoundHook):
 
 
 def standbys_of(context: AgentContext, preload: Preload) -> Standbys | None:
-    """The standbys. Where there can be none, a line says why.
-
-    Raises:
-        UsageError: the flag asks for them where there can be none.
-    """
+    """The standbys. Where there can be none, a line says why."""
     problem, launch, command = None, context.options.launch, context.command
     if launch != "gpu":
         problem = f"--launch {launch} starts processes of other kinds"

@@ -38,12 +38,6 @@ def fits(started_for: Program, program: Program) -> bool:
 class Standby:
     """A process that waits to become a worker. It is a child of this process and leads a session of its own.
 
-    Args:
-        program: what its worker will run. Of the variables that belong to a round only the marks matter, by which its
-            processes are found.
-        preload: the modules that it imports first.
-        notes: the file of an earlier worker's notes on its imports; it imports those modules that are installed.
-        without: modules that it does not import, though they are in the notes.
 
     Attributes:
         program: as given.
@@ -51,9 +45,6 @@ class Standby:
         started_at: when it was started (seconds since the epoch).
         ready: it has imported everything.
         left_out: a module that it did not import, or should not have, and why; it is not to be taken then.
-
-    Raises:
-        OSError: it cannot be started.
     """
 
     def __init__(
@@ -103,18 +94,11 @@ class Standby:
 
         One that still imports begins when it has finished; that is never later than a process started now would. If it
         should not have imported something, or would not import the same now, it starts over by itself.
-
-        Args:
-            program: of the round; this standby fits it.
-            stdout, stderr: descriptors of the worker's output.
-
-        Raises:
-            OSError: it has died.
         """
         body = json.dumps(dict(program.environ)).encode()
         try:
             if self.process.poll() is not None:
-                raise ChildProcessError("it has died")
+                raise ChildProcessError("it had died")
             socket.send_fds(self._channel, [len(body).to_bytes(4, "big")], (stdout, stderr))
             self._channel.sendall(body)
         except OSError:

@@ -60,12 +60,8 @@ def belongs_to_round(name: str) -> bool:
 def wait(started_as: "list[str]") -> "Callable[[str], NoReturn] | None":
     """Import what the agent says, and return once this process is a worker of a round.
 
-    Args:
-        started_as: the command line of this process, with which it can start over.
-
-    Returns:
-        starts over, without what was imported, after an exception of this kind; None if nothing was imported but what
-        somebody has named.
+    Returns what starts over, by the command line `started_as` and without what was imported, after an exception of that
+    kind; None if nothing was imported but what somebody has named.
     """
     order = json.loads(os.environ.pop(ORDER))
     channel = socket.socket(fileno=order["fd"])
@@ -249,14 +245,8 @@ def _import_all(
 ) -> "dict[str, str] | None":
     """Import modules until one should not be in a standby; what to tell the agent of that one, or None.
 
-    Args:
-        preload: to be imported.
-        seen: an earlier worker's notes. The modules that are installed are to be imported while the agent has nothing
-            to say; a failure is none of ours, since the script has seen it too.
-        left_out: not to be imported, nor what is in them.
-        before: the environment at the start.
-        code: where to note what was there to be imported.
-        channel: to the agent.
+    Of an earlier worker's notes (`seen`) the modules that are installed are imported while the agent has nothing to
+    say; a failure is none of ours, since the script has seen it too. `code` gets what was there to be imported.
     """
     for module in preload:
         _, why = _import(module, set())
@@ -284,9 +274,7 @@ def _import_all(
 def _import(module: str, changed: "set[str]") -> "tuple[bool, str | None]":
     """Import a module; whether it failed, and why no standby should import it, or None.
 
-    Args:
-        module: its name.
-        changed: variables that have other values when the script imports it.
+    `changed` are variables that have other values when the script imports it.
     """
     kind = os.environ.__class__
     asked: list[str] = []

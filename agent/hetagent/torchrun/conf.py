@@ -83,12 +83,7 @@ class Conf:
 
 
 def conf_of(params: RendezvousParameters) -> Conf:
-    """The settings that torchrun's --rdzv-endpoint, --rdzv-id, --nnodes, --local-addr and --rdzv-conf amount to.
-
-    Raises:
-        ConfError: they make no sense.
-        TlsError: a certificate or key cannot be used.
-    """
+    """The settings that torchrun's --rdzv-endpoint, --rdzv-id, --nnodes, --local-addr and --rdzv-conf amount to."""
     options = _options(params.config)
     try:
         group = checked_id(params.run_id)
@@ -122,11 +117,7 @@ def conf_of(params: RendezvousParameters) -> Conf:
 
 
 def _options(config: Mapping[str, object]) -> dict[str, Any]:
-    """The options that were given, parsed.
-
-    Raises:
-        ConfError: one is unknown or has a bad value. The value of an unknown one is not repeated, it may be a secret.
-    """
+    """The options that were given, parsed."""
     known = f"known are {', '.join(sorted(OPTIONS))}"
     unknown = sorted(config.keys() - OPTIONS.keys() - TORCHS_OWN)
     if unknown:
@@ -178,11 +169,7 @@ _taken_token: list[str] = []
 
 
 def take_token(token_file: Path | None) -> str | None:
-    """The token for the server, from a file or else from HET_TOKEN, which is removed since workers do not need it.
-
-    Raises:
-        AccessError: the file, or HET_TOKEN, cannot be used.
-    """
+    """The token for the server, from a file or else from HET_TOKEN, which is removed since workers do not need it."""
     try:
         given = client_token(None)
     finally:

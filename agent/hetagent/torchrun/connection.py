@@ -30,11 +30,7 @@ def client(conf: Conf, token: str | None) -> Client:
 
 
 def cancel(conf: Conf, token: str | None) -> None:
-    """Cancel the job, unless it is over.
-
-    Raises:
-        HetError: no server answered, or it refused.
-    """
+    """Cancel the job, unless it is over."""
 
     async def ask() -> None:
         async with client(conf, token) as server:
@@ -51,14 +47,7 @@ def cancel(conf: Conf, token: str | None) -> None:
 class Connection:
     """The address that this node offers, and the line to the server.
 
-    Args:
-        token: for the servers.
-        slots: how many workers this node has.
-        tell: shows a message to the person at the terminal. It must not refer to the handler, which could not be
-            garbage-collected then.
-
-    Raises:
-        network.NetworkError: this node has no address to offer.
+    `tell` must not refer to the handler, which could not be garbage-collected then.
     """
 
     def __init__(self, conf: Conf, token: str | None, slots: int, tell: Callable[[str], None]) -> None:
@@ -93,9 +82,5 @@ class Connection:
             self._session.offer = replace(self._session.offer, address=self.address)
 
     def hold_port(self) -> socket.socket:
-        """A socket that listens on the offered address.
-
-        Raises:
-            network.NetworkError: no port is free.
-        """
+        """A socket that listens on the offered address."""
         return network.hold_port(self.address, self._port_range)

@@ -22,9 +22,6 @@ T = TypeVar("T")
 class Directives:
     """What the server wants of this node. Used by the thread of torch's agent only.
 
-    Args:
-        line: the connection to the server.
-        tell: shows a message to the person at the terminal.
 
     Attributes:
         round: the round that torch's agent is in, or was in last; 0 before the first.
@@ -77,11 +74,7 @@ class Directives:
             self.wait(timeout_s=None if until is None else max(0.0, until - time.monotonic()))
 
     def next_start(self) -> DirectiveReply | None:
-        """Wait for a round; None if it was over before this node could enter it.
-
-        Raises:
-            RendezvousError, SystemExit: this node has to exit; see `exit_error`.
-        """
+        """Wait for a round; None if it was over before this node could enter it."""
         while self.start is None:
             if self.exit is not None:
                 raise exit_error(self.exit)
@@ -95,13 +88,7 @@ class Directives:
     def while_it_lasts(self, call: Call[T], linger_s: float | None) -> T:
         """Make a call in a thread, since a store does not answer while its master hangs; at most while the round lasts.
 
-        Args:
-            call: what to call.
-            linger_s: how long to wait for the thread to let go of what it uses if the round is over first (seconds);
-                None: until it has.
-
-        Raises:
-            RoundOverError: the server ended the round first.
+        If the round is over first, the thread has `linger_s` to let go of what it uses; None: all the time it needs.
         """
         abandoned, answer = threading.Event(), Future[T]()
         thread = threading.Thread(

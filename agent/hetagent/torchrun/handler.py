@@ -55,11 +55,7 @@ def _abandon(line: ServerConnection, environment: WorkerEnvironment) -> None:
 
 
 class TorchrunHandler(HetRendezvousHandler):
-    """One node's part in a job whose rounds a hetserver decides and whose workers torch's agent runs.
-
-    Args:
-        token: for the servers.
-    """
+    """One node's part in a job whose rounds a hetserver decides and whose workers torch's agent runs."""
 
     def __init__(self, conf: Conf, token: str | None) -> None:
         given = conf.node_id_given
@@ -85,14 +81,8 @@ class TorchrunHandler(HetRendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Block until the next round; the workers of the last one are gone.
 
-        If the server has not ended the last round, workers of this node have failed: reports that.
-
-        Raises:
-            RendezvousConnectionError: no server accepts this node; says why.
-            RendezvousTimeoutError: the nodes did not come together within `join_timeout_s`.
-            RendezvousClosedError: the job failed or was cancelled, or this handler was closed; says why.
-            RendezvousGracefulExitError: the job succeeded without this node, or the node was drained.
-            SystemExit: the same under torchrun, whose launcher cannot handle a graceful exit.
+        If the server has not ended the last round, workers of this node have failed: reports that. Raises torch's
+        errors of a rendezvous, or SystemExit under torchrun, whose launcher cannot handle a graceful exit.
         """
         if self._closed is not None:
             self._leave("its agent has closed the rendezvous")
@@ -109,9 +99,8 @@ class TorchrunHandler(HetRendezvousHandler):
                 start = directives.next_start()
             except (RendezvousError, SystemExit) as error:
                 self._closed = str(error)
-                self._leave(
-                    "it was told to exit"
-                )  # a program may keep this handler: a new job need not wait for it
+                # A program may keep this handler: a new job need not wait for it.
+                self._leave("it was told to exit")
                 raise
             if start is not None and (info := self._enter(directives, start)) is not None:
                 return info
@@ -147,9 +136,6 @@ class TorchrunHandler(HetRendezvousHandler):
 
         torch's launcher never calls this, and `shutdown` does not close: an agent that ends, for example with
         SIGTERM, must not end the job of the others (pytorch#67742).
-
-        Raises:
-            RendezvousConnectionError: the server could not be asked, or refused; this handler is closed anyway.
         """
         self._closed = f"this handler has closed the rendezvous of group '{self._group}'"
         if self._passed:
@@ -235,11 +221,7 @@ class TorchrunHandler(HetRendezvousHandler):
         return self._connection.hold_port()
 
     def _offered_port(self) -> int:
-        """Hold a port on this node's current address.
-
-        Raises:
-            RendezvousConnectionError: none is free.
-        """
+        """Hold a port on this node's current address."""
         assert self._connection is not None, "not connected"
         super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
         self._connection.refresh_address()
@@ -254,9 +236,8 @@ class TorchrunHandler(HetRendezvousHandler):
     def _report_failure(self, directives: Directives, *, final: bool = False) -> None:
         """Report that workers of this node failed, if it is in a round that nobody has ended.
 
-        Args:
-            final: torch's agent has no restart left. That is also reported of a round that has ended: else the others
-                could only blame this node for leaving.
+        `final`: torch's agent has no restart left. That is also reported of a round that has ended: else the others
+        could only blame this node for leaving.
         """
         if directives.in_round and not (directives.exit if final else directives.over):
             failure = replace(failure_of_callers(), final=final)
@@ -343,11 +324,7 @@ class TorchrunHandler(HetRendezvousHandler):
         self._passed = True
 
     def _during_round(self, call: Call[T]) -> T:
-        """What torch's agent does in the store before its workers start.
-
-        Raises:
-            RoundOverError: the server ended the round first, perhaps because the store is gone.
-        """
+        """What torch's agent does in the store before its workers start."""
         directives = self._directives
         assert directives is not None
         try:

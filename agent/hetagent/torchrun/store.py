@@ -39,11 +39,6 @@ class RoundStore:
     """Passes torch's agent's calls on to the round's store, and notices when it enters its exit barrier.
 
     Unlike torch's stores it can be closed although the agent keeps its reference to it until the next round.
-
-    Args:
-        entered: called when the workers of this node have succeeded.
-        wait: waits for the exit barrier in the store, for at most so many seconds or until the round is over.
-        during: makes any other call; `RoundOverError` if the round is over first.
     """
 
     def __init__(
@@ -70,11 +65,7 @@ class RoundStore:
         return int(self.__getattr__("add")(key, amount))
 
     def wait(self, keys: list[str], *timeout: timedelta) -> None:
-        """As torch's, but the exit barrier also ends with the round.
-
-        Raises:
-            RoundOverError: another node failed, or the job was ended.
-        """
+        """As torch's, but the exit barrier also ends with the round."""
         if keys == [BARRIER_PASSED] and self._store is not None:
             self._wait(self._store, cast("Any", self._store).timeout.total_seconds())
         else:
@@ -91,11 +82,7 @@ class RoundStore:
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """As torch's, but once the round is over, what the agent needs from its peers is made up (`_stand_in`).
-
-        Raises:
-            RoundOverError: the round is over, and other keys were asked for.
-        """
+        """As torch's, but once the round is over, what the agent needs from its peers is made up (`_stand_in`)."""
         timeout_s = self.__getattr__("timeout").total_seconds()
         store = cast("Any", self._store)
 
@@ -135,15 +122,7 @@ def visit(start: StartReply) -> Store:
 
 
 def look_for(store: Store, keys: list[str], abandoned: threading.Event, timeout_s: float) -> None:
-    """Wait until all keys are in a store.
-
-    Args:
-        abandoned: set once nobody waits for them any more.
-
-    Raises:
-        TimeoutError: they did not come in time.
-        RoundOverError: nobody waits for them any more.
-    """
+    """Wait until all keys are in a store."""
     until = time.monotonic() + timeout_s
     while not store.check(keys):
         if abandoned.wait(PAUSE_S):

@@ -354,7 +354,9 @@ def test_whatever_is_sent_to_the_relay_it_goes_on(tmp_path: Path) -> None:
     assert not [one for one in threading.enumerate() if one.name == "hetagent-relay"]
 
 
-def test_folders_of_killed_agents_are_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folders_of_killed_agents_are_swept(
+    launch: Mpi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     places = [tmp_path / "tmp", tmp_path / "shm"]
     for place in places:
         (place / f"{folders.marked_prefix(mpirun.PREFIX)}dead").mkdir(parents=True)

@@ -120,7 +120,7 @@ def test_one_that_has_died_is_not_taken(program: Program, tmp_path: Path, when: 
     standby = standbys.ready(program, []) if when == "ready" else Standby(program, ["slow"])
     os.kill(standby.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, standby.process.pid, os.WEXITED | os.WNOWAIT)
-    with standbys.outputs(tmp_path) as streams, pytest.raises(match="it had died"):
+    with standbys.outputs(tmp_path) as streams, pytest.raises(OSError, match="it had died"):
         standby.take(standbys.in_round(program), *streams)
     assert standby.process.returncode == -signal.SIGKILL
 

@@ -53,9 +53,6 @@ class Mpi(Launch):
     """One mpirun on the master and one orted on every other node, which start and watch the ranks.
 
     Only the master's command is used. Open MPI keeps to --port-range, too.
-
-    Raises:
-        CommandError: Open MPI is not installed, or not in a version that works this way.
     """
 
     one_per_node = True
@@ -134,13 +131,7 @@ def mpirun_words(
     agent: str | None,
     port_range: tuple[int, int] | None = None,
 ) -> list[str]:
-    """mpirun's arguments: the nodes in the round's order, each with its slots.
-
-    Args:
-        program: what every rank runs.
-        agent: what mpirun calls instead of ssh; None if there is only one node.
-        port_range: first and last port for Open MPI's connections.
-    """
+    """mpirun's arguments: the nodes in the round's order, each with its slots."""
     ours = {
         "plm": "rsh",  # inside a Slurm job mpirun would use Slurm instead
         "ras": "^slurm,tm,lsf,gridengine",
@@ -220,11 +211,7 @@ def _plain(command: WorkerCommand) -> list[str]:
 
 
 def _check() -> str:
-    """Check Open MPI before this node joins; returns the path of orted.
-
-    Raises:
-        CommandError: Open MPI 4 is not installed.
-    """
+    """Check Open MPI before this node joins; returns the path of orted."""
     paths = {name: shutil.which(name) for name in ("mpirun", PROGRAM)}
     missing = [name for name, path in paths.items() if path is None]
     if missing:

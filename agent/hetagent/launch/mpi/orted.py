@@ -50,14 +50,7 @@ def host_name(member: MemberReply) -> str:
 
 
 def command_line(words: Sequence[str]) -> list[str]:
-    """The daemon's command line as a shell on the other host would have read it.
-
-    Args:
-        words: what mpirun passes to its remote shell, quotes and all, after commands that set up the shell.
-
-    Raises:
-        CommandError: there is no orted in it.
-    """
+    """The daemon's command line as a shell on the other host would have read it."""
     try:
         plain = shlex.split(" ".join(words))
     except ValueError as error:
@@ -69,14 +62,7 @@ def command_line(words: Sequence[str]) -> list[str]:
 
 
 def arguments(words: Sequence[str]) -> list[str]:
-    """The arguments for this node's own orted, in the foreground.
-
-    Args:
-        words: the command line from the round's master.
-
-    Raises:
-        CommandError: it contains anything but the settings that mpirun needs.
-    """
+    """The arguments for this node's own orted, in the foreground."""
     program, *rest = words or [""]
     if program.rpartition("/")[2] != PROGRAM:
         raise CommandError(f"the master asked this node to run {program!r}: only {PROGRAM} is run")

@@ -27,9 +27,6 @@ Ask = Callable[[str, Sequence[str]], "Future[Any]"]
 class Relay(socketserver.ThreadingUnixStreamServer):
     """Takes requests during one round, and handles each in a thread of its own.
 
-    Args:
-        folder: where the socket goes; only this user may have access.
-        ask: handles a request.
 
     Attributes:
         command: what mpirun has to run instead of ssh.

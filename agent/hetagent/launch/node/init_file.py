@@ -20,12 +20,6 @@ class InitFile:
 
     The name depends only on the round and its master, never on what a node finds in the directory, so that a file of
     another job, or from before the server's state was reset, is not mistaken for this round's.
-
-    Args:
-        folder: the directory.
-
-    Raises:
-        CommandError: this node cannot write there, or a URL cannot name it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,11 +35,7 @@ class InitFile:
             )
 
     def begin(self, assignment: Assignment) -> str:
-        """The round's `file://` name. The master writes a marker file, which the others have to see.
-
-        Raises:
-            CommandError: the marker does not show up within `PATIENCE_S`, or cannot be written.
-        """
+        """The round's `file://` name. The master writes a marker file, which the others have to see."""
         master = assignment.start.master
         whose = f"{assignment.group} {master.node_id} {master.address} {master.port} {master.script_port}"
         digest = hashlib.sha256(whose.encode()).hexdigest()[:12]

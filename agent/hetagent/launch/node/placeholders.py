@@ -28,11 +28,7 @@ OPTIONAL = "optional"
 
 
 def used(words: Sequence[str]) -> set[str]:
-    """The placeholders that a command uses.
-
-    Raises:
-        CommandError: an unknown placeholder, or a brace that belongs to none.
-    """
+    """The placeholders that a command uses."""
     return {name for word in words for name in _names(word)}
 
 
@@ -40,9 +36,6 @@ def fill(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     """The command with its placeholders replaced; `{{` and `}}` become single braces.
 
     With a world size of 1, words with `{name:optional}` are left out, each with the option before it.
-
-    Raises:
-        CommandError: as `used`.
     """
     used(words)
     filled: list[str] = []
@@ -63,11 +56,7 @@ def forgotten(words: Sequence[str]) -> list[str]:
 
 
 def values(assignment: Assignment, init_method: str | None = None) -> dict[str, str]:
-    """What the placeholders stand for in a round.
-
-    Args:
-        init_method: where the processes meet, if not over TCP at the master.
-    """
+    """What the placeholders stand for in a round."""
     start = assignment.start
     address, port = start.master.address, start.master.script_port
     return {
@@ -90,9 +79,6 @@ def require_even(names: set[str], assignment: Assignment) -> None:
 
     With `{node_rank}` and `{gpus}`, but without `{rank_offset}`, a script can only multiply the two: ranks would be
     taken twice or be missing, and all nodes would wait for each other.
-
-    Raises:
-        UnevenRanksError: says what it would compute, and what to pass instead.
     """
     start = assignment.start
     even = (

@@ -24,9 +24,6 @@ class PerNode(Launch):
 
     The script hosts its own store on the port that the master's agent holds until just before the start; with
     --init-file the processes meet in that directory.
-
-    Raises:
-        CommandError: the command has an unknown placeholder, or does not use --init-file.
     """
 
     flags: ClassVar[Flags] = {

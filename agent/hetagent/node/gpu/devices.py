@@ -26,9 +26,6 @@ class DeviceError(UsageError):
 class NoGpuHere(DeviceError):
     """All GPUs were asked for, and there is none.
 
-    Args:
-        asked: the flag that asked; empty if none did.
-        because: why there is none, in parentheses with a space before; empty if nobody knows.
 
     Attributes:
         none_here: what is wrong, whichever flag asked.
@@ -84,17 +81,10 @@ def choose(
 ) -> Devices:
     """Choose what the workers run on.
 
-    Args:
-        gpus: `4` (the first four visible ones), `auto` or None (all of them), or `0,2,3` (these of the visible
-            ones; `2,` is a list of one). With CPU workers: how many; `auto` is one per CPU that this process may
-            use (torchrun counts all of the machine's), and None is one.
-        device: `cuda`, `cpu`, or `auto`, which is `cuda`. Never CPU workers unasked: a node with a broken driver
-            would join a GPU job and slow all of it down.
-        environ: its CUDA_VISIBLE_DEVICES, or AMD's HIP_VISIBLE_DEVICES, lists the visible GPUs.
-        discovery: looks up NVIDIA's GPUs; where that fails and torch was built for ROCm, torch is asked.
-
-    Raises:
-        DeviceError: says what was asked for, what is here and what to pass instead.
+    `gpus` is `4` (the first four visible ones), `auto` or None (all of them), or `0,2,3` (these of the visible ones;
+    `2,` is a list of one). With CPU workers it says how many; `auto` is one per CPU that this process may use (torchrun
+    counts all of the machine's), and None is one. Never CPU workers unasked: a node with a broken driver would join a
+    GPU job and slow all of it down. Where `discovery` fails and torch was built for ROCm, torch is asked.
     """
     if device not in ("auto", "cuda", "cpu"):
         raise DeviceError(f"--device {device}: must be auto, cuda or cpu")
@@ -121,12 +111,6 @@ def narrow(devices: Devices, environ: Mapping[str, str]) -> Mapping[str, str | N
     Under ROCm only CUDA_VISIBLE_DEVICES is left to list GPUs, so that whatever narrows it further (`--isolate-gpus`,
     torch's `--virtual-local-rank`) has an effect. Numbers mean to CUDA what they meant here, in NVML's order, unless
     the environment says otherwise.
-
-    Args:
-        environ: the one that the devices were chosen with; its names for the GPUs are kept.
-
-    Returns:
-        values by variable; None removes it.
     """
     if devices.kind == "cpu":
         # to HIP an empty list is the same as none

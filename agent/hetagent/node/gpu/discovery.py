@@ -44,11 +44,7 @@ class Gpu(NamedTuple):
 
 @contextmanager
 def driver() -> Iterator[Any]:
-    """NVIDIA's driver for the length of a block: the module pynvml.
-
-    Raises:
-        NoGpus: there is no driver, no way to ask it, or it fails.
-    """
+    """NVIDIA's driver for the length of a block: the module pynvml."""
     try:
         import pynvml
     except ImportError:
@@ -67,11 +63,7 @@ def driver() -> Iterator[Any]:
 
 
 def discover() -> list[Gpu]:
-    """Every GPU that the NVIDIA driver lets this process use, in its order (PCI bus), then the MIG slices.
-
-    Raises:
-        NoGpus: there is no driver, or no way to ask it.
-    """
+    """Every GPU that the NVIDIA driver lets this process use, in its order (PCI bus), then the MIG slices."""
     with driver() as pynvml:
         handles = _permitted(pynvml)
         gpus = [_describe(pynvml, handle) for handle in handles]
@@ -83,22 +75,14 @@ def discover() -> list[Gpu]:
 
 
 def memory_of(uuids: Sequence[str]) -> list[Usage]:
-    """What is in use of these GPUs (or MIG slices); one that the driver cannot tell about is left out.
-
-    Raises:
-        GpuBroken: one of them has to be reset, or is gone.
-    """
+    """What is in use of these GPUs (or MIG slices); one that the driver cannot tell about is left out."""
     with suppress(NoGpus), driver() as pynvml:  # without one nothing can be said
         return [usage for uuid in uuids if (usage := _usage(pynvml, uuid)) is not None]
     return []
 
 
 def versions(torch: Any) -> dict[str, object]:
-    """CUDA or ROCm, NCCL and the driver, by name; None: it is not here, or not known.
-
-    Args:
-        torch: the module. CUDA is not initialised: NCCL's number is compiled in, and the driver's comes from NVML.
-    """
+    """CUDA or ROCm, NCCL and the driver, by name; None: it is not here, or not known."""
     return {"cuda": torch.version.cuda, "rocm": torch.version.hip, "nccl": _nccl(torch), "driver": _driver()}
 
 
@@ -110,11 +94,7 @@ def is_rocm() -> bool:
 
 
 def visible_to_torch(environ: Mapping[str, str]) -> list[Gpu]:
-    """The GPUs that torch sees in an environment, in its order. Takes as long as `import torch`.
-
-    Raises:
-        NoGpus: torch fails there.
-    """
+    """The GPUs that torch sees in an environment, in its order. Takes as long as `import torch`."""
     try:
         listed = output_of([sys.executable, "-c", _LIST_GPUS], ASK_TIMEOUT_S, environ)
     except CommandFailed as error:

@@ -51,12 +51,7 @@ class Left:
 
 
 def left_over(before: Sequence[Usage], now: Sequence[Usage], is_ours: Callable[[int], bool]) -> list[Left]:
-    """The GPUs that are not free again. What a process of somebody else uses does not count, old or new.
-
-    Args:
-        before: as it was when no process was ours.
-        is_ours: whether a process, by its pid, is or was a worker of this agent.
-    """
+    """The GPUs that are not free again. What a process of somebody else uses does not count, old or new."""
     former = {usage.gpu: usage.unexplained(lambda pid: False) for usage in before}
     left = []
     for usage in now:

@@ -77,13 +77,8 @@ def helpers(alive: dict[int, Process], leader: int, signum: int, *, spawns: bool
     """Pids of those below a worker that are not to get a signal: a Python process above handles it, and needs them.
 
     Otherwise a script that saves then would miss its data loaders. A shell needs nobody: it acts on a signal only once
-    its command has ended.
-
-    Args:
-        alive: what lives.
-        leader: the first process of the worker.
-        spawns: it starts the node's workers, which may be the ones that save: of what it has started itself, only data
-            loaders are its helpers.
+    its command has ended. `spawns`: the worker starts the node's workers, which may be the ones that save: of what it
+    has started itself, only data loaders are its helpers.
     """
     children = _children(alive)
     found: set[int] = set()
@@ -101,11 +96,7 @@ def helpers(alive: dict[int, Process], leader: int, signum: int, *, spawns: bool
 
 
 def marked(incarnation: str, *marks: str) -> list[int]:
-    """Pids of the living processes started with `HET_INCARNATION=incarnation`, never the caller's.
-
-    Args:
-        marks: other variables to look for instead; any of them will do.
-    """
+    """Pids of the living processes started with `HET_INCARNATION=incarnation`, never the caller's."""
     wanted = [b"\0" + os.fsencode(f"{mark}={incarnation}") + b"\0" for mark in marks or (INCARNATION,)]
     pids = []
     for pid in _others():
@@ -149,10 +140,6 @@ def leaves_with(library: str, root: int) -> int:
 
     A launcher and its workers load the same libraries, so only processes that start no further ones are counted. A
     worker's own children (data loaders) are counted in its place, so the result is never too large.
-
-    Args:
-        library: part of the library's file name.
-        root: pid of the first process.
     """
     alive = living()
     family = _closure({root}, set(), alive)
@@ -161,11 +148,7 @@ def leaves_with(library: str, root: int) -> int:
 
 
 def ended_badly(pid: int) -> bool | None:
-    """Whether a process that has just ended did so by a signal or with a status other than 0.
-
-    Returns:
-        None if its parent has already asked how it ended, so that nobody else can.
-    """
+    """Whether a process that has just ended did so by a signal or a status other than 0; None if it has been reaped."""
     fields = _stat_fields(pid)
     return fields[-1] != b"0" if fields is not None and fields[0] == b"Z" else None
 
@@ -173,8 +156,7 @@ def ended_badly(pid: int) -> bool | None:
 def state(pid: int) -> str | None:
     """The state of a process's first thread, as ps shows it (`R`, `S`, `D`, `T`, `Z`, ...); None if it is gone.
 
-    Raises:
-        OSError: nobody can tell: this process has no descriptors left, for instance.
+    An OSError means that nobody can tell: this process has no descriptors left, for instance.
     """
     try:
         return _stat(pid)[0].decode()
@@ -191,14 +173,8 @@ def cpu_s(pid: int) -> float | None:
 def kill_all(find: Callable[[], Collection[int]], timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
     """Kill whatever `find` returns until two scans in a row find nothing, so that no fork escapes.
 
-    Never kills the caller or process 1. Does not sleep if the first scan finds nothing.
-
-    Args:
-        find: looks for processes; called repeatedly.
-        timeout_s: seconds after which to give up.
-
-    Returns:
-        Pids that would not die: see `describe_stuck`.
+    Never kills the caller or process 1. Does not sleep if the first scan finds nothing. Returns the pids that would not
+    die: see `describe_stuck`.
     """
     deadline = time.monotonic() + timeout_s
     untouchable = {1, os.getpid()}
@@ -238,13 +214,8 @@ def kill_tree(
 ) -> list[int]:
     """`kill_all` for the processes that `find` returns, the sessions they lead, and their descendants.
 
-    A session that they merely belong to is left alone, since it may be the user's shell; so is the caller's own.
-
-    Args:
-        find: looks for the first processes.
-        sessions: ids of sessions known to be the workers'.
-        timeout_s: seconds after which to give up.
-        kept: sessions to leave alone, with all that they have started; asked whenever `find` has been.
+    A session that they merely belong to is left alone, since it may be the user's shell; so are the caller's own and
+    those that `kept` names, with all that they have started.
     """
     own = os.getsid(0)
     ours = set(sessions) - {own}
@@ -266,9 +237,6 @@ def kill_all_of(
     """`kill_tree` for all that this incarnation's agent has started, but for what it keeps for later rounds.
 
     That has the mark of workers, too: its agent knows which sessions these are (`kept`), and nobody else need.
-
-    Returns:
-        the pids that would not die.
     """
     return kill_tree(lambda: marked(incarnation, *MARKS), sessions, kept=kept)
 

@@ -34,13 +34,6 @@ class Guardian:
     Selectors take it for a file that becomes readable when the guardian itself dies. Then `unregister` it, `start` it
     again and `register` it again.
 
-    Args:
-        incarnation: the `HET_INCARNATION` of the workers.
-        servers: URLs of the servers.
-        token: for the servers; passed over the pipe only.
-        token_file: read again if a server no longer accepts the token.
-        tls: for connections to the servers.
-        group, node_id: who has left when the agent has died.
 
     Attributes:
         pipes: the folder where workers listen that save their state when asked; None: none do.
@@ -84,11 +77,7 @@ class Guardian:
         return self._process.stdout.fileno()
 
     def start(self) -> None:
-        """Start it, or another one if it has died; returns when it is on guard, after some 40 ms.
-
-        Raises:
-            GuardianError: it did not come up.
-        """
+        """Start it, or another one if it has died; returns when it is on guard, after some 40 ms."""
         self._bury()
         command = [sys.executable, "-I", "-S", os.path.abspath(guardian_process.__file__)]
         # In a session of its own, so that neither the terminal's signals nor a kill of the agent's group reach it.
@@ -125,11 +114,7 @@ class Guardian:
         self._send({"sessions": self._sessions, "pipes": str(self.pipes or "")})
 
     def dismiss(self, timeout_s: float = DISMISS_TIMEOUT_S) -> None:
-        """End it without any action on its part. Harmless if it is not running.
-
-        Args:
-            timeout_s: seconds after which it is killed.
-        """
+        """End it without any action on its part. Harmless if it is not running."""
         if self._process is None:
             return
         self._send({})

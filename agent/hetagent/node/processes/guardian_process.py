@@ -118,12 +118,7 @@ def _ask(pipe: str) -> bool:
 
 
 def goodbye(message: dict[str, Any]) -> None:
-    """Tell the server that the node left. An error is only printed, since the server finds out anyway.
-
-    Args:
-        message: `servers`, `token`, `token_file`, `tls`, `group`, `node_id` and `incarnation` of the agent. Without
-            servers there is nobody to tell: the only one has died with the agent.
-    """
+    """Tell the server that the node left. An error is only printed, since the server finds out anyway."""
     if not message["servers"]:
         return
     try:

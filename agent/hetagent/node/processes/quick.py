@@ -9,15 +9,7 @@ class CommandFailed(Exception):
 
 
 def output_of(words: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> str:
-    """What a command prints on stdout.
-
-    Args:
-        timeout_s: how long it may take (seconds).
-        environ: its environment; None: this process's.
-
-    Raises:
-        CommandFailed: with the last line of its stderr, where there is one.
-    """
+    """What a command prints on stdout."""
     try:
         done = subprocess.run(
             words,

@@ -13,18 +13,7 @@ REAP_S = 1.0
 
 
 class ShellCommand:
-    """One run of a command.
-
-    Args:
-        command: for /bin/sh.
-        mark: a variable of its environment, by which its processes are found.
-        value: of that variable.
-        stdout: where it and its stderr go: `subprocess.PIPE`, or a file.
-        environ: what it gets beside this process's environment.
-
-    Raises:
-        OSError, ValueError: it cannot be started.
-    """
+    """One run of a command."""
 
     def __init__(
         self, command: str, mark: str, value: str, stdout: int | IO[bytes], environ: Mapping[str, str] = {}

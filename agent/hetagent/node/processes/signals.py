@@ -30,9 +30,6 @@ def noted(signums: Sequence[signal.Signals], into: list[int]) -> Iterator[socket
     seccomp profile, which pidfds do not.
 
     A signal that is ignored stays ignored: `nohup` means that the job is to outlive the terminal.
-
-    Args:
-        into: where the numbers of the signals that arrived are appended, SIGCHLD excepted.
     """
 
     def note(signum: int, frame: FrameType | None) -> None:

@@ -339,12 +339,12 @@ def test_a_node_with_processes_of_an_earlier_agent_that_do_not_die_is_not_offere
     """Else an agent that left because of them would be back as soon as something starts it again."""
     said: list[str] = []
     monkeypatch.setattr(processes, "orphans", lambda node_id, group: [2**22 + 1])
-    monkeypatch.setattr(processes, "kill_orphans", lambda node_id, group: [2**22 + 1])
+    monkeypatch.setattr(processes, "kill_tree", lambda find: [2**22 + 1])
     why = r"node 'a' cannot take part: processes of an earlier agent cannot be killed: 4194305 \(gone by now\); check"
     with pytest.raises(AgentError, match=why):
         assembly._sweep(Identity("g", "a", "i"), said.append)
     assert said == ["killing workers that an earlier agent left behind: pids 4194305"]
-    monkeypatch.setattr(processes, "kill_orphans", lambda node_id, group: [])
+    monkeypatch.setattr(processes, "kill_tree", lambda find: [])
     assembly._sweep(Identity("g", "a", "i"), said.append)
 
 

@@ -351,7 +351,7 @@ def _sweep(identity: Identity, tell: Callable[[str], None]) -> None:
     orphans = processes.orphans(identity.node_id, identity.group)
     if orphans:
         tell(f"killing workers that an earlier agent left behind: pids {', '.join(map(str, orphans))}")
-        if stuck := processes.kill_orphans(identity.node_id, identity.group):
+        if stuck := processes.kill_tree(lambda: processes.orphans(identity.node_id, identity.group)):
             raise AgentError(
                 f"node '{identity.node_id}' cannot take part: processes of an earlier agent cannot be killed: "
                 f"{processes.describe_stuck(stuck)}; check the node before you use it again"

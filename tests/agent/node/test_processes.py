@@ -187,7 +187,7 @@ def test_orphans_are_those_whose_agent_is_gone(family: Family) -> None:
     other = family.start("", marks | {"TORCHELASTIC_RUN_ID": "g2"})
     assert processes.orphans(MARK, "g1") == [orphan.pid]
     assert processes.orphans(MARK, "g2") == [other.pid]
-    assert processes.kill_orphans(MARK, "g1") == []
+    assert processes.kill_tree(lambda: processes.orphans(MARK, "g1")) == []
     assert alive(family.pids) == family.pids[1:]
 
 

@@ -74,13 +74,9 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     made.end()
 
 
-def test_the_guardian_of_a_killed_agent_ends_all(agent: Agent) -> None:
-    assert agent.left() == agent.standbys
-    agent.process.kill()
-    wait_for(lambda: not agent.left(), "their end")
-
-
 def test_the_next_agent_ends_those_whose_guardian_was_killed_too(agent: Agent) -> None:
+    assert agent.left() == agent.standbys
+    assert processes.orphans(agent.marks[processes.NODE_ID], "job") == []
     os.kill(agent.guardian, signal.SIGKILL)
     agent.process.kill()
     agent.process.wait()
@@ -89,15 +85,8 @@ def test_the_next_agent_ends_those_whose_guardian_was_killed_too(agent: Agent) -
     node_id = agent.marks[processes.NODE_ID]
     assert set(processes.orphans(node_id, "job")) == agent.left()
     assert processes.orphans(node_id, "another job") == []
-    assert processes.kill_orphans(node_id, "job") == []
+    assert processes.kill_tree(lambda: processes.orphans(node_id, "job")) == []
     assert agent.left() == set()
-
-
-def test_standbys_are_no_orphans_while_their_agent_lives(agent: Agent) -> None:
-    incarnation = agent.marks[processes.INCARNATION]
-    # The kernel shows the environment of a process a moment after Popen returns.
-    wait_for(lambda: set(processes.marked(incarnation)) == agent.standbys, "all standbys")
-    assert processes.orphans(agent.marks[processes.NODE_ID], "job") == []
 
 
 def test_clearing_a_round_ends_workers_only(tmp_path: Path) -> None:

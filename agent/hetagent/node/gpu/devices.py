@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from hetagent.errors import UsageError
-from hetagent.node.console import counted
 from hetagent.node.gpu.discovery import Gpu, NoGpus, discover, is_rocm, visible_to_torch
 from hetrdzv.protocol.settings import MAX_SLOTS
+from hetrdzv.protocol.texts.phrasing import count as counted
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HIP_VISIBLE = "HIP_VISIBLE_DEVICES"

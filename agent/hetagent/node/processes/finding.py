@@ -100,7 +100,7 @@ def marked(incarnation: str, *marks: str) -> list[int]:
     wanted = [b"\0" + os.fsencode(f"{mark}={incarnation}") + b"\0" for mark in marks or (INCARNATION,)]
     pids = []
     for pid in _others():
-        environ = b"\0" + _environ(pid)
+        environ = b"\0" + _content(pid, "environ")
         if any(pair in environ for pair in wanted):
             pids.append(pid)
     return sorted(pids)
@@ -126,13 +126,8 @@ def orphans(node_id: str, group: str) -> list[int]:
 
 def environment(pid: int) -> dict[str, str]:
     """The environment a process was started with; empty if the process is gone or belongs to another user."""
-    pairs = os.fsdecode(_environ(pid)).split("\0")
+    pairs = os.fsdecode(_content(pid, "environ")).split("\0")
     return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
-
-
-def _environ(pid: int) -> bytes:
-    """The same as the kernel has it: pairs, each with a null byte after it; empty for a zombie, too."""
-    return _content(pid, "environ")
 
 
 def leaves_with(library: str, root: int) -> int:
@@ -239,11 +234,6 @@ def kill_all_of(
     That has the mark of workers, too: its agent knows which sessions these are (`kept`), and nobody else need.
     """
     return kill_tree(lambda: marked(incarnation, *MARKS), sessions, kept=kept)
-
-
-def kill_orphans(node_id: str, group: str, timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
-    """`kill_tree` for `orphans`; returns the pids that would not die."""
-    return kill_tree(lambda: orphans(node_id, group), (), timeout_s)
 
 
 def describe_stuck(pids: Collection[int], most: int = 5) -> str:

@@ -42,7 +42,6 @@ WORLD_SIZES = ("min_world_size", "max_world_size")
 
 OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "node_id": checked_id,
-    "slots": whole,
     "local_addr": str,
     "interface": str,
     "port_range": parse_port_range,
@@ -65,14 +64,12 @@ class Conf:
     Attributes:
         node_id, node_id_given: if it was not given, it is the host name, to which a second agent of the group on
             this host adds a number (node/names.py).
-        slots: how many workers the node has, as given; torch's agent usually knows better. Only for display.
     """
 
     servers: tuple[str, ...]
     group: str
     node_id: str
     node_id_given: bool
-    slots: int | None
     local_addr: str | None
     interface: str | None
     port_range: tuple[int, int] | None
@@ -97,13 +94,11 @@ def conf_of(params: RendezvousParameters) -> Conf:
     # torch's agents count restarts (--max-restarts): the server sets no limit of its own unless asked to
     spec = {"max_restarts": UNLIMITED_RESTARTS, "min_nodes": params.min_nodes, "max_nodes": params.max_nodes}
     spec |= {name: options[name] for name in ("max_restarts", *WORLD_SIZES, *SPEC_FLAGS) if name in options}
-    slots = options.get("slots")
     return Conf(
         servers=_servers(params.endpoint),
         group=group,
         node_id=options.get("node_id") or _host_name(),
         node_id_given="node_id" in options,
-        slots=slots,
         local_addr=local_addr,
         interface=options.get("interface"),
         port_range=options.get("port_range"),
@@ -112,7 +107,7 @@ def conf_of(params: RendezvousParameters) -> Conf:
         tls=ClientTls.of(
             {name: options.get(name) for name in ("ca_cert", "client_cert", "client_key")}, os.environ
         ),
-        spec=_spec(spec, slots, local_addr),
+        spec=_spec(spec, local_addr),
     )
 
 
@@ -148,12 +143,12 @@ def _host_name() -> str:
         raise ConfError(f"{error}: give --rdzv-conf node_id=NAME") from None
 
 
-def _spec(fields: Mapping[str, Any], slots: int | None, local_addr: str | None) -> SpecFields:
+def _spec(fields: Mapping[str, Any], local_addr: str | None) -> SpecFields:
     """The group's spec; also checks whatever else a join could be refused for."""
     try:
         join = JoinRequest(
             incarnation="any",
-            slots=1 if slots is None else slots,
+            slots=1,
             address=local_addr or "any",
             port=1,
             spec=SpecFields(**fields),

@@ -181,7 +181,7 @@ class TorchrunHandler(HetRendezvousHandler):
         for note in self._name.notes:
             tell(note)
         try:
-            connection = Connection(conf, self._token, self._slots(), tell)
+            connection = Connection(conf, self._token, workers_of_callers(self) or 1, tell)
         except network.NetworkError as error:
             raise RendezvousConnectionError(with_options(str(error))) from None
         self._connection, self._directives = connection, Directives(connection.line, tell)
@@ -204,17 +204,6 @@ class TorchrunHandler(HetRendezvousHandler):
             directives.line.leave(why)
             directives.line.close()
             self._leaver.detach()
-
-    def _slots(self) -> int:
-        """How many workers torch's agent starts here, for what the server shows."""
-        given, known = self._conf.slots, workers_of_callers(self)
-        if known is None:
-            return given or 1
-        if given not in (None, known):
-            self._tell(
-                f"warning: slots={given} was given, but torch starts {known} workers on this node; showing {known}"
-            )
-        return known
 
     def _hold_port(self) -> socket.socket:
         assert self._connection is not None, "not connected"

@@ -32,7 +32,7 @@ def test_what_torchrun_passes_is_understood() -> None:
     ]
     words += [
         "--rdzv-conf",
-        "slots=4,node_id=gpu1,lease_s=7.5,on_join=spare,port_range=29500-29510",
+        "node_id=gpu1,lease_s=7.5,on_join=spare,port_range=29500-29510",
         "train.py",
     ]
     config, _, _ = config_from_args(parse_args(words))
@@ -48,7 +48,7 @@ def test_what_torchrun_passes_is_understood() -> None:
         )
     )
     assert conf.servers == ("http://h1:1", "http://h2:29400")
-    assert (conf.group, conf.node_id, conf.slots, conf.port_range) == ("G", "gpu1", 4, (29500, 29510))
+    assert (conf.group, conf.node_id, conf.port_range) == ("G", "gpu1", (29500, 29510))
     assert conf.spec.given() == {
         "min_nodes": 2,
         "max_nodes": 4,
@@ -64,13 +64,8 @@ def test_what_torch_adds_is_all_that_is_passed_over() -> None:
 
 
 def test_a_program_may_pass_numbers() -> None:
-    conf = conf_of(params(slots=3, max_restarts=2, last_call_s=1.5, connect_timeout_s=9, node_id=None))
-    assert (conf.slots, conf.spec.max_restarts, conf.spec.last_call_s, conf.connect_timeout_s) == (
-        3,
-        2,
-        1.5,
-        9.0,
-    )
+    conf = conf_of(params(max_restarts=2, last_call_s=1.5, connect_timeout_s=9, node_id=None))
+    assert (conf.spec.max_restarts, conf.spec.last_call_s, conf.connect_timeout_s) == (2, 1.5, 9.0)
     assert conf.node_id == os.uname().nodename
 
 
@@ -85,8 +80,7 @@ def test_a_program_may_pass_numbers() -> None:
         ({"run_id": "my job"}, "--rdzv-id 'my job' must be 1 to 128 letters"),
         ({"token": "secret"}, "no option 'token' with hetrdzv; known are ca_cert, .*, token_file"),
         ({"join_timeout": "3"}, "no option 'join_timeout'"),
-        ({"slots": "two"}, "slots=two: 'two' is not a whole number"),
-        ({"slots": "0"}, "slots=0: .* greater than or equal to 1"),
+        ({"max_restarts": "two"}, "max_restarts=two: 'two' is not a whole number"),
         ({"node_id": "a b"}, "node_id=a b: 'a b' must be"),
         ({"lease_s": "-1"}, "lease_s=-1: '-1' is not a number of seconds"),
         ({"on_join": "wait"}, "on_join=wait: "),
@@ -122,7 +116,7 @@ def documented_options() -> dict[str, str]:
 
 def test_every_option_is_documented() -> None:
     assert differences("option", "docs/launch.md", set(documented_options()), set(OPTIONS)) == []
-    assert differences("option", "docs/launch.md", set(), {"slots"}) != []
+    assert differences("option", "docs/launch.md", set(), {"interface"}) != []
 
 
 def test_defaults_are_documented() -> None:

@@ -304,7 +304,6 @@ def agent_of(handler: TorchrunHandler, workers: int) -> LocalElasticAgent:
 
 
 def test_the_world_size_is_torchs(job: Job) -> None:
-    """`slots` is not given."""
     agents = [agent_of(job.node(name, 2), workers) for name, workers in (("a", 3), ("b", 1))]
     rounds = [job._threads.submit(agent._rendezvous, agent._worker_group) for agent in agents]
     for entered in rounds:
@@ -314,18 +313,6 @@ def test_the_world_size_is_torchs(job: Job) -> None:
     assert shown["world_size"] == 4
     torchs = {agent._worker_group.group_rank: agent._worker_group.workers[0].global_rank for agent in agents}
     assert {member["group_rank"]: member["rank_offset"] for member in shown["members"]} == torchs
-
-
-def test_slots_that_are_not_torchs_are_corrected(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    agent = agent_of(job.node("a", slots=5), 2)
-    agent._rendezvous(agent._worker_group)
-    assert job.group()["current_round"]["world_size"] == 2
-    assert "warning: slots=5 was given, but torch starts 2 workers on this node" in capsys.readouterr().err
-
-
-def test_slots_are_what_a_program_without_an_agent_says(job: Job) -> None:
-    job.node("a", slots=5).next_rendezvous()
-    assert job.group()["current_round"]["world_size"] == 5
 
 
 def test_restarts_that_torch_counts_have_no_bound(job: Job) -> None:

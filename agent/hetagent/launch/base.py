@@ -42,7 +42,7 @@ class Assignment:
         start: what the server decided.
         script_port: the socket that holds this node's own `script_port`, listening; on the master it is
             the port that the round's members know as `start.master.script_port`.
-        ask: asks the server something about this round, see `Line.ask`.
+        ask: asks the server something about this round, see `ServerConnection.ask`.
         interrupted: whether a signal or the server wants the agent's attention: a `begin` that waits then gives up.
         notes: messages for the terminal; a launch adds to them.
     """

@@ -237,7 +237,7 @@ def kill_all_of(
 
 
 def describe_stuck(pids: Collection[int], most: int = 5) -> str:
-    """Why processes survived SIGKILL: `12 (state D: hangs in the kernel), 13 (another user's)`."""
+    """Why processes survived SIGKILL: `12 (state D: hangs in the kernel, in fuse_lookup), 13 (another user's)`."""
     shown = ", ".join(f"{pid} ({_why_alive(pid)})" for pid in sorted(pids)[:most])
     return shown + (f" and {len(pids) - most} more" if len(pids) > most else "")
 
@@ -251,7 +251,10 @@ def _why_alive(pid: int) -> str:
         return "gone by now"
     fields = _stat_fields(pid)
     state = fields[0].decode() if fields else "?"
-    return f"state {state}{': hangs in the kernel' if state == 'D' else ''}"
+    if state != "D":
+        return f"state {state}"
+    function = _content(pid, "wchan").decode(errors="replace").strip()  # not for every user to know
+    return f"state D: hangs in the kernel{f', in {function}' if function not in ('', '0') else ''}"
 
 
 def _closure(seeds: set[int], sessions: set[int], alive: dict[int, Process]) -> set[int]:

@@ -10,7 +10,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.node import network
 from hetagent.node.address import AdvertisedAddress
 from hetagent.node.gpu.devices import Devices
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.options.model import Options
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.auth.tls import ClientTls

@@ -31,7 +31,7 @@ from hetagent.launch.slots import isolated, slots_of
 from hetagent.node import network
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.node.standalone import own_server
 from hetagent.options.model import Options, Std
 from hetagent.workers.logs import RoundLogsSpecs

@@ -29,7 +29,7 @@ from hetagent.node.address import find_address
 from hetagent.node.console import counted, flush, say
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.versions import versions
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import Guardian
 from hetagent.node.standalone import OwnServer
 from hetagent.options.model import Options

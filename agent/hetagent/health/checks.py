@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from hetagent.node.waker import Waker
+from hetagent.node.self_pipe import SelfPipe
 
 AGAIN_S = 60.0
 """How long after a check that has passed it runs again, while the node waits (seconds)."""
@@ -65,7 +65,7 @@ class HealthChecks:
         self._results: list[HealthResult] = []  # of these
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._waker = Waker()
+        self._waker = SelfPipe()
 
     def fileno(self) -> int:
         """A descriptor that is readable while there are results to take."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.gpu import memory
 from hetagent.node.gpu.discovery import memory_of
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 
 WAIT_S = 60.0
 """How long to wait (seconds)."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from hetagent.health.checks import HEALTHY, HealthResult
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.shell import ShellCommand
 from hetagent.node.processes.signals import signal_name
 from hetagent.workers.failures import concealed, plain_text, sendable

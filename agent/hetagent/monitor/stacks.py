@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from hetagent.monitor.torch_client import Asked, NoAnswer
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.worker import runner
 from hetrdzv.protocol.stacks import Stack
 

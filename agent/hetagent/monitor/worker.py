@@ -10,7 +10,7 @@ from hetagent.monitor.flight_recorder import Seen
 from hetagent.monitor.sources import BACKENDS, Health, Source, source
 from hetagent.monitor.standstill import State, Track
 from hetagent.monitor.torch_client import Asked, NoAnswer
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.worker.torch_server import ERROR
 
 TICK_S = 1.0

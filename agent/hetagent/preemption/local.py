@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.shell import ShellCommand
 from hetagent.roundhook import PreemptionNotice
 from hetagent.workers.failures import plain_text, sendable

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.console import WarnOnce
-from hetagent.node.waker import Waker
+from hetagent.node.self_pipe import SelfPipe
 from hetagent.roundhook import PreemptionNotice, RoundHook
 
 LOOK_S = 2.0
@@ -58,7 +58,7 @@ class PreemptionWatch(RoundHook):
         self._over = threading.Event()
         self._announcement: PreemptionNotice | None = None
         self._taken = False
-        self._waker = Waker()
+        self._waker = SelfPipe()
 
     def begin_to_look(self) -> None:
         """Look from now on, at each source in a thread of its own, since each may take its time; once."""

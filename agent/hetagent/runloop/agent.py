@@ -17,7 +17,7 @@ from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import explained
 from hetagent.node.console import WarnOnce
 from hetagent.node.network import NetworkError
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.node.processes import signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
 from hetagent.roundhook import Motion

@@ -8,7 +8,7 @@ import os
 import select
 import time
 
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.roundhook import RoundHook
 from hetagent.workers.processes import Workers
 

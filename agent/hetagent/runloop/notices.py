@@ -11,7 +11,7 @@ from pathlib import Path
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node import scratch
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.progress import ASKED, NOTICE_FILE, READY
 from hetagent.roundhook import Environ, RoundHook
 from hetagent.session import reports

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable
 
 from hetagent.node.network import host_port
-from hetagent.node.waker import Waker
+from hetagent.node.self_pipe import SelfPipe
 from hetagent.session import preflight
 from hetrdzv.protocol.directive import DirectiveReply
 
 
-class DirectiveQueue(Waker):
+class DirectiveQueue(SelfPipe):
     """Directives for the agent's main thread; readable while there are some.
 
     Args:

@@ -13,9 +13,9 @@ from hetagent.context import AgentContext
 from hetagent.errors import UsageError
 from hetagent.node import scratch
 from hetagent.node.memory import free_memory
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.signals import signal_name
-from hetagent.node.waker import Waker
+from hetagent.node.self_pipe import SelfPipe
 from hetagent.options.parts import AUTO, Preload
 from hetagent.roundhook import RoundHook
 from hetagent.standby.process import END_TIMEOUT_S, WAITING, Standby, fits
@@ -73,7 +73,7 @@ class Standbys(RoundHook):
         self._died = 0  # in a row, before they were ready
         self._is_short = False  # of memory, which was said
         self._closed = False
-        self._waker = Waker()
+        self._waker = SelfPipe()
         self._thread = threading.Thread(target=self._run, name="standbys", daemon=True)
         self._thread.start()
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from hetagent.node import scratch
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.standby import waiting
 from hetagent.standby.waiting import ORDER, belongs_to_round
 from hetagent.worker.runner import AHEAD

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 
 
 class OrphanReaper:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetagent.node.waker import Waker
+from hetagent.node.self_pipe import SelfPipe
 
 STDOUT, STDERR = 1, 2
 
@@ -96,7 +96,7 @@ class OutputCapture:
 
     def __init__(self) -> None:
         self._streams: dict[int, _Stream] = {}  # by the descriptor to read from, until they have ended
-        self._waker = Waker()
+        self._waker = SelfPipe()
         self._thread: threading.Thread | None = None
         self._caught_up = threading.Event()  # to be set by the thread
         self._caught_up.set()

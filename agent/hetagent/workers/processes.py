@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.workers.failures import WorkerRemains, raised_at, script_ended_at, tail
 from hetagent.workers.output import STDERR, STDOUT
 from hetagent.workers.starter import Exit, Started

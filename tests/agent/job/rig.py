@@ -24,7 +24,6 @@ from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand
 from hetagent.monitor.watcher import Watcher
 from hetagent.node.network import hold_port
-from hetagent.node.processes.finding import marked
 from hetagent.node.processes.guardian import Guardian
 from hetagent.runloop.after_start import StartCheck
 from hetagent.runloop.agent import Agent

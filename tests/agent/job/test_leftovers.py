@@ -15,8 +15,8 @@ from tests.support.fuse import DeadFiles
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from hetagent.node.processes import finding as processes
-from hetagent.node.processes.finding import marked
+from hetagent.node.processes import proctree as processes
+from hetagent.node.processes.proctree import marked
 from hetagent.workers.leftovers import OrphanReaper
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.

@@ -17,7 +17,7 @@ from tests.agent.job.test_store import start
 
 from hetagent.launch.base import Assignment, Launch, PredictCommand
 from hetagent.launch.command import WorkerCommand
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.roundhook import RoundHook
 from hetagent.runloop.local_round import NEXT, LocalRound, Phase
 from hetagent.runloop.parts import Parts

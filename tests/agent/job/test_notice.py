@@ -20,7 +20,7 @@ from tests.support.workload.worklog import WorkLog
 from hetagent import progress, statuses
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
-from hetagent.node.processes.finding import handles
+from hetagent.node.processes.proctree import handles
 from hetagent.runloop import notices as notice
 from hetagent.runloop.notices import Notices
 from hetrdzv.protocol.directive import NoticeReply

@@ -22,7 +22,7 @@ from hetagent.health.node_check import MOST_CHARACTERS, NodeCheck
 from hetagent.node.gpu import memory
 from hetagent.node.gpu.discovery import memory_of
 from hetagent.node.gpu.memory import GpuBroken, Holder, Left, Usage, left_over
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 
 # torch forgets the files of workers that end by themselves
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from tests.support.cluster import wait_for
 
-from hetagent.node.processes import finding as processes
-from hetagent.node.processes.finding import INCARNATION, living, stopped
+from hetagent.node.processes import proctree as processes
+from hetagent.node.processes.proctree import INCARNATION, living, stopped
 from hetagent.node.processes.signals import noted
 from hetagent.workers.processes import Cleared, Workers
 from hetagent.workers.starter import Exit, Started

@@ -22,7 +22,7 @@ from hetagent.launch.kinds import LAUNCHES, Kind
 from hetagent.launch.node import init_file, placeholders
 from hetagent.launch.node.init_file import InitFile
 from hetagent.launch.node.program import PerNode
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetrdzv.protocol.directive import MasterReply, StartReply
 
 SERVER = ("--server", "http://h:1")

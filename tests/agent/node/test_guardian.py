@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from tests.support.cluster import wait_for
 
-from hetagent.node.processes import finding as processes
 from hetagent.node.processes import guardian, guardian_process
+from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import Guardian, GuardianError
 
 TOKEN = "s3cret-token"

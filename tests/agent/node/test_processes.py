@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.cluster import wait_for
 
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 
 SLEEP = "import time; time.sleep(300)"
 MARK = uuid.uuid4().hex

@@ -9,8 +9,8 @@ from tests.agent.job.rig import Make
 
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import RUNNER, WorkerCommand
-from hetagent.node.processes import finding as processes
-from hetagent.node.processes.finding import marked
+from hetagent.node.processes import proctree as processes
+from hetagent.node.processes.proctree import marked
 from hetagent.standby.keeper import Standbys
 
 # torch forgets processes whose siblings could not be started

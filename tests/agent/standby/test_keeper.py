@@ -14,7 +14,7 @@ import pytest
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.standby import keeper
 from hetagent.standby.keeper import Standbys
 from hetagent.standby.waiting import IMPORTS_FILE

@@ -12,12 +12,12 @@ import pytest
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.standby.process import Standby
 
 AGENT = """
 import json, os, sys, time
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import Guardian
 from hetagent.standby.process import Standby
 from tests.support import standbys

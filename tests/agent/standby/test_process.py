@@ -15,7 +15,7 @@ from tests.support import standbys
 from tests.support.cluster import wait_for
 
 from hetagent.monitor.round_watch import opening
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.standby import waiting as standby_main
 from hetagent.standby.process import Standby, fits
 from hetagent.standby.waiting import NAME

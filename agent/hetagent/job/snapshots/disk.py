@@ -24,7 +24,7 @@ from hetagent.context import Identity
 from hetagent.errors import UsageError
 from hetagent.job.snapshots.folder import UNSAVED
 from hetagent.job.snapshots.holdings import MOST_WHY
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp, put
 from hetagent.snapshots.on_disk import (

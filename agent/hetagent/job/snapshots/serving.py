@@ -13,7 +13,7 @@ from socket import socket
 from hetagent.context import Identity
 from hetagent.job.snapshots import serving_process
 from hetagent.node.network import NetworkError
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import ENVIRONMENT, sys_path
 
 END_S = 2.0

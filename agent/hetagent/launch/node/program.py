@@ -10,7 +10,7 @@ from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_no
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.node import placeholders
 from hetagent.launch.node.init_file import InitFile
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.options.values import Flags
 
 LOOK_AFTER_S = 30.0

@@ -69,7 +69,7 @@ def main() -> int:
     message = json.loads(first)
     sys.path[:] = message["sys_path"]
     # Now, not when it is needed: its file may be out of reach by then.
-    from hetagent.node.processes import finding as processes
+    from hetagent.node.processes import proctree as processes
 
     print("ready", flush=True)
     watched: dict[str, Any] = {"sessions": [], "pipes": ""}

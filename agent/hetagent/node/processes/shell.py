@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import IO
 
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 
 REAP_S = 1.0
 """How long it takes at most until a killed one can be reaped (seconds)."""

@@ -14,7 +14,7 @@ from tests.agent.job.test_notice import ASK, SAY, WAIT, running
 from hetagent import statuses
 from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 from hetagent.preemption.local import WhenCommand, WhenFile
 from hetagent.preemption.watching import PreemptionWatch, Source
 from hetagent.roundhook import PreemptionNotice

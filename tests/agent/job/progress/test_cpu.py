@@ -8,7 +8,7 @@ import time
 from tests.support.cluster import wait_for
 
 from hetagent.monitor.cpu import LEAST_S, CpuTime
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 
 
 def shares(*looks: tuple[float, float | None, float]) -> list[float | None]:

@@ -19,7 +19,7 @@ from hetagent.context import Identity
 from hetagent.job.snapshots import serving
 from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import NetworkError, hold_port
-from hetagent.node.processes import finding as processes
+from hetagent.node.processes import proctree as processes
 
 IDENTITY = Identity("g", "a", "1234")
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 
 
-class Waker:
+class SelfPipe:
     """Selectors take it for a file, which is readable from `wake` until `clear`."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from hetagent.context import AgentContext, Identity
 from hetagent.errors import AgentError, CommandError, UsageError
 from hetagent.launch.base import Launch
 from hetagent.launch.command import WorkerCommand, group_command, worker_command
-from hetagent.launch.slots import isolated, slots_of
+from hetagent.launch.slots import slots_of
 from hetagent.node import network
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
@@ -102,46 +102,6 @@ def test_the_variable_is_named_that_gives_a_wrong_number_of_workers(
     monkeypatch.setenv("PET_NPROC_PER_NODE", given)
     with pytest.raises(UsageError, match=f"^PET_NPROC_PER_NODE={given}: "):
         slots_of(options())
-
-
-SLICES = "MIG-a,MIG-b"
-
-
-@pytest.mark.parametrize(
-    ("argv", "listed", "implied"),
-    [
-        (["--nproc-per-node", "2"], SLICES, True),
-        (["--nproc-per-node", "2", "--launch", "horovod"], SLICES, True),
-        (["--nproc-per-node", "2", "--virtual-local-rank"], SLICES, False),  # torch gives each its own
-        (["--nproc-per-node", "1", "--launch", "node"], SLICES, False),
-        (["--nproc-per-node", "2"], "MIG-a", False),
-        (["--nproc-per-node", "2"], "0,1", False),
-    ],
-)
-def test_each_worker_gets_its_own_mig_slice(
-    monkeypatch: pytest.MonkeyPatch, argv: list[str], listed: str, implied: bool
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    said: list[str] = []
-    found = options(*argv)
-    assert isolated(found, int(argv[1]), said.append).launch_flags["isolate_gpus"] == implied
-    assert len(said) == implied
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--launch", "node"], r"--launch node cannot give each of 3 workers its own MIG slice.*use --launch gpu"),
-        (["--launch", "mpi"], r"--launch mpi cannot .*, or start one agent per slice"),
-        ([], r"3 workers need a MIG slice each, but CUDA_VISIBLE_DEVICES lists 2: start fewer workers"),
-    ],
-)  # fmt: skip
-def test_mig_slices_that_cannot_be_shared_out(
-    monkeypatch: pytest.MonkeyPatch, argv: list[str], message: str
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", SLICES)
-    with pytest.raises(UsageError, match=message):
-        isolated(options(*argv), 3, print)
 
 
 def context(found: Options) -> AgentContext:
@@ -500,20 +460,6 @@ def test_an_agent_whose_own_server_died_does_not_wait_for_it(hetagent: Start, tm
     assert process.wait(30) == statuses.NOBODY
     assert "the server that --standalone started ended with status -9" in (tmp_path / "err").read_text()
     assert not worker.is_running()
-
-
-@pytest.mark.long
-def test_two_workers_on_two_mig_slices_see_one_each(hetagent: Start, tmp_path: Path) -> None:
-    words = ("--standalone", "--nproc-per-node", "2", "--no-python")
-    agent = hetagent(
-        *words,
-        "sh",
-        "-c",
-        "echo $$CUDA_VISIBLE_DEVICES > slice$$RANK",
-        environ={"CUDA_VISIBLE_DEVICES": SLICES},
-    )
-    assert agent.wait(60) == 0
-    assert [(tmp_path / f"slice{rank}").read_text().strip() for rank in (0, 1)] == ["MIG-a", "MIG-b"]
 
 
 @pytest.mark.long

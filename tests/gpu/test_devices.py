@@ -126,7 +126,7 @@ def test_mig(machine: Machine, tmp_path: Path, seen: Seen) -> None:
         )
     script = tmp_path / "sees.py"
     script.write_text(SEES)
-    done = hetagent("--standalone", str(script), **{VISIBLE: ",".join(machine.slices[:2])})
+    done = hetagent("--standalone", "--isolate-gpus", str(script), **{VISIBLE: ",".join(machine.slices[:2])})
     lines = [json.loads(line) for line in re.findall(r"\{.*\}", done.stdout)]
     assert [len(line["gpus"]) for line in lines] == [1, 1], (done.stdout, done.stderr)
     assert lines[0]["gpus"] != lines[1]["gpus"]

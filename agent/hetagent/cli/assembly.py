@@ -22,7 +22,7 @@ from hetagent.health.ready_file import ReadyFile
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
 from hetagent.launch.command import WorkerCommand, checksum, script_name
-from hetagent.launch.slots import isolated, narrow, slots_of
+from hetagent.launch.slots import narrow, slots_of
 from hetagent.monitor.watcher import Watcher
 from hetagent.node import console, names
 from hetagent.node.address import find_address
@@ -134,7 +134,6 @@ def _context(
         options.local_addr, options.interface, access.servers, options.connect_timeout_s, tell
     )
     narrow(chosen)
-    options = isolated(options, slots, tell)
     launch = launch_of(options, command, slots, os.environ)
     identity = Identity(options.group, options.node_id, uuid.uuid4().hex)
     _sweep(identity, tell)

@@ -8,7 +8,7 @@ from hetagent.launch.base import Launch, Setup
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.kinds import LAUNCHES, OWN_FLAGS, kinds_with
 from hetagent.launch.node import placeholders
-from hetagent.node.gpu.devices import VISIBLE
+from hetagent.node.gpu.devices import VISIBLE, mig_slices
 from hetagent.options.model import Options
 from hetagent.options.torchrun import dest
 
@@ -17,7 +17,7 @@ def launch_of(
     options: Options, command: WorkerCommand | None, slots: int, environ: Mapping[str, str]
 ) -> Launch:
     """The launch that a command line asks for."""
-    _check_flags(options, environ)
+    _check_flags(options, slots, environ)
     setup = Setup(
         slots=slots,
         visible=environ.get(VISIBLE),
@@ -27,7 +27,7 @@ def launch_of(
     return LAUNCHES[options.launch].launch(command, setup)
 
 
-def _check_flags(options: Options, environ: Mapping[str, str]) -> None:
+def _check_flags(options: Options, slots: int, environ: Mapping[str, str]) -> None:
     given = {
         **{flag: bool(options.launch_flags[dest(flag)]) for flag in OWN_FLAGS},
         "--require-rendezvous": options.require_rendezvous,
@@ -43,6 +43,12 @@ def _check_flags(options: Options, environ: Mapping[str, str]) -> None:
     if options.torchrun.virtual_local_rank and not has_gpus:
         raise UsageError(
             "--virtual-local-rank gives each worker a GPU of its own, but CPU workers see none: leave it out"
+        )
+    narrowed = options.launch_flags["isolate_gpus"] or options.torchrun.virtual_local_rank
+    if slots > 1 and mig_slices(environ.get(VISIBLE)) > 1 and not narrowed:
+        raise UsageError(
+            f"CUDA shows a process only the first MIG slice that {VISIBLE} lists: give --isolate-gpus, so that each "
+            f"of {slots} workers sees its own"
         )
     if (mode := options.torchrun.numa_binding) is not None:
         flag = f"--numa-binding {mode}"

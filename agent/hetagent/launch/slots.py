@@ -1,11 +1,8 @@
 """How many workers this node starts, on which devices, and which of these each worker sees."""
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
 
 from hetagent.errors import UsageError
-from hetagent.launch.kinds import kinds_with
 from hetagent.node.gpu import devices
 from hetagent.options.model import Options
 from hetagent.options.torchrun import typed
@@ -49,30 +46,3 @@ def narrow(chosen: devices.Devices | None) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-
-
-def isolated(options: Options, slots: int, tell: Callable[[str], None]) -> Options:
-    """The options, with `--isolate-gpus` where workers on several MIG slices would otherwise all use the first."""
-    slices = devices.mig_slices(os.environ.get(devices.VISIBLE))
-    if (
-        slots == 1
-        or slices < 2
-        or options.launch_flags["isolate_gpus"]
-        or options.torchrun.virtual_local_rank
-    ):
-        return options
-    if options.launch not in kinds_with("--isolate-gpus"):
-        raise UsageError(
-            f"--launch {options.launch} cannot give each of {slots} workers its own MIG slice, and CUDA shows a "
-            "process only the first: use --launch gpu, or start one agent per slice, each with its own "
-            f"{devices.VISIBLE} and --gpus 1"
-        )
-    if slots > slices:
-        raise UsageError(
-            f"{slots} workers need a MIG slice each, but {devices.VISIBLE} lists {slices}: start fewer workers"
-        )
-    tell(
-        "CUDA shows a process only one MIG slice, so each worker gets its own, as with --isolate-gpus; "
-        "a script that calls set_device(LOCAL_RANK) needs --virtual-local-rank"
-    )
-    return replace(options, launch_flags={**options.launch_flags, "isolate_gpus": True})

@@ -25,6 +25,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.monitor.watcher import Watcher
 from hetagent.node.network import hold_port
 from hetagent.node.processes.guardian import Guardian
+from hetagent.node.processes.proctree import marked
 from hetagent.runloop.after_start import StartCheck
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.notices import Notices

@@ -409,6 +409,14 @@ def test_virtual_local_ranks_need_gpus() -> None:
         launch_of(options, command("x"), 2, {"CUDA_VISIBLE_DEVICES": ""})
 
 
+def test_several_mig_slices_need_isolation() -> None:
+    slices = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
+    with pytest.raises(UsageError, match=r"only the first MIG slice .*: give --isolate-gpus"):
+        launch_of(parse([*SERVER, "train.py"], {}), command("x"), 2, slices)
+    launch_of(parse([*SERVER, "train.py"], {}), command("x"), 1, slices)
+    launch_of(parse([*SERVER, "--isolate-gpus", "train.py"], {}), command("x"), 2, slices)
+
+
 def test_a_command_with_placeholders_that_nothing_fills_in_is_noted() -> None:
     asked = command("--distributed-rank", "{rank_offset}", "{x}")
     (note,) = notes(parse([*SERVER, "train.py"], {}), asked)

@@ -160,39 +160,6 @@ def test_the_order_of_gpus_stays_as_it_was_asked_for() -> None:
     assert narrow(choose("2", "auto", environ, lambda: FOUR), environ) == {"CUDA_VISIBLE_DEVICES": "0,1"}
 
 
-SLICED = [
-    *FOUR,
-    *(Gpu(f"MIG-{at}", "H200 MIG", 18 * GIB, f"GPU-{at[0] * 8}-1") for at in ("b1", "b2", "c1", "c2")),
-]
-
-
-@pytest.mark.parametrize(
-    ("visible", "count", "narrowed"),
-    [
-        (None, 1, "MIG-b1"),
-        ("0,2", 1, "MIG-c1"),
-        ("GPU-c", 1, "MIG-c1"),
-        ("0,3", 2, "0,3"),
-        ("MIG-c2,MIG-b1", 2, "MIG-c2,MIG-b1"),
-    ],
-)
-def test_where_gpus_have_slices_cuda_shows_one_unless_they_are_listed(
-    visible: str | None, count: int, narrowed: str
-) -> None:
-    """https://docs.nvidia.com/datacenter/tesla/mig-user-guide/, "CUDA Device Enumeration"."""
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    chosen = choose("auto", "auto", environ, lambda: SLICED)
-    assert (chosen.slots, narrow(chosen, environ)["CUDA_VISIBLE_DEVICES"]) == (count, narrowed)
-    assert (chosen.names[0] == "H200 MIG") == ("MIG" in narrowed)
-
-
-def test_more_workers_than_slices_that_cuda_shows() -> None:
-    with pytest.raises(DeviceError) as refused:
-        choose("2", "auto", {}, lambda: SLICED)
-    because = "MIG shows a process one slice: list several in CUDA_VISIBLE_DEVICES"
-    assert str(refused.value) == f"2 GPUs requested, 1 here: 0 ({because})"
-
-
 class FakeNvml:
     """The part of pynvml that we use, on a machine with one GPU in MIG mode and one that shares its memory.
 

@@ -52,7 +52,6 @@ class Devices:
         names: the name of each chosen GPU.
         memory_bytes: the memory of each of them; 0 where the driver does not say.
         listed_in: the variable that lists the visible GPUs.
-        mig_slice: the MIG slice that stands for all GPUs, since none is listed; empty if there is no such slice.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -61,7 +60,6 @@ class Devices:
     names: tuple[str, ...] = ()
     memory_bytes: tuple[int, ...] = ()
     listed_in: str = VISIBLE
-    mig_slice: str = ""
 
     @property
     def facts(self) -> dict[str, str]:
@@ -101,7 +99,6 @@ def choose(
         names=tuple(gpu.name for gpu in chosen),
         memory_bytes=tuple(gpu.memory_bytes for gpu in chosen),
         listed_in=listed_in,
-        mig_slice=chosen[0].uuid if chosen[0].parent and not mig_slices(environ.get(VISIBLE)) else "",
     )
 
 
@@ -119,7 +116,7 @@ def narrow(devices: Devices, environ: Mapping[str, str]) -> Mapping[str, str | N
     if (listed := environ.get(devices.listed_in)) is not None:
         entries = [entry.strip() for entry in listed.split(",")]
         names = [entries[index] for index in devices.indices]
-    narrowed: dict[str, str | None] = {VISIBLE: devices.mig_slice or ",".join(names)}
+    narrowed: dict[str, str | None] = {VISIBLE: ",".join(names)}
     if is_rocm():
         return narrowed | ({HIP_VISIBLE: None} if devices.listed_in == HIP_VISIBLE else {})
     return narrowed | ({} if ORDER in environ else {ORDER: BY_BUS})
@@ -225,28 +222,18 @@ def _look(environ: Mapping[str, str], discovery: Discovery) -> tuple[list[Gpu], 
         except NoGpus as failure:
             return [], listed_in, str(failure)
     listed = environ.get(listed_in)
-    if any(gpu.parent for gpu in visible) and not mig_slices(listed):
-        return visible, listed_in, f"MIG shows a process one slice: list several in {VISIBLE}"
     if listed is None:
         return visible, listed_in, "" if visible else none
     return visible, listed_in, f"{listed_in}={listed}" if listed else f"{listed_in} is empty"
 
 
 def _visible(there: Sequence[Gpu], value: str | None) -> list[Gpu]:
-    """The GPUs that CUDA would show with this value of CUDA_VISIBLE_DEVICES.
+    """The GPUs and MIG slices that CUDA would show with this value of CUDA_VISIBLE_DEVICES.
 
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars: an invalid entry ends the list, a
     repeated one empties it; entries are indices or beginnings of UUIDs. Indices are in the driver's order, which is
-    CUDA's only with `ORDER` as `narrow` sets it. Unless slices are listed, CUDA shows one slice, and nothing else, if
-    any GPU that it would show has slices (see `mig_slices`).
+    CUDA's only with `ORDER` as `narrow` sets it.
     """
-    first = {gpu.parent: gpu for gpu in reversed(there) if gpu.parent}
-    listed = _listed(there, value)
-    return next(([first[gpu.uuid]] for gpu in listed if gpu.uuid in first), listed)
-
-
-def _listed(there: Sequence[Gpu], value: str | None) -> list[Gpu]:
-    """The GPUs and slices that a value of CUDA_VISIBLE_DEVICES names."""
     whole = [gpu for gpu in there if not gpu.uuid.startswith("MIG-")]
     if value is None:
         return whole

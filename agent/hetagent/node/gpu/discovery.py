@@ -30,16 +30,11 @@ class NoGpus(Exception):
 
 
 class Gpu(NamedTuple):
-    """A GPU, or a slice of one (MIG), as the driver describes it; without a UUID where torch was asked.
-
-    Attributes:
-        parent: the UUID of the GPU that this is a slice of; empty for a GPU.
-    """
+    """A GPU, or a slice of one (MIG), as the driver describes it; without a UUID where torch was asked."""
 
     uuid: str
     name: str
     memory_bytes: int
-    parent: str = ""
 
 
 @contextmanager
@@ -66,12 +61,8 @@ def discover() -> list[Gpu]:
     """Every GPU that the NVIDIA driver lets this process use, in its order (PCI bus), then the MIG slices."""
     with driver() as pynvml:
         handles = _permitted(pynvml)
-        gpus = [_describe(pynvml, handle) for handle in handles]
-        return gpus + [
-            _describe(pynvml, instance)._replace(parent=gpu.uuid)
-            for gpu, handle in zip(gpus, handles, strict=True)
-            for instance in _instances(pynvml, handle)
-        ]
+        instances = [instance for handle in handles for instance in _instances(pynvml, handle)]
+        return [_describe(pynvml, handle) for handle in (*handles, *instances)]
 
 
 def memory_of(uuids: Sequence[str]) -> list[Usage]:

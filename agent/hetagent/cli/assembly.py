@@ -84,7 +84,7 @@ def run(
     known = options.node_id_given or server is not None
     name = names.Name(options.node_id) if known else names.take(options.node_id, options.group, servers)
     options = replace(options, node_id=name.node_id)
-    tell = partial(console.tell, f"hetagent[{name.node_id}]")
+    tell = partial(console.log, f"hetagent[{name.node_id}]")
     context = _context(options, command, access, tell, name.notes)
     logs_specs = _logs_specs(options)
     agent = _agent(context, server, logs_specs)

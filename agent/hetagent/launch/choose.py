@@ -63,7 +63,7 @@ def _check_flags(options: Options, slots: int, environ: Mapping[str, str]) -> No
 
 
 def notes(options: Options, command: WorkerCommand | None) -> list[str]:
-    """Hints for the person at the terminal about what looks like a mistake, but may be intended."""
+    """Hints about what looks like a mistake, but may be intended."""
     if command is None or LAUNCHES[options.launch].launch.fills_placeholders:
         return []
     names = placeholders.forgotten(command.args)

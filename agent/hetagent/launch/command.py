@@ -69,7 +69,7 @@ MOST_BYTES = 16 << 20
 """The largest file of which a checksum is made, so that an archive does not keep an agent (bytes)."""
 
 CHECKSUM = 8
-"""How many hexadecimal digits of a script's checksum are told."""
+"""How many hexadecimal digits of a script's checksum are sent."""
 
 
 def worker_command(

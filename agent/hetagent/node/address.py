@@ -9,7 +9,7 @@ RESOLVE_PAUSE_S = 1.0
 """Pause between two look-ups of a server's name (seconds)."""
 
 NEWS_S = 10.0
-"""While names cannot be looked up, that is said again this often (seconds)."""
+"""How often to log that names cannot be looked up (seconds)."""
 
 
 class AdvertisedAddress:

@@ -19,7 +19,7 @@ PATIENCE_S = 2.0
 
 
 class _Writer:
-    """Writes in a thread of its own, since a reader that stalls (a pager, a pipe) would block whoever writes.
+    """Writes in a thread of its own, since a reader that stalls (a pager, a pipe) would block the writer.
 
     Below what has been written stands the live line, if there is one.
     """
@@ -85,8 +85,8 @@ def say(text: str) -> None:
     _writer.write(sys.stderr, f"{inert(text)}\n")
 
 
-def tell(who: str, text: str) -> None:
-    """Write lines about what happens, each with who says so, and with the time unless a person is watching."""
+def log(who: str, text: str) -> None:
+    """Log lines, each with its source, and with the time unless stderr is a terminal."""
     at = "" if _is_terminal(sys.stderr) else f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S.%f}"[:23] + " "
     say("\n".join(f"{at}{who}: {line}" for line in text.splitlines()))
 
@@ -105,10 +105,10 @@ class WarnOnce:
 
 
 def show_live(line: str, left: str = "") -> bool:
-    """Let a line stand below everything that is said, in place of the one before; an empty line takes it away.
+    """Show a line below everything else, in place of the one before; an empty line removes it.
 
     `left` says how much time is left, which is shown even where the rest does not fit. Returns whether it is shown: on
-    a terminal only, and not by a background job (`hetagent ... &`), which would write over what the person types.
+    a terminal only, and not by a background job (`hetagent ... &`), which would write over what is typed there.
     """
     if sys.stderr is None or not _is_terminal(sys.stderr) or not _in_foreground(sys.stderr):
         return False
@@ -137,7 +137,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def is_attended() -> bool:
-    """Whether a person is there, who types here or reads what is said."""
+    """Whether stdin or stderr is a terminal."""
     return _is_terminal(sys.stdin) or _is_terminal(sys.stderr)
 
 

@@ -255,7 +255,7 @@ def hold_port(
 
 
 def _unassigned() -> Sequence[int]:
-    """Some ports below those that the kernel gives to whoever asks for any."""
+    """Some ports below those that the kernel gives out."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
             first = int(file.read().split()[0])

@@ -1,4 +1,4 @@
-"""Wakes whoever waits for descriptors, from any other thread."""
+"""Wakes a thread that waits for descriptors."""
 
 import contextlib
 import os

@@ -47,15 +47,13 @@ def cancel(conf: Conf, token: str | None) -> None:
 class Connection:
     """The address that this node offers, and the line to the server.
 
-    `tell` must not refer to the handler, which could not be garbage-collected then.
+    `log` must not refer to the handler, which could not be garbage-collected then.
     """
 
-    def __init__(self, conf: Conf, token: str | None, slots: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, conf: Conf, token: str | None, slots: int, log: Callable[[str], None]) -> None:
         self._port_range = conf.port_range
-        self._tell = tell
-        self._place = find_address(
-            conf.local_addr, conf.interface, conf.servers, conf.connect_timeout_s, tell
-        )
+        self._log = log
+        self._place = find_address(conf.local_addr, conf.interface, conf.servers, conf.connect_timeout_s, log)
         self._session = Session(
             conf.group,
             conf.node_id,
@@ -64,7 +62,7 @@ class Connection:
             random.Random(),
             connect_timeout_s=conf.connect_timeout_s,
         )
-        self.line = ServerConnection(self._session, partial(client, conf, token), tell)
+        self.line = ServerConnection(self._session, partial(client, conf, token), log)
 
     @property
     def address(self) -> str:
@@ -78,7 +76,7 @@ class Connection:
     def refresh_address(self) -> None:
         """Offer this node's new address, if it has lost the one that it offered."""
         if self._place.moved():
-            self._tell(f"this node's address has changed; offering {self.address} from now on")
+            self._log(f"this node's address has changed; offering {self.address} from now on")
             self._session.offer = replace(self._session.offer, address=self.address)
 
     def hold_port(self) -> socket.socket:

@@ -31,9 +31,9 @@ class Directives:
         exit: why this node has no part in the job any more.
     """
 
-    def __init__(self, line: ServerConnection, tell: Callable[[str], None]) -> None:
+    def __init__(self, line: ServerConnection, log: Callable[[str], None]) -> None:
         self.line = line
-        self._tell = tell
+        self._log = log
         self.round = 0
         self.in_round = False
         self.start: DirectiveReply | None = None
@@ -45,7 +45,7 @@ class Directives:
         """What ended the round, if anything has."""
         return self.exit or self.stop
 
-    def heed(self) -> None:
+    def update(self) -> None:
         """Take what the server has said; directives about earlier rounds are dropped."""
         for directive in self.line.take():
             match directive.kind:
@@ -55,17 +55,17 @@ class Directives:
                     self.in_round and directive.round == self.round
                 ):
                     self.stop, self.start = directive, None
-                    self._tell(f"round {directive.round} is over: {directive.why}")
+                    self._log(f"round {directive.round} is over: {directive.why}")
                 case DirectiveKind.EXIT:
                     self.exit, self.start = directive, None
-                    self._tell(ending(directive))
+                    self._log(ending(directive))
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for a directive."""
         poll = select.poll()
         poll.register(self.line.fileno(), select.POLLIN)
         poll.poll(None if timeout_s is None else 1000 * timeout_s)
-        self.heed()
+        self.update()
 
     def wait_until_over(self, timeout_s: float | None) -> None:
         """Wait until the round is over, at most `timeout_s` (seconds)."""
@@ -101,7 +101,7 @@ class Directives:
                 thread.join(linger_s)
                 raise RoundOverError(f"round {self.round} is over")
             thread.join(PAUSE_S)
-            self.heed()
+            self.update()
         try:
             return answer.result()
         finally:

@@ -1,6 +1,6 @@
 """The rendezvous handler that torch's own agent calls: turns its calls into reports, and directives into its rounds.
 
-torch's agent asks for the next round when its workers have failed or when we say that nodes are waiting; by then it
+torch's agent asks for the next round when its workers have failed or when we say that nodes are waiting; it
 has stopped its workers. How they fared otherwise has to be inferred from what it does with the round's store.
 """
 
@@ -31,7 +31,7 @@ from hetagent.torchrun.connection import Connection, cancel
 from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.environment import WorkerEnvironment
 from hetagent.torchrun.failure import failure_of_callers
-from hetagent.torchrun.messages import tell, with_options
+from hetagent.torchrun.messages import log, with_options
 from hetagent.torchrun.store import PAUSE_S, Call, RoundOverError, RoundStore, look_for, visit
 from hetagent.workers.failures import MAX_CHARACTERS
 from hetagent.workers.store import STORE_TIMEOUT, HetRendezvousHandler
@@ -64,7 +64,7 @@ class TorchrunHandler(HetRendezvousHandler):
         super().__init__(conf.group, conf.node_id, self._hold_port)
         self._conf = conf
         self._token = token
-        self._tell = partial(tell, conf.node_id)  # not a method: the line must not keep this handler alive
+        self._log = partial(log, conf.node_id)  # not a method: the line must not keep this handler alive
         self._connection: Connection | None = None
         self._directives: Directives | None = None  # while connected
         self._environment = WorkerEnvironment()
@@ -88,7 +88,7 @@ class TorchrunHandler(HetRendezvousHandler):
             self._leave("its agent has closed the rendezvous")
             raise RendezvousClosedError(self._closed)
         directives = self._directives or self._connect()
-        directives.heed()
+        directives.update()
         self._report_failure(directives)
         while True:
             directives.in_round = False
@@ -114,7 +114,7 @@ class TorchrunHandler(HetRendezvousHandler):
         directives = self._directives
         if directives is None:
             return 0
-        directives.heed()
+        directives.update()
         now = time.monotonic()
         if not (directives.in_round and directives.over):
             self._interval_s = min(now - self._asked_at, LONGEST_INTERVAL_S)
@@ -126,7 +126,7 @@ class TorchrunHandler(HetRendezvousHandler):
     def is_closed(self) -> bool:
         """Whether the job is over for this node, as far as the server has said."""
         if self._directives is not None:
-            self._directives.heed()
+            self._directives.update()
         return self._closed is not None or (
             self._directives is not None and self._directives.exit is not None
         )
@@ -153,7 +153,7 @@ class TorchrunHandler(HetRendezvousHandler):
         """
         self._closed = f"this node has left group '{self._group}': create another handler"
         if (directives := self._directives) is not None:
-            directives.heed()
+            directives.update()
             if self._succeeded:
                 self._await_outcome(directives)
                 why = "its agent has finished"
@@ -177,22 +177,22 @@ class TorchrunHandler(HetRendezvousHandler):
     # -- towards the server ----------------------------------------------------------------------------------
 
     def _connect(self) -> Directives:
-        conf, tell = self._conf, self._tell
+        conf, log = self._conf, self._log
         for note in self._name.notes:
-            tell(note)
+            log(note)
         try:
-            connection = Connection(conf, self._token, workers_of_callers(self) or 1, tell)
+            connection = Connection(conf, self._token, workers_of_callers(self) or 1, log)
         except network.NetworkError as error:
             raise RendezvousConnectionError(with_options(str(error))) from None
-        self._connection, self._directives = connection, Directives(connection.line, tell)
+        self._connection, self._directives = connection, Directives(connection.line, log)
         # After a signal torch does not call shutdown(): a program that goes on must not seem to take part.
         self._leaver = weakref.finalize(self, _abandon, connection.line, self._environment)
         self._leaver.atexit = False  # then the server sees the connection break
         connection.line.start()
-        tell(f"group '{conf.group}' at {', '.join(conf.servers)}: offering {connection.address}")
+        log(f"group '{conf.group}' at {', '.join(conf.servers)}: offering {connection.address}")
         stop_timeout_s = conf.spec.given().get("stop_timeout_s", TORCHS_STOP_TIMEOUT_S)
         if stop_timeout_s < TORCHS_STOP_TIMEOUT_S:
-            tell(
+            log(
                 f"warning: stop_timeout_s={stop_timeout_s:g} is less than the {TORCHS_STOP_TIMEOUT_S:g} s that torch "
                 "gives workers to stop before a restart: workers of the old round may still run beside the new ones"
             )
@@ -256,7 +256,7 @@ class TorchrunHandler(HetRendezvousHandler):
         self._succeeded = self._passed = False
         self._asked_at = time.monotonic()
         master = f"{start.master.node_id} ({network.host_port(start.master.address, start.master.port)})"
-        self._tell(
+        self._log(
             f"round {directive.round}: node rank {start.group_rank} of {start.nnodes}, master {master}, "
             f"restart {start.restart_count}"
         )
@@ -277,7 +277,7 @@ class TorchrunHandler(HetRendezvousHandler):
             return None
         except (RuntimeError, TimeoutError) as error:
             what = f"the agents of round {directive.round} did not meet in its store: {error}"
-            self._tell(what)
+            self._log(what)
             failure = FailureFields(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
             directives.line.send(reports.failed(directive.round, failure))
             return None

@@ -1,4 +1,4 @@
-"""What the plug-in tells torchrun's users, and the errors that end torch's agent."""
+"""What the plug-in logs for torchrun's users, and the errors that end torch's agent."""
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -17,9 +17,9 @@ def with_options(text: str) -> str:
     return f"{text} (with torchrun --server is --rdzv-endpoint, and a flag like --node-id is --rdzv-conf node_id=...)"
 
 
-def tell(node_id: str, text: str) -> None:
-    """Show a message to the person at the terminal."""
-    console.tell(f"hetrdzv[{node_id}]", text)
+def log(node_id: str, text: str) -> None:
+    """Show a message at the terminal."""
+    console.log(f"hetrdzv[{node_id}]", text)
 
 
 def ending(directive: DirectiveReply) -> str:

@@ -85,7 +85,7 @@ class LoudLine(ScriptedLine):
 
 def connect(handler: TorchrunHandler, line: ScriptedLine) -> Directives:
     """Connect a handler to a scripted line."""
-    directives = Directives(line, handler._tell)  # type: ignore[arg-type]
+    directives = Directives(line, handler._log)  # type: ignore[arg-type]
     handler._directives = directives
     return directives
 
@@ -97,7 +97,7 @@ def port_holder(*news: DirectiveReply) -> Iterator[tuple[TorchrunHandler, Any, i
         port: int = free.getsockname()[1]
     conf = conf_of(params(node_id="a", local_addr="127.0.0.1", port_range=f"{port}-{port}"))
     handler, line = TorchrunHandler(conf, None), LoudLine(*news)
-    handler._connection = Connection(conf, None, 1, handler._tell)
+    handler._connection = Connection(conf, None, 1, handler._log)
     handler._connection.line.close()  # replaced by the scripted one
     connect(handler, line)
     handler._leaver = weakref.finalize(handler, int)

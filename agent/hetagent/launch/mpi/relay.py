@@ -56,7 +56,7 @@ class Relay(socketserver.ThreadingUnixStreamServer):
         self._thread.join()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: whoever asked has gone."""
+        """Log nothing: the asking process has gone."""
 
 
 class _Request(socketserver.StreamRequestHandler):

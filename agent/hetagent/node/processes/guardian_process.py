@@ -40,7 +40,7 @@ PREPARE_AFTER_S = 5.0
 """How long after the first workers what the goodbye needs is imported (seconds): workers that start need the CPU."""
 
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that Slurm, or whoever signals all processes of a job, means for the agent, which then leaves properly."""
+"""Signals that Slurm sends to all processes of a job are meant for the agent, which then leaves properly."""
 
 REASON = "its agent died, and its workers were stopped"
 
@@ -68,7 +68,7 @@ def main() -> int:
         return 1  # the agent died before it said whose workers to stop: it had none
     message = json.loads(first)
     sys.path[:] = message["sys_path"]
-    # Now, not when it is needed: its file may be out of reach by then.
+    # Now, not when it is needed: its file may be out of reach later.
     from hetagent.node.processes import proctree as processes
 
     print("ready", flush=True)

@@ -224,7 +224,6 @@ def test_discovery(monkeypatch: pytest.MonkeyPatch) -> None:
     found = discovery.discover()
     assert [gpu.uuid for gpu in found] == ["GPU-0", "GPU-2", "MIG-0", "MIG-2"]
     assert [gpu.memory_bytes for gpu in found] == [5, 0, 5, 5]
-    assert [gpu.parent for gpu in found] == ["", "", "GPU-0", "GPU-0"]
     assert nvml.open == 0
 
 

@@ -173,7 +173,7 @@ def test_a_member_goes_on_when_the_master_never_assigns_ranks(
         def stop() -> None:
             line.hear(directive("stop", 1))
             assert handler._directives is not None
-            handler._directives.heed()
+            handler._directives.update()
 
         def stop_late(directives: Directives) -> DirectiveReply | None:
             stop()
@@ -268,7 +268,7 @@ def test_a_failure_is_reported_only_in_a_round_that_nobody_has_ended(
     ((what, round_number, failure),) = line.said
     assert (what, round_number, failure.final) == ("failed", 2, False)
     line.news = [directive("stop", 2)]
-    directives.heed()
+    directives.update()
     handler._report_failure(directives)
     assert len(line.said) == 1
 
@@ -280,12 +280,12 @@ def test_a_final_failure_is_reported_until_the_job_is_over(
     directives = handler._directives
     assert directives is not None
     line.news = [directive("stop", 2)]
-    directives.heed()
+    directives.update()
     handler._report_failure(directives, final=True)
     ((what, round_number, failure),) = line.said
     assert (what, round_number, failure.final) == ("failed", 2, True)
     line.news = [directive("exit", 2)]
-    directives.heed()
+    directives.update()
     handler._report_failure(directives, final=True)
     assert len(line.said) == 1
 

@@ -25,7 +25,6 @@ from hetrdzv.protocol.rooms.snapshots import (
     Copy,
     Held,
     Holdings,
-    NotLoaded,
     OnDisk,
     RankPart,
     SnapshotsReply,
@@ -290,7 +289,7 @@ ANSWERS = {snapshots.SNAPSHOTS: declare}
 
 
 class BeginsFromTheNewest(InChecks):
-    """A round begins from the newest complete snapshot of its job that is not passed by; see `choose`."""
+    """A round begins from the newest complete snapshot of its job; see `choose`."""
 
     def __init__(self, checks: "Checks") -> None:
         self._checks = checks
@@ -308,17 +307,10 @@ class BeginsFromTheNewest(InChecks):
                 self._checks.violate("snapshots", f"round {current.number} begins from {chosen}")
             return
         complete = _complete(new, kept.origin, current.formed_at) | _on_disk(new)
-        passed = {
-            (one.stamp.origin or kept.origin, one.stamp.step, one.stamp.round): one.why for one in kept.passed
-        }
-        loads = {one for one in complete if not isinstance(passed.get(one), NotLoaded)}
-        newness = partial(_newness, new, kept.origin)
-        expected = max(loads - passed.keys(), default=None, key=newness) or max(
-            loads, default=None, key=newness
-        )
+        expected = max(complete, default=None, key=partial(_newness, new, kept.origin))
         stamp = (chosen.origin or kept.origin, chosen.step, chosen.round) if chosen is not None else None
         if stamp != expected:
-            what = f"begins from {stamp}, not {expected}; complete are {sorted(complete)}, {passed}"
+            what = f"begins from {stamp}, not {expected}; complete are {sorted(complete)}"
             self._checks.violate("a round begins from the newest snapshot", f"round {current.number} {what}")
         if chosen is not None and not chosen.on_disk and self._jobs.get(chosen.round) != new.job:
             what = f"round {current.number} of job {new.job} begins from {stamp}"
@@ -376,9 +368,8 @@ class SafeOutlivesANode(InChecks):
         refused = {
             stamp for node in group.nodes.values() if node.snapshots for stamp in node.snapshots.refused
         }
-        passed = {one.stamp for one in kept.passed} if kept is not None else set()
         # what cannot be loaded is another fault than a node that is gone
-        bad = any(stamp.newness >= self._safe.newness for stamp in refused | passed)
+        bad = any(stamp.newness >= self._safe.newness for stamp in refused)
         if kept is None or bad or self._safe in self._checks.unloadable:
             self._safe = None
             return
@@ -417,7 +408,7 @@ def _newness(group: Group, origin: str, which: Which) -> tuple[object, ...]:
     """Those of the job itself come first, then those of the one that wrote last."""
     known = [one for node in group.nodes.values() if node.snapshots for one in node.snapshots.on_disk]
     wrote_at = max((one.written_at for one in known if one.origin == which[0]), default=0)
-    return which[0] == origin, wrote_at, *which[1:]
+    return which[0] == origin, wrote_at, which[2], which[1]
 
 
 def _complete(group: Group, origin: str, now: float) -> set[Which]:
@@ -433,33 +424,39 @@ def _complete(group: Group, origin: str, now: float) -> set[Which]:
         if out or holdings is None or holdings.origin != origin:
             continue
         for held in holdings.held:
-            if Stamp(round=held.round, step=held.step) in holdings.refused:
-                continue
             which = held.step, held.round
             world[which] = held.world_size, held.sharded
             whole |= {which} if held.whole else set()
             parts |= {(*which, part.rank) for part in held.ranks}
-    return {
+    found = {
         (origin, *which)
         for which in whole
         if not world[which][1] or all((*which, rank) in parts for rank in range(world[which][0]))
     }
+    return found - _refused(group)
 
 
 def _on_disk(group: Group) -> set[Which]:
     """The snapshots that some node sees on disk, and that no member of the round has refused."""
-    own = group.snapshots.origin if group.snapshots is not None else ""
     found: set[Which] = set()
-    refused: set[Which] = set()
-    members = {member.node_id for member in group.round.members} if group.round is not None else set()
     for node in group.nodes.values():
         holdings = node.snapshots
-        if holdings is not None and node.node_id in members:
-            refused |= {(stamp.origin or own, stamp.step, stamp.round) for stamp in holdings.refused}
         out = node.gone or node.job != group.job or node.leaving is not None or node.rejected is not None
         if holdings is not None and not out:
             found |= {(one.origin, one.step, one.round) for one in holdings.on_disk}
-    return found - refused
+    return found - _refused(group)
+
+
+def _refused(group: Group) -> set[Which]:
+    """The snapshots of which members of the round could load no copy."""
+    own = group.snapshots.origin if group.snapshots is not None else ""
+    members = [group.nodes[member.node_id] for member in group.round.members] if group.round else []
+    return {
+        (stamp.origin or own, stamp.step, stamp.round)
+        for node in members
+        if node.snapshots
+        for stamp in node.snapshots.refused
+    }
 
 
 def words(request: object) -> str | None:
@@ -473,11 +470,7 @@ def words(request: object) -> str | None:
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
     "a snapshot need not be complete": (room, "choose", lambda kept, found: found[0] if found else None),
-    "what is passed by is taken": (
-        room,
-        "choose",
-        lambda kept, found: next((one for one in found if one.lack is None), None),
-    ),
+    "what nobody can load is taken": (complete, "_refused", lambda group, members: {}),
     "holdings of another job count": (complete, "_is_of", lambda holdings, origin: bool(holdings.held)),
     "nodes that are gone hold snapshots": (complete, "_is_here", lambda group, node: True),
     "an agent that is gone serves": (room, "end_parting", lambda work: None),

@@ -42,18 +42,13 @@ from hetrdzv.protocol.facts.causes import (
     WorkerFault,
 )
 from hetrdzv.protocol.facts.events import Event, NodeJoined
-from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.facts.warnings import Differs, NoWeights, Version
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.rooms.snapshots import (
     Chosen,
-    FailedAgain,
     Held,
     Holdings,
-    NotLoaded,
-    NotWanted,
-    PassedBy,
     RankPart,
     Stamp,
 )
@@ -398,15 +393,9 @@ def full() -> Group:
         rests_until=101.0,
         snapshots=SnapshotsKept(
             origin="0123456789abcdef",
-            tried=Stamp(round=3, step=90),
-            failed=(FailedWorker(exit_code=1, said=Quoted("ValueError: x")),),
-            not_loaded=1,
-            passed=(
-                PassedBy(stamp=Stamp(round=3, step=100), why=FailedAgain(worker=FailedWorker(exit_code=1))),
-                PassedBy(stamp=Stamp(round=3, step=110), why=NotLoaded(nodes=Nodes.of(["gpu1"]))),
-                PassedBy(stamp=Stamp(round=3, step=120), why=NotWanted()),
-            ),
             wanted=Stamp(round=3, step=80),
+            undone=Stamp(round=3, step=90),
+            undone_before=4,
         ),
         failed_rounds={"gpu0": 2},
         root_cause=RootCause(

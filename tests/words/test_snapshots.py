@@ -1,4 +1,4 @@
-"""The sentences for snapshots: what is safe, what is missing, what is passed by, what was lost."""
+"""The sentences for snapshots: what is safe, what is missing, what was lost."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
@@ -12,37 +12,26 @@ from hetrdzv.protocol.facts.warnings import AnyWarning
 from hetrdzv.protocol.pages import EventReply
 from hetrdzv.protocol.rooms.snapshots import (
     BeganFromSnapshot,
-    FailedAgain,
     Incomplete,
     Lack,
     NobodyHasAll,
-    NotLoaded,
     NotOnDisk,
     NotReadable,
     NotTaken,
-    NotWanted,
     PartsMissing,
-    PassedBy,
     SafeShown,
-    SnapshotPassedBy,
     SnapshotWanted,
     Stamp,
     ValuesDiffer,
-    WhyPassedBy,
 )
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 from hetrdzv.words.past import past
-from hetrdzv.words.snapshots import lacks, passed_by, safe
+from hetrdzv.words.snapshots import lacks, safe
 
 STAMP = Stamp(round=2, step=100)
 EARLIER = Stamp(round=9, step=1200, origin="0f3a")
 BOTH = Nodes.of(["gpu1", "gpu2"])
 NAN = FailedWorker(node_id="gpu2", rank=3, local_rank=1, exit_code=1, said=Quoted("ValueError: loss is nan"))
-AGAIN = (
-    "rounds that began from it failed twice in the same way, the last time rank 3 on gpu2 exited with "
-    "code 1: ValueError: loss is nan"
-)
-
 SHARD_GONE = Incomplete(stamp=Stamp(round=2, step=107), lack=PartsMissing(ranks=Ranks.of([1])))
 
 NOT_ON_DISK = NotOnDisk(stamp=STAMP, nodes=Nodes.of(["gpu1"]), why=Quoted("No space left on device"))
@@ -54,10 +43,6 @@ UNTAKEN = "no snapshots are taken on gpu1, gpu2: they need 5 MB"
 SENTENCES: list[tuple[AnyWarning, str]] = [
     (NOT_ON_DISK, UNWRITTEN),
     (NOT_TAKEN, UNTAKEN),
-    (
-        PassedBy(stamp=STAMP, why=FailedAgain(worker=NAN)),
-        f"the snapshot of step 100 of round 2 is passed by: {AGAIN}",
-    ),
     (
         ValuesDiffer(stamp=STAMP, name="seed", more=2, nodes=Nodes.of(["gpu2"])),
         (
@@ -102,12 +87,6 @@ HAPPENED: list[tuple[Facts, str]] = [
         "round 3 begins from the snapshot of step 1200 of round 9 of an earlier job, which is on disk",
     ),
     (
-        SnapshotPassedBy(what=PassedBy(stamp=STAMP, why=NotWanted())),
-        (
-            "the snapshot of step 100 of round 2 is passed by: an older one was chosen with hetctl restart --from"
-        ),
-    ),
-    (
         SnapshotWanted(stamp=STAMP),
         "the next round is to begin from the snapshot of step 100 of round 2",
     ),
@@ -124,7 +103,7 @@ HAPPENED: list[tuple[Facts, str]] = [
             ValuesDiffer(stamp=STAMP, name="seed", nodes=BOTH),
             "the value 'seed' is not the same on all ranks: another one on gpu1, gpu2",
         ),
-        (NotReadable(nodes=BOTH), "workers on gpu1, gpu2 could not load what there is"),
+        (NotReadable(nodes=BOTH), "workers on gpu1, gpu2 could load no copy of it"),
     ],
     ids=lambda value: getattr(value, "kind", ""),
 )
@@ -132,21 +111,8 @@ def test_what_is_missing(lack: Lack, clause: str) -> None:
     assert lacks(lack) == clause
 
 
-@pytest.mark.parametrize(
-    ("why", "clause"),
-    [
-        (FailedAgain(worker=NAN), AGAIN),
-        (NotLoaded(nodes=BOTH), "workers on gpu1, gpu2 could not load any copy of it"),
-        (NotWanted(), "an older one was chosen with hetctl restart --from"),
-    ],
-    ids=lambda value: getattr(value, "kind", ""),
-)
-def test_why_one_is_passed_by(why: WhyPassedBy, clause: str) -> None:
-    assert passed_by(PassedBy(stamp=STAMP, why=why)) == clause
-
-
 def test_every_reason_has_words() -> None:
-    assert (len(get_args(Lack)), len(get_args(WhyPassedBy))) == (4, 3)
+    assert len(get_args(Lack)) == 4
 
 
 @pytest.mark.parametrize(
@@ -195,12 +161,10 @@ def test_a_history_says_what_the_end_of_a_round_has_cost() -> None:
         at = (began + timedelta(seconds=number)).isoformat()
         return EventReply(number=number, at=at, kind=facts.kind, text="", round=of, facts=facts)
 
-    passed = PassedBy(stamp=Stamp(round=1, step=120), why=NotWanted())
     events = [
         event(1, RoundFormed(world_size=2, places=()), 1),
         event(2, RoundEnded(cause=NAN), 1),
         event(3, RoundFormed(world_size=2, places=(), cause="failed"), 2),
-        event(4, SnapshotPassedBy(what=passed), 2),
         event(5, BeganFromSnapshot(stamp=STAMP, nodes=BOTH, lost=24, newer=SHARD_GONE), 2),
         event(6, RoundEnded(cause=NAN), 2),
         event(7, RoundFormed(world_size=2, places=(), cause="failed"), 3),
@@ -208,7 +172,7 @@ def test_a_history_says_what_the_end_of_a_round_has_cost() -> None:
     ]
     rounds = past(events, began + timedelta(seconds=9)).rounds
     assert [one.costs for one in rounds] == [
-        ("step 120 is passed by", "24 steps lost (of step 107 nobody has the part of rank 1)"),
+        ("24 steps lost (of step 107 nobody has the part of rank 1)",),
         (),
         (),
     ]

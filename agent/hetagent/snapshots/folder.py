@@ -45,8 +45,8 @@ DONE = b"\1"
 class Stamp(NamedTuple):
     """Which snapshot: the state after a step, as the workers of a round had it. The newest is the largest."""
 
-    step: int
     round: int
+    step: int
 
     @classmethod
     def read(cls, told: Sequence[int]) -> "Stamp":

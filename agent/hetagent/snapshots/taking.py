@@ -226,7 +226,7 @@ class Taker:
     def _copied(self, step: int, *, now: bool, again: bool = False) -> Copy:
         control = self._folder.control()
         insists = self._overtaken >= PATIENT
-        stamp = Stamp(step, control.round)
+        stamp = Stamp(control.round, step)
         return self._copier.copied(stamp, now=now, insists=insists, again=again)
 
     def _give_up(self, error: Exception) -> None:

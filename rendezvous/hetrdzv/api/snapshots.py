@@ -5,7 +5,7 @@ from typing import Any
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group
-from hetrdzv.core.snapshots import next_snapshot, on_disk, safe_snapshot
+from hetrdzv.core.snapshots import is_undone, next_snapshot, on_disk, safe_snapshot
 from hetrdzv.core.snapshots.complete import Gathered, began_from, gathered
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.rooms.snapshots import (
@@ -37,13 +37,12 @@ def shown(group: Group) -> SnapshotsShown:
 
 
 def _shown(group: Group, one: Gathered) -> SnapshotShown:
-    passed = group.snapshots.passed if group.snapshots is not None else ()
     return SnapshotShown(
         stamp=one.stamp,
         world_size=one.world_size,
         sharded=one.sharded,
         lack=one.lack,
-        passed=next((what for what in passed if what.stamp == one.stamp), None),
+        undone=group.snapshots is not None and is_undone(group.snapshots, one.stamp),
         nodes=_holders(one),
         on_disk=one.on_disk is not None,
         size=one.on_disk.size if one.on_disk else sum(held.size for _, held in one.holders),

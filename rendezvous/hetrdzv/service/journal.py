@@ -19,7 +19,6 @@ WARNINGS = frozenset(
         "restart_spent",
         "stalled",
         "slow_network",
-        "snapshot_passed_by",
         "not_on_disk",
         "not_taken",
         "node_lost",

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.facts.events import Event
-from hetrdzv.protocol.rooms.snapshots import BeganFromSnapshot, SnapshotPassedBy
+from hetrdzv.protocol.rooms.snapshots import BeganFromSnapshot
 from hetrdzv.protocol.states import GroupState, NodePhase, StallKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -79,9 +79,6 @@ class Metrics:
         self._stalls = counter("hetrdzv_stalls", "How often workers began to wait for long.")
         self._from_snapshot = counter("hetrdzv_rounds_from_snapshot", "Rounds that began from a snapshot.")
         self._steps_lost = counter("hetrdzv_steps_lost", "Steps that were lost when rounds ended.")
-        self._passed_by = counter(
-            "hetrdzv_snapshots_passed_by", "Snapshots from which no round begins any more."
-        )
         self._rendezvous = seconds(
             "hetrdzv_rendezvous_seconds", "Time from the first waiting node to the round."
         )
@@ -171,8 +168,6 @@ class Metrics:
             case BeganFromSnapshot(stamp=stamp, lost=lost):
                 self._from_snapshot.inc(int(stamp is not None))
                 self._steps_lost.inc(lost or 0)
-            case SnapshotPassedBy():
-                self._passed_by.inc()
         match event.kind:
             case "job_began":
                 known.cause = "first"

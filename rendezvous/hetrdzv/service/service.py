@@ -17,7 +17,6 @@ from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S, deadline
 from hetrdzv.core.rounds.transitions import require_speaker
-from hetrdzv.core.snapshots.tally import Tallies
 from hetrdzv.protocol.errors import (
     HetError,
     Refused,
@@ -74,7 +73,6 @@ class Service:
         questions: what agents are asked about their workers.
         traces: what workers of rounds that are over left behind.
         plans: what would happen to groups.
-        tallies: what nodes hold of snapshots.
         stopping: whether a stop has begun.
     """
 
@@ -107,7 +105,6 @@ class Service:
         )
         self.refusals = Refusals(self.now)
         self.plans = Plans(limits)
-        self.tallies = Tallies()
         self._retention = Retention(limits)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False

@@ -1,8 +1,6 @@
 """Answers members that say what they hold of snapshots: what all hold together, once that is committed."""
 
-from dataclasses import replace
-
-from hetrdzv.core.snapshots import Declare
+from hetrdzv.core.snapshots import Declare, complete_in_memory
 from hetrdzv.core.snapshots.copies import copy_for
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.rooms.snapshots import SnapshotsReply, SnapshotsRequest
@@ -22,11 +20,15 @@ async def declare(service: Service, group_id: str, node_id: str, request: Snapsh
         round=request.round,
         holdings=request.holdings,
     )
-    group = await service.execute(group_id, command)
+    await service.execute(group_id, command)
+    group = service.group(
+        group_id
+    )  # as of this turn: what all hold is looked at once for all who have told in it
     node, current = group.nodes.get(node_id), group.active_round
     if node is None or current is None or current.number != request.round:  # it has ended in the same turn
         raise StaleRound(f"round {request.round} of group '{group_id}' has ended")
     first = group.speaker(current.members[0])  # it has rank 0
     named = first.snapshots.to_disk_from if first is not None and first.snapshots is not None else 0
-    told = service.tallies.said(group, node)
-    return replace(told, copy=copy_for(group, node, told.complete), to_disk_from=named or None)
+    complete = complete_in_memory(group)
+    copy = copy_for(group, node, complete)
+    return SnapshotsReply(complete=complete, copy=copy, to_disk_from=named or None)

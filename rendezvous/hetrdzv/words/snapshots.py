@@ -1,4 +1,4 @@
-"""Words for snapshots: which step is safe, what is missing of one, why one is passed by, and what was lost."""
+"""Words for snapshots: which step is safe, what is missing of one, and what was lost."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, assert_never
@@ -7,25 +7,19 @@ from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.pages import GroupSummary
 from hetrdzv.protocol.rooms.snapshots import (
     BeganFromSnapshot,
-    FailedAgain,
     Incomplete,
     Lack,
     NobodyHasAll,
-    NotLoaded,
     NotOnDisk,
     NotReadable,
     NotTaken,
-    NotWanted,
     PartsMissing,
-    PassedBy,
     SafeShown,
-    SnapshotPassedBy,
     SnapshotWanted,
     Stamp,
     ValuesDiffer,
 )
 from hetrdzv.protocol.texts.phrasing import count, have, names, one_or_more, ranked
-from hetrdzv.words.causes import failed_worker
 
 NOBODY_HAS = "no node that is here has a step (what was written to --snapshot-to is found by the next ones)"
 """Of a job whose nodes hold none."""
@@ -91,23 +85,9 @@ def lacks(lack: Lack) -> str:
             more = f" (and {count(lack.more, 'more value')})" if lack.more else ""
             return f"the value '{lack.name}'{more} is not the same on all ranks: another one on {names(lack.nodes)}"
         case NotReadable():
-            return f"workers on {names(lack.nodes)} could not load what there is"
+            return f"workers on {names(lack.nodes)} could load no copy of it"
         case _:
             assert_never(lack)
-
-
-def passed_by(value: PassedBy) -> str:
-    """Why a snapshot is passed by, in a clause."""
-    match value.why:
-        case FailedAgain():
-            how = failed_worker(value.why.worker)
-            return f"rounds that began from it failed twice in the same way, the last time {how}"
-        case NotLoaded():
-            return f"workers on {names(value.why.nodes)} could not load any copy of it"
-        case NotWanted():
-            return "an older one was chosen with hetctl restart --from"
-        case _:
-            assert_never(value.why)
 
 
 def _which(stamp: Stamp) -> str:
@@ -117,10 +97,6 @@ def _which(stamp: Stamp) -> str:
 def _values_differ(value: ValuesDiffer) -> str:
     advice = "name it in per_rank, or make it the same"
     return f"the snapshot of {_which(value.stamp)} is not complete: {lacks(value)}; {advice}"
-
-
-def _is_passed_by(value: PassedBy) -> str:
-    return f"the snapshot of {_which(value.stamp)} is passed by: {passed_by(value)}"
 
 
 def _is_not_on_disk(value: NotOnDisk) -> str:
@@ -140,10 +116,6 @@ def _began(facts: BeganFromSnapshot, event: Event) -> str:
     return f"round {event.round} begins from {where}{cost}"
 
 
-def _passed(facts: SnapshotPassedBy, event: Event) -> str:
-    return _is_passed_by(facts.what)
-
-
 def _wanted(facts: SnapshotWanted, event: Event) -> str:
     return f"the next round is to begin from the snapshot of {_which(facts.stamp)}"
 
@@ -152,12 +124,10 @@ EVENTS: Mapping[type, Callable[[Any, Event], str]] = {
     BeganFromSnapshot: _began,
     NotOnDisk: lambda facts, _: _is_not_on_disk(facts),
     NotTaken: lambda facts, _: _is_not_taken(facts),
-    SnapshotPassedBy: _passed,
     SnapshotWanted: _wanted,
 }
 
 WARNINGS: Mapping[type, Callable[[Any], str]] = {
-    PassedBy: _is_passed_by,
     ValuesDiffer: _values_differ,
     NotOnDisk: _is_not_on_disk,
     NotTaken: _is_not_taken,
@@ -165,6 +135,5 @@ WARNINGS: Mapping[type, Callable[[Any], str]] = {
 
 COSTS: Mapping[str, Callable[[Any], str]] = {
     "began_from_snapshot": lambda facts: lost(facts.lost, facts.newer) if facts.lost != 0 else "",
-    "snapshot_passed_by": lambda facts: f"step {facts.what.stamp.step} is passed by",
 }
 """What a round that begins says about what the end of the one before has cost, by the kind of event; empty: nothing."""

@@ -233,7 +233,7 @@ def test_of_a_device_that_hangs_the_step_before_is_saved(
     assert job.taker._copier.devices.has() == 2, "it hangs still"
     if job.taker._closing is not None:
         job.taker._closing.join()
-        Folder(tmp_path).forget([Stamp(3, 0)])
+        Folder(tmp_path).forget([Stamp(0, 3)])
     assert_loads(tmp_path, 2, history[2])
 
 

@@ -120,7 +120,7 @@ def test_what_is_not_wanted_is_left_out(
     content = bytes(range(256)) * (3 * GAP // 256)
     (nodes.slot(nodes.there[0]) / "0.bin").write_bytes(content)
     told = json.loads((nodes.here / "start.json").read_bytes())
-    source = Source(told["sources"][0], Stamp(told["step"], told["round"]))
+    source = Source(told["sources"][0], Stamp(told["round"], told["step"]))
     far = 2 * GAP
     source.expect([place(far, 10), place(8, 4), place(100, 50), place(0, 0)])
     asked = requests(monkeypatch)
@@ -136,7 +136,7 @@ def test_a_run_that_is_left_in_the_middle_spoils_nothing(nodes: Nodes) -> None:
     content = bytes(range(256)) * 1000
     (nodes.slot(nodes.there[0]) / "0.bin").write_bytes(content)
     told = json.loads((nodes.here / "start.json").read_bytes())
-    source = Source(told["sources"][0], Stamp(told["step"], told["round"]))
+    source = Source(told["sources"][0], Stamp(told["round"], told["step"]))
     source.expect([place(0, 100), place(100, 200_000)])
     for at, size in ((0, 100), (7, 9), (100, 200_000)):
         into = bytearray(size)

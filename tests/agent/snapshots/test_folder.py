@@ -12,7 +12,7 @@ import pytest
 from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Claims, Folder, Index, Place, Stamp
 
-ONE, TWO, THREE, FOUR = (Stamp(step, 1) for step in (1, 2, 3, 4))
+ONE, TWO, THREE, FOUR = (Stamp(1, step) for step in (1, 2, 3, 4))
 
 
 def control(folder: Folder, **told: object) -> None:
@@ -46,11 +46,11 @@ def test_two_steps_fit_beside_the_complete_one(tmp_path: Path) -> None:
     for stamp in (ONE, TWO, THREE):
         folder.begin(stamp)
     control(folder, round=1, kept=[ONE.told()])
-    folder.begin(Stamp(7, 1))
-    folder.begin(Stamp(6, 1))
-    assert set(folder.slots()) >= {ONE, Stamp(6, 1)}
-    folder.begin(Stamp(7, 1))
-    assert set(folder.slots()) == {ONE, Stamp(6, 1), Stamp(7, 1)}
+    folder.begin(Stamp(1, 7))
+    folder.begin(Stamp(1, 6))
+    assert set(folder.slots()) >= {ONE, Stamp(1, 6)}
+    folder.begin(Stamp(1, 7))
+    assert set(folder.slots()) == {ONE, Stamp(1, 6), Stamp(1, 7)}
 
 
 def test_what_is_safe_and_what_a_round_began_from_are_kept_for_as_long_as_can_be(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_what_is_safe_and_what_a_round_began_from_are_kept_for_as_long_as_can_be
     for stamp in (ONE, TWO):
         folder.begin(stamp)
     control(folder, round=2, kept=[ONE.told(), TWO.told()])
-    first, second, end, beside = (Stamp(step, 2) for step in (10, 20, 25, 26))
+    first, second, end, beside = (Stamp(2, step) for step in (10, 20, 25, 26))
     folder.begin(first, spares=True)
     with pytest.raises(Overtaken, match="before another one is safe"):
         folder.begin(second, spares=True)
@@ -70,23 +70,23 @@ def test_what_is_safe_and_what_a_round_began_from_are_kept_for_as_long_as_can_be
     folder.begin(beside)  # of the living workers some may have ended with the one, some with the other
     assert set(folder.slots()) == {ONE, end, beside}
     control(folder, round=3, kept=[beside.told()])
-    folder.begin(Stamp(40, 3), spares=True)
-    folder.begin(Stamp(50, 3), spares=True)
-    assert set(folder.slots()) == {beside, Stamp(40, 3), Stamp(50, 3)}
+    folder.begin(Stamp(3, 40), spares=True)
+    folder.begin(Stamp(3, 50), spares=True)
+    assert set(folder.slots()) == {beside, Stamp(3, 40), Stamp(3, 50)}
 
 
 def test_of_what_may_be_safe_the_likeliest_is_kept_when_a_round_ends(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    safe, may_be, newest = (Stamp(step, 2) for step in (10, 20, 30))
+    safe, may_be, newest = (Stamp(2, step) for step in (10, 20, 30))
     for stamp in (safe, may_be, newest):
         folder.begin(stamp, spares=True)
     control(folder, round=2, kept=[stamp.told() for stamp in (safe, may_be, newest)])
     with pytest.raises(Overtaken):
-        folder.begin(Stamp(40, 2), spares=True, insists=True)
+        folder.begin(Stamp(2, 40), spares=True, insists=True)
     with pytest.raises(Overtaken):  # the other nodes might drop the same one, for shards of different steps
-        folder.begin(Stamp(40, 2), sharded=True)
-    folder.begin(Stamp(45, 2))
-    assert set(folder.slots()) == {safe, may_be, Stamp(45, 2)}
+        folder.begin(Stamp(2, 40), sharded=True)
+    folder.begin(Stamp(2, 45))
+    assert set(folder.slots()) == {safe, may_be, Stamp(2, 45)}
 
 
 def test_a_slot_that_is_given_away_has_no_index_any_more(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_control_is_read_again_when_it_changes(tmp_path: Path) -> None:
     assert folder.control().kept == ()
     control(folder, round=3, kept=[[2, 8]], every_s=16, memory=9)
     told = folder.control()
-    assert (told.round, told.kept, told.every_s, told.memory) == (3, (Stamp(8, 2),), 16, 9)
+    assert (told.round, told.kept, told.every_s, told.memory) == (3, (Stamp(2, 8),), 16, 9)
 
 
 def test_claims_share_blocks_and_each_is_copied_once(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_an_index_comes_back_as_it_was_written() -> None:
         digest="ab",
     )
     index = Index(
-        stamp=Stamp(12, 3),
+        stamp=Stamp(3, 12),
         rank=1,
         world_size=2,
         sharded=True,

@@ -29,7 +29,7 @@ def survivor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     job = of_rank(0, folder, monkeypatch)
     job.train(0, 5)
     job.snaps.save_now()
-    assert max(Folder(folder).slots()) == Stamp(5, 0)
+    assert max(Folder(folder).slots()) == Stamp(0, 5)
     return job.everything()
 
 

@@ -83,7 +83,7 @@ def trained() -> Script:
 @pytest.fixture
 def slot(trained: Script, tmp_path: Path) -> Slot:
     trained.train(opened(trained, tmp_path / "memory"))
-    return Folder(tmp_path / "memory").slots()[Stamp(STEP, 0)]
+    return Folder(tmp_path / "memory").slots()[Stamp(0, STEP)]
 
 
 def written(slot: Slot, into: Path) -> Path:
@@ -120,7 +120,7 @@ def test_plain_dcp_reads_it(trained: Script, slot: Slot, tmp_path: Path) -> None
     assert directories(tmp_path) == {OWN: path}
     mark = Mark.read(path)
     assert mark is not None
-    assert (mark.stamp, mark.world_size, mark.sharded) == (Stamp(STEP, 0), 1, False)
+    assert (mark.stamp, mark.world_size, mark.sharded) == (Stamp(0, STEP), 1, False)
 
 
 def load(folder: Path, path: Path, script: Script) -> int | None:
@@ -194,7 +194,7 @@ def test_what_is_corrupt_in_memory_does_not_get_there(slot: Slot, tmp_path: Path
 
 def test_a_slot_that_holds_another_snapshot_by_now_is_not_written(slot: Slot, tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="was needed for step 3 meanwhile"):
-        write(slot.path, Stamp(2, 0), tmp_path / "disk", [0], leads=True)
+        write(slot.path, Stamp(0, 2), tmp_path / "disk", [0], leads=True)
 
 
 def test_without_the_parts_of_all_ranks_a_sharded_one_is_not_complete(slot: Slot, tmp_path: Path) -> None:

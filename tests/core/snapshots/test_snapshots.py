@@ -1,6 +1,5 @@
-"""A round begins from the newest complete snapshot that the nodes of its job hold, unless that is passed by."""
+"""A round begins from the newest complete snapshot that the nodes of its job hold."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,35 +9,26 @@ from hetrdzv.core.commands import Leave
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
-from hetrdzv.core.snapshots import Declare, Use, found
-from hetrdzv.core.snapshots.choice import MOST_PASSED, pass_by
+from hetrdzv.core.snapshots import Declare, Use, complete_in_memory, found
 from hetrdzv.core.snapshots.complete import gathered, missing
-from hetrdzv.core.snapshots.tally import Tally
 from hetrdzv.core.snapshots.told import MOST_WHOLE, told
 from hetrdzv.protocol.errors import NodeIdInUse, StaleIncarnation, StaleRound
-from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.facts.parts import Quoted
 from hetrdzv.protocol.rooms.snapshots import (
     BeganFromSnapshot,
     Chosen,
-    FailedAgain,
     Held,
     Holdings,
     Incomplete,
-    Kept,
     NobodyHasAll,
     NoSuchSnapshot,
-    NotLoaded,
     NotOnDisk,
     NotReadable,
     NotTaken,
-    NotWanted,
     NotWritten,
     OnDisk,
     PartsMissing,
-    PassedBy,
     RankPart,
-    SnapshotPassedBy,
     SnapshotWanted,
     Source,
     Stamp,
@@ -104,11 +94,6 @@ class Job(Story):
     def step(self) -> int | None:
         return self.began.step if self.began is not None else None
 
-    @property
-    def passed(self) -> Mapping[tuple[int, int], str]:
-        assert self.group.snapshots is not None
-        return {(one.stamp.round, one.stamp.step): one.why.kind for one in self.group.snapshots.passed}
-
 
 # -- what is complete ------------------------------------------------------------------------------------------
 
@@ -143,12 +128,12 @@ def test_a_round_begins_from_the_newest_complete_snapshot_and_says_what_is_lost(
     )
 
 
-def test_of_equal_steps_that_of_the_newer_round_is_taken() -> None:
+def test_that_of_the_newer_round_is_taken() -> None:
     job = Job().begin()
     job.again(job.holds(held(100)))
-    job.again(job.holds(held(100), held(100, of=2)))
+    job.again(job.holds(held(100), held(90, of=2)))
     assert job.began is not None
-    assert job.began.round == 2
+    assert (job.began.round, job.step) == (2, 90)
 
 
 def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
@@ -170,7 +155,7 @@ def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
     assert [(one.node_id, [part.rank for part in one.ranks]) for one in sources] == [("b", [1]), ("a", [0])]
 
 
-def test_what_a_person_passes_by_is_not_lost_for_want_of_a_part() -> None:
+def test_what_a_person_undoes_is_not_lost_for_want_of_a_part() -> None:
     job = Job().begin()
     there = job.holds(held(90), held(100), held(110, whole=False), reached=110)
     job.declare("a", there)
@@ -215,7 +200,7 @@ def test_values_that_differ_make_a_snapshot_incomplete_and_are_named() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{"origin": "other"}, {"origin": ""}, {"port": 0}, {"refused": (Stamp(round=1, step=100),)}],
+    [{"origin": "other"}, {"origin": ""}, {"port": 0}],
     ids=str,
 )
 def test_what_nobody_can_use_does_not_count(more: dict[str, Any]) -> None:
@@ -395,75 +380,7 @@ def test_the_next_agent_of_a_node_may_hold_what_the_last_one_left() -> None:
     assert job.step == 20
 
 
-# -- passed by -------------------------------------------------------------------------------------------------
-
-
-def test_a_snapshot_after_which_rounds_fail_twice_alike_is_passed_by() -> None:
-    job = Job(max_restarts=100).begin()
-    copies = job.holds(held(90), held(100))
-    job.again(copies)
-    assert job.step == 100
-    job.again(copies, message="ValueError: loss is nan", rank=1)
-    assert job.step == 100
-    assert not job.facts("snapshot_passed_by")
-    job.again(copies, message="something\nValueError: loss is nan", rank=0)
-    assert job.step == 90
-    worker = FailedWorker(
-        node_id="a", rank=0, local_rank=0, exit_code=1, said=Quoted("ValueError: loss is nan")
-    )
-    passed = PassedBy(stamp=Stamp(round=1, step=100), why=FailedAgain(worker=worker))
-    assert job.facts("snapshot_passed_by") == [SnapshotPassedBy(what=passed)]
-    assert job.passed == {(1, 100): "failed_again"}
-
-
-def test_failures_of_other_kinds_and_from_outside_say_nothing_about_a_snapshot() -> None:
-    job = Job(max_restarts=100).begin()
-    copies = job.holds(held(90), held(100))
-    job.again(copies)
-    job.again(copies, message="A: 1")
-    job.again(copies, message="B: 2")
-    for _ in range(3):
-        job.again(copies, exit_code=None, signal="SIGKILL")
-    assert job.step == 100
-    job.again(copies, message="A: 1")
-    assert job.step == 90, "the same failure again, with others in between"
-
-
-def test_a_newer_snapshot_ends_the_count() -> None:
-    job = Job(max_restarts=100).begin()
-    job.again(job.holds(held(100)))
-    job.again(job.holds(held(100), held(110, of=2)), message="A: 1")
-    assert job.step == 110
-    job.again(job.holds(held(100), held(110, of=2)), message="A: 1")
-    assert job.step == 110
-    job.again(job.holds(held(100), held(110, of=2)), message="A: 1")
-    assert job.step == 100
-
-
-def test_the_same_step_again_is_no_newer_snapshot() -> None:
-    job = Job(max_restarts=100).begin()
-    job.again(job.holds(held(90), held(100)))
-    job.again(job.holds(held(90), held(100), held(100, of=2)), message="A: 1")
-    assert job.began is not None
-    assert (job.began.round, job.step) == (2, 100)
-    job.again(job.holds(held(90), held(100), held(100, of=2)), message="A: 1")
-    assert job.step == 90
-    assert job.passed == {(1, 100): "failed_again", (2, 100): "failed_again"}
-
-
-def test_what_a_round_leaves_that_fails_alike_before_it_got_further_is_passed_by_at_once() -> None:
-    """Else a job would go to and fro between a bad state and the step before it."""
-    job = Job(max_restarts=100).begin()
-    job.again(job.holds(held(90), held(100)))
-    job.again(job.holds(held(90), held(100)), message="A: 1")
-    job.again(job.holds(held(90), held(100)), message="A: 1")
-    assert job.step == 90
-    job.again(job.holds(held(90), held(100, of=4)), message="A: 1")
-    assert job.step == 90
-    assert job.passed == {(4, 100): "failed_again"}
-    job.again(job.holds(held(90)), message="A: 1")
-    assert job.step == 90, "there is nothing else"
-    assert job.passed == {(1, 90): "failed_again"}
+# -- what cannot be loaded, and what a person chooses ------------------------------------------------------------
 
 
 def gives_up(job: Job, node_id: str, mine: Holdings, others: Holdings) -> None:
@@ -474,19 +391,19 @@ def gives_up(job: Job, node_id: str, mine: Holdings, others: Holdings) -> None:
     job.run()
 
 
-def test_a_snapshot_that_cannot_be_loaded_from_others_either_is_passed_by_for_good() -> None:
+def test_what_a_node_cannot_load_from_others_either_does_not_count() -> None:
     job = Job().begin()
     copies = job.holds(held(90), held(100))
     job.again(copies)
-    refuses = replace(copies, held=(held(90),), refused=(Stamp(round=1, step=100),))
-    gives_up(job, "b", refuses, copies)
+    only_older = replace(copies, held=(held(90),))
+    gives_up(job, "b", only_older, copies)
     assert job.step == 100, "its own copy was bad, that of a may be good"
     start = job.told("b").start
     assert start is not None
     assert [one.node_id for one in start.more["snapshot"].sources] == ["a"]
+    refuses = replace(only_older, refused=(Stamp(round=1, step=100),))
     gives_up(job, "b", refuses, copies)
     assert job.step == 90
-    assert job.passed == {(1, 100): "not_loaded"}
     only = job.holds(held(100))
     job.again(only, replace(only, held=(), refused=refuses.refused))
     assert job.began is None, "nobody can load it: nothing is better"
@@ -511,30 +428,8 @@ def test_where_nobody_can_load_any_snapshot_all_is_lost_and_it_is_said_why() -> 
     assert (said.stamp, said.lost) == (None, 80)
 
 
-def test_what_nobody_has_any_more_is_forgotten() -> None:
-    kept = pass_by(Kept(origin="o"), [Stamp(round=1, step=step) for step in range(20)], NotWanted())
-    assert [one.stamp.step for one in kept.passed] == list(range(20 - MOST_PASSED, 20))
-    worse = pass_by(kept, [Stamp(round=1, step=15)], NotLoaded())
-    assert [one.why.kind for one in worse.passed].count("not_loaded") == 1, (
-        "nobody can load it: that counts more"
-    )
-    assert pass_by(worse, [Stamp(round=1, step=15)], NotWanted()) == worse
-    job = Job().begin()
-    job.again(job.holds(held(100)))
-    assert job.group.snapshots is not None
-    job.group = replace(
-        job.group,
-        snapshots=pass_by(job.group.snapshots, [Stamp(round=1, step=s) for s in (100, 110)], NotWanted()),
-    )
-    job.again(job.holds(held(100)))
-    assert job.passed == {(1, 100): "not_wanted"}
-
-
-# -- a person chooses ------------------------------------------------------------------------------------------
-
-
-def test_a_person_chooses_and_newer_ones_are_passed_by() -> None:
-    job = Job().begin()
+def test_a_person_chooses_and_newer_ones_are_undone() -> None:
+    job = Job(max_restarts=9).begin()
     copies = job.holds(held(90), held(100))
     for name in "ab":
         job.declare(name, copies)
@@ -543,15 +438,17 @@ def test_a_person_chooses_and_newer_ones_are_passed_by() -> None:
     assert job.facts("snapshot_wanted") == [SnapshotWanted(stamp=Stamp(round=1, step=90))]
     job.again(copies)
     assert job.step == 90
-    assert job.passed == {(1, 100): "not_wanted"}
     assert job.group.snapshots is not None
     assert job.group.snapshots.wanted is None
     job.again(copies, message="A: 1")
     assert job.step == 90, "the choice holds for later rounds, too"
+    job.again(job.holds(held(90), held(100), held(91, of=3)), message="A: 1")
+    assert job.step == 91, "what was made since counts"
     job.do(Use(100))
     job.again(copies, message="B: 1")
     assert job.step == 100
-    assert job.passed == {}
+    job.again(copies, message="B: 1")
+    assert job.step == 100
 
 
 def test_a_choice_that_is_gone_when_the_round_forms_is_dropped() -> None:
@@ -780,23 +677,19 @@ def test_what_a_member_cannot_load_from_the_disk_is_left_out() -> None:
 
 def test_what_is_on_disk_is_not_told_as_complete_in_memory() -> None:
     job = Job().begin()
-    tally = Tally(job.group)
     holdings = job.holds(held(90), on_disk=(on_disk(100, of=1, job=job.origin),))
     job.declare("a", holdings)
-    assert tally.said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
-    assert Tally(job.group).said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
+    assert complete_in_memory(job.group) == Stamp(round=1, step=90)
 
 
 def test_what_one_other_node_has_is_no_reason_for_the_only_member_to_drop_its_own() -> None:
     job = Job(min_nodes=1, max_nodes=1).begin("a")
     lone = {"sharded": True, "world_size": 1, "ranks": (0,)}
-    tally = Tally(job.group)
     job.join("b", snapshots=job.holds(held(100, **lone)))
     job.declare("a", job.holds(held(90, **lone)))
-    assert tally.said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
-    assert Tally(job.group).said(job.group, job.node("a")).complete == Stamp(round=1, step=90)
+    assert complete_in_memory(job.group) == Stamp(round=1, step=90)
     job.declare("a", job.holds(held(90, **lone), held(100, **lone)))
-    assert tally.said(job.group, job.node("a")).complete == Stamp(round=1, step=100)
+    assert complete_in_memory(job.group) == Stamp(round=1, step=100)
 
 
 def test_a_node_that_joins_without_a_place_for_snapshots_is_said_once_a_round_and_shown() -> None:

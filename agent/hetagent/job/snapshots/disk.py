@@ -282,7 +282,7 @@ class Disk:
             if not self._wants and now >= self._due_at:
                 self._wants = self._named(number, ahead_s)
             wanted = self._wants
-        since = Stamp(wanted, number) if wanted else None
+        since = Stamp(number, wanted) if wanted else None
         self._pin(since if since != self._begun else None)
         if self._pinned is not None and self._begin_since(self._pinned, ranks):
             self._begun = since

@@ -174,4 +174,4 @@ def _values(parts: Iterable[Part]) -> Mapping[str, str]:
 def newest(all_held: Iterable[Held], dropped: Collection[Stamp]) -> tuple[Held, ...]:
     """What a node declares: the newest snapshots first, without those that it has dropped."""
     counts = [each for each in all_held if Stamp(round=each.round, step=each.step) not in dropped]
-    return tuple(sorted(counts, key=lambda each: (each.step, each.round), reverse=True)[:MOST_HELD])
+    return tuple(sorted(counts, key=lambda each: (each.round, each.step), reverse=True)[:MOST_HELD])

@@ -67,7 +67,7 @@ class Parting:
             until: when this agent has to be gone (monotonic seconds); None: nobody waits for that.
             alone: no other node was in that round.
         """
-        newest = max(holdings.held, key=lambda held: (held.step, held.round), default=None)
+        newest = max(holdings.held, key=lambda held: (held.round, held.step), default=None)
         if newest is None or not (newest.sharded or alone) or not holdings.port:
             return False
         now = time.monotonic()

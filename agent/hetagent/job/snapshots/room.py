@@ -115,6 +115,7 @@ class Snapshots(RoundHook):
         self._reached = self._exchange.reached()
         self._refused: list[Stamp] = []
         self._dropped: set[Stamp] = set()  # copies of this node's that cannot be loaded
+        self._failed: set[Stamp] = set()  # others' copies that could not be loaded once
         self._holdings = Holdings()
         self._offered: Holdings | None = None
         self._refresh()
@@ -412,10 +413,12 @@ class Snapshots(RoundHook):
             stamp = (
                 replace(each.stamp, origin=chosen.origin) if chosen is not None and on_disk else each.stamp
             )
-            if stamp not in self._refused:
-                self._refused.append(stamp)
             if each.node_id == self._node_id:
                 self._dropped.add(each.stamp)
+            elif not on_disk and each.node_id and stamp not in self._failed:
+                self._failed.add(stamp)  # perhaps that node was not reached
+            elif stamp not in self._refused:
+                self._refused.append(stamp)
         del self._refused[:-MOST_REFUSED]
 
     def _serve(self) -> None:

@@ -161,7 +161,7 @@ async def get_logs(
 
 @router.get("/{group_id}/snapshots", response_model=SnapshotsShown, dependencies=READ)
 async def list_snapshots(service: CurrentService, group_id: Id) -> Response:
-    """The snapshots of the job: of which step, whether they are complete, who has them, and what is passed by."""
+    """The snapshots of the job: of which step, whether they are complete, and who has them."""
     group = service.group(group_id)
     return Response(await asyncio.to_thread(snapshots.written, group), media_type="application/json")
 
@@ -170,7 +170,7 @@ async def list_snapshots(service: CurrentService, group_id: Id) -> Response:
 async def use_snapshot(
     service: CurrentService, group_id: Id, body: Annotated[UseRequest, PEOPLES]
 ) -> Response:
-    """Have the next round begin from a snapshot, in place of the newest one; newer ones are passed by then."""
+    """Have the next round begin from a snapshot, in place of the newest one; newer ones are undone then."""
     group = await service.execute(group_id, Use(body.step))
     return Response(await asyncio.to_thread(snapshots.written, group), media_type="application/json")
 

@@ -123,7 +123,7 @@ def _create_dry(group: str, given: Mapping[str, Any]) -> None:
     "step",
     type=click.IntRange(0),
     metavar="STEP",
-    help="Go on from the complete snapshot of this step; newer ones are passed by.",
+    help="Go on from the complete snapshot of this step; newer ones are undone.",
 )
 @DRY_RUN
 def restart(group: str, step: int | None, dry_run: bool) -> None:

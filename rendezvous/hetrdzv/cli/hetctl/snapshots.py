@@ -8,7 +8,7 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.protocol.rooms.snapshots import SnapshotShown, SnapshotsShown
 from hetrdzv.protocol.texts.phrasing import names
-from hetrdzv.words.snapshots import lacks, passed_by
+from hetrdzv.words.snapshots import lacks
 
 
 def view(reply: SnapshotsShown) -> Iterator[RenderableType]:
@@ -54,7 +54,7 @@ def _in_danger(reply: SnapshotsShown) -> str:
 
 def _why_not(one: SnapshotShown) -> str:
     clauses = [lacks(one.lack)] if one.lack is not None else []
-    clauses += [passed_by(one.passed)] if one.passed is not None else []
+    clauses += ["an older one was chosen with hetctl restart --from"] if one.undone else []
     return "; ".join(clauses) or "-"
 
 

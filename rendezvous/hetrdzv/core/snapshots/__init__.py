@@ -13,11 +13,11 @@ from hetrdzv.core.commands import FeatureCommand, Report
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Member, Node, Round
 from hetrdzv.core.rounds.transitions import Work, require_speaker
-from hetrdzv.core.snapshots.choice import after_choice, after_round, choose
 from hetrdzv.core.snapshots.complete import (
     Gathered,
     gathered,
     gathered_for,
+    has_all,
     is_copied,
     newer_than,
     serves,
@@ -33,7 +33,6 @@ from hetrdzv.protocol.rooms.snapshots import (
     NoSuchSnapshot,
     NotOnDisk,
     NotTaken,
-    SnapshotPassedBy,
     SnapshotWanted,
     Stamp,
     ValuesDiffer,
@@ -64,13 +63,10 @@ def begin(work: Work, before: Group) -> None:
             return
         known = Kept(origin=origin)
     found = gathered_for(group, known.origin, [node.node_id for node in members], before.last_round)
-    judged = after_round(known, before, found)
-    taken = choose(judged, found)
-    chose = after_choice(judged, taken, found)
-    work.change(snapshots=chose)
-    for passed in chose.passed:
-        if passed not in known.passed:
-            work.say(SnapshotPassedBy(what=passed))
+    taken = choose(known, found)
+    if taken is not None and taken.stamp == known.wanted:
+        known = replace(known, undone=taken.stamp, undone_before=current.number)
+    work.change(snapshots=replace(known, wanted=None))
     lost = _lost(before, known, taken)
     newer = newer_than(taken.stamp.step if taken is not None else 0, found) if lost != 0 else None
     if taken is not None:
@@ -126,7 +122,7 @@ def found(group: Group, current: Round) -> Sequence[AnyWarning]:
         return ()
     differ = (one.lack for one in gathered(group) if isinstance(one.lack, ValuesDiffer))
     members = [node for node in map(group.speaker, current.members) if node is not None]
-    return (*group.snapshots.passed, *differ, *_not_on_disk(members), *_not_taken(members))
+    return (*differ, *_not_on_disk(members), *_not_taken(members))
 
 
 def violations(current: Round) -> Iterator[str]:
@@ -139,6 +135,24 @@ def violations(current: Round) -> Iterator[str]:
         yield f"{where}, which is no earlier one"
     for clause in wrong(snapshot):
         yield f"{where}, but {clause}"
+
+
+def choose(known: Kept, found: Sequence[Gathered]) -> Gathered | None:
+    """The snapshot from which a round would begin; None: there is none.
+
+    Args:
+        found: all that there are, the newest first.
+    """
+    complete = [one for one in found if one.lack is None]
+    wanted = (one for one in complete if one.stamp == known.wanted)
+    return next(wanted, None) or next((one for one in complete if not is_undone(known, one.stamp)), None)
+
+
+def is_undone(known: Kept, stamp: Stamp) -> bool:
+    """Whether a person has chosen an older one since."""
+    if known.undone is None or stamp.newness <= known.undone.newness:
+        return False
+    return stamp.origin is not None or stamp.round < known.undone_before
 
 
 @kept
@@ -244,6 +258,23 @@ def next_snapshot(group: Group) -> Gathered | None:
 def on_disk(group: Group) -> Gathered | None:
     """The newest snapshot on disk that can be read; None: there is none."""
     return next((one for one in gathered(group) if one.on_disk and one.lack is None), None)
+
+
+@kept
+def complete_in_memory(group: Group) -> Stamp | None:
+    """The newest snapshot in memory that outlives any other node than its holder, where it is alone; None: none."""
+    current = group.active_round
+    alone = current.members[0].node_id if current is not None and len(current.members) == 1 else None
+    return next(
+        (
+            one.stamp
+            for one in gathered(group)
+            if one.lack is None
+            and not one.on_disk
+            and (is_copied(one) or any(node.node_id == alone and has_all(held) for node, held in one.holders))
+        ),
+        None,
+    )
 
 
 def safe_snapshot(group: Group) -> Gathered | None:

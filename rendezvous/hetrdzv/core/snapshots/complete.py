@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -70,9 +70,11 @@ def gathered_for(group: Group, origin: str, members: Sequence[str], last_round: 
                 continue
             key = held.step, held.round, held.world_size, held.sharded
             found.setdefault(key, _Found()).add(node, held)
+    refused = _refused(group, members)
     in_memory = [
-        Gathered(Stamp(round=key[1], step=key[0]), key[2], key[3], tuple(one.holders), _lack(key, one))
+        Gathered(stamp, key[2], key[3], tuple(one.holders), refused.get(stamp) or _lack(key, one))
         for key, one in found.items()
+        for stamp in [Stamp(round=key[1], step=key[0])]
     ]
     on_disk = list(_on_disk(group, origin, members))
     wrote_at: dict[str | None, int] = {}
@@ -95,11 +97,23 @@ def _on_disk(group: Group, origin: str, members: Sequence[str]) -> Iterator[Gath
     found = {stamp_on_disk(one, origin): one for holdings in known for one in holdings.on_disk}
     if not found:
         return
-    nodes = [node for member in members if (node := group.nodes.get(member)) is not None and node.snapshots]
+    refused = _refused(group, members)
     for stamp, one in found.items():
-        refusing = [node.node_id for node in nodes if node.snapshots and stamp in node.snapshots.refused]
-        lack = NotReadable(nodes=Nodes.of(refusing)) if refusing else None
-        yield Gathered(stamp, one.world_size, one.sharded, lack=lack, on_disk=one)
+        yield Gathered(stamp, one.world_size, one.sharded, lack=refused.get(stamp), on_disk=one)
+
+
+def _refused(group: Group, members: Iterable[str]) -> Mapping[Stamp, Lack]:
+    """What some members could load no copy of."""
+    found: dict[Stamp, list[str]] = {}
+    for node in map(group.nodes.get, members):
+        for stamp in node.snapshots.refused if node is not None and node.snapshots is not None else ():
+            found.setdefault(stamp, []).append(node.node_id)  # type: ignore[union-attr]
+    return {stamp: NotReadable(nodes=Nodes.of(nodes)) for stamp, nodes in found.items()}
+
+
+def has_all(held: Held) -> bool:
+    """Whether a node has all of a snapshot."""
+    return held.whole and len({part.rank for part in held.ranks}) >= held.world_size
 
 
 def usable(group: Group, node: Node, origin: str, alone: str | None) -> Iterable[Held]:
@@ -109,9 +123,7 @@ def usable(group: Group, node: Node, origin: str, alone: str | None) -> Iterable
         return ()
     if not holdings.port and node.node_id != alone:
         return ()
-    if not holdings.refused:
-        return holdings.held
-    return [held for held in holdings.held if stamp_of(held) not in holdings.refused]
+    return holdings.held
 
 
 def _is_of(holdings: Holdings, origin: str) -> bool:
@@ -142,7 +154,7 @@ def is_copied(one: Gathered) -> bool:
 def newer_than(step: int, found: Iterable[Gathered]) -> Incomplete | None:
     """What there is of a job's steps after one, of that step of which least is missing.
 
-    None: nothing, or all of one that is passed by.
+    None: nothing, or all of one that is undone.
     """
     newer = [one for one in found if one.stamp.origin is None and one.stamp.step > step]
     lacks = [Incomplete(stamp=one.stamp, lack=one.lack) for one in newer if one.lack is not None]

@@ -14,7 +14,6 @@ from hetrdzv.protocol.rooms.snapshots import (
     BeganFromSnapshot,
     NotOnDisk,
     NotTaken,
-    SnapshotPassedBy,
     SnapshotWanted,
 )
 from hetrdzv.protocol.texts.who import Nodes, Place
@@ -381,7 +380,6 @@ _Known = (
     | BeganFromSnapshot
     | NotOnDisk
     | NotTaken
-    | SnapshotPassedBy
     | SnapshotWanted
     | DaemonStarted
     | StopAnnounced

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.facts.parts import BY_KIND, SHOWN_BY_KIND, Other, Quoted
-from hetrdzv.protocol.rooms.snapshots import NotOnDisk, NotTaken, PassedBy, ValuesDiffer
+from hetrdzv.protocol.rooms.snapshots import NotOnDisk, NotTaken, ValuesDiffer
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
 
@@ -121,6 +121,6 @@ RoundWarnings = Differs | NoLabel | NoWeights
 RoundWarning: TypeAlias = Annotated[RoundWarnings, BY_KIND]
 """What is known of the nodes of a round as it forms."""
 
-_Known = RoundWarnings | PassedBy | ValuesDiffer | NotOnDisk | NotTaken | Unwatched | Refusal
+_Known = RoundWarnings | ValuesDiffer | NotOnDisk | NotTaken | Unwatched | Refusal
 
 AnyWarning: TypeAlias = Annotated[_Known | Other, SHOWN_BY_KIND]

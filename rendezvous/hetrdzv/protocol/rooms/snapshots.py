@@ -12,7 +12,6 @@ from annotated_types import Ge, Le, MaxLen
 
 from hetrdzv.protocol.bounds import AtMost, Body, Count, Id, Positive, Rank, ShortText
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.facts.parts import BY_KIND, Quoted
 from hetrdzv.protocol.http.route import NODE, Route
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
@@ -51,8 +50,8 @@ class Stamp(Body):
 
     @property
     def newness(self) -> tuple[bool, int, int]:
-        """The newer, the larger: whatever other jobs have is older, however far they came."""
-        return self.origin is None, self.step, self.round
+        """The newer, the larger: whatever other jobs have is older, and so is that of an earlier round."""
+        return self.origin is None, self.round, self.step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +122,7 @@ class Holdings(Body):
         port: where its agent serves them; 0: it does not.
         key: by which members fetch them; a secret of agents.
         reached: the newest step that a worker of the node had reached in the round that has ended.
-        refused: those that a worker of the node could not load.
+        refused: those of which its workers could load no copy.
         on_disk: those that it sees on disk, the newest first; they may be of an earlier job.
         not_written: what it has last tried to write there, in vain; None: it has written that.
         to_disk_from: all members are to write the first snapshot of the round from this step on; 0: it names none.
@@ -230,7 +229,7 @@ class ValuesDiffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotReadable:
-    """It is on disk, but workers of some nodes could not load it, from there or from memory."""
+    """Workers of some nodes could load no copy of it."""
 
     kind: Literal["not_readable"] = "not_readable"
     nodes: Nodes
@@ -275,66 +274,23 @@ class Chosen:
     origin: str = ""
 
 
-# -- which are passed by -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedAgain:
-    """Rounds that began from it failed twice in the same way, with no newer snapshot in between."""
-
-    kind: Literal["failed_again"] = "failed_again"
-    worker: FailedWorker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotLoaded:
-    """Workers of some nodes could not load it, though there were other copies than their own."""
-
-    kind: Literal["not_loaded"] = "not_loaded"
-    nodes: Nodes = NOBODY
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotWanted:
-    """A person has chosen an older one."""
-
-    kind: Literal["not_wanted"] = "not_wanted"
-
-
-WhyPassedBy = FailedAgain | NotLoaded | NotWanted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassedBy:
-    """No round begins from a snapshot any more, if there is another."""
-
-    kind: Literal["passed_by"] = "passed_by"
-    stamp: Stamp
-    why: Annotated[WhyPassedBy, BY_KIND]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """What a group keeps of the snapshots of its job.
 
     Attributes:
         origin: the name of the job in `Holdings`.
-        tried: the snapshot that the last rounds began from.
-        failed: how they failed, as far as that says something about it; where is left out.
-        not_loaded: how many of them could not load it.
-        passed: those that are passed by, and that some node still has.
         wanted: the one that a person has chosen for the next round.
+        undone, undone_before: with such a choice all is undone that is newer, and of a round before this one.
         given_up: the newest round in which workers take no more, which is said once a round.
         parting: agents that have left, or are about to, and yet serve what they hold, by incarnation: until when
             (seconds on the server's clock).
     """
 
     origin: str
-    tried: Stamp | None = None
-    failed: tuple[FailedWorker, ...] = ()
-    not_loaded: int = 0
-    passed: tuple[PassedBy, ...] = ()
     wanted: Stamp | None = None
+    undone: Stamp | None = None
+    undone_before: Count = 0
     given_up: Count = 0
     parting: Mapping[str, float] = field(default_factory=dict)
 
@@ -358,14 +314,6 @@ class BeganFromSnapshot:
     on_disk: bool = False
     lost: int | None = None
     newer: Incomplete | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotPassedBy:
-    """A snapshot is passed by from now on."""
-
-    kind: Literal["snapshot_passed_by"] = "snapshot_passed_by"
-    what: PassedBy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,7 +361,7 @@ class SnapshotShown:
 
     Attributes:
         lack: why it is not complete; None: it is.
-        passed: why it is passed by; None: it is not.
+        undone: a person has chosen an older one.
         nodes: who has some of it.
         on_disk: it is on disk; `nodes` are nobody then.
         size: of all that they have, or of what is on disk (bytes).
@@ -423,7 +371,7 @@ class SnapshotShown:
     world_size: int
     sharded: bool
     lack: Annotated[Lack, BY_KIND] | None = None
-    passed: PassedBy | None = None
+    undone: bool = False
     nodes: Nodes = NOBODY
     on_disk: bool = False
     size: int = 0

@@ -36,7 +36,7 @@ class Node:
         self.disk.is_of(JOB)
 
     def holds(self, step: int, *ranks: int) -> Stamp:
-        stamp = Stamp(step, 1)
+        stamp = Stamp(1, step)
         slot = self.memory.begin(stamp)
         for rank in ranks:
             index = Index(stamp=stamp, rank=rank, world_size=2, sharded=False, alike={"weight": 8})
@@ -57,7 +57,7 @@ class Node:
         path.mkdir(parents=True)
         if complete:
             mark = Mark(
-                stamp=Stamp(step, number),
+                stamp=Stamp(number, step),
                 world_size=2,
                 sharded=False,
                 size=7,
@@ -160,7 +160,7 @@ def test_all_write_the_first_snapshot_from_the_step_that_was_named(node: Node, b
     node.disk.look(1, [1], 0, AHEAD_S)
     assert begun == []
     node.disk.look(1, [1], 25, AHEAD_S)
-    node.memory.begin(Stamp(30, 1))
+    node.memory.begin(Stamp(1, 30))
     node.disk.look(1, [1], 25, AHEAD_S)
     assert begun == [], "its workers are still copying"
     for step in (30, 40, 50):
@@ -239,7 +239,7 @@ def test_what_its_writer_says_is_said_once_and_the_memory_is_free_again(node: No
 def test_one_whose_memory_was_taken_meanwhile_is_no_news_the_first_time(node: Node) -> None:
     stamp = node.holds(10, 0)
     slot = node.memory.slots()[stamp]
-    newer = Index(stamp=Stamp(20, 1), rank=0, world_size=2, sharded=False, alike={"weight": 8})
+    newer = Index(stamp=Stamp(1, 20), rank=0, world_size=2, sharded=False, alike={"weight": 8})
     for said in (
         [],
         ["the snapshot of step 10 is not on disk: the memory of step 10 was needed for step 20 meanwhile"],
@@ -263,7 +263,7 @@ def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
 
 def test_what_a_worker_was_taking_as_it_ended_is_not_the_last_one(node: Node) -> None:
     node.holds(10, 0)
-    node.memory.begin(Stamp(20, 1))
+    node.memory.begin(Stamp(1, 20))
     said = node.disk.write_last([0], time.monotonic() + 60, lambda: False)
     assert said.startswith("step 10 is not on disk: this node does not have all of step 10; it stays")
     assert node.disk.is_unsaved()
@@ -331,11 +331,11 @@ def test_whoever_is_in_a_hurry_leaves_it(node: Node) -> None:
 def test_a_snapshot_that_is_being_written_is_spared_unless_the_round_ends(node: Node) -> None:
     for step in (10, 20, 30):
         node.holds(step, 0)
-    node.memory.pin(Stamp(10, 1))
-    assert node.memory.begin(Stamp(40, 1), spares=True).number == 1
-    node.memory.pin(Stamp(30, 1))
-    assert node.memory.begin(Stamp(50, 1), spares=True).number == 0
-    assert node.memory.begin(Stamp(60, 1)).number == 2
+    node.memory.pin(Stamp(1, 10))
+    assert node.memory.begin(Stamp(1, 40), spares=True).number == 1
+    node.memory.pin(Stamp(1, 30))
+    assert node.memory.begin(Stamp(1, 50), spares=True).number == 0
+    assert node.memory.begin(Stamp(1, 60)).number == 2
 
 
 def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,14 +85,14 @@ def while_running(megabytes: float, table: Table) -> None:
         beside = [torch.zeros_like(tensor) for tensor in tensors(model, optimizer)]
         for number in range(2, 12):
             step()
-            taker._schedule.is_due = lambda *_: True
+            taker._schedule.is_due = lambda *_, **__: True
             due.append(taken(lambda number=number: snaps.step(number)))  # type: ignore[misc]
             digests.append(taken(taker._closing.join))
             step()
             plain.append(taken(lambda: copied(model, optimizer, beside)))
         for number in range(12, 42):
             step()  # which leaves nothing of ours in the caches
-            taker._schedule.is_due = lambda *_: False
+            taker._schedule.is_due = lambda *_, **__: False
             others.append(taken(lambda number=number: snaps.step(number)))  # type: ignore[misc]
         taker._saved = None
         saved = taken(snaps.save_now)

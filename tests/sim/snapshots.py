@@ -65,6 +65,7 @@ class Holding(InAgent):
         self._refused: tuple[Stamp, ...] = ()
         self._start: DirectiveReply | None = None
         self._step = self._reached = 0
+        self._due: Stamp | None = None
         self._declaring = Declaring()
         self._asked: Report[SnapshotsReply] | None = None
         self._copies = False
@@ -97,9 +98,8 @@ class Holding(InAgent):
         if start.origin != self._memory.get("origin"):
             self._memory.clear()
             self._memory["origin"] = start.origin
-        self._start, self._reached, self._asked = directive, 0, None
-        now = self._agent.world.timeline.now
-        self._declaring.begin(directive.round, start.nnodes, start.snapshot, self._holdings(), now)
+        self._start, self._reached, self._asked, self._due = directive, 0, None, None
+        self._declaring.begin(directive.round, start.nnodes, start.snapshot)
         self._step = start.snapshot.step if start.snapshot is not None else 0
 
     def launched(self, workers: Workers) -> None:
@@ -136,8 +136,10 @@ class Holding(InAgent):
             return
         self._step += 1
         self._reached = self._step
-        if self._step % self._every == 0:
-            self._take(spares=True)
+        waits = self._sharded and self._due is not None and not _is_safe(self._due, self._declaring.safe)
+        if self._step % self._every == 0 and not waits:  # rank 0 would name none, either
+            self._due = Stamp(round=workers.round, step=self._step)
+            self._take()
             if self._to_disk and 0 in agent.ranks and self._rng.random() < 0.3:
                 self._write(workers.round)
         agent.after(self._rng.uniform(0.3, 1.5), self._works, workers)
@@ -164,9 +166,9 @@ class Holding(InAgent):
         if workers is not agent.workers or not workers.alive or agent.stopping:
             return
         holdings = self._holdings()
-        tells_at = self._declaring.tells_at(holdings, to_disk=self._to_disk)
+        tells_at = self._declaring.tells_at(holdings)
         if self._asked is None and holdings.held and tells_at is not None and tells_at <= now:
-            self._declaring.keep(holdings, now)
+            self._declaring.keep(holdings)
             self._declaring.tell(holdings, now)
             self._asked = Report(HELD, partial(SnapshotsRequest, round=workers.round, holdings=holdings))
             agent.session.ask(self._asked, now)
@@ -178,7 +180,7 @@ class Holding(InAgent):
             return
         self._asked = None
         if isinstance(told, SnapshotsReply):
-            self._declaring.hear(told, self._agent.world.timeline.now)
+            self._declaring.hear(told)
             if told.copy is not None and not self._copies:
                 self._copies = True
                 self._agent.after(self._rng.uniform(0.05, 3), self._copy, told.copy)
@@ -189,7 +191,7 @@ class Holding(InAgent):
         there = self._of(copy.source.node_id, copy.stamp)
         number = next((number for number, held in self._slots.items() if _is_of(held, copy.stamp)), None)
         if number is None and self._declaring.began_from(copy.stamp):
-            number = self._room(copy.stamp, spares=True)
+            number = self._room(copy.stamp)
         if there is None or number is None:
             return
         self._agent.world.note("shards are copied")
@@ -225,18 +227,18 @@ class Holding(InAgent):
         slots: dict[int, Held | None] = self._memory.setdefault("slots", dict.fromkeys(range(SLOTS)))
         return slots
 
-    def _room(self, stamp: Stamp, *, spares: bool) -> int | None:
+    def _room(self, stamp: Stamp) -> int | None:
         taken = {number: held and _taken(stamp_of(held)) for number, held in self._slots.items()}
         kept = [_taken(each) for each in self._declaring.kept]
-        return room_for(_taken(stamp), taken, kept, spares=spares, sharded=self._sharded)
+        return room_for(_taken(stamp), taken, kept, sharded=self._sharded)
 
-    def _take(self, *, spares: bool = False) -> None:
+    def _take(self) -> None:
         told = self._start
         assert told is not None
         assert told.start is not None
         stamp = Stamp(round=told.round, step=self._reached)
         number = next((number for number, held in self._slots.items() if _is_of(held, stamp)), None)
-        number = self._room(stamp, spares=spares) if number is None else number
+        number = self._room(stamp) if number is None else number
         if number is None:
             return
         ranks, whole = self._agent.ranks, self._rng.random() < 0.9
@@ -271,6 +273,10 @@ class Holding(InAgent):
 
 def _is_of(held: Held | None, stamp: Stamp) -> bool:
     return held is not None and stamp_of(held) == stamp
+
+
+def _is_safe(stamp: Stamp, safe: Stamp | None) -> bool:
+    return safe is not None and safe.newness >= stamp.newness
 
 
 def _taken(stamp: Stamp) -> Taken:
@@ -478,7 +484,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "what may be safe is overwritten": (
         Declaring,
         "kept",
-        property(lambda declaring: (declaring._safe,) if declaring._safe else ()),
+        property(lambda declaring: (declaring.safe,) if declaring.safe else ()),
     ),
     "what a round began from is not copied": (copies, "_unsafe", lambda current, safe: None),
 }

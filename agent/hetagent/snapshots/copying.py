@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner
@@ -13,18 +12,19 @@ from xxhash import xxh3_64_hexdigest
 from hetagent.snapshots.devices import Copies, Devices
 from hetagent.snapshots.errors import Overtaken, SnapshotError
 from hetagent.snapshots.folder import (
-    CLAIMS,
     INDEX,
+    LOCK,
     OWN,
+    REPLICATED_SLOTS,
     SHARED,
     SLOTS,
     SMALL,
-    Claims,
     Folder,
     Index,
     Place,
     Slot,
     Stamp,
+    WriteLock,
     put,
 )
 from hetagent.snapshots.memory import Files, Layout, as_bytes, laid_out, needed, place_of
@@ -57,6 +57,7 @@ class Copy:
         small: Tensor,
         files: Files,
         copies: Copies,
+        lock: WriteLock | None,
     ) -> None:
         self.index = index
         self._folder = folder
@@ -65,6 +66,12 @@ class Copy:
         self._small = small
         self._files = files
         self._copies = copies
+        self._lock = lock
+
+    def close(self) -> None:
+        """Others may copy what all ranks have alike, unless this worker has written that it has."""
+        if self._lock is not None:
+            self._lock.close()
 
     def wait(self) -> None:
         """Wait until it is there."""
@@ -91,6 +98,7 @@ class Copy:
         if self._slot.stamp not in self._folder.slots():
             raise Overtaken(f"the snapshot of step {index.stamp.step} was overtaken")
         put(self._slot.path / INDEX.format(rank), index.written())
+        self.close()
 
 
 class Copier:
@@ -102,6 +110,7 @@ class Copier:
 
     Attributes:
         devices: what has the state; known once it is `prepared`.
+        sharded: whether this rank has parts of others; likewise.
     """
 
     def __init__(self, folder: Folder, state: State, who: Who) -> None:
@@ -111,7 +120,7 @@ class Copier:
         self._bank: Bank | None = None
         self.devices = Devices(())
         self._alike: Mapping[str, int] = {}  # the tensors that all ranks have alike, with their sizes (bytes)
-        self._sharded = False  # whether this rank has parts of others
+        self.sharded = False
         self._count = 0  # for how many parameters optimizers had something
         self._files = Files(folder)
         self._layouts: dict[str, tuple[Sequence[Place], Layout]] = {}  # of what, by file
@@ -127,7 +136,7 @@ class Copier:
         self.devices = self._state.devices()
         self._files.pins = self.devices.pins
         alike, own = self._parts()
-        self._alike, self._sharded = {place.name: place.bytes for place, _ in alike}, bool(own)
+        self._alike, self.sharded = {place.name: place.bytes for place, _ in alike}, bool(own)
         return {
             name: self._laid_out(parts, name).size
             for parts, name in ((alike, SHARED), (own, OWN.format(self._who.rank)))
@@ -146,15 +155,16 @@ class Copier:
         """
         try:
             here = self._who.local_world_size
-            needs = needed(sizes, here, copies=self._who.world_size > here)
+            count = SLOTS if self.sharded else REPLICATED_SLOTS
+            needs = count * needed(sizes, here, copies=self._who.world_size > here)
             allowed = self._folder.control().memory
             if allowed is not None and needs > allowed:
                 raise SnapshotError(
-                    f"they need {needs / 1e6:.3g} MB of memory on this node, {SLOTS} times the state, and may have "
+                    f"they need {needs / 1e6:.3g} MB of memory on this node, {count} times the state, and may have "
                     f"{allowed / 1e6:.3g} MB: give hetagent a larger --snapshot-memory, or a larger tmpfs as "
                     "--snapshot-dir"
                 )
-            self._files.make(sizes)
+            self._files.make(sizes, count)
             return self._files.pinned
         except (OSError, RuntimeError):
             self._files.give_back(sizes)
@@ -216,31 +226,38 @@ class Copier:
     def is_whole(self, stamp: Stamp) -> bool:
         """Whether the workers of this node have written that they have all that ranks have alike."""
         slot = self._folder.slots().get(stamp)
-        return slot is not None and self._alike.keys() <= _written(slot.indexes())
+        return slot is not None and self._has_alike(slot)
 
-    def copied(self, stamp: Stamp, *, now: bool, insists: bool = False, again: bool = False) -> Copy:
+    def _has_alike(self, slot: Slot) -> bool:
+        """Whether some worker has written that it has copied what all ranks have alike."""
+        for path in slot.indexes().values():
+            with contextlib.suppress(OSError, ValueError):
+                if self._alike.keys() <= {place.name for place in Index.read(path.read_bytes()).tensors}:
+                    return True
+        return False
+
+    def copied(self, stamp: Stamp, *, now: bool, to_disk: bool = False) -> Copy:
         """Copy all that is to be copied by this worker, or have devices begin to.
 
         Args:
-            now: the round ends, and devices have that state. So wait until the others of this node have copied theirs;
-                what they leave is this worker's. Nor is the snapshot spared that is being written to disk.
-            insists: the newest one makes room.
-            again: this worker has copied it, but others may have died before they had written what they had.
+            now: the round ends, and devices have that state. So wait until another worker of this node has copied what
+                all have alike; if it dies, that is this worker's.
+            to_disk: it is to be written to disk as well.
 
         Raises:
             Overtaken: there is no slot for it, or not all of it is there any more.
         """
         alike, own = self._parts(stamp.step if now else None)
         self._alike = {place.name: place.bytes for place, _ in alike}
-        slot = self._folder.begin(stamp, spares=not now, insists=insists, sharded=bool(own))
+        slot = self._folder.begin(stamp, sharded=bool(own), to_disk=to_disk)
         copies = self.devices.copies(now=now)
         with copies.begun():
             small = self._bank.kept(stamp.step, copies) if self._bank is not None else None
             if small is None:
                 raise Overtaken(f"the values of step {stamp.step} are no longer there")
-            places = self._copy(slot, alike, own, copies, now=now, again=again)
+            places, lock = self._copy(slot, alike, own, copies, now=now)
         index = replace(self._index(stamp), small_bytes=small.numel())
-        return Copy(self._folder, slot, index, places, small, self._files, copies)
+        return Copy(self._folder, slot, index, places, small, self._files, copies, lock)
 
     def _copy(
         self,
@@ -250,35 +267,26 @@ class Copier:
         copies: Copies,
         *,
         now: bool,
-        again: bool,
-    ) -> list[Place]:
-        """Copy tensors into a slot; returns where they lie."""
-        shared = self._laid_out(alike, SHARED)
-        mine = self._laid_out(own, OWN.format(self._who.rank))
+    ) -> tuple[list[Place], WriteLock | None]:
+        """Copy tensors into a slot; returns where they lie, and a lock if what all have alike is among them."""
+        wanted = {OWN.format(self._who.rank): own}
+        lock = None
+        if alike and not self._has_alike(slot):
+            lock = WriteLock(slot.path / LOCK)
+            if lock.take(wait=now) and not self._has_alike(slot):
+                wanted[SHARED] = alike
+            else:
+                lock.close()
+                lock = None
         copied: list[Place] = []
-        tensors = {place.name: tensor for place, tensor in alike}
-        if shared.blocks:
-            memory = self._files.file(slot, SHARED, shared.size)
-            others = {rank: path for rank, path in slot.indexes().items() if rank != self._who.rank}
-            there = _written(others) if again else set()
-            lost = {
-                number
-                for number, block in enumerate(shared.blocks)
-                if again and not {place.name for place in block} <= there
-            }
-            share = (self._who.rank, self._who.local_world_size) if self.devices and not now else (0, 1)
-            with contextlib.closing(Claims(slot.path / CLAIMS, len(shared.blocks))) as claims:
-                for block in claims.mine(wait=now, share=share, again=lost):
-                    for place in shared.blocks[block]:
-                        copies.copy(tensors[place.name], memory.tensor(place))
-                        copied.append(place)
-                    if now:
-                        copies.wait()
-        if mine.places:
-            memory = self._files.file(slot, OWN.format(self._who.rank), mine.size)
-            for place, (_, tensor) in zip(mine.places, own, strict=True):
+        for name, parts in wanted.items():
+            layout = self._laid_out(parts, name)
+            memory = self._files.file(slot, name, layout.size) if layout.places else None
+            for place, (_, tensor) in zip(layout.places, parts, strict=True):
+                assert memory is not None
                 copies.copy(tensor, memory.tensor(place))
-        return [*copied, *mine.places]
+            copied += layout.places
+        return copied, lock
 
     def _laid_out(self, parts: Iterable[tuple[Place, Tensor]], file: str) -> Layout:
         """Where they go in a file; as the last time, as long as they are the same."""
@@ -295,22 +303,13 @@ class Copier:
             stamp=stamp,
             rank=self._who.rank,
             world_size=self._who.world_size,
-            sharded=self._sharded,
+            sharded=self.sharded,
             alike=self._alike,
             small=tuple(
                 replace(place, file=SMALL.format(self._who.rank)) for place in self._bank.layout.places
             ),
             values=self._bank.layout.size,
         )
-
-
-def _written(indexes: Mapping[int, Path]) -> set[str]:
-    """The tensors that are in some indexes."""
-    found = set()
-    for path in indexes.values():
-        with contextlib.suppress(OSError, ValueError):
-            found |= {place.name for place in Index.read(path.read_bytes()).tensors}
-    return found
 
 
 def _is_sharded(tensor: Tensor) -> bool:

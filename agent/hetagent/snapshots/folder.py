@@ -8,9 +8,8 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,27 +18,25 @@ from hetagent.snapshots.errors import Overtaken
 FOLDER = "HET_SNAPSHOTS"
 """The variable that names the agent's folder."""
 
-SLOTS = 3
-"""How many snapshots a node has: two that may be complete, and one that is being written."""
+SLOTS, REPLICATED_SLOTS = 3, 2
+"""How many snapshots a node has at most: of shards, which are of use with those of other nodes only, one more."""
 
 EVERY_S = 30.0
 """How far apart snapshots are at most, unless a person says so (seconds)."""
 
 VERSION = 1
 
-SHARED, CLAIMS, INDEX, OWN, SMALL = "shared.bin", "claims", "{}.json", "{}.bin", "{}.small"
-"""The files of a slot; see above. `claims` has a byte for each block of `shared.bin`: 1 once it is copied."""
+SHARED, LOCK, INDEX, OWN, SMALL = "shared.bin", "shared.lock", "{}.json", "{}.bin", "{}.small"
+"""The files of a slot; see above. Who copies to `shared.bin` has a lock on `shared.lock`."""
 
-PINNED = "pinned.json"
-"""From which step on the first snapshot is written to disk."""
+TO_DISK = "to_disk"
+"""In a slot: this snapshot is to be written to disk as well."""
 
 PLACES = "tensors", "small"
 """What an index has places of."""
 
 ALIGNED = 64
 """Where tensors begin in a file: at multiples of so many bytes."""
-
-DONE = b"\1"
 
 
 class Stamp(NamedTuple):
@@ -64,16 +61,19 @@ class Control:
 
     Attributes:
         round: the round; without an agent 0.
-        kept: the snapshots that are not to be overwritten: what there is if a node is lost now, as far as is known;
-            then what there may be, the likeliest first.
+        safe: the newest snapshot that outlives any node, as far as is known.
+        kept: the snapshots that are not to be overwritten, the one that matters most first.
         every_s: how far apart snapshots are at most (seconds).
         memory: how many bytes all slots together may have; None: whatever there is.
+        to_disk: the next one is wanted on disk.
     """
 
     round: int = 0
+    safe: Stamp | None = None
     kept: tuple[Stamp, ...] = ()
     every_s: float = EVERY_S
     memory: int | None = None
+    to_disk: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Index:
 
     Attributes:
         alike: the tensors in `shared.bin`, whoever has copied them, with their sizes (bytes).
-        tensors: those that this worker has copied, and its own parts.
+        tensors: these, if this worker has copied them, and its own parts.
         small: its tensors in `RANK.small`.
         values: where the values begin in that file.
         small_bytes, small_digest: of that file.
@@ -181,21 +181,7 @@ class Slot:
         for path in self.indexes().values():
             path.unlink(missing_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
-        (self.path / CLAIMS).write_bytes(b"")
-
-
-class Need(IntEnum):
-    """How much a snapshot is needed."""
-
-    LITTLE = 1
-    """Newer ones are here."""
-    NEWEST = 2
-    KEPT = 3
-    """The agent says so, see `Control`: the less, the later it says it."""
-    BESIDE = 4
-    """Others may have ended their round with it, a step before or after."""
-    SAFE = 5
-    """It outlives any node, or is being written to disk."""
+        (self.path / TO_DISK).unlink(missing_ok=True)
 
 
 class Folder:
@@ -222,9 +208,11 @@ class Folder:
             told = json.loads((self.path / "control.json").read_bytes())
             control = Control(
                 round=told.get("round", 0),
+                safe=Stamp.read(told["safe"]) if told.get("safe") else None,
                 kept=tuple(map(Stamp.read, told.get("kept", ()))),
                 every_s=told.get("every_s", EVERY_S),
                 memory=told.get("memory"),
+                to_disk=bool(told.get("to_disk")),
             )
             self._control = changed, control
         return self._control[1]
@@ -245,63 +233,45 @@ class Folder:
             if stamp is not None
         }
 
-    def begin(
-        self, stamp: Stamp, *, spares: bool = False, insists: bool = False, sharded: bool = False
-    ) -> Slot:
-        """The slot for a snapshot: that which one of this node's workers has begun, or the one that is needed least.
+    def begin(self, stamp: Stamp, *, sharded: bool = False, to_disk: bool = False) -> Slot:
+        """The slot for a snapshot, which may be that which another worker of this node has begun.
 
         Args:
-            spares: what the agent says, the newest and the one that is being written to disk are kept. Else the first
-                of what the agent says is, and a step beside this one, which others may have ended with.
-            insists: the newest makes room.
-            sharded: it counts only if all ranks end with the same step.
+            sharded: it is of use only with those of other ranks, see `SLOTS`.
+            to_disk: it is to be written to disk as well.
 
         Raises:
-            Overtaken: all are kept.
+            Overtaken: newer ones are here.
         """
         with self._locked():
             stamps = self._stamps()
             number = next((number for number, known in stamps.items() if known == stamp), None)
-            if number is not None:
-                return Slot(self.path / str(number), number, stamp)
-            kept, pinned = self.control().kept, self._pinned() if spares else None
-            number = room_for(stamp, stamps, kept, pinned, spares=spares, insists=insists, sharded=sharded)
             if number is None:
-                raise Overtaken(f"no memory for step {stamp.step} before another one is safe, or on disk")
+                number = room_for(stamp, stamps, self.control().kept, sharded=sharded)
+                if number is None:
+                    raise Overtaken(f"newer snapshots than that of step {stamp.step} are here")
+                Slot(self.path / str(number), number, stamp).empty()
+                self.bad(stamp).unlink(missing_ok=True)
+                self._write({**stamps, number: stamp})
             slot = Slot(self.path / str(number), number, stamp)
-            slot.empty()
-            self.bad(stamp).unlink(missing_ok=True)
-            self._write({**stamps, number: stamp})
+            if to_disk:
+                (slot.path / TO_DISK).touch()
             return slot
 
     def rename(self, slot: Slot, beside: str, name: str) -> None:
-        """Give a file of a slot its name, unless the slot has been given to another snapshot meanwhile."""
+        """Give a file of a slot its name.
+
+        Raises:
+            Overtaken: the slot has been given to another snapshot meanwhile.
+        """
         with self._locked():
-            if self._stamps().get(slot.number) == slot.stamp:
-                os.replace(slot.path / beside, slot.path / name)
+            if self._stamps().get(slot.number) != slot.stamp:
+                raise Overtaken(f"the slot of step {slot.stamp.step} has been given away")
+            os.replace(slot.path / beside, slot.path / name)
 
     def bad(self, stamp: Stamp) -> Path:
         """The file that says that a snapshot cannot be loaded, and why."""
         return self.path / "bad" / f"{stamp.round}-{stamp.step}"
-
-    def pin(self, since: Stamp | None) -> None:
-        """The first snapshot of a round from a step on is written to disk; None: none is."""
-        if since is not None:
-            put(self.path / PINNED, json.dumps(since.told()).encode())
-        else:
-            (self.path / PINNED).unlink(missing_ok=True)
-
-    def first_since(self, since: Stamp) -> Slot | None:
-        """The first snapshot of a round from a step on, if it is here, or is being taken."""
-        slots = self.slots()
-        first = min((each for each in slots if each.round == since.round and each >= since), default=None)
-        return slots[first] if first is not None else None
-
-    def _pinned(self) -> Stamp | None:
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            slot = self.first_since(Stamp.read(json.loads((self.path / PINNED).read_bytes())))
-            return slot.stamp if slot is not None else None
-        return None
 
     def forget(self, stamps: Sequence[Stamp]) -> None:
         """These are not needed any more."""
@@ -332,55 +302,27 @@ class Folder:
             yield
 
 
-class Claims:
-    """Shares the copying of blocks among the living workers of a node, without a word between them.
-
-    Who copies a block has a lock on its byte, which the kernel takes back if the worker dies.
+class WriteLock:
+    """The right to copy what all ranks have alike: one worker of the node has it, and loses it as it dies.
 
     Args:
-        path: the file of a slot.
-        count: how many blocks there are.
+        path: a file of the slot.
     """
 
-    def __init__(self, path: Path, count: int) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._count = count
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
 
-    def mine(
-        self, *, wait: bool, share: tuple[int, int] = (0, 1), again: Collection[int] = ()
-    ) -> Iterator[int]:
-        """The blocks that this worker has to copy, each until the next is asked for.
-
-        Args:
-            wait: until those are copied that others have begun; if these die, they are ours.
-            share: `(n, of)`: no more than every `of`th one, since devices copy later, so that who comes first would
-                get all.
-            again: what is copied once more.
-        """
-        first, of = share
-        again = set(again)
-        for mode in (fcntl.LOCK_NB, 0)[: 1 + wait]:
-            for block in range(first % of, self._count, of):
-                if block not in again and self._is_done(block):
-                    continue
-                try:
-                    fcntl.lockf(self._fd, fcntl.LOCK_EX | mode, 1, block)
-                except (BlockingIOError, PermissionError):
-                    continue
-                try:
-                    if block in again or not self._is_done(block):
-                        yield block
-                        again.discard(block)
-                        os.pwrite(self._fd, DONE, block)
-                finally:
-                    fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, block)
-
-    def _is_done(self, block: int) -> bool:
-        return os.pread(self._fd, 1, block) == DONE
+    def take(self, *, wait: bool) -> bool:
+        """Have it; False: another worker has, and that is not to be waited for."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
 
     def close(self) -> None:
-        """Nothing more is to be copied."""
-        os.close(self._fd)
+        """Leave it to others."""
+        self._file.close()
 
 
 def put(path: Path, content: bytes) -> None:
@@ -391,49 +333,23 @@ def put(path: Path, content: bytes) -> None:
 
 
 def room_for(
-    stamp: Stamp,
-    slots: Mapping[int, Stamp | None],
-    kept: Sequence[Stamp],
-    pinned: Stamp | None = None,
-    *,
-    spares: bool,
-    insists: bool = False,
-    sharded: bool = False,
+    stamp: Stamp, slots: Mapping[int, Stamp | None], kept: Sequence[Stamp], *, sharded: bool
 ) -> int | None:
-    """The slot that makes room for a snapshot; None: all are kept. Pure.
+    """The slot for a snapshot: an empty one, or that of the oldest which need not be kept. Pure.
 
     Args:
         slots: what they hold.
         kept: what the agent says, see `Control`.
-        pinned: the one that is being written to disk.
-        spares, insists, sharded: see `Folder.begin`.
+
+    Returns:
+        None: all others are newer.
     """
-    newest = max((known for known in slots.values() if known is not None), default=None)
-    most = Need.BESIDE if not spares else Need.NEWEST if insists else Need.LITTLE
-
-    def need(known: Stamp) -> Need:
-        if known in (*kept[:1], pinned):
-            return Need.SAFE
-        if not spares and known.round == stamp.round and abs(known.step - stamp.step) == 1:
-            return Need.BESIDE
-        if known in kept:
-            return Need.KEPT
-        return Need.NEWEST if known == newest else Need.LITTLE
-
-    places = {known: place for place, known in enumerate(kept)}
-    needs = {
-        number: (need(known), -places.get(known, 0), known)
-        for number, known in slots.items()
-        if known is not None
+    count = SLOTS if sharded else REPLICATED_SLOTS
+    mine = {number: known for number, known in slots.items() if number < count}
+    free = [number for number, known in mine.items() if known is None]
+    older = {
+        number: known
+        for number, known in mine.items()
+        if known is not None and known < stamp and known not in kept[: count - 1]
     }
-    free = [number for number in slots if number not in needs]
-    if free:
-        return free[0]
-    # Two that may be safe: no server answers, and other nodes may drop the same one.
-    spared = [known for known in kept[1:] if known > kept[0]] if sharded and not spares else []
-    may = [
-        number
-        for number, (how_much, _, known) in needs.items()
-        if how_much <= most and not (len(spared) > 1 and known in spared)
-    ]
-    return min(may, key=needs.__getitem__, default=None)
+    return free[0] if free else min(older, key=older.__getitem__, default=None)

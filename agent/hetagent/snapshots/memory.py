@@ -17,9 +17,6 @@ from xxhash import xxh3_64
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import ALIGNED, SHARED, SLOTS, Folder, Place, Slot, Stamp
 
-BLOCK = 4 << 20
-"""How much one worker copies at a time at least (bytes)."""
-
 PORTABLE = 1
 """`cudaHostRegister`: pinned for all devices of the process."""
 
@@ -141,13 +138,13 @@ class Files:
         """Of the bytes of a tensor."""
         return self._mapped[slot.number, place.file].digest(place)
 
-    def make(self, sizes: Mapping[str, int]) -> None:
-        """Have the memory of all slots, so that no snapshot has to wait for that.
+    def make(self, sizes: Mapping[str, int], count: int) -> None:
+        """Have the memory of so many slots, so that no snapshot has to wait for that.
 
         Args:
             sizes: of the files of a slot (bytes).
         """
-        for number in range(SLOTS):
+        for number in range(count):
             for name, size in sizes.items():
                 slot = Slot(self._folder.path / str(number), number, Stamp(0, 0))
                 slot.path.mkdir(mode=0o700, exist_ok=True)
@@ -167,27 +164,20 @@ class Layout:
     """Where tensors go in a file, side by side.
 
     Attributes:
-        blocks: which of the places are copied together.
         size: of the file (bytes).
     """
 
     places: tuple[Place, ...]
-    blocks: tuple[tuple[Place, ...], ...]
     size: int
 
 
 def laid_out(places: Sequence[Place], file: str) -> Layout:
     """Give tensors their places in a file, in their order."""
-    at, found, blocks = 0, [], []
-    block: list[Place] = []
+    at, found = 0, []
     for place in places:
         found.append(replace(place, file=file, at=at))
-        block.append(found[-1])
         at += -(-place.bytes // ALIGNED) * ALIGNED
-        if at - block[0].at >= BLOCK:
-            blocks.append(tuple(block))
-            block = []
-    return Layout(tuple(found), (*blocks, *([tuple(block)] if block else [])), at)
+    return Layout(tuple(found), at)
 
 
 def place_of(
@@ -253,11 +243,11 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 
 def needed(sizes: Mapping[str, int], local_world_size: int, *, copies: bool) -> int:
-    """How much memory the slots of a node take (bytes), about.
+    """How much memory a slot of a node takes (bytes), about.
 
     Args:
         sizes: of the files of a slot that one worker writes to (bytes).
         copies: whether they also have the shards of another node.
     """
     of_ranks = sum(size for name, size in sizes.items() if name != SHARED)
-    return SLOTS * (sizes.get(SHARED, 0) + of_ranks * local_world_size * (1 + copies))
+    return sizes.get(SHARED, 0) + of_ranks * local_world_size * (1 + copies)

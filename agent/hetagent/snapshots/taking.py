@@ -19,9 +19,6 @@ from hetagent.snapshots.state import State
 STEPS_MEASURED = 16
 """Of how many of the last steps the usual length is known."""
 
-PATIENT = 2
-"""So many snapshots in a row that are due give way to one that is not safe yet; then it has to make room."""
-
 HALF_STEP_S = 5.0
 """How long a worker that is asked in the middle of an optimizer's step waits for the end of that step (seconds)."""
 
@@ -57,6 +54,7 @@ class Taker:
         self._state = state
         self._who = who
         self._pid = os.getpid()
+        self._asked = False  # by an agent
         self._lock = threading.RLock()  # held while anything is copied, and around changes of what is copied
         self._whole = threading.Condition(self._lock)  # a step has ended
         self._clean: int | None = None  # the step after which parameters have not changed
@@ -73,10 +71,8 @@ class Taker:
         self._copier = Copier(folder, state, who)
         self._ahead: threading.Thread | None = None  # makes the slots
         self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
-        self._due = 0  # the step that it closes
-        self._schedule = Schedule()
-        self._overtaken = 0  # how many snapshots in a row found no slot
-        self._took_s = 0.0  # the last one
+        self._due: Stamp | None = None  # the snapshot that was due last, which it closes
+        self._schedule = Schedule(who.rank, who.world_size)
         self._steps_s: deque[float] = deque(maxlen=STEPS_MEASURED)
         self._ended_at = 0.0  # the last step (monotonic seconds)
         self._state.before_changes(self._changes)
@@ -114,11 +110,15 @@ class Taker:
             self._clean = step if is_known and is_kept else None
             self._changed = False
             self._copier.devices.ended(step)
-            # One that takes long is closed before the next is due, or ranks would leave out different ones.
-            every_s = max(self._folder.control().every_s, 4 * self._took_s)
-            is_due = self._schedule.is_due(began, every_s)
-            if is_due and is_kept and has_slots:
-                self._take_due(step, waits=not is_known)
+            control = self._folder.control()
+            if self._schedule.is_due(
+                began,
+                control.every_s,
+                is_ready=is_kept and has_slots,
+                waits=lambda: self._is_closing() or self._is_unsafe(control.safe),
+                to_disk=control.to_disk,
+            ):
+                self._take_due(Stamp(control.round, step), waits=not is_known)
             if self._clean is None:
                 self._copier.devices.forget()
             if self._more:
@@ -191,27 +191,33 @@ class Taker:
         except TROUBLE as error:
             self._give_up(error)
 
-    def _take_due(self, step: int, *, waits: bool) -> None:
+    def _is_closing(self) -> bool:
+        return self._closing is not None and self._closing.is_alive()
+
+    def _is_unsafe(self, safe: Stamp | None) -> bool:
+        """Whether others have no copies yet of the last snapshot that was due."""
+        if self._due is None or not self._asked or not self._copier.sharded:
+            return False
+        return safe is None or safe < self._due
+
+    def _take_due(self, stamp: Stamp, *, waits: bool) -> None:
         """Take a snapshot; `waits`: until it is copied, since nobody knows what changes parameters next."""
-        if self._closing is not None and self._closing.is_alive():
-            return  # the last one has not been closed
-        began = time.perf_counter()
+        if self._is_closing():
+            return
         try:
-            close = self._copied(step, now=False)
+            close = self._copier.copied(stamp, now=False, to_disk=self._schedule.to_disk)
             if waits:
                 close.wait()
         except Overtaken:
-            self._overtaken += 1
             return
         except TROUBLE as error:
             self._give_up(error)
             return
-        self._overtaken = 0
-        self._due = step
-        self._closing = threading.Thread(target=self._close_due, args=(close, began), daemon=True)
+        self._due = stamp
+        self._closing = threading.Thread(target=self._close_due, args=(close,), daemon=True)
         self._closing.start()
 
-    def _close_due(self, close: Copy, began: float) -> None:
+    def _close_due(self, close: Copy) -> None:
         try:
             self._copier.devices.enter()
             close.finish()
@@ -221,13 +227,6 @@ class Taker:
             self._give_up(error)
             return
         self._saved = close.index.stamp
-        self._took_s = time.perf_counter() - began
-
-    def _copied(self, step: int, *, now: bool, again: bool = False) -> Copy:
-        control = self._folder.control()
-        insists = self._overtaken >= PATIENT
-        stamp = Stamp(control.round, step)
-        return self._copier.copied(stamp, now=now, insists=insists, again=again)
 
     def _give_up(self, error: Exception) -> None:
         if not self._why:
@@ -288,15 +287,15 @@ class Taker:
         saved = self._saved
         if step is None or self._why or (saved is not None and saved.step > step):
             return True
-        again = saved is not None and saved.step == step
-        if saved is not None and again and self._copier.is_whole(saved):
+        if saved is not None and saved.step == step and self._copier.is_whole(saved):
             return True
-        if self._closing is not None and self._closing.is_alive() and self._due <= step:
+        if self._closing is not None and self._closing.is_alive() and self._due and self._due.step <= step:
             self._closing.join()
             return False
-        copy = self._copied(step, now=True, again=again)
+        copy = self._copier.copied(Stamp(self._folder.control().round, step), now=True)
         copy.wait()
         if self._is_touched() or (self._copier.devices and not self._copier.devices.still(step)):
+            copy.close()
             return False
         copy.finish()
         self._saved = copy.index.stamp
@@ -311,6 +310,7 @@ class Taker:
 
     def listen(self) -> None:
         """Answer the agent, for as long as this process lives."""
+        self._asked = True
         asked.listen(self._folder.path, self._who.rank, self._stop)
         self._reached = asked.reached_file(self._folder.path, self._who.rank)
 

@@ -27,8 +27,6 @@ async def declare(service: Service, group_id: str, node_id: str, request: Snapsh
     node, current = group.nodes.get(node_id), group.active_round
     if node is None or current is None or current.number != request.round:  # it has ended in the same turn
         raise StaleRound(f"round {request.round} of group '{group_id}' has ended")
-    first = group.speaker(current.members[0])  # it has rank 0
-    named = first.snapshots.to_disk_from if first is not None and first.snapshots is not None else 0
     complete = complete_in_memory(group)
     copy = copy_for(group, node, complete)
-    return SnapshotsReply(complete=complete, copy=copy, to_disk_from=named or None)
+    return SnapshotsReply(complete=complete, copy=copy)

@@ -92,7 +92,7 @@ class Job:
 
     def begin(self) -> None:
         """Make the first step, after which there are slots; no snapshot is due by itself from then on."""
-        self.taker._schedule.is_due = lambda *_: False  # type: ignore
+        self.taker._schedule.is_due = lambda *_, **__: False  # type: ignore
         self.train(0)
         assert self.taker._ahead is not None
         self.taker._ahead.join()
@@ -177,11 +177,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_due_is_copied_beside_the_script_and_is_of_its_step(
     job: Job, tmp_path: Path, history: list[dict[str, Any]], busy: Callable[[], None]
 ) -> None:
-    job.taker._schedule.is_due = lambda *_: True  # type: ignore
+    job.taker._schedule.is_due = lambda *_, **__: True  # type: ignore
     began = time.perf_counter()
     job.train(2, busy)
     enqueued_s = time.perf_counter() - began
-    job.taker._schedule.is_due = lambda *_: False  # type: ignore
+    job.taker._schedule.is_due = lambda *_, **__: False  # type: ignore
     assert job.taker._copier.devices.has() == 2, "the device is behind"
     closing = job.taker._closing
     assert closing is not None
@@ -225,7 +225,7 @@ def test_of_a_device_that_hangs_the_step_before_is_saved(
 ) -> None:
     """The script is ahead: it has changed what its optimizer has on the CPU, and values."""
     if due:
-        job.taker._schedule.is_due = lambda *_: True  # type: ignore
+        job.taker._schedule.is_due = lambda *_, **__: True  # type: ignore
     job.train(2, lambda: [busy() for _ in range(3)])  # type: ignore[func-returns-value]
     assert job.taker._clean == 3
     assert job.taker._copier.devices.has() == 2
@@ -245,9 +245,9 @@ def test_nothing_is_changed_before_it_is_copied(
     job.train(1)
     with Copies(job.taker._copier.devices._streams[0]).begun():
         busy()
-    job.taker._schedule.is_due = lambda *_: True  # type: ignore
+    job.taker._schedule.is_due = lambda *_, **__: True  # type: ignore
     job.train(2)
-    job.taker._schedule.is_due = lambda *_: False  # type: ignore
+    job.taker._schedule.is_due = lambda *_, **__: False  # type: ignore
     job.train(3)
     job.train(4)
     closing = job.taker._closing
@@ -265,9 +265,9 @@ def test_a_step_that_changes_nothing_does_not_let_the_next_one_come_before_the_c
     job.train(1)
     with Copies(job.taker._copier.devices._streams[0]).begun():
         busy()
-    job.taker._schedule.is_due = lambda *_: True  # type: ignore
+    job.taker._schedule.is_due = lambda *_, **__: True  # type: ignore
     job.train(2)
-    job.taker._schedule.is_due = lambda *_: False  # type: ignore
+    job.taker._schedule.is_due = lambda *_, **__: False  # type: ignore
     job.taker.step(3)
     job.train(3)
     job.train(4)

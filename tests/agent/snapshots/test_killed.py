@@ -17,7 +17,7 @@ def of_rank(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
         monkeypatch.setenv(name, str(value))
     job = Job(folder, adamw)
     assert job.snaps._taker is not None
-    job.snaps._taker._schedule.is_due = lambda *_: False  # type: ignore[method-assign]
+    job.snaps._taker._schedule.is_due = lambda *_, **__: False  # type: ignore[method-assign]
     return job
 
 

@@ -1,12 +1,13 @@
-"""Snapshots are at most an interval apart, and of the same steps on all ranks, however long steps are."""
+"""Snapshots are due at the same steps on all ranks, an interval apart, however long steps are."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+import torch.distributed as dist
 
-from hetagent.snapshots.schedule import Schedule
+from hetagent.snapshots.schedule import FIRST_S, Schedule
 
 EVERY_S = 30.0
 LONG_S = 600.0
@@ -18,15 +19,9 @@ def steady(step_s: float) -> Iterator[float]:
 
 
 def slower_at_once(dice: random.Random) -> Iterator[float]:
-    at, fast_s = dice.randrange(2000), dice.choice((0.005, 0.1))
+    at, fast_s = dice.randrange(2000), dice.choice((0.05, 0.1))
     yield from (fast_s for _ in range(at))
-    yield from steady(dice.choice((0.5, 2.0, 9.0)))
-
-
-def evaluations(dice: random.Random) -> Iterator[float]:
-    every, step_s, evaluation_s = dice.randrange(2, 400), dice.choice((0.01, 0.2)), dice.uniform(1, 20)
-    for step in range(10**9):
-        yield evaluation_s if step % every == 0 else step_s
+    yield from steady(dice.choice((0.5, 2.0)))
 
 
 def a_busy_machine(dice: random.Random) -> Iterator[float]:
@@ -35,36 +30,69 @@ def a_busy_machine(dice: random.Random) -> Iterator[float]:
         yield from (0.05 * slow * dice.lognormvariate(0, 0.7) for _ in range(dice.randrange(1, 300)))
 
 
-@pytest.mark.parametrize("durations", [slower_at_once, evaluations, a_busy_machine])
-def test_all_ranks_take_the_same_steps_and_no_interval_is_longer(
-    durations: Callable[[random.Random], Iterator[float]],
-) -> None:
-    for seed in range(60):
-        dice = random.Random(f"{durations.__name__}.{seed}")
-        ranks, at, taken, longest_s = [Schedule() for _ in range(4)], 0.0, [0.0], 0.0
-        for step_s in durations(dice):
+def is_due(
+    schedule: Schedule, now: float, *, ready: bool = True, waits: bool = False, disk: bool = False
+) -> bool:
+    return schedule.is_due(now, EVERY_S, is_ready=ready, waits=lambda: waits, to_disk=disk)
+
+
+def ranks(number: int) -> list[Schedule]:
+    store = dist.HashStore()
+    made = [Schedule(rank, number, store) for rank in range(number)]
+    for one in made:
+        one._prefix = "here"  # as the first of each process
+    return made
+
+
+@pytest.mark.parametrize("durations", [slower_at_once, a_busy_machine])
+def test_all_ranks_take_the_same_steps(durations: object) -> None:
+    for seed in range(30):
+        dice = random.Random(f"{durations.__name__}.{seed}")  # type: ignore[attr-defined]
+        world, at, taken, longest_s = ranks(4), 0.0, [0.0], 0.0
+        for step_s in durations(dice):  # type: ignore[operator]
             at += step_s
             longest_s = max(longest_s, step_s)
             # Ranks are up to half a step apart.
-            due = [rank.is_due(at + dice.uniform(0, step_s / 2), EVERY_S) for rank in ranks]
-            if all(due):
-                taken.append(at)
+            due = [
+                rank.is_due(at + dice.uniform(0, step_s / 2), EVERY_S, is_ready=True, waits=bool)
+                for rank in world
+            ]
+            assert len(set(due)) == 1, (seed, at)
+            taken += [at] if all(due) else []
             if at > LONG_S:
                 break
         apart = max(after - before for before, after in pairwise([*taken, at]))
-        assert apart <= EVERY_S + 1.5 * longest_s, seed
+        assert apart <= EVERY_S + 1.0 + 12 * longest_s, seed
 
 
-@pytest.mark.parametrize("step_s", [0.001, 0.01, 0.3, 4.0])
-def test_of_steps_that_stay_the_same_they_are_a_quarter_to_half_an_interval_apart(step_s: float) -> None:
-    schedule = Schedule()
-    due = [
-        step * step_s for step in range(1, int(LONG_S / step_s)) if schedule.is_due(step * step_s, EVERY_S)
-    ]
-    late = [after - before for before, after in pairwise(due) if before > 2 * EVERY_S]
-    assert EVERY_S / 4 <= min(late) <= max(late) <= EVERY_S / 2 + step_s
+def test_the_first_ones_of_a_round_are_closer_together() -> None:
+    schedule = Schedule(0, 1)
+    due = [step / 10 for step in range(1, 1000) if is_due(schedule, step / 10)]
+    assert due[0] == 0.1
+    apart = [round(after - before, 1) for before, after in pairwise(due)][:6]
+    assert apart == [FIRST_S, 2.0, 4.0, 8.0, 16.0, EVERY_S]
 
 
-def test_steps_that_are_longer_than_the_interval_are_all_taken() -> None:
-    schedule = Schedule()
-    assert all(schedule.is_due(step * 40.0, EVERY_S) for step in range(1, 9))
+def test_one_that_is_not_safe_yet_gets_another_interval() -> None:
+    schedule = Schedule(0, 1)
+    schedule._wait_s = EVERY_S
+    assert is_due(schedule, 1.0)
+    assert not is_due(schedule, 32.0, waits=True)
+    assert is_due(schedule, 61.1, waits=True), "it may never be"
+    assert is_due(schedule, 92.0)
+
+
+def test_where_none_can_be_taken_none_is_named() -> None:
+    schedule = Schedule(0, 1)
+    assert not is_due(schedule, 1.0, ready=False)
+    assert is_due(schedule, 1.1)
+
+
+def test_that_one_is_for_the_disk_is_told_to_all_ranks_and_only_once() -> None:
+    world = ranks(2)
+    seen = []
+    for step in range(1, 100):
+        due = [is_due(rank, step / 10, disk=rank is world[0]) for rank in world]
+        seen += [[rank.to_disk for rank in world]] if all(due) else []
+    assert len(seen) > 2
+    assert seen == [[True, True], *([False, False] for _ in seen[1:])]

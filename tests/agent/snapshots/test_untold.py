@@ -14,7 +14,7 @@ def rare(folder: Path) -> Job:
     """A job of which no snapshot is due, so that what is lost is seen."""
     job = Job(folder, adamw)
     assert job.snaps._taker is not None
-    job.snaps._taker._schedule.is_due = lambda *_: False  # type: ignore[method-assign]
+    job.snaps._taker._schedule.is_due = lambda *_, **__: False  # type: ignore[method-assign]
     return job
 
 

@@ -84,13 +84,6 @@ async def test_members_hear_what_is_complete_and_the_next_round_begins_from_it()
         for name in "ab":
             reply = await declare(client, name, holdings(held(8, **both), origin=origin))
         assert reply.json() == {"complete": {"round": 1, "step": 8}}
-        reply = await declare(client, "a", holdings(held(8, **both), origin=origin, to_disk_from=12))
-        assert reply.json()["to_disk_from"] == 12
-        other = holdings(held(8, **both), origin=origin, to_disk_from=99)
-        assert (await declare(client, "b", other)).json()["to_disk_from"] == 12, "b has not rank 0"
-        for name in "ab":
-            reply = await declare(client, name, holdings(held(8, **both), origin=origin))
-        assert "to_disk_from" not in reply.json(), "it is on disk"
         shown = (await client.get(GROUP)).json()["snapshot"]
         assert shown == {
             "safe": {"round": 1, "step": 8, "origin": None},

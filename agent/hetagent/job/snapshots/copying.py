@@ -1,11 +1,9 @@
 """Copies parts of a sharded snapshot from another node to this one, in a thread: shards live once, and nodes die."""
 
 import contextlib
-import os
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from hetagent.job.snapshots.exchange import SLOTS
 from hetagent.node.console import WarnOnce
 from hetagent.node.network import host_port
 from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import ALIGNED, INDEX, OWN, SHARED, SMALL, Folder, Index, Slot, Stamp, put
+from hetagent.snapshots.folder import INDEX, OWN, SHARED, SMALL, Folder, Index, Slot, Stamp, put
 from hetagent.snapshots.sources import Source, SourceError, read_index
 from hetrdzv.protocol.rooms.snapshots import Copy
 
@@ -85,88 +83,55 @@ def fetch(
         "ranks": {str(part.rank): part.digest for part in of.ranks},
     }
     if memory is not None:
-        folder.begin(stamp, spares=True)
+        folder.begin(stamp, sharded=True)
+    if (slot := folder.slots().get(stamp)) is None:
+        return
     with contextlib.closing(Source(told, stamp)) as source:
-        parts = [_Part.read(source, part.rank) for part in of.ranks]
-        if memory is not None and (slot := folder.slots().get(stamp)) is not None:
-            _fetch_alike(folder, source, slot, parts, memory, pause)
-        for part in parts:
-            slot = folder.slots().get(stamp)
-            if slot is None:
-                return
-            for file in part.files():
-                if memory is None:
-                    _fetch_file(source, slot.path / file.name, file, pause, lambda: stamp in folder.slots())
-                    os.truncate(slot.path / file.name, file.size)
-                    file.check(slot.path / file.name)
-                else:
-                    _require_room(path, file.size, memory)
-                    _replace(folder, source, slot, file, pause)
-            if stamp in folder.slots():
-                put(slot.path / INDEX.format(part.index.rank), part.text)
+        for rank in (part.rank for part in of.ranks):
+            text = source.index(rank)
+            index = read_index(source, rank, xxh3_64_hexdigest)
+            for file in _files(index, alike=memory is not None):
+                if file.name != SHARED or not file.is_good(slot.path / SHARED):
+                    if memory is not None:
+                        _require_room(path, file.size, memory)
+                    _fetch(folder, source, slot, file, pause)
+            put(slot.path / INDEX.format(rank), text)
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of a slot, or some of it.
+    """A file of a slot.
 
     Attributes:
         size: of the file (bytes).
-        pieces: where those lie that are wanted, with their digests.
-        rank: whose part they are of.
+        pieces: where those lie that count, with their digests.
     """
 
     name: str
     size: int
     pieces: Sequence[tuple[int, int, str]]
-    rank: int
 
-    def check(self, path: Path) -> None:
-        """Check them.
+    def is_good(self, path: Path) -> bool:
+        """Whether all pieces are what they should be."""
+        try:
+            with path.open("rb") as file:
+                for at, size, digest in self.pieces:
+                    file.seek(at)
+                    if xxh3_64_hexdigest(file.read(size)) != digest:
+                        return False
+        except FileNotFoundError:
+            return False
+        return True
 
-        Raises:
-            SourceError: one is another.
-        """
-        with path.open("rb") as file:
-            for at, size, digest in self.pieces:
-                file.seek(at)
-                if xxh3_64_hexdigest(file.read(size)) != digest:
-                    raise SourceError(f"the part of rank {self.rank} is corrupt")
 
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What a rank has written: its index as it is, and what that says."""
-
-    text: bytes
-    index: Index
-
-    @classmethod
-    def read(cls, source: Source, rank: int) -> "_Part":
-        """Fetch its index.
-
-        Raises:
-            SourceError: it cannot be had.
-        """
-        text = source.index(rank)
-        return cls(text, read_index(source, rank, xxh3_64_hexdigest))
-
-    def files(self) -> Iterator[_File]:
-        """The files that it alone has written."""
-        index = self.index
-        if (own := self._of(OWN.format(index.rank))).size:
-            yield own
-        size, digest = index.small_bytes, index.small_digest
-        yield _File(SMALL.format(index.rank), size, [(0, size, digest)], index.rank)
-
-    def alike(self) -> _File:
-        """What it has copied of that which all ranks have alike."""
-        return self._of(SHARED)
-
-    def _of(self, name: str) -> _File:
-        places = [place for place in self.index.tensors if place.file == name and place.bytes]
-        size = max((place.at + place.bytes for place in places), default=0)
-        return _File(name, size, [(place.at, place.bytes, place.digest) for place in places], self.index.rank)
+def _files(index: Index, *, alike: bool) -> Iterator[_File]:
+    """The files that a rank has written; `alike`: also what all ranks have alike, if it has."""
+    for name in (SHARED, OWN.format(index.rank)) if alike else (OWN.format(index.rank),):
+        places = [place for place in index.tensors if place.file == name and place.bytes]
+        if places:
+            pieces = [(place.at, place.bytes, place.digest) for place in places]
+            yield _File(name, max(place.at + place.bytes for place in places), pieces)
+    yield _File(SMALL.format(index.rank), index.small_bytes, [(0, index.small_bytes, index.small_digest)])
 
 
 def _require_room(path: Path, size: int, memory: int) -> None:
@@ -184,93 +149,26 @@ def _require_room(path: Path, size: int, memory: int) -> None:
         )
 
 
-def _fetch_alike(
-    folder: Folder,
-    source: Source,
-    slot: Slot,
-    parts: Sequence[_Part],
-    memory: int,
-    pause: Callable[[float], None],
-) -> None:
-    """Fetch what some ranks have copied of that which all have alike, unless it is here.
+def _fetch(folder: Folder, source: Source, slot: Slot, wanted: _File, pause: Callable[[float], None]) -> None:
+    """Fetch a file beside the one of its name, which a worker may have mapped, and put it there once it is good.
 
     Raises:
         SourceError: it cannot be had, or is not what was announced.
-        OSError: there is no room for it.
+        Overtaken: the slot has been given to another snapshot meanwhile.
     """
-    known = slot.path / SHARED
-    lacks: list[_File] = []
-    for file in (part.alike() for part in parts):
-        try:
-            file.check(known)
-        except (SourceError, FileNotFoundError):
-            lacks.append(file)
-    size = max((file.size for file in lacks), default=0)
-    if not size:
-        return
-    _require_room(folder.path, size, memory)
-    beside = slot.path / f"{SHARED}.new"
+    beside = slot.path / f"{wanted.name}.new"
     try:
-        if known.exists():  # with the parts of other ranks, or of an earlier snapshot
-            shutil.copyfile(known, beside)
-        for file in lacks:
-            _fetch_file(source, beside, file, pause)
-            file.check(beside)
-        folder.rename(slot, beside.name, SHARED)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _replace(folder: Folder, source: Source, slot: Slot, file: _File, pause: Callable[[float], None]) -> None:
-    """Fetch a file beside the one of its name, which a worker may have mapped, and put it there once it is good."""
-    beside = slot.path / f"{file.name}.new"
-    try:
-        _fetch_file(source, beside, file, pause)
-        file.check(beside)
-        folder.rename(slot, beside.name, file.name)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _fetch_file(
-    source: Source,
-    path: Path,
-    wanted: _File,
-    pause: Callable[[float], None],
-    is_held: Callable[[], bool] = lambda: True,
-) -> None:
-    """Fetch some pieces of a file to their places.
-
-    Args:
-        is_held: whether the slot has not been given to another snapshot, whose worker may have the file mapped.
-
-    Raises:
-        Overtaken: it has.
-    """
-    with path.open("r+b" if path.exists() else "w+b") as file:  # memory that is there is used again
         memory = memoryview(bytearray(min(CHUNK, max(wanted.size, 1))))
-        for begin, end in _runs(wanted.pieces):
-            for at in range(begin, end, CHUNK):
+        with beside.open("wb") as file:
+            for at in range(0, wanted.size, CHUNK):
                 began = time.monotonic()
-                piece = memory[: min(CHUNK, end - at)]
+                piece = memory[: min(CHUNK, wanted.size - at)]
                 source.read_into(wanted.name, at, piece)
-                if not is_held():
-                    raise Overtaken(f"the slot of {path} has been given away")
-                file.seek(at)
                 file.write(piece)
-                file.flush()
-                if at + CHUNK < end:
+                if at + CHUNK < wanted.size:
                     pause((time.monotonic() - began) * (1 / SHARE - 1))
-
-
-def _runs(pieces: Iterable[tuple[int, int, str]]) -> Iterator[tuple[int, int]]:
-    """Where pieces begin and end, in order; those that lie next to each other are one."""
-    begin = end = 0
-    for at, size, _ in sorted(pieces):
-        if at - end >= ALIGNED:  # there is more than padding in between
-            if end > begin:
-                yield begin, end
-            begin = at
-        end = at + size
-    if end > begin:
-        yield begin, end
+        if not wanted.is_good(beside):
+            raise SourceError(f"{wanted.name} {source.where} is corrupt")
+        folder.rename(slot, beside.name, wanted.name)
+    finally:
+        beside.unlink(missing_ok=True)

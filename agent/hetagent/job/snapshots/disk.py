@@ -1,7 +1,7 @@
 """Has snapshots written to a directory that all nodes share, one after another, by a process of its own.
 
-The node with rank 0 leads: when one is due it names a step, and all nodes write the first snapshot from that step on.
-It makes the directory complete.
+When one is due, rank 0 of the workers names a step, and all nodes write the snapshot of it; the node with rank 0 makes
+the directory complete.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from hetagent.job.snapshots.folder import UNSAVED
 from hetagent.job.snapshots.holdings import MOST_WHY
 from hetagent.node.processes import proctree as processes
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import Folder, Index, Slot, Stamp, put
+from hetagent.snapshots.folder import TO_DISK, Folder, Index, Slot, Stamp, put
 from hetagent.snapshots.on_disk import (
     MARK,
     MOST_JOBS,
@@ -56,9 +56,6 @@ long others then wait to see it complete."""
 
 VALUES_S = 5.0
 """The same of the last one if only their own values are missing."""
-
-MIN_PACE_S = 1e-3
-"""Two snapshots are at least so far apart (seconds): the clock of a file system is coarse."""
 
 GLANCE_S = 0.05
 """How long a look waits for a directory to be read (seconds); it goes on in a thread."""
@@ -111,11 +108,7 @@ class Disk:
         self._said = folder / "to_disk.stderr"
         self._writing: Stamp | None = None
         self._written: set[SnapshotId] = set()  # by this node
-        self._wants = 0
-        self._begun: Stamp | None = None  # the last step that was named and of which the writing has begun
-        self._pinned: Stamp | None = None
         self._leads = False  # others write the step that this one writes
-        self._overtaken = False  # the last one was
         self._due_at = time.monotonic() + asked.every_s
         self._looks_at = 0.0
         self._failed: NotWritten | None = None
@@ -256,18 +249,21 @@ class Disk:
         return self._looks_at
 
     @property
-    def wants(self) -> int:
-        """From which step on all nodes write the first snapshot of this round; 0: this node has named none."""
-        return self._wants
+    def writing(self) -> Stamp | None:
+        """What is being written; None: nothing."""
+        return self._writing
 
-    def look(self, number: int, ranks: Sequence[int], wanted: int, ahead_s: float) -> None:
+    @property
+    def wants(self) -> bool:
+        """Whether the next snapshot is to be written, too; rank 0 has all ranks know."""
+        return self._process is None and time.monotonic() >= self._due_at
+
+    def look(self, number: int, ranks: Sequence[int]) -> None:
         """Write what is due.
 
         Args:
             number: of the round that runs.
             ranks: of this node.
-            wanted: the step that the node that leads has named, as the server says; 0: none.
-            ahead_s: how soon all other nodes know of a step that this one names (seconds); 0: there are none.
         """
         now = time.monotonic()
         self._ended()
@@ -278,24 +274,13 @@ class Disk:
             self._looks_at = now + (RUNNING_S if busy else LOOK_S)
         if self._process is not None or self._reading is not None:
             return
-        if 0 in ranks:
-            if not self._wants and now >= self._due_at:
-                self._wants = self._named(number, ahead_s)
-            wanted = self._wants
-        since = Stamp(number, wanted) if wanted else None
-        self._pin(since if since != self._begun else None)
-        if self._pinned is not None and self._begin_since(self._pinned, ranks):
-            self._begun = since
-            self._due_at = now + self._asked.every_s
-            self._looks_at = now + RUNNING_S
-            if self._process is None:
-                self._wants = 0
-
-    def end_round(self) -> None:
-        """The round is over: what was named and is not there will not come."""
-        self._wants = 0
-        if self._process is None:
-            self._pin(None)
+        for stamp, slot in self._folder.slots().items():
+            is_wanted = stamp.round == number and (slot.path / TO_DISK).exists()
+            if is_wanted and self._id(stamp) not in self._written and slot.indexes().keys() >= {*ranks}:
+                self._begin(stamp, ranks)
+                self._due_at = now + self._asked.every_s
+                self._looks_at = now + RUNNING_S
+                return
 
     def write_last(self, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> str:
         """Write the newest snapshot of this node, unless that was done; returns whether it is on disk, in a sentence.
@@ -403,48 +388,6 @@ class Disk:
                 process.wait(END_S)
             except subprocess.TimeoutExpired:
                 self._stuck.append(process)
-        self._wants = 0
-        self._pin(None)
-
-    def _pin(self, since: Stamp | None) -> None:
-        if since != self._pinned:
-            self._folder.pin(since)
-            self._pinned = since
-
-    def _named(self, number: int, ahead_s: float) -> int:
-        """The step from which on one is written: that of the newest one; 0: it is on disk, or none can be named by now.
-
-        Where snapshots are taken so often that other nodes have lost it once they know, it is a later one: a step in
-        which nodes take one that differ in how often they do, which is a power of two.
-        """
-        taken = []
-        for stamp, slot in self._folder.slots().items():
-            if stamp.round == number and (index := slot.indexes().get(0)) is not None:
-                with contextlib.suppress(FileNotFoundError):
-                    taken.append((stamp, index.stat().st_mtime))
-        taken.sort()
-        if not taken or self._id(taken[-1][0]) in self._written or self._there.get(self._id(taken[-1][0])):
-            return 0
-        newest, at = taken[-1]
-        if not ahead_s or time.time() - at > ahead_s:
-            return newest.step
-        if len(taken) < 2:
-            return 0
-        before, then = taken[-2]
-        if at - then > ahead_s:
-            return newest.step
-        steps = (newest.step - before.step) * ahead_s / max(at - then, MIN_PACE_S)
-        apart = 1 << math.ceil(math.log2(max(steps, 1.0)))
-        return math.ceil((newest.step + steps) / apart) * apart
-
-    def _begin_since(self, since: Stamp, ranks: Sequence[int]) -> bool:
-        """Write the first snapshot from a step on, once all ranks of this node have their parts of it."""
-        slot = self._folder.first_since(since)
-        if slot is None or not slot.indexes().keys() >= {*ranks}:
-            return False
-        if self._id(slot.stamp) not in self._written:
-            self._begin(slot.stamp, ranks)
-        return True
 
     def _begin(self, stamp: Stamp, ranks: Sequence[int], *, is_last: bool = False) -> None:
         slot = self._folder.slots().get(stamp)
@@ -452,7 +395,6 @@ class Disk:
         if slot is None or not mine:
             return
         self._written.add(self._id(stamp))
-        self._pin(stamp)
         self._leads = 0 in ranks
         words = [str(slot.path), str(stamp.round), str(stamp.step), str(self.path / self._id(stamp).name)]
         words += [",".join(map(str, mine))]
@@ -484,12 +426,11 @@ class Disk:
             return
         status, stamp, said = self._process.returncode, self._writing, self._last_words()
         self.close()
-        if status == OVERTAKEN and stamp is not None and self._leads and not self._overtaken:
-            self._overtaken = True  # a worker took its memory before it saw that this was asked for
-            self._written.discard(self._id(stamp))
-            self._begun, self._due_at = None, 0.0
+        if (
+            status == OVERTAKEN and stamp is not None
+        ):  # the round has ended, and its last step took the memory
+            self._due_at = 0.0
             return
-        self._overtaken = False
         if status and stamp is not None:
             self._fail(stamp, said or f"its writer ended with {status}")
             return

@@ -95,18 +95,27 @@ class Exchange:
             return str(told)
         return ""
 
-    def control(self, number: int, kept: Iterable[Stamp], every_s: int, memory: int) -> None:
+    def control(
+        self,
+        number: int,
+        safe: Stamp | None,
+        kept: Iterable[Stamp],
+        every_s: int,
+        memory: int,
+        *,
+        to_disk: bool = False,
+    ) -> None:
         """Tell which snapshots are not to be overwritten, and how often to take one.
 
         Args:
             number: the round's.
-            kept: what there is if a node is lost now.
-            every_s: how far apart at most (seconds).
+            safe, kept, to_disk: see the workers' `Control`.
+            every_s: how far apart (seconds).
             memory: how much all snapshots here may take together (bytes).
         """
-        stamps = [[stamp.round, stamp.step] for stamp in kept]
-        told = {"round": number, "kept": stamps, "every_s": every_s, "memory": memory}
-        put(self.path / "control.json", told)
+        told = {"round": number, "kept": [[stamp.round, stamp.step] for stamp in kept], "every_s": every_s}
+        told |= {"safe": [safe.round, safe.step] if safe is not None else None, "to_disk": to_disk}
+        put(self.path / "control.json", {**told, "memory": memory})
 
     def start(self, chosen: Chosen | None, own: str, on_disk: Mapping[str, Any] | None = None) -> None:
         """Tell from which snapshot to begin, and who has it; this node first.

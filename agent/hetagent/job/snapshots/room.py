@@ -12,7 +12,7 @@ from typing import Any
 
 from hetagent.job.snapshots import exchange, holdings
 from hetagent.job.snapshots.copying import Copying
-from hetagent.job.snapshots.declaring import Declaring, asks_every_s
+from hetagent.job.snapshots.declaring import Declaring
 from hetagent.job.snapshots.disk import GLANCE_S, Disk
 from hetagent.job.snapshots.exchange import Bad, Exchange
 from hetagent.job.snapshots.folder import Folder
@@ -26,7 +26,7 @@ from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
 from hetagent.snapshots.asked import ASK
-from hetagent.snapshots.folder import FOLDER, PINNED
+from hetagent.snapshots.folder import FOLDER
 from hetagent.worker.runner import TO_DISK
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol.directive import DirectiveReply
@@ -45,9 +45,6 @@ HELD = ReportRoute(route=SNAPSHOTS)
 
 LEFT_S = 0.5
 """How long before this agent has to be gone it gives up writing to disk (seconds)."""
-
-HEARD_S = 3.0
-"""How long it takes at most from when a node is due to ask the server until it has its answer (seconds)."""
 
 
 class Snapshots(RoundHook):
@@ -107,8 +104,8 @@ class Snapshots(RoundHook):
         self._saving: set[int] = set()  # the ranks that were asked to and have not answered
         self._save_until = 0.0
         self._answer: Future[SnapshotsReply] | None = None
+        self._controlled: object = None  # what workers were told last
         self._refuses = False  # it takes none of this
-        (folder.path / PINNED).unlink(missing_ok=True)  # by an agent that is gone
         if disk is not None:
             disk.is_of(self._exchange.origin)
             disk.write_left()
@@ -145,7 +142,7 @@ class Snapshots(RoundHook):
         self._ranks = range(start.rank_offset, start.rank_offset + start.slots)
         self._nnodes, self._number = start.nnodes, assignment.round
         chosen = start.snapshot
-        self._declaring.begin(self._number, self._nnodes, chosen, self._holdings, time.monotonic())
+        self._declaring.begin(self._number, self._nnodes, chosen)
         if chosen is not None and chosen.sharded and not chosen.on_disk:
             self._open()
         try:
@@ -207,8 +204,6 @@ class Snapshots(RoundHook):
             if self._exchange.done(rank) is None:
                 self._tell(f"rank {rank} has not saved before it was stopped")
         self._saving.clear()
-        if self._disk is not None:
-            self._disk.end_round()
         if self._workers is not None:
             self._forget(self._bad())
             self._refresh(ended=self._assignment.round)
@@ -310,10 +305,9 @@ class Snapshots(RoundHook):
             return
         self._hear()
         if self._disk is not None and self._opened:
-            start = self._assignment.start
-            number, alone = self._assignment.round, start.nnodes == 1
-            ahead_s = asks_every_s(start.nnodes) + HEARD_S if not alone else 0.0
-            self._disk.look(number, self._ranks, self._declaring.reply.to_disk_from or 0, ahead_s)
+            self._disk.look(self._assignment.round, self._ranks)
+            with contextlib.suppress(OSError):
+                self._control()
         self._refresh()
         if self._listening() or self._holdings.held:
             self._open()
@@ -321,7 +315,7 @@ class Snapshots(RoundHook):
             self._serve()  # also where no other node is yet: what nobody serves is of no use to one that comes
         tells_at = self._tells_at()
         if tells_at is not None and self._answer is None and time.monotonic() >= tells_at:
-            self._declaring.keep(self._holdings, time.monotonic())
+            self._declaring.keep(self._holdings)
             try:
                 self._control()
             except OSError:  # workers would not know what is kept
@@ -342,7 +336,7 @@ class Snapshots(RoundHook):
         """When the server has to be told, while a round runs (monotonic seconds); None: it knows all."""
         if not self._opened or self._workers is None or self._assignment is None or self._refuses:
             return None
-        return self._declaring.tells_at(self._holdings, to_disk=self._disk is not None)
+        return self._declaring.tells_at(self._holdings)
 
     def _hear(self) -> None:
         """Pass on what the server has answered, if it has."""
@@ -354,23 +348,26 @@ class Snapshots(RoundHook):
             return
         if (refusal := answer.exception()) is not None:
             self._refuses = True
-            self._declaring.refused()
-            with contextlib.suppress(OSError):
-                self._control()
             self._tell(f"the server does not hear of snapshots: {refusal}")
             return
         reply = answer.result()
         if reply.copy is not None:
             anew = self._declaring.began_from(reply.copy.stamp)
             self._copying.begin(reply.copy, self._space.memory if anew else None)
-        if self._declaring.hear(reply, time.monotonic()):
+        if self._declaring.hear(reply):
             with contextlib.suppress(OSError):
                 self._control()
 
     def _control(self) -> None:
         assert self._assignment is not None
         kept, memory = self._declaring.kept, self._space.memory
-        self._exchange.control(self._assignment.round, kept, self._every_s, memory)
+        if self._disk is not None and (writing := self._disk.writing) is not None:
+            kept = (*kept[:1], Stamp(round=writing.round, step=writing.step), *kept[1:])
+        wants = self._disk is not None and self._disk.wants
+        told = (self._assignment.round, self._declaring.safe, kept, self._every_s, memory, wants)
+        if told != self._controlled:
+            self._exchange.control(*told[:5], to_disk=wants)
+            self._controlled = told
 
     # -- what this node has ------------------------------------------------------------------------------------
 
@@ -395,7 +392,6 @@ class Snapshots(RoundHook):
             refused=tuple(self._refused),
             on_disk=self._disk.complete() if self._disk is not None else (),
             not_written=self._disk.not_written() if self._disk is not None else None,
-            to_disk_from=self._disk.wants if self._disk is not None else 0,
             not_taken=self._exchange.given_up() if self._workers is not None and ended is None else "",
         )
         if self._holdings != self._offered:

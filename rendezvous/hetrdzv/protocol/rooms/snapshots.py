@@ -125,7 +125,6 @@ class Holdings(Body):
         refused: those of which its workers could load no copy.
         on_disk: those that it sees on disk, the newest first; they may be of an earlier job.
         not_written: what it has last tried to write there, in vain; None: it has written that.
-        to_disk_from: all members are to write the first snapshot of the round from this step on; 0: it names none.
         not_taken: why a worker of the node takes none any more in this round; empty: all do.
     """
 
@@ -137,7 +136,6 @@ class Holdings(Body):
     refused: Annotated[tuple[Stamp, ...], AtMost(MOST_REFUSED)] = ()
     on_disk: Annotated[tuple[OnDisk, ...], AtMost(MOST_ON_DISK)] = ()
     not_written: NotWritten | None = None
-    to_disk_from: Count = 0
     not_taken: ShortText = ""
 
 
@@ -181,12 +179,10 @@ class SnapshotsReply:
     Attributes:
         complete: the newest snapshot that is complete; None: none is.
         copy: parts of another member that this one is to keep copies of; None: none that are known by now.
-        to_disk_from: what the member with rank 0 has named, see `Holdings`; None: nothing.
     """
 
     complete: Stamp | None = None
     copy: Copy | None = None
-    to_disk_from: int | None = None
 
 
 SNAPSHOTS = Route("POST", f"{NODE}/snapshots", SnapshotsReply)

@@ -1,7 +1,6 @@
 """What an agent does about snapshots on disk, but for the writing itself: tests/agent/snapshots, tests/e2e."""
 
 import math
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -21,8 +20,6 @@ from hetrdzv.protocol.rooms.snapshots import Chosen, NotWritten, OnDisk
 from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
 
 JOB = "0f3a"
-AHEAD_S = 8.0
-"""How soon other nodes know of a step that was named (seconds)."""
 
 
 class Node:
@@ -37,7 +34,7 @@ class Node:
 
     def holds(self, step: int, *ranks: int) -> Stamp:
         stamp = Stamp(1, step)
-        slot = self.memory.begin(stamp)
+        slot = self.memory.begin(stamp, sharded=True)
         for rank in ranks:
             index = Index(stamp=stamp, rank=rank, world_size=2, sharded=False, alike={"weight": 8})
             put(slot.path / INDEX.format(rank), index.written())
@@ -154,60 +151,23 @@ def begun(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-def test_all_write_the_first_snapshot_from_the_step_that_was_named(node: Node, begun: list[int]) -> None:
-    for step in (10, 20):
-        node.holds(step, 1)
-    node.disk.look(1, [1], 0, AHEAD_S)
-    assert begun == []
-    node.disk.look(1, [1], 25, AHEAD_S)
-    node.memory.begin(Stamp(1, 30))
-    node.disk.look(1, [1], 25, AHEAD_S)
+def test_what_workers_took_for_the_disk_is_written_once(node: Node, begun: list[int]) -> None:
+    node.holds(10, 1)
+    node.disk.look(1, [1])
+    assert begun == [], "that is only for memory"
+    node.memory.begin(Stamp(1, 30), to_disk=True)
+    node.disk.look(1, [1])
     assert begun == [], "its workers are still copying"
-    for step in (30, 40, 50):
-        node.holds(step, 1)  # as often as it likes: the memory of the first is kept
-    node.disk.look(1, [1], 25, AHEAD_S)
-    node.disk.look(1, [1], 25, AHEAD_S)
-    assert begun == [30], "once"
-    assert node.memory._pinned() is None
-    node.disk.look(1, [1], 60, AHEAD_S)
-    node.holds(60, 1)
-    node.disk.look(1, [1], 60, AHEAD_S)
-    assert begun == [30, 60]
-    assert node.disk.wants == 0
-
-
-def test_the_node_that_leads_names_the_newest_when_one_is_due(node: Node, begun: list[int]) -> None:
-    stamp = node.holds(10, 0)
-    node.disk.look(1, [0], 0, 0.0)
-    assert (node.disk.wants, begun) == (0, [])
+    node.holds(30, 1)
+    node.disk.look(2, [1])
+    assert begun == [], "it is of a round that is over"
+    assert not node.disk.wants
     node.disk._due_at = 0.0
-    node.disk.look(1, [0], 0, AHEAD_S)
-    assert (node.disk.wants, begun) == (0, []), "how often they are taken is not known by now"
-    os.utime(node.memory.slots()[stamp].indexes()[0], (0, time.time() - AHEAD_S - 1))
-    node.disk.look(1, [0], 0, AHEAD_S)
-    assert begun == [10]
+    assert node.disk.wants
+    node.disk.look(1, [1])
+    assert begun == [30]
+    assert not node.disk.wants
     assert node.disk._due_at > time.monotonic() + 590
-
-
-@pytest.mark.parametrize(
-    ("apart_s", "alone", "named"),
-    [(0.5, False, 64), (AHEAD_S + 1, False, 12), (0.5, True, 12)],
-    ids=["often", "rarely", "alone"],
-)
-def test_where_snapshots_are_frequent_a_later_step_is_named(
-    node: Node, begun: list[int], apart_s: float, alone: bool, named: int
-) -> None:
-    for step in (10, 12):
-        stamp = node.holds(step, 0)
-        index = node.memory.slots()[stamp].indexes()[0]
-        os.utime(index, (0, time.time() + (step - 12) * apart_s / 2))
-    node.disk._due_at = 0.0
-    node.disk.look(1, [0], 0, 0.0 if alone else AHEAD_S)
-    assert begun == ([12] if named == 12 else [])
-    assert node.disk.wants == (0 if named == 12 else named)
-    node.disk.end_round()
-    assert node.disk.wants == 0
-    assert node.memory._pinned() is None
 
 
 def test_what_its_writer_says_is_said_once_and_the_memory_is_free_again(node: Node) -> None:
@@ -221,14 +181,11 @@ def test_what_its_writer_says_is_said_once_and_the_memory_is_free_again(node: No
     assert node.disk.not_written() == NotWritten(
         stamp=Declared(round=1, step=10), why="this node does not have all of step 10"
     )
-    assert not (node.disk.path / SnapshotId(JOB, *reversed(stamp)).name).exists(), (
-        "what is torn takes no space"
-    )
+    assert not (node.disk.path / SnapshotId(JOB, *stamp).name).exists(), "what is torn takes no space"
     assert len(node.said) == 2, node.said
     assert node.said[0].startswith("writing the snapshot of step 10 to ")
     assert node.said[1] == "the snapshot of step 10 is not on disk: this node does not have all of step 10"
     assert node.disk.pid is None
-    assert node.memory._pinned() is None
     node.disk.write_last([0], time.monotonic() + 60, lambda: False)
     assert len(node.said) == 2
     assert stamp in node.memory.slots()
@@ -236,28 +193,25 @@ def test_what_its_writer_says_is_said_once_and_the_memory_is_free_again(node: No
     assert not node.disk.is_unsaved(), "once"
 
 
-def test_one_whose_memory_was_taken_meanwhile_is_no_news_the_first_time(node: Node) -> None:
+def test_one_whose_memory_was_taken_meanwhile_is_no_news(node: Node) -> None:
     stamp = node.holds(10, 0)
     slot = node.memory.slots()[stamp]
     newer = Index(stamp=Stamp(1, 20), rank=0, world_size=2, sharded=False, alike={"weight": 8})
-    for said in (
-        [],
-        ["the snapshot of step 10 is not on disk: the memory of step 10 was needed for step 20 meanwhile"],
-    ):
-        node.disk._begin(stamp, [0])
-        put(slot.path / INDEX.format(0), newer.written())
-        while node.disk._process is not None:
-            time.sleep(0.01)
-            node.disk._ended()
-        assert node.said == said
-        assert (node.disk._id(stamp) in node.disk._written) is bool(said), "a later one is written at once"
+    node.disk._begin(stamp, [0])
+    assert node.disk.writing == stamp
+    put(slot.path / INDEX.format(0), newer.written())
+    while node.disk._process is not None:
+        time.sleep(0.01)
+        node.disk._ended()
+    assert node.said == []
+    assert node.disk.wants, "a later one is written at once"
 
 
 def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
     stamp = node.holds(10, 0)
     node.has(10)
     said = node.disk.write_last([0], time.monotonic() + 60, lambda: False)
-    assert said == f"step 10 is on disk: {node.disk.path / SnapshotId(JOB, *reversed(stamp)).name}"
+    assert said == f"step 10 is on disk: {node.disk.path / SnapshotId(JOB, *stamp).name}"
     assert node.said == []
 
 
@@ -328,16 +282,6 @@ def test_whoever_is_in_a_hurry_leaves_it(node: Node) -> None:
     assert node.disk.pid is None
 
 
-def test_a_snapshot_that_is_being_written_is_spared_unless_the_round_ends(node: Node) -> None:
-    for step in (10, 20, 30):
-        node.holds(step, 0)
-    node.memory.pin(Stamp(1, 10))
-    assert node.memory.begin(Stamp(1, 40), spares=True).number == 1
-    node.memory.pin(Stamp(1, 30))
-    assert node.memory.begin(Stamp(1, 50), spares=True).number == 0
-    assert node.memory.begin(Stamp(1, 60)).number == 2
-
-
 def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
 
@@ -348,14 +292,14 @@ def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch
     monkeypatch.setattr(disks, "directories", hang)
     node.holds(10, 0)
     node.disk._due_at = 0.0
-    node.disk.look(1, [0], 0, 0.0)
+    node.disk.look(1, [0])
     assert node.disk.pid is None
     assert not node.disk.list(0.0)
     answers.set()
     monkeypatch.setattr(disks, "GLANCE_S", FIRST_S)
     for _ in range(2):
         node.disk._looks_at = 0.0
-        node.disk.look(1, [], 0, 0.0)
+        node.disk.look(1, [])
     said = f"cannot see the snapshots in {node.disk.path}: PermissionError: [Errno 13] Permission denied"
     assert node.said == [said]
 
@@ -384,14 +328,6 @@ def test_the_first_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
     node = Node(tmp_path)
     assert [one.step for one in node.disk.complete()] == [10]
     assert node.said == [f"waiting until {node.disk.path} answers, where snapshots may be"]
-
-
-def test_what_is_complete_on_disk_is_not_written_again(node: Node, begun: list[int]) -> None:
-    node.holds(10, 0)
-    node.has(10)
-    node.disk._due_at = 0.0
-    node.disk.look(1, [0], 0, 0.0)
-    assert (node.disk.wants, begun) == (0, [])
 
 
 def test_a_file_server_that_does_not_answer_keeps_nobody_beyond_its_time(

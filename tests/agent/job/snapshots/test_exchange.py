@@ -73,8 +73,9 @@ def test_nothing_is_chosen(files: Exchange) -> None:
 
 
 def test_workers_are_told_what_to_keep(files: Exchange) -> None:
-    files.control(4, [STAMP], 16, 1000)
-    assert told(files, "control.json") == {"round": 4, "kept": [[3, 120]], "every_s": 16, "memory": 1000}
+    files.control(4, STAMP, [STAMP], 16, 1000, to_disk=True)
+    kept = {"safe": [3, 120], "kept": [[3, 120]], "to_disk": True}
+    assert told(files, "control.json") == {"round": 4, "every_s": 16, "memory": 1000, **kept}
 
 
 def test_a_round_begins_without_the_words_of_the_last_one(files: Exchange) -> None:

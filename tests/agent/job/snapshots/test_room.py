@@ -29,9 +29,6 @@ from hetagent.node.network import hold_port
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.snapshots import asked
-from hetagent.snapshots.folder import PINNED
-from hetagent.snapshots.folder import Folder as Slots
-from hetagent.snapshots.folder import Stamp as Written
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol import codec
@@ -193,7 +190,7 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
     answer.set_result(SnapshotsReply(complete=Stamp(round=4, step=120)))
     assert node.room.due_at() == 0.0
     node.room.look()
-    assert node.control()["kept"] == [[4, 120], [4, 130], [4, 140]]
+    assert node.control()["kept"] == [[4, 140]]
     assert [held.step for held in node.line.asked[1][0].holdings.held] == [140, 130, 120]
 
 
@@ -325,16 +322,16 @@ def test_what_outlived_any_node_is_kept_until_something_newer_does(node: Node) -
     node.room.look()
     node.line.asked[-1][1].set_result(SnapshotsReply(complete=Stamp(round=3, step=60)))
     node.room.look()
-    node.part((3, 120), slot=1)
+    node.part((3, 120), slot=1, sharded=True)
     node.room.end()
-    node.enters(chosen=chosen())
-    assert node.control()["kept"] == [[3, 60], [3, 120]]
-    for complete, kept in ((None, [[3, 60], [3, 120]]), (Stamp(round=3, step=120), [[3, 120]])):
-        node.part((4, 130 + len(kept)), slot=2)
+    node.enters(chosen=replace(chosen(), sharded=True), nnodes=2)
+    assert (node.control()["safe"], node.control()["kept"]) == ([3, 60], [[3, 60], [3, 120]])
+    for step, complete, kept in ((130, None, [3, 60]), (140, Stamp(round=3, step=120), [3, 120])):
+        node.part((4, step), slot=2, sharded=True)
         node.room.look()
         node.line.asked[-1][1].set_result(SnapshotsReply(complete=complete))
         node.room.look()
-        assert node.control()["kept"] == [*kept, [4, 130 + len(kept)]]
+        assert (node.control()["safe"], node.control()["kept"]) == (kept, [kept, [4, step]])
 
 
 def test_workers_find_from_where_to_begin(node: Node) -> None:
@@ -344,8 +341,8 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     node.enters(chosen=chosen())
     told = json.loads((node.path / "start.json").read_bytes())
     assert (told["step"], told["sources"][0]["path"]) == (120, str(node.path / "0"))
-    control = {"round": 4, "kept": [[3, 120]], "every_s": 30, "memory": 1000}
-    assert node.control() == control
+    kept = {"safe": [3, 120], "kept": [[3, 120]], "to_disk": False}
+    assert node.control() == {"round": 4, "every_s": 30, "memory": 1000, **kept}
     assert "round 4: begins from the snapshot of step 120, 2 before the last" in node.said
     assert node.room.static_env({}) == {"HET_SNAPSHOTS": str(node.path)}
 
@@ -608,16 +605,3 @@ def test_the_agent_s_end_is_heard_between_rounds(rig: Make, parent: Path) -> Non
     assert cast(Any, room)._over
     assert isinstance(made.agent.outcome, DirectiveReply)
     assert list(parent.iterdir()) == []
-
-
-def test_a_pin_of_an_agent_that_is_gone_is_none(tmp_path: Path) -> None:
-    first = Node(tmp_path)
-    Slots(first.path).pin(Written(120, 4))
-    first.leaves()
-    again = Node(tmp_path)
-    assert not (again.path / PINNED).exists()
-    again.leaves()
-
-
-def test_many_nodes_together_ask_no_more_than_so_often() -> None:
-    assert [declaring.asks_every_s(nnodes) for nnodes in (2, 500, 1_000, 10_000)] == [5.0, 5.0, 10.0, 100.0]

@@ -184,9 +184,9 @@ def fetched(megabytes: float, table: Table) -> None:
 
     from hetagent import snapshots
     from hetagent.context import Identity
-    from hetagent.job.snapshots.serving import Serving
     from hetagent.node.network import hold_port
     from hetagent.snapshots.folder import FOLDER, Folder
+    from hetagent.snapshots.node.serving import Serving
 
     torch.set_num_threads(1)
     with (

@@ -38,7 +38,7 @@ ORDER: Sequence[str] = (
     "preemption",
     "monitor",
     "standby",
-    "job",
+    "snapshots.node",
     # all of it
     "runloop",
     "cli",

@@ -7,12 +7,12 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from hetagent.job.snapshots.declaring import Declaring
 from hetagent.session import reports
 from hetagent.session.requests import Report, ReportRoute, SendReport
 from hetagent.session.send_queue import Answered
 from hetagent.snapshots.folder import SLOTS, room_for
 from hetagent.snapshots.folder import Stamp as Taken
+from hetagent.snapshots.node.declaring import Declaring
 from hetrdzv.core import snapshots as room
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots import complete, copies

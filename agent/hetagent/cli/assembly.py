@@ -261,7 +261,7 @@ def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: L
 
 def _furnish(parts: Parts, context: AgentContext, line: ServerConnection) -> None:
     """Make the optional parts."""
-    from hetagent.job.snapshots.start import snapshots_of
+    from hetagent.snapshots.node.start import snapshots_of
     from hetagent.standby.keeper import standbys_of
 
     options, launch, tell = context.options, context.launch, context.tell

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetagent.health.ready_file import ReadyFile
-from hetagent.job.snapshots.room import Snapshots
 from hetagent.monitor.watcher import Watcher
 from hetagent.preemption.watching import PreemptionWatch
 from hetagent.roundhook import Motion, RoundHook
@@ -13,6 +12,7 @@ from hetagent.runloop.after_start import StartCheck
 from hetagent.runloop.deaths import ProgramDeaths
 from hetagent.runloop.notices import Notices
 from hetagent.runloop.share_files import ShareFiles
+from hetagent.snapshots.node.room import Snapshots
 from hetagent.standby.keeper import Standbys
 from hetrdzv.protocol.states import ReportKind
 

@@ -16,11 +16,11 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from hetagent import snapshots
-from hetagent.job.snapshots import exchange
-from hetagent.job.snapshots.exchange import Exchange
 from hetagent.node.processes import guardian_process
 from hetagent.snapshots import taking
 from hetagent.snapshots.folder import FOLDER, Folder
+from hetagent.snapshots.node import exchange
+from hetagent.snapshots.node.exchange import Exchange
 
 STEP_S = 0.002
 

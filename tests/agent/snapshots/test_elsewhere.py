@@ -12,9 +12,9 @@ from tests.agent.snapshots.test_round_trip import STEPS, Job, adamw, assert_same
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.context import Identity
-from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import hold_port
 from hetagent.snapshots.folder import FOLDER, Folder, Place, Stamp
+from hetagent.snapshots.node.serving import Serving
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.sources import GAP, Source
 

@@ -41,7 +41,7 @@ def app(folder: Path, key: str) -> "web.Application":
     """
     from aiohttp import web
 
-    from hetagent.job.snapshots.exchange import slots
+    from hetagent.snapshots.node.exchange import slots
 
     expected = f"Bearer {key}".encode()
 

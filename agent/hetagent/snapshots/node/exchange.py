@@ -11,11 +11,11 @@ from typing import Any
 
 import xxhash
 
-from hetagent.job.snapshots import folder, holdings
-from hetagent.job.snapshots.holdings import MOST_WHY
 from hetagent.node.console import WarnOnce
 from hetagent.node.network import host_port
 from hetagent.snapshots.asked import ASK
+from hetagent.snapshots.node import folder, holdings
+from hetagent.snapshots.node.holdings import MOST_WHY
 from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Stamp
 
 SLOTS = ("0", "1", "2")

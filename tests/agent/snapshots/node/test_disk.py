@@ -11,9 +11,9 @@ from tests.support.fuse import DeadFiles
 
 from hetagent.context import Identity
 from hetagent.errors import UsageError
-from hetagent.job.snapshots import disk as disks
-from hetagent.job.snapshots.disk import FIRST_S, Asked, Disk
 from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
+from hetagent.snapshots.node import disk as disks
+from hetagent.snapshots.node.disk import FIRST_S, Asked, Disk
 from hetagent.snapshots.on_disk import MARK, Mark, SnapshotId
 from hetagent.snapshots.to_disk import prune
 from hetrdzv.protocol.rooms.snapshots import Chosen, NotWritten, OnDisk

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.agent.job.snapshots.standin import part, put
+from tests.agent.snapshots.node.standin import part, put
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.context import Identity
-from hetagent.job.snapshots import copying
-from hetagent.job.snapshots.copying import fetch
-from hetagent.job.snapshots.exchange import Exchange
-from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import hold_port
 from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Folder
 from hetagent.snapshots.folder import Stamp as Taken
 from hetagent.snapshots.memory import Mapped
+from hetagent.snapshots.node import copying
+from hetagent.snapshots.node.copying import fetch
+from hetagent.snapshots.node.exchange import Exchange
+from hetagent.snapshots.node.serving import Serving
 from hetagent.snapshots.sources import Source as Fetched
 from hetagent.snapshots.sources import SourceError
 from hetrdzv.protocol.rooms.snapshots import Copy, Held, RankPart, Source, Stamp

@@ -5,15 +5,15 @@ import os
 
 from hetagent.context import AgentContext
 from hetagent.errors import UsageError
-from hetagent.job.snapshots.disk import Asked, Disk
-from hetagent.job.snapshots.folder import Folder, sweep
-from hetagent.job.snapshots.holdings import MOST_WHY
-from hetagent.job.snapshots.parting import Parting
-from hetagent.job.snapshots.room import Snapshots
-from hetagent.job.snapshots.serving import Serving
-from hetagent.job.snapshots.space import parsed, space
 from hetagent.options.parts import SnapshotOptions
 from hetagent.session.connection import ServerConnection
+from hetagent.snapshots.node.disk import Asked, Disk
+from hetagent.snapshots.node.folder import Folder, sweep
+from hetagent.snapshots.node.holdings import MOST_WHY
+from hetagent.snapshots.node.parting import Parting
+from hetagent.snapshots.node.room import Snapshots
+from hetagent.snapshots.node.serving import Serving
+from hetagent.snapshots.node.space import parsed, space
 from hetagent.snapshots.on_disk import is_url
 from hetrdzv.protocol.rooms.snapshots import Holdings
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from math import inf
 
 from hetagent.context import Identity
-from hetagent.job.snapshots.serving import Serving
 from hetagent.session.connection import ServerConnection
 from hetagent.session.reports import parting
+from hetagent.snapshots.node.serving import Serving
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, StaleIncarnation
 from hetrdzv.protocol.http import routes

@@ -13,13 +13,13 @@ import httpx
 import psutil
 import pytest
 from tests.agent.job.rig import soon
-from tests.agent.job.snapshots.standin import part
+from tests.agent.snapshots.node.standin import part
 
 from hetagent.context import Identity
-from hetagent.job.snapshots import serving
-from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import NetworkError, hold_port
 from hetagent.node.processes import proctree as processes
+from hetagent.snapshots.node import serving
+from hetagent.snapshots.node.serving import Serving
 
 IDENTITY = Identity("g", "a", "1234")
 
@@ -146,7 +146,7 @@ def test_it_ends_with_its_agent(tmp_path: Path) -> None:
     part(tmp_path, 1, (3, 120))
     program = (
         "import sys, time\nfrom pathlib import Path\nfrom hetagent.runloop.agent import Identity\n"
-        "from hetagent.job.snapshots.serving import Serving\nfrom hetagent.node.network import hold_port\n"
+        "from hetagent.snapshots.node.serving import Serving\nfrom hetagent.node.network import hold_port\n"
         "made = Serving(Path(sys.argv[1]), Identity('g', 'a', '1'), lambda: hold_port('127.0.0.1', None), "
         "lambda: '', print)\nmade.start()\nprint(made.pid, flush=True)\ntime.sleep(99)"
     )

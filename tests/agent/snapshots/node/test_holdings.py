@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hetagent.job.snapshots.holdings import Part, Unusable, held, newest, read
+from hetagent.snapshots.node.holdings import Part, Unusable, held, newest, read
 from hetrdzv.protocol.rooms.snapshots import Held, Stamp
 
 STAMP = Stamp(round=3, step=120)

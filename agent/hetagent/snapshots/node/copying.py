@@ -9,11 +9,11 @@ from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.job.snapshots.exchange import SLOTS
 from hetagent.node.console import WarnOnce
 from hetagent.node.network import host_port
 from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import INDEX, OWN, SHARED, SMALL, Folder, Index, Slot, Stamp, put
+from hetagent.snapshots.node.exchange import SLOTS
 from hetagent.snapshots.sources import Source, SourceError, read_index
 from hetrdzv.protocol.rooms.snapshots import Copy
 

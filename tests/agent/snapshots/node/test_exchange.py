@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import xxhash
-from tests.agent.job.snapshots.standin import part, put
+from tests.agent.snapshots.node.standin import part, put
 
-from hetagent.job.snapshots.exchange import Bad, Done, Exchange, ask
+from hetagent.snapshots.node.exchange import Bad, Done, Exchange, ask
 from hetrdzv.protocol.rooms.snapshots import Chosen, RankPart, Source, Stamp
 
 STAMP = Stamp(round=3, step=120)

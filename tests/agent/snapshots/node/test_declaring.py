@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetagent.job.snapshots.declaring import ASK_S, PAUSE_S, Declaring, asks_every_s, tells_every_s
+from hetagent.snapshots.node.declaring import ASK_S, PAUSE_S, Declaring, asks_every_s, tells_every_s
 from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Holdings, RankPart, SnapshotsReply, Stamp
 
 

@@ -10,15 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetagent.job.snapshots import exchange, holdings
-from hetagent.job.snapshots.copying import Copying
-from hetagent.job.snapshots.declaring import Declaring
-from hetagent.job.snapshots.disk import GLANCE_S, Disk
-from hetagent.job.snapshots.exchange import Bad, Exchange
-from hetagent.job.snapshots.folder import Folder
-from hetagent.job.snapshots.parting import Parting
-from hetagent.job.snapshots.serving import Serving
-from hetagent.job.snapshots.space import Space
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.created import Created
@@ -27,6 +18,15 @@ from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
 from hetagent.snapshots.asked import ASK
 from hetagent.snapshots.folder import FOLDER
+from hetagent.snapshots.node import exchange, holdings
+from hetagent.snapshots.node.copying import Copying
+from hetagent.snapshots.node.declaring import Declaring
+from hetagent.snapshots.node.disk import GLANCE_S, Disk
+from hetagent.snapshots.node.exchange import Bad, Exchange
+from hetagent.snapshots.node.folder import Folder
+from hetagent.snapshots.node.parting import Parting
+from hetagent.snapshots.node.serving import Serving
+from hetagent.snapshots.node.space import Space
 from hetagent.worker.runner import TO_DISK
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol.directive import DirectiveReply

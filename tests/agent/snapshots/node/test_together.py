@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.agent.job.snapshots import standin
+from tests.agent.snapshots.node import standin
 from tests.support.cluster import Cluster, cluster
 
 pytest.importorskip("hetrdzv.api.snapshots")

@@ -11,10 +11,10 @@ from pathlib import Path
 from socket import socket
 
 from hetagent.context import Identity
-from hetagent.job.snapshots import serving_process
 from hetagent.node.network import NetworkError
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.guardian import ENVIRONMENT, sys_path
+from hetagent.snapshots.node import serving_process
 
 END_S = 2.0
 """How long it may take to end (seconds)."""

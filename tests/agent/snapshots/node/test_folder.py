@@ -14,12 +14,12 @@ import pytest
 from hetagent.cli.parse import parse
 from hetagent.context import Identity
 from hetagent.errors import UsageError
-from hetagent.job.snapshots import folder as folders
-from hetagent.job.snapshots import space
-from hetagent.job.snapshots.folder import EMPTY_S, OLD_S, Folder, sweep
-from hetagent.job.snapshots.start import snapshots_of
 from hetagent.options import parts
 from hetagent.options.parts import SnapshotOptions
+from hetagent.snapshots.node import folder as folders
+from hetagent.snapshots.node import space
+from hetagent.snapshots.node.folder import EMPTY_S, OLD_S, Folder, sweep
+from hetagent.snapshots.node.start import snapshots_of
 from hetrdzv.protocol.rooms.snapshots import Holdings
 
 SERVERS = ["http://s:1"]
@@ -55,7 +55,7 @@ def test_two_jobs_on_a_host_do_not_meet(tmp_path: Path) -> None:
 
 def test_the_next_agent_finds_what_a_killed_one_has_left(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from hetagent.job.snapshots.folder import Folder\n"
+        "import sys, time; from pathlib import Path; from hetagent.snapshots.node.folder import Folder\n"
         f"(Folder(Path(sys.argv[1]), 'g', 'a', {SERVERS!r}).path / 'kept').touch(); print(flush=True); time.sleep(99)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as first:

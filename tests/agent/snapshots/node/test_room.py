@@ -13,22 +13,22 @@ from typing import Any, cast
 
 import pytest
 from tests.agent.job.rig import Make, Rig, soon
-from tests.agent.job.snapshots import standin
-from tests.agent.job.snapshots.standin import part, put
 from tests.agent.job.test_store import start
+from tests.agent.snapshots.node import standin
+from tests.agent.snapshots.node.standin import part, put
 
 from hetagent.context import Identity
-from hetagent.job.snapshots import declaring
-from hetagent.job.snapshots.folder import Folder
-from hetagent.job.snapshots.room import Snapshots
-from hetagent.job.snapshots.serving import Serving
-from hetagent.job.snapshots.space import Space
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.snapshots import asked
+from hetagent.snapshots.node import declaring
+from hetagent.snapshots.node.folder import Folder
+from hetagent.snapshots.node.room import Snapshots
+from hetagent.snapshots.node.serving import Serving
+from hetagent.snapshots.node.space import Space
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol import codec

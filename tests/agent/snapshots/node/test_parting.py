@@ -10,16 +10,16 @@ from typing import Any, Self, cast
 import httpx
 import pytest
 from tests.agent.job.rig import soon
-from tests.agent.job.snapshots.standin import part
 from tests.agent.job.test_store import start
+from tests.agent.snapshots.node.standin import part
 
 from hetagent.context import Identity
-from hetagent.job.snapshots import parting as partings
-from hetagent.job.snapshots.parting import SERVES_S, Parting
-from hetagent.job.snapshots.serving import Serving
 from hetagent.node.network import hold_port
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
+from hetagent.snapshots.node import parting as partings
+from hetagent.snapshots.node.parting import SERVES_S, Parting
+from hetagent.snapshots.node.serving import Serving
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import StaleIncarnation, UnknownNode, Unreachable

@@ -22,11 +22,11 @@ import psutil
 
 from hetagent.context import Identity
 from hetagent.errors import UsageError
-from hetagent.job.snapshots.folder import UNSAVED
-from hetagent.job.snapshots.holdings import MOST_WHY
 from hetagent.node.processes import proctree as processes
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import TO_DISK, Folder, Index, Slot, Stamp, put
+from hetagent.snapshots.node.folder import UNSAVED
+from hetagent.snapshots.node.holdings import MOST_WHY
 from hetagent.snapshots.on_disk import (
     MARK,
     MOST_JOBS,

@@ -1,1 +1,0 @@
-"""Snapshots on the side of the node."""

@@ -183,7 +183,6 @@ def fetched(megabytes: float, table: Table) -> None:
     import torch
 
     from hetagent import snapshots
-    from hetagent.context import Identity
     from hetagent.node.network import hold_port
     from hetagent.snapshots.folder import FOLDER, Folder
     from hetagent.snapshots.node.serving import Serving
@@ -203,7 +202,7 @@ def fetched(megabytes: float, table: Table) -> None:
         snaps.save_now()
         [(stamp, slot)] = Folder(Path(there)).slots().items()
         hold = lambda: hold_port("127.0.0.1", None)  # noqa: E731
-        serving = Serving(Path(there), Identity("g", "b", "1"), hold, lambda: "127.0.0.1", print)
+        serving = Serving(Path(there), hold, lambda: "127.0.0.1", print)
         serving.start()
         source = {"node": "b", "url": f"http://127.0.0.1:{serving.port}/", "key": serving.key, "whole": True}
         source["ranks"] = {"0": ""}

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -119,27 +119,11 @@ class Loader:
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(targets, _metadata(found, self._rank), is_coordinator=False)
         with torch.no_grad():
-            for item in self._in_order(found, planner.create_local_plan().items):
+            for item in planner.create_local_plan().items:
                 self._read(found, item, planner.resolve_tensor(item).detach())
         alike, own = self._values(found)
         state.restore(targets, alike, own if found.indexes.get(self._rank) else {})
         found.close()
-
-    def _in_order(self, found: Found, items: Iterable[ReadItem]) -> list[ReadItem]:
-        """Items in the order in which they lie where they are read first, which is told to expect that."""
-        first = [(self._copies(found, item)[:1], item) for item in items]
-        expected: dict[Source, list[Place]] = {source: [] for source in found.sources}
-        for copies, _ in first:
-            for source, place in copies:
-                expected[source].append(place)
-        numbers = {source: number for number, source in enumerate(expected)}
-        for source, places in expected.items():
-            source.expect(places)
-
-        def lies(read: tuple[Sequence[tuple[Source, Place]], ReadItem]) -> list[tuple[int, str, int]]:
-            return [(numbers[source], place.file, place.at) for source, place in read[0]]
-
-        return [item for _, item in sorted(first, key=lies)]
 
     def _read(self, found: Found, item: ReadItem, target: Tensor) -> None:
         """Fill a tensor, or a part of it, from the first copy that is good.

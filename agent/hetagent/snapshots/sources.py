@@ -2,19 +2,16 @@
 
 import contextlib
 import http.client
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hetagent.snapshots.folder import INDEX, Index, Place, Stamp
+from hetagent.snapshots.folder import INDEX, Index, Stamp
 from hetagent.snapshots.on_disk import is_url, path_of, read_part
 
 TIMEOUT_S = 30.0
 """How long a source may be silent (seconds)."""
-
-GAP = 1 << 16
-"""What lies between two pieces and is not wanted is read along with them if it is so little (bytes)."""
 
 
 class SourceError(Exception):
@@ -45,10 +42,6 @@ class Source:
         self._url = urlsplit(told.get("url") or "")
         self._key: str = told.get("key", "")
         self._connection: http.client.HTTPConnection | None = None
-        self._run: _Run | None = None
-        self._ends: Mapping[
-            tuple[str, int], int
-        ] = {}  # of what lies together, by its file and where it begins
         self._path = path_of(told["path"]) if told.get("path") else None
 
     @property
@@ -69,10 +62,6 @@ class Source:
         with self._heard():
             return self._asked(name, {}).read()
 
-    def expect(self, places: Iterable[Place]) -> None:
-        """These are about to be read, each file in its order: another node is asked once for what lies together."""
-        self._ends = {(file, begin): end for file, begin, end in _runs(places)}
-
     def read_into(self, file: str, at: int, into: memoryview) -> None:
         """Fill memory with a part of a file.
 
@@ -85,17 +74,15 @@ class Source:
             self._read_local(self._path / file, at, into)
             return
         with self._heard():
-            end = at + into.nbytes
-            if self._run is None or not self._run.has(file, at, end):
-                end = max(end, self._ends.get((file, at), 0))
-                response = self._asked(file, {"Range": f"bytes={at}-{end - 1}"})
-                self._run = _Run(response, file, at, end)
-            if not self._run.read_into(at, into):
-                raise SourceError(f"node '{self.node}' stopped sending {file}")
+            response, got = self._asked(file, {"Range": f"bytes={at}-{at + into.nbytes - 1}"}), 0
+            while got < into.nbytes:
+                if not (count := response.readinto(into[got:])):
+                    raise SourceError(f"node '{self.node}' stopped sending {file}")
+                got += count
+            response.read()
 
     def close(self) -> None:
         """Nothing more is to be read."""
-        self._run = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -107,9 +94,6 @@ class Source:
 
     def _asked(self, name: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         """What it answers to a request for a file; within `_heard`."""
-        if self._run is not None and self._run.at < self._run.end:
-            self.close()  # it is still sending
-        self._run = None
         if self._connection is None:
             self._connection = http.client.HTTPConnection(
                 self._url.hostname or "", self._url.port, timeout=TIMEOUT_S
@@ -135,56 +119,6 @@ class Source:
             raise SourceError(
                 f"node '{self.node}' cannot be asked: {type(error).__name__}: {error}"
             ) from None
-
-
-class _Run:
-    """A part of a file that another node is sending.
-
-    Attributes:
-        at: where what comes next lies in the file.
-        end: where it ends.
-    """
-
-    def __init__(self, response: http.client.HTTPResponse, file: str, at: int, end: int) -> None:
-        self._response = response
-        self._file = file
-        self.at = at
-        self.end = end
-
-    def has(self, file: str, at: int, end: int) -> bool:
-        """Whether a part of a file is yet to come."""
-        return file == self._file and self.at <= at and end <= self.end
-
-    def read_into(self, at: int, into: memoryview) -> bool:
-        """Fill memory with what lies there, which `has` to come; False: nothing more comes."""
-        while self.at < at:
-            if not self._read(memoryview(bytearray(min(GAP, at - self.at)))):
-                return False
-        got = 0
-        while got < into.nbytes:
-            if not (count := self._read(into[got:])):
-                return False
-            got += count
-        return True
-
-    def _read(self, into: memoryview) -> int:
-        count = self._response.readinto(into)
-        self.at += count
-        return count
-
-
-def _runs(places: Iterable[Place]) -> Iterator[tuple[str, int, int]]:
-    """What lies together: in which file, from where to where (bytes)."""
-    file, begin, end = "", 0, 0
-    for place in sorted((place for place in places if place.bytes), key=lambda place: (place.file, place.at)):
-        if end and (place.file != file or place.at - end > GAP):
-            yield file, begin, end
-            end = 0
-        if not end:
-            file, begin = place.file, place.at
-        end = max(end, place.at + place.bytes)
-    if end:
-        yield file, begin, end
 
 
 @contextlib.contextmanager

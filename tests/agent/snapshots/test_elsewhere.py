@@ -1,22 +1,19 @@
-"""What another node has is loaded from there: few requests, and from the next node where a copy is not good."""
+"""What another node has is loaded from there: and from the next node where a copy is not good."""
 
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.agent.snapshots.test_round_trip import STEPS, Job, adamw, assert_same
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.context import Identity
 from hetagent.node.network import hold_port
-from hetagent.snapshots.folder import FOLDER, Folder, Place, Stamp
+from hetagent.snapshots.folder import FOLDER, Folder
 from hetagent.snapshots.node.serving import Serving
 from hetagent.snapshots.script import Snapshots
-from hetagent.snapshots.sources import GAP, Source
 
 
 class Nodes:
@@ -30,9 +27,7 @@ class Nodes:
             self.saved = saved = Job(folder, adamw)
             saved.train(0, STEPS)
             saved.snaps.save_now()
-            one = Serving(
-                folder, Identity("g", folder.name, "1"), lambda: hold_port("127.0.0.1", None), str, print
-            )
+            one = Serving(folder, lambda: hold_port("127.0.0.1", None), str, print)
             one.start()
             running.callback(one.close)
             self.serving.append(one)
@@ -87,59 +82,3 @@ def test_it_comes_back_bit_for_bit(nodes: Nodes, monkeypatch: pytest.MonkeyPatch
     step, job = nodes.load(monkeypatch)
     assert step == STEPS
     assert_same(job.everything(), nodes.saved.everything())
-
-
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What nodes are asked from now on: files, and which part of them."""
-    asked: list[tuple[str, str]] = []
-    ask = Source._asked
-
-    def counted(source: Source, name: str, headers: Mapping[str, str]) -> Any:
-        asked.append((name, headers.get("Range", "")))
-        return ask(source, name, headers)
-
-    monkeypatch.setattr(Source, "_asked", counted)
-    return asked
-
-
-def test_what_lies_together_comes_with_one_request(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = requests(monkeypatch)
-    nodes.load(monkeypatch)
-    assert sorted(name for name, _ in asked) == ["0.json", "0.json", "0.small", "shared.bin"]
-
-
-def place(at: int, size: int, file: str = "0.bin") -> Place:
-    return Place(
-        name="w", dtype="f", shape=(size,), offsets=(0,), lengths=(size,), file=file, at=at, bytes=size
-    )
-
-
-def test_what_is_not_wanted_is_left_out(
-    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = bytes(range(256)) * (3 * GAP // 256)
-    (nodes.slot(nodes.there[0]) / "0.bin").write_bytes(content)
-    told = json.loads((nodes.here / "start.json").read_bytes())
-    source = Source(told["sources"][0], Stamp(told["round"], told["step"]))
-    far = 2 * GAP
-    source.expect([place(far, 10), place(8, 4), place(100, 50), place(0, 0)])
-    asked = requests(monkeypatch)
-    for at, size in ((8, 4), (100, 50), (far, 10), (20, 5)):  # the last one was not told
-        into = bytearray(size)
-        source.read_into("0.bin", at, memoryview(into))
-        assert into == content[at : at + size]
-    source.close()
-    assert [part for _, part in asked] == ["bytes=8-149", f"bytes={far}-{far + 9}", "bytes=20-24"]
-
-
-def test_a_run_that_is_left_in_the_middle_spoils_nothing(nodes: Nodes) -> None:
-    content = bytes(range(256)) * 1000
-    (nodes.slot(nodes.there[0]) / "0.bin").write_bytes(content)
-    told = json.loads((nodes.here / "start.json").read_bytes())
-    source = Source(told["sources"][0], Stamp(told["round"], told["step"]))
-    source.expect([place(0, 100), place(100, 200_000)])
-    for at, size in ((0, 100), (7, 9), (100, 200_000)):
-        into = bytearray(size)
-        source.read_into("0.bin", at, memoryview(into))
-        assert into == content[at : at + size]
-    source.close()

@@ -126,8 +126,8 @@ class Snapshots(RoundHook):
 
     def kept_sessions(self) -> Collection[int]:
         """The sessions of its processes."""
-        pids = [each.pid for each in (self._serving, self._disk) if each is not None]
-        return [pid for pid in pids if pid is not None]
+        pid = self._disk.pid if self._disk is not None else None
+        return [pid] if pid is not None else []
 
     def pipes(self) -> Path:
         """The folder where workers listen that save their state when asked."""

@@ -1,34 +1,41 @@
-"""Starts the process that serves a node's snapshots to others, and ends it; `serving_process.py` is its program."""
+"""Serves a node's snapshots to other nodes: files and ranges of them, by HTTP, to whoever has the key."""
 
-import contextlib
-import json
 import os
+import re
 import secrets
-import subprocess
-import sys
+import stat
+import threading
 from collections.abc import Callable
+from hmac import compare_digest
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import socket
+from typing import Any, BinaryIO
 
-from hetagent.context import Identity
 from hetagent.node.network import NetworkError
-from hetagent.node.processes import proctree as processes
-from hetagent.node.processes.guardian import ENVIRONMENT, sys_path
-from hetagent.snapshots.node import serving_process
+from hetagent.snapshots.node.exchange import slots
 
-END_S = 2.0
-"""How long it may take to end (seconds)."""
+PATH = re.compile(r"/([0-9]{1,16})-([0-9]{1,16})/(shared\.bin|[0-9]{1,10}\.(?:bin|json|small))", re.ASCII)
+"""The files that are served, of slots that hold a snapshot."""
 
-MOST_DEATHS = 3
-"""After so many of its deaths no other one is started."""
+RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
+
+CHUNK = 16 << 20
+"""How much is sent at once (bytes)."""
+
+SILENT_S = 30.0
+"""How long a connection may be silent (seconds)."""
+
+MOST_CONNECTIONS = 1024
+"""Further ones are closed at once."""
 
 
 class Serving:
-    """The process, which is not running yet.
+    """The server, which is not running yet.
 
     Args:
         folder: what it serves.
-        identity: of the agent, by which whoever clears away after it finds the process.
         hold_port: opens a listening socket on the address that this node offers.
         address: returns that address.
         tell: shows one line to the person at the terminal.
@@ -41,80 +48,119 @@ class Serving:
     def __init__(
         self,
         folder: Path,
-        identity: Identity,
         hold_port: Callable[[], socket],
         address: Callable[[], str],
         tell: Callable[[str], None],
     ) -> None:
         self._folder = folder
-        self._marks = identity.marks
         self._hold_port = hold_port
         self._address = address
         self._tell = tell
-        self._process: subprocess.Popen[bytes] | None = None
+        self._server: _Server | None = None
         self._listens_at = ""
-        self._died = 0
         self.key = secrets.token_hex(32)
         self.port = 0
 
-    @property
-    def pid(self) -> int | None:
-        """Of the process, which leads a session of its own; None: there is none."""
-        return self._process.pid if self._process is not None else None
-
     def start(self) -> None:
-        """Start it, unless it runs and listens where this node is; the port is known at once."""
-        died = self._process is not None and self._process.poll() is not None
-        if self._died == MOST_DEATHS or (self.port and not died and self._listens_at == self._address()):
+        """Start it, unless it listens where this node is; the port is known at once."""
+        if self.port and self._listens_at == self._address():
             return
         self.close()
-        self._died += died
-        if self._died == MOST_DEATHS:
-            self._tell(
-                "other nodes cannot fetch snapshots from this one: the process that serves them keeps dying"
-            )
-            return
         self._listens_at = self._address()
         try:
-            with self._hold_port() as listener:
-                port: int = listener.getsockname()[1]
-                self._process = self._started(listener.fileno())
+            listener = self._hold_port()
         except (OSError, NetworkError) as error:
             self._tell(f"other nodes cannot fetch snapshots from this one: {error}")
             return
-        self.port = port
-
-    def _started(self, listener: int) -> "subprocess.Popen[bytes]":
-        environ = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-        process = subprocess.Popen(
-            [sys.executable, "-I", os.path.abspath(serving_process.__file__)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env={**environ, **self._marks, processes.AGENT_PID: str(os.getpid())},
-            cwd="/",
-            start_new_session=True,
-            pass_fds=(listener,),
-        )
-        told = {"folder": str(self._folder), "key": self.key, "listener": listener, "sys_path": sys_path()}
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(told).encode() + b"\n")  # less than a pipe takes without a reader
-        process.stdin.flush()
-        return process
+        self.port = int(listener.getsockname()[1])
+        self._server = _Server(listener, self._folder, self.key)
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="hetagent-serving", daemon=True
+        ).start()
 
     def sent(self) -> int:
-        """How much it has written by now (bytes): nothing but what others fetch."""
-        with contextlib.suppress(OSError, StopIteration, ValueError):
-            if self._process is not None:
-                lines = Path(f"/proc/{self._process.pid}/io").read_text().splitlines()
-                return int(next(line for line in lines if line.startswith("wchar")).partition(":")[2])
-        return 0
+        """How much others have fetched by now (bytes)."""
+        return self._server.sent if self._server is not None else 0
 
     def close(self) -> None:
         """End it. Harmless if it is not running."""
-        process, self._process, self.port = self._process, None, 0
-        if process is not None:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
-                process.wait(END_S)
-            assert process.stdin is not None
-            process.stdin.close()
+        server, self._server, self.port = self._server, None, 0
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listener: socket, folder: Path, key: str) -> None:
+        super().__init__(("", 0), _Request, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.expected = f"Bearer {key}".encode()
+        self.sent = 0
+        self._folder = folder
+        self._free = threading.Semaphore(MOST_CONNECTIONS)
+
+    def opened(self, path: str) -> BinaryIO | None:
+        """A file; None: this node does not have that."""
+        match = PATH.fullmatch(path)
+        for slot, held in slots(self._folder).items() if match is not None else ():
+            if match is not None and (held.round, held.step) == (int(match[1]), int(match[2])):
+                try:
+                    fd = os.open(self._folder / slot / match[3], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                except OSError:
+                    return None
+                if stat.S_ISREG(os.fstat(fd).st_mode):
+                    return os.fdopen(fd, "rb")
+                os.close(fd)
+        return None
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: whoever asked has gone."""
+
+
+class _Request(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = SILENT_S
+    server: _Server
+
+    def do_GET(self) -> None:
+        given = self.headers.get("Authorization", "").encode("latin-1", "replace")
+        if not compare_digest(given, self.server.expected):
+            self.send_error(HTTPStatus.UNAUTHORIZED)
+            return
+        file = self.server.opened(self.path)
+        if file is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            asked = RANGE.fullmatch(self.headers.get("Range", ""))
+            first, last = (int(asked[1]), min(int(asked[2]), size - 1)) if asked else (0, size - 1)
+            if asked and first > last:
+                self.send_error(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+                return
+            self.send_response(HTTPStatus.PARTIAL_CONTENT if asked else HTTPStatus.OK)
+            self.send_header("Content-Length", str(last + 1 - first))
+            if asked:
+                self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+            self.end_headers()
+            for at in range(first, last + 1, CHUNK):
+                self.server.sent += self.connection.sendfile(file, at, min(CHUNK, last + 1 - at))
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""

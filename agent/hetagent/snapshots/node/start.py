@@ -66,9 +66,7 @@ def _made(
     sweep(given.folder)
     try:
         there = space(folder.path, memory)
-        serving = Serving(
-            folder.path, identity, context.hold_port, lambda: context.place.address, context.tell
-        )
+        serving = Serving(folder.path, context.hold_port, lambda: context.place.address, context.tell)
         name = "standalone" if options.standalone else identity.group  # which is another one each time
         asked = Asked(given.to / name, given.to_every_s, given.keep) if given.to is not None else None
         return Snapshots(

@@ -10,7 +10,6 @@ import pytest
 from tests.agent.snapshots.node.standin import part, put
 from xxhash import xxh3_64_hexdigest
 
-from hetagent.context import Identity
 from hetagent.node.network import hold_port
 from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Folder
@@ -59,9 +58,7 @@ class Nodes:
         part(self.here, 0, (3, 120), sharded=True, alike={}, tensors=[])
         self.content = content
         (self.there / "2" / "1.bin").write_bytes(content)
-        self.serving = Serving(
-            self.there, Identity("g", "b", "1"), lambda: hold_port("127.0.0.1", None), str, print
-        )
+        self.serving = Serving(self.there, lambda: hold_port("127.0.0.1", None), str, print)
         self.serving.start()
 
     @property

@@ -69,7 +69,7 @@ class Node:
         self.said: list[str] = []
         self.others = Others()
         hold = lambda: hold_port("127.0.0.1", None)  # noqa: E731
-        self.serving = Serving(path, IDENTITY, hold, lambda: "127.0.0.1", self.said.append)
+        self.serving = Serving(path, hold, lambda: "127.0.0.1", self.said.append)
         part(path, 1, (3, 120))
         self.serving.start()
         self.fetched()  # it has started

@@ -1,4 +1,4 @@
-"""What another node has is loaded from there: and from the next node where a copy is not good."""
+"""What another node has is loaded from there, and from the next node where a copy is not good."""
 
 import contextlib
 import json
@@ -11,9 +11,10 @@ from tests.agent.snapshots.test_round_trip import STEPS, Job, adamw, assert_same
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.node.network import hold_port
-from hetagent.snapshots.folder import FOLDER, Folder
+from hetagent.snapshots.folder import FOLDER, REPLICATED_SLOTS, Folder, Stamp
 from hetagent.snapshots.node.serving import Serving
 from hetagent.snapshots.script import Snapshots
+from hetagent.snapshots.sources import Source
 
 
 class Nodes:
@@ -70,7 +71,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         yield Nodes(tmp_path, running)
 
 
-@pytest.mark.parametrize("trouble", ["none", "corrupt", "gone", "short"])
+@pytest.mark.parametrize("trouble", ["none", "corrupt", "gone", "short", "overwritten"])
 def test_it_comes_back_bit_for_bit(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     if trouble == "corrupt":
         nodes.change(0, "shared.bin")
@@ -79,6 +80,19 @@ def test_it_comes_back_bit_for_bit(nodes: Nodes, monkeypatch: pytest.MonkeyPatch
     if trouble == "short":
         shared = nodes.slot(nodes.there[0]) / "shared.bin"
         os.truncate(shared, shared.stat().st_size // 2)
+    if trouble == "overwritten":
+        index = Source.index
+
+        def overwritten(source: Source, rank: int) -> bytes:
+            text = index(source, rank)
+            if source.node == "a":
+                memory = Folder(nodes.there[0])
+                for number in range(2 * REPLICATED_SLOTS):
+                    slot = memory.begin(Stamp(1, number))
+                    (slot.path / "shared.bin").write_bytes(os.urandom(1 << 16))
+            return text
+
+        monkeypatch.setattr(Source, "index", overwritten)
     step, job = nodes.load(monkeypatch)
     assert step == STEPS
     assert_same(job.everything(), nodes.saved.everything())

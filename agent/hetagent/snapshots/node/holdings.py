@@ -129,7 +129,7 @@ def held(parts: Sequence[Part]) -> Held:
         round=first.round,
         step=first.step,
         world_size=first.world_size,
-        whole=_is_whole(parts),
+        whole=any(map(_is_whole, parts)),
         sharded=first.sharded,
         size=size,
         ranks=tuple(RankPart(rank=part.index.rank, digest=part.digest) for part in sorted(parts, key=_rank)),
@@ -141,16 +141,10 @@ def _rank(part: Part) -> int:
     return part.index.rank
 
 
-def _is_whole(parts: Iterable[Part]) -> bool:
-    """Whether all that the ranks have alike has been copied, by whichever of them."""
-    wanted: dict[str, int] = {}
-    copied: dict[str, dict[int, int]] = {}
-    for part in parts:
-        wanted.update(part.index.alike)
-        for block in part.index.tensors:
-            if block.file == SHARED:
-                copied.setdefault(block.name, {})[block.at] = block.bytes
-    return all(sum(copied.get(name, {}).values()) >= size for name, size in wanted.items())
+def _is_whole(part: Part) -> bool:
+    """Whether a worker has copied all that the ranks have alike."""
+    copied = {block.name: block.bytes for block in part.index.tensors if block.file == SHARED}
+    return all(copied.get(name, -1) >= size for name, size in part.index.alike.items())
 
 
 def _values(parts: Iterable[Part]) -> Mapping[str, str]:

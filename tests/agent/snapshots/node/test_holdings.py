@@ -27,21 +27,16 @@ def part(rank: int = 0, **more: Any) -> Part:
     return made
 
 
-def test_blocks_of_several_ranks_make_it_whole_together() -> None:
-    first = part(0, tensors=[block("a", 0, 30), block("b", 60, 40)])
-    second = part(1, tensors=[block("a", 30, 30)])
-    assert not held([first]).whole
+def test_one_rank_that_has_copied_all_that_is_alike_makes_it_whole() -> None:
+    first = part(0, tensors=[block("a", 0, 60), block("b", 60, 40)])
+    second = part(1)
+    assert held([first]).whole
     assert not held([second]).whole
+    assert not held([part(0, tensors=[block("a", 0, 60)])]).whole
     both = held([second, first])
     assert both.whole
     assert [(each.rank, each.digest) for each in both.ranks] == [(0, "d0"), (1, "d1")]
     assert (both.round, both.step, both.world_size, both.size) == (3, 120, 2, 110)
-
-
-def test_a_block_that_two_ranks_have_copied_counts_once() -> None:
-    parts = [part(rank, tensors=[block("a", 0, 30), block("b", 60, 40)]) for rank in (0, 1)]
-    assert not held(parts).whole
-    assert held(parts).size == 80
 
 
 def test_ranks_own_parts_make_nothing_whole() -> None:

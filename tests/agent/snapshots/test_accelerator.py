@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hetagent import snapshots
 from hetagent.snapshots import taking
+from hetagent.snapshots.copying import Copier
 from hetagent.snapshots.devices import Copies
 from hetagent.snapshots.folder import Folder, Stamp
 
@@ -365,13 +366,13 @@ def test_what_a_device_has_changed_meanwhile_is_no_snapshot(
     has = job.taker._copier.devices.has
     monkeypatch.setattr(job.taker._copier.devices, "has", lambda: next(told, None) or has())
     monkeypatch.setattr(type(job.taker._copier.devices), "newest", property(lambda self: 2))
-    copied = taking.Taker._copied
+    copied = Copier.copied
 
-    def late(self: taking.Taker, *args: Any, **named: Any) -> Any:
+    def late(self: Copier, *args: Any, **named: Any) -> Any:
         torch.accelerator.synchronize()
         monkeypatch.undo()
         return copied(self, *args, **named)
 
-    monkeypatch.setattr(taking.Taker, "_copied", late)
+    monkeypatch.setattr(Copier, "copied", late)
     job.snaps.save_now()
     assert_loads(tmp_path, 3, history[3])

@@ -94,13 +94,21 @@ class Source:
 
     def _asked(self, name: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         """What it answers to a request for a file; within `_heard`."""
-        if self._connection is None:
-            self._connection = http.client.HTTPConnection(
-                self._url.hostname or "", self._url.port, timeout=TIMEOUT_S
-            )
+        if self._connection is not None:
+            with contextlib.suppress(ConnectionError):  # it was closed since it was idle for long
+                return self._response(self._connection, name, headers)
+            self._connection.close()
+        self._connection = http.client.HTTPConnection(
+            self._url.hostname or "", self._url.port, timeout=TIMEOUT_S
+        )
+        return self._response(self._connection, name, headers)
+
+    def _response(
+        self, connection: http.client.HTTPConnection, name: str, headers: Mapping[str, str]
+    ) -> http.client.HTTPResponse:
         path = f"/{self.stamp.round}-{self.stamp.step}/{name}"
-        self._connection.request("GET", path, headers={**headers, "Authorization": f"Bearer {self._key}"})
-        response = self._connection.getresponse()
+        connection.request("GET", path, headers={**headers, "Authorization": f"Bearer {self._key}"})
+        response = connection.getresponse()
         if response.status not in (200, 206):
             response.read()
             raise SourceError(f"node '{self.node}' answers {response.status} to {name}")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from xxhash import xxh3_64_hexdigest
 
 from hetagent.node.network import hold_port
 from hetagent.snapshots.folder import FOLDER, REPLICATED_SLOTS, Folder, Stamp
+from hetagent.snapshots.node import serving
 from hetagent.snapshots.node.serving import Serving
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.sources import Source
@@ -96,3 +98,15 @@ def test_it_comes_back_bit_for_bit(nodes: Nodes, monkeypatch: pytest.MonkeyPatch
     step, job = nodes.load(monkeypatch)
     assert step == STEPS
     assert_same(job.everything(), nodes.saved.everything())
+
+
+def test_a_connection_that_was_closed_since_it_was_idle_is_made_anew(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving._Request, "timeout", 0.1)
+    told = json.loads((nodes.here / "start.json").read_bytes())
+    source = Source(told["sources"][0], Stamp(told["round"], told["step"]))
+    text = source.index(0)
+    time.sleep(0.5)
+    assert source.index(0) == text
+    source.close()

@@ -66,7 +66,7 @@ class Loader:
         self._folder = folder
         self._rank = rank
         self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._smalls: dict[tuple[Source, int], bytearray] = {}
+        self._smalls: dict[int, bytearray] = {}  # by rank
 
     def find(self) -> Found | None:
         """The snapshot to load; None: there is none.
@@ -149,7 +149,7 @@ class Loader:
     def _read_from(self, found: Found, source: Source, place: Place, item: ReadItem, target: Tensor) -> None:
         rank = place.file.partition(".")[0]
         if place.file == SMALL.format(rank):  # its digest is that of all of it
-            content = self._small_file(source, found.indexes[int(rank)][1])
+            content = self._small_file(found, int(rank))
             target.copy_(_part_of(view(torch.frombuffer(content, dtype=torch.uint8), place), item))
             return
         is_whole = tuple(item.lengths) == place.lengths and target.dtype == dtype_of(place)
@@ -176,25 +176,32 @@ class Loader:
     def _values(self, found: Found) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         source, index = _own(found, self._rank)
         try:
-            content = self._small_file(source, index)
+            content = self._small_file(found, index.rank)
         except SourceError as error:
             self._is_bad(found, [(source, str(error))])
         return unpack(memoryview(content)[index.values :])
 
-    def _small_file(self, source: Source, index: Index) -> bytearray:
+    def _small_file(self, found: Found, rank: int) -> bytearray:
         """`RANK.small`, once it is known to be what was written.
 
         Raises:
-            SourceError: it is not, or cannot be had.
+            SourceError: no copy is, or can be had.
         """
-        key = source, index.rank
-        if key not in self._smalls:
-            content = bytearray(index.small_bytes)
-            source.read_into(SMALL.format(index.rank), 0, memoryview(content))
-            if xxh3_64_hexdigest(content) != index.small_digest:
-                raise SourceError(f"the values of rank {index.rank} {source.where} are corrupt")
-            self._smalls[key] = content
-        return self._smalls[key]
+        if rank not in self._smalls:
+            first, index = found.indexes[rank]
+            others = (each for each in found.sources if each is not first and rank in each.ranks)
+            same = [first, *(each for each in others if each.ranks[rank] == first.ranks[rank])]
+            trouble: SourceError | None = None
+            for source in same:
+                try:
+                    self._smalls[rank] = _small_of(source, index)
+                    break
+                except SourceError as error:
+                    trouble = trouble or error
+            else:
+                assert trouble is not None
+                raise trouble
+        return self._smalls[rank]
 
     def _is_bad(self, found: Found, trouble: Sequence[tuple[Source | None, str]]) -> None:
         """No copy is good: tell the agent, which has another one taken.
@@ -219,6 +226,14 @@ def _part_of(tensor: Tensor, item: ReadItem) -> Tensor:
     """What is to be read of a piece."""
     ranges = zip(item.storage_offsets, item.lengths, strict=True)
     return tensor[tuple(slice(at, at + length) for at, length in ranges)]
+
+
+def _small_of(source: Source, index: Index) -> bytearray:
+    content = bytearray(index.small_bytes)
+    source.read_into(SMALL.format(index.rank), 0, memoryview(content))
+    if xxh3_64_hexdigest(content) != index.small_digest:
+        raise SourceError(f"the values of rank {index.rank} {source.where} are corrupt")
+    return content
 
 
 def _add(found: Found, source: Source, index: Index) -> None:

@@ -12,6 +12,7 @@ from tests.agent.snapshots.test_round_trip import STEPS, Job, adamw, assert_same
 from xxhash import xxh3_64_hexdigest
 
 from hetagent.node.network import hold_port
+from hetagent.snapshots import SnapshotError
 from hetagent.snapshots.folder import FOLDER, REPLICATED_SLOTS, Folder, Stamp
 from hetagent.snapshots.node import serving
 from hetagent.snapshots.node.serving import Serving
@@ -73,7 +74,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         yield Nodes(tmp_path, running)
 
 
-@pytest.mark.parametrize("trouble", ["none", "corrupt", "gone", "short", "overwritten"])
+@pytest.mark.parametrize("trouble", ["none", "corrupt", "gone", "short"])
 def test_it_comes_back_bit_for_bit(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     if trouble == "corrupt":
         nodes.change(0, "shared.bin")
@@ -82,22 +83,29 @@ def test_it_comes_back_bit_for_bit(nodes: Nodes, monkeypatch: pytest.MonkeyPatch
     if trouble == "short":
         shared = nodes.slot(nodes.there[0]) / "shared.bin"
         os.truncate(shared, shared.stat().st_size // 2)
-    if trouble == "overwritten":
-        index = Source.index
-
-        def overwritten(source: Source, rank: int) -> bytes:
-            text = index(source, rank)
-            if source.node == "a":
-                memory = Folder(nodes.there[0])
-                for number in range(2 * REPLICATED_SLOTS):
-                    slot = memory.begin(Stamp(1, number))
-                    (slot.path / "shared.bin").write_bytes(os.urandom(1 << 16))
-            return text
-
-        monkeypatch.setattr(Source, "index", overwritten)
     step, job = nodes.load(monkeypatch)
     assert step == STEPS
     assert_same(job.everything(), nodes.saved.everything())
+
+
+def test_what_is_overwritten_while_it_is_read_is_not_loaded(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Source.index
+
+    def overwritten(source: Source, rank: int) -> bytes:
+        text = index(source, rank)
+        for folder in nodes.there:
+            for number in range(REPLICATED_SLOTS):
+                slot = Folder(folder).begin(Stamp(1, number))
+                (slot.path / "shared.bin").write_bytes(os.urandom(1 << 16))
+        return text
+
+    monkeypatch.setattr(Source, "index", overwritten)
+    with pytest.raises(
+        SnapshotError, match=r"the snapshot of step 4 .* cannot be loaded: node '.' answers 404"
+    ):
+        nodes.load(monkeypatch)
 
 
 def test_a_connection_that_was_closed_since_it_was_idle_is_made_anew(

@@ -212,20 +212,6 @@ def poll(node: Node) -> bool:
     return bool(select.select([node.room], [], [], 0)[0])
 
 
-def test_what_is_saved_without_a_pipe_counts_and_is_served(nodes: Callable[..., Node]) -> None:
-    """Scripts that save by torch.distributed.checkpoint open nothing."""
-    node = nodes(serving=True)
-    node.enters(nnodes=2)
-    node.room.look()
-    assert node.line.asked == []
-    node.part((4, 80))
-    node.room.look()
-    [(request, _)] = node.line.asked
-    assert request.holdings.held[0].step == 80
-    assert node.serving is not None
-    assert node.serving.port > 0
-
-
 def test_a_server_that_knows_no_snapshots_is_told_once(node: Node) -> None:
     node.enters()
     os.close(node.opens())

@@ -137,7 +137,7 @@ def test_a_hang_that_somebody_ends_is_named_where_its_time_is_accounted_for(
         for name, slots in PAIR.items():
             job.agent(name, slots, script=str(script))
         job.wait_for(lambda: (job.group().get("current_round") or {}).get("stall"), "a hang")
-        assert hetctl.run(["get", "job", "--ranks", "--server", job.server.url]) == 0
+        hetctl.cli(["get", "job", "--ranks", "--server", job.server.url], standalone_mode=False)
         shown = capsys.readouterr().out
         assert re.findall(r"^ +\d +\w +(waits|waited for|runs) ", shown, re.MULTILINE) == [
             "waits",

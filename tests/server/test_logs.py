@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from hetrdzv.api.refused import EVERY_S, MOST_LOGGED, RefusalLog
-from hetrdzv.cli import logs
 from hetrdzv.cli.logs import JsonFormatter, TextFormatter
 from hetrdzv.core.commands import Cancel, Leave
 from hetrdzv.protocol.errors import StaleRound, Unauthorized
@@ -153,31 +151,6 @@ def test_a_traceback_cannot_be_taken_for_lines_of_the_log() -> None:
     assert LINE.fullmatch(first)
     assert trace[-1].endswith("forged\\x1b[0m")
     assert all(line.startswith("    ") for line in trace)
-
-
-@pytest.mark.parametrize("style", ["text", "json"])
-def test_dropped_lines_are_counted_in_a_line_like_others(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader stalls at the first line, while more come than are kept."""
-    written: list[str] = []
-    stalled, go_on = threading.Event(), threading.Event()
-
-    def write(text: str) -> None:
-        written.append(text)
-        stalled.set()
-        assert go_on.wait(30)
-
-    monkeypatch.setattr(logs, "LINES_KEPT", 2)
-    monkeypatch.setattr(logs, "_write", write)
-    with logs.logging_to_stderr("info", style):
-        log = logging.getLogger("hetrdzv.x")
-        log.info("one")
-        assert stalled.wait(30)
-        for number in range(5):
-            log.info("more %d", number)
-        go_on.set()
-    lines = "".join(written).splitlines()
-    messages = [json.loads(line)["message"] if style == "json" else LINE.fullmatch(line)[2] for line in lines]  # type: ignore[index]
-    assert messages == ["one", "3 lines of the log were dropped, since nobody read them", "more 0", "more 1"]
 
 
 def test_a_line_of_json_has_the_facts() -> None:

@@ -63,7 +63,7 @@ async def test_groups_that_all_agents_left_make_room_for_others() -> None:
     async with serving(clock=clock, limits=QUICK) as (service, store):
         for name in ("a", "b", "c"):
             await left(service, name)
-        with pytest.raises(TooManyGroups, match="--keep-idle"):
+        with pytest.raises(TooManyGroups, match="--keep-finished"):
             await service.execute("next", join("x"))
         assert await swept(service, clock, 90.0) == ["a", "b", "c"]
         assert await swept(service, clock, 10.0) == []

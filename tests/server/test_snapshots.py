@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
 from hetrdzv.cli import hetctl
-from hetrdzv.cli.hetctl.snapshots import size, view
+from hetrdzv.cli.hetctl.snapshots import view
 from hetrdzv.client import Client
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.rooms.snapshots import (
@@ -55,40 +56,38 @@ async def hold(url: str) -> None:
                 await client.ask(SNAPSHOTS, group, "gpu1", body)
 
 
-def shown(server: Hetserver, capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> str:
-    assert hetctl.run([*argv, "--server", server.url]) == status
-    out, err = capsys.readouterr()
-    assert "secret" not in out + err
-    return " ".join((out or err).split())
+def shown(server: Hetserver, *argv: str, status: int = 0) -> str:
+    result = CliRunner().invoke(hetctl.cli, [*argv, "--server", server.url])
+    assert result.exit_code == status
+    assert "secret" not in result.output
+    return " ".join(result.output.split())
 
 
-def test_snapshots_are_listed_and_one_is_chosen(
-    server: Hetserver, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_snapshots_are_listed_and_one_is_chosen(server: Hetserver) -> None:
     table = (
         "STEP ROUND COMPLETE SIZE NODES WHY NOT "
         "30 1 no 2.5 GB gpu1 no node has all that its ranks have alike "
         "20 1 yes 2.5 GB gpu1 - 10 1 yes 2.5 GB gpu1 - "
     )
-    described = shown(server, capsys, "describe", "bert")
+    described = shown(server, "describe", "bert")
     assert f"{table}the next round begins from step 20 of round 1" in described
-    assert "GONE SNAPSHOT WHY bert" in (wide := shown(server, capsys, "get", "groups", "-o", "wide"))
+    assert "GONE SNAPSHOT WHY bert" in (wide := shown(server, "get", "groups", "-o", "wide"))
     assert " 0 step 20 round 1" in wide
     assert " 0 - round 1" in wide
-    refused = shown(server, capsys, "restart", "bert", "--from", "30", status=1)
+    refused = shown(server, "restart", "bert", "--from", "30", status=1)
     assert refused == (
-        "hetctl: group 'bert' has no complete snapshot of step 30; there are those of step 20, 10"
+        "Error: group 'bert' has no complete snapshot of step 30; there are those of step 20, 10"
     )
-    assert "group 'bert' restarts" in shown(server, capsys, "restart", "bert", "--from", "10")
-    described = shown(server, capsys, "describe", "bert")
+    assert "group 'bert' restarts" in shown(server, "restart", "bert", "--from", "10")
+    described = shown(server, "describe", "bert")
     assert "the next round begins from step 10 of round 1, which was chosen with restart --from" in described
     assert "step 10 is safe (gpu1)" in described
-    reply = json.loads(shown(server, capsys, "describe", "bert", "--json"))["snapshots"]
+    reply = json.loads(shown(server, "describe", "bert", "--json"))["snapshots"]
     assert (reply["next"], reply["wanted"]) == ({"round": 1, "step": 10, "origin": None}, True)
 
 
-def test_without_snapshots_that_is_said(server: Hetserver, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "snapshot" not in shown(server, capsys, "describe", "plain")
+def test_without_snapshots_that_is_said(server: Hetserver) -> None:
+    assert "snapshot" not in shown(server, "describe", "plain")
 
 
 @pytest.mark.parametrize(("safe", "otherwise"), [(10, "from step 10"), (None, "anew")])
@@ -100,8 +99,3 @@ def test_what_is_not_copied_yet_is_not_all_that_is_told(safe: int | None, otherw
     assert str(last) == f"the next round begins from step 20 of round 1, or {otherwise} if a node is lost"
     *_, last = view(replace(reply, safe=newest))
     assert str(last) == "the next round begins from step 20 of round 1"
-
-
-def test_bytes_as_people_know_them() -> None:
-    sizes = (999, 1_500, 2_340_000, 1e9, 3.21e13)
-    assert [size(of) for of in sizes] == ["999 B", "1.5 kB", "2.34 MB", "1 GB", "32.1 TB"]

@@ -25,7 +25,6 @@ from hetrdzv.cli import etcd, hetctl, hetserver
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.requests.joining import JoinRequest
-from hetrdzv.settings import Settings
 from tests.server.test_hetserver import start_and_stop
 from tests.support.certificates import Authority, Tls
 from tests.support.cluster import wait_for
@@ -124,11 +123,10 @@ async def test_who_closes_before_it_speaks_tls_may_only_be_busy() -> None:
 
 
 def test_hetctl_does_not_take_a_server_that_it_does_not_trust_for_none(
-    server: Hetserver, capsys: pytest.CaptureFixture[str]
+    server: Hetserver,
 ) -> None:
-    assert hetctl.run(["get", "--server", server.url]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"hetctl: no TLS connection ({server.url}: TLS error: ")
+    said = CliRunner().invoke(hetctl.cli, ["get", "--server", server.url]).stderr
+    assert said.startswith(f"Error: no TLS connection ({server.url}: TLS error: ")
     assert said.endswith("give --ca-cert with the CA that signed it)\n")
 
 
@@ -427,7 +425,7 @@ def test_a_client_says_which_file_is_wrong(
     named = says.replace("--ca-cert {", "HET_CA_CERT {")
     assert named.format(**odd) in str(error.value)
     words = [word for name, file in files.items() for word in (f"--{name.replace('_', '-')}", odd[file])]
-    assert hetctl.run(["get", "--server", "https://h:1", *words]) == 1
+    assert CliRunner().invoke(hetctl.cli, ["get", "--server", "https://h:1", *words]).exit_code == 1
 
 
 def test_the_way_shown_to_nodes_has_what_they_need(mine: Tls, tmp_path: Path) -> None:
@@ -456,7 +454,7 @@ def test_a_server_asks_clients_only_where_it_was_told(mine: Tls) -> None:
         ("http://head:29400", "http://head:29400"),
     ],
 )
-def test_what_a_server_with_tls_advertises(given: str | None, advertised: str, mine: Tls) -> None:
+def test_what_a_server_with_tls_advertises(given: str | None, advertised: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        found = etcd.advertised(given, Settings(tls_cert=mine.cert), listener)
+        found = etcd.advertised(given, listener, tls=True)
         assert found.startswith(advertised)

@@ -1,9 +1,8 @@
-"""How hetserver logs: one line per record on stderr, as text or JSON, without waiting for whoever reads them."""
+"""How hetserver logs: one line per record on stderr, as text or JSON."""
 
 import contextlib
 import json
 import logging
-import os
 import queue
 import sys
 import threading
@@ -11,17 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
-LINES_KEPT = 10_000
-"""How many lines may wait for a reader that stalls; further ones are dropped and counted."""
+MAX_LINES = 10_000
+"""How many lines may wait for a reader that stalls; further ones are dropped."""
 
-PATIENCE_S = 2.0
+STALLED_S = 2.0
 """How long the end of the program waits for such a reader (seconds)."""
 
 LONGEST = 2_000
 """Characters of a message; some texts come from clients."""
-
-QUIET = ("asyncio", "httpcore", "httpx", "uvicorn")
-"""Libraries whose own chatter is logged from warnings on only."""
 
 
 @contextmanager
@@ -32,13 +28,13 @@ def logging_to_stderr(level: str, style: str) -> Iterator[None]:
         level: `debug`, `info`, `warning` or `error`.
         style: `text` or `json`.
     """
-    handler = _Handler()
+    handler = StderrHandler()
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     root = logging.getLogger()
     before = root.level
     root.setLevel(level.upper())
     root.addHandler(handler)
-    for name in QUIET:
+    for name in ("asyncio", "httpcore", "httpx", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         yield
@@ -54,11 +50,10 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
         at = _at(record).isoformat(" ", "milliseconds")[:23]
-        line = f"{at} {record.levelname} hetserver: {message_of(record)}"
-        if not record.exc_info:
-            return line
-        trace = (f"    {_printable(row)}" for row in self.formatException(record.exc_info).splitlines())
-        return "\n".join([line, *trace])
+        lines = [f"{at} {record.levelname} hetserver: {message_of(record)}"]
+        if record.exc_info:
+            lines += [f"    {_printable(row)}" for row in self.formatException(record.exc_info).splitlines()]
+        return "\n".join(lines)
 
 
 class JsonFormatter(logging.Formatter):
@@ -81,8 +76,7 @@ class JsonFormatter(logging.Formatter):
 def message_of(record: logging.LogRecord) -> str:
     """The message of a record as one line of bounded length: what a client has sent must not look like another line."""
     text = record.getMessage()
-    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-    return _printable(text)
+    return _printable(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
 
 
 def _printable(text: str) -> str:
@@ -93,56 +87,27 @@ def _at(record: logging.LogRecord) -> datetime:
     return datetime.fromtimestamp(record.created).astimezone()
 
 
-class _Handler(logging.Handler):
+class StderrHandler(logging.Handler):
     """Writes in a thread of its own: a reader that stalls (a pager, a full pipe) must not stop the server."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines: queue.Queue[str | None] = queue.Queue(LINES_KEPT)
-        self._dropped = 0
-        self._thread = threading.Thread(target=self._write_forever, name="hetserver-log", daemon=True)
+        self._lines: queue.Queue[str | None] = queue.Queue(MAX_LINES)
+        self._thread = threading.Thread(target=self._write, name="hetserver-log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            line = self.format(record)
-        except Exception:
-            self.handleError(record)
-            return
-        try:
-            self._lines.put_nowait(line)
-        except queue.Full:
-            self._dropped += 1
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(self.format(record))
 
     def close(self) -> None:
         with contextlib.suppress(queue.Full):
-            self._lines.put(None, timeout=PATIENCE_S)
-        self._thread.join(PATIENCE_S)
+            self._lines.put(None, timeout=STALLED_S)
+        self._thread.join(STALLED_S)
         super().close()
 
-    def _write_forever(self) -> None:
+    def _write(self) -> None:
         while (line := self._lines.get()) is not None:
-            dropped, self._dropped = self._dropped, 0
-            if dropped:
-                line = f"{self.format(_dropped(dropped))}\n{line}"
-            _write(f"{line}\n")
-
-
-def _dropped(count: int) -> logging.LogRecord:
-    about = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
-    return logging.makeLogRecord(
-        {**about, "msg": f"{count} lines of the log were dropped, since nobody read them"}
-    )
-
-
-def _write(text: str) -> None:
-    if sys.stderr is None:  # closed when this process was started
-        return
-    try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except (OSError, ValueError):  # nobody will ever read it
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stderr.fileno())
-            os.close(nowhere)
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()

@@ -12,12 +12,10 @@ from hetrdzv.auth.tokens import Grant
 from hetrdzv.core.commands import Cancel, Command, Drain, Restart, Undrain
 from hetrdzv.core.model import Group
 from hetrdzv.dashboard.render import HEADERS, page
-from hetrdzv.protocol.requests.plans import Changes, Plan
-from hetrdzv.protocol.states import OVER
-from hetrdzv.protocol.texts.phrasing import count, names
-from hetrdzv.protocol.texts.times import Clock
+from hetrdzv.protocol.requests.plans import Changes
+from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.service.service import Service
-from hetrdzv.words.reasons import ended, why
+from hetrdzv.words.plans import sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Action:
         group, node_id = _named(request, service)
         if self.changes is not None:
             plan = await service.plans.plan(group, self.changes(node_id), service.now())
-            lines = told(plan)
+            lines = list(sentences(plan))
         else:
             lines = self.warns(group, node_id)
         title = f"{self.verb} {node_id or group.group_id}?"
@@ -98,33 +96,3 @@ NODE_ACTIONS: Mapping[str, Action] = {
     ),
 }
 """By the last words of their paths."""
-
-
-def told(plan: Plan) -> list[str]:
-    """A plan in a few sentences."""
-    if plan.state in OVER:
-        return [f"Nothing changes: the job is over, it {ended(plan.state)}."]
-    lines = []
-    if plan.stops:
-        lines.append(f"Workers of {names(plan.stops)} are stopped for good.")
-    if plan.restarted:
-        lines.append(f"Workers of {names(plan.restarted)} are stopped and started again.")
-    if plan.world_size and plan.round != plan.was_round:
-        size = (
-            f"{plan.was_world_size} to {plan.world_size}"
-            if plan.was_world_size != plan.world_size
-            else (f"{plan.world_size}, as before")
-        )
-        lines.append(f"Round {plan.round} follows, with {plan.master} as master. World size: {size}.")
-    elif plan.world_size:
-        lines.append(f"Round {plan.round} goes on.")
-    else:
-        lines.append(f"Then no round runs: {why(plan.reason, Clock(plan.clock))}.")
-    if plan.moves:
-        lines.append(f"Ranks change on {names(plan.moves)}.")
-    if plan.spares and plan.world_size:
-        lines.append(f"Spare: {names(spare.node_id for spare in plan.spares)}.")
-    if plan.in_s >= 1:
-        lines.append(f"Before that, the group waits for about {plan.in_s:.0f} s.")
-    lines.append(f"Restarts used after that: {plan.restarts}.")
-    return lines

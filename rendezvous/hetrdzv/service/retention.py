@@ -26,7 +26,7 @@ def require_room(ledger: Ledger, limits: Limits) -> None:
     if not ledger.has_room(limits.max_groups):
         raise TooManyGroups(
             f"this server keeps {limits.max_groups} groups and may keep no more: delete some (hetctl delete GROUP), "
-            f"or start hetserver with a shorter --keep-finished or --keep-idle"
+            f"or start hetserver with a shorter --keep-finished"
         )
 
 

@@ -1,6 +1,5 @@
 """hetctl dashboard: the address that it prints, with a real hetserver, and from one that does not lead."""
 
-import webbrowser
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -8,6 +7,7 @@ from threading import Thread
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
 from hetrdzv.cli import hetctl
 from tests.support.servers import Hetserver
@@ -37,15 +37,14 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def link(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def link() -> Callable[..., str]:
     """Runs `hetctl dashboard`; returns the address that it prints."""
 
     def run(*argv: str) -> str:
-        status = hetctl.run(["dashboard", *argv])
-        out, err = capsys.readouterr()
-        assert (status, err) == (0, "")
-        assert TOKEN not in out
-        return out.strip()
+        result = CliRunner().invoke(hetctl.cli, ["dashboard", *argv])
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert TOKEN not in result.stdout
+        return result.stdout.strip()
 
     return run
 
@@ -90,12 +89,11 @@ def test_it_opens_where_there_is_a_screen(
     server: Hetserver, monkeypatch: pytest.MonkeyPatch, link: Callable[..., str]
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr("click.launch", opened.append)
     monkeypatch.setenv("DISPLAY", ":0")
     link("--server", server.url)
     assert opened == []  # its output is not a terminal
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert hetctl.run(["dashboard", "--server", server.url]) == 0
-    assert len(opened) == 1
-    assert hetctl.run(["dashboard", "--server", server.url, "--no-open"]) == 0
-    assert len(opened) == 1
+    for more in ([], ["--no-open"]):
+        hetctl.cli(["dashboard", "--server", server.url, *more], standalone_mode=False)
+        assert opened == [f"{server.url}/"]

@@ -1,5 +1,5 @@
 """hetctl: inspect groups and act on them. Start in main.py; each subcommand is in the module of its subject."""
 
-from hetrdzv.cli.hetctl.main import cli, main, run
+from hetrdzv.cli.hetctl.main import cli
 
-__all__ = ["cli", "main", "run"]
+__all__ = ["cli"]

@@ -2,28 +2,26 @@
 
 import os
 import sys
-import webbrowser
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 import click
 
-from hetrdzv.cli.hetctl import plan, tables
-from hetrdzv.cli.hetctl.calls import call, print_json, standing, stands, tell
-from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, GROUP_ID, NODE, ScriptLast, Typed, command, shared
+from hetrdzv.cli.hetctl import tables
+from hetrdzv.cli.hetctl.calls import call, look, say, standing, stands
+from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, ID, NODE, command, shared
+from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
-from hetrdzv.protocol.errors import Problem, UnknownGroup
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes
 from hetrdzv.protocol.rooms.snapshots import USE_SNAPSHOT, UseRequest
-from hetrdzv.protocol.settings import METAVARS, SETTINGS, GroupSpec, Setting
+from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
 from hetrdzv.protocol.texts.phrasing import count
-from hetrdzv.settings import ParamType
+from hetrdzv.words.plans import sentences
 
 NNODES, WORLD_SIZE = Typed("N|MIN:MAX", typed.nodes), Typed("N|MIN:MAX", typed.world_size)
 
@@ -44,76 +42,42 @@ def settings_of_a_group(function: _F) -> _F:
     for setting in SETTINGS.values():
         if setting.has_flag:
             text = f"{setting.help} (default: {setting.shown_default})"
-            flag = f"--{setting.name.replace('_', '-')}"
-            flags.append(click.option(flag, type=flag_type(setting), help=text))
+            flags.append(
+                click.option(f"--{setting.name.replace('_', '-')}", type=flag_type(setting), help=text)
+            )
     for add in reversed(flags):
         function = add(function)
     return function
 
 
-def spec_of(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the flags of `settings_of_a_group` give, by name."""
-    spec = dict(flags)
-    for flag, fields in (
-        ("nnodes", ("min_nodes", "max_nodes")),
-        ("world_size", ("min_world_size", "max_world_size")),
-    ):
-        if (bounds := spec.pop(flag)) is not None:
-            spec |= zip(fields, bounds, strict=True)
-    return {name: value for name, value in spec.items() if value is not None}
-
-
-def flag_type(setting: Setting) -> ParamType:
+def flag_type(setting: Setting) -> click.ParamType:  # type: ignore[type-arg]
     """What the flag of a setting takes."""
     if setting.choices:
         return click.Choice(setting.choices)
     return Typed(setting.metavar or METAVARS[setting.kind], partial(typed.setting, setting))
 
 
-@command("Create a group.", ScriptLast)
+@command("Create a group.")
 @GROUP
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]")
 @settings_of_a_group
-@DRY_RUN
-def create(group: str, command: tuple[str, ...], dry_run: bool, **fields: object) -> None:
+def create(
+    group: str,
+    command: tuple[str, ...],
+    nnodes: tuple[int, int] | None,
+    world_size: tuple[int | None, int | None] | None,
+    **spec: object,
+) -> None:
     """Create GROUP with the given settings and the defaults for the others.
 
     Agents that are started without a script run SCRIPT. If the group exists, its settings must be the same.
     """
-    spec = spec_of(fields)
-    if command:
-        spec["command"] = command
-    if dry_run:
-        _create_dry(group, spec)
-        return
-    reply = call(lambda client: client.put(group, SpecFields(**spec)))
-    tell(reply, f"group '{group}' exists, {standing(reply)}")
-
-
-def _create_dry(group: str, given: Mapping[str, Any]) -> None:
-    """Check settings, and say whether the group exists and has others."""
-    settings = asdict(GroupSpec(**given))
-
-    async def ask(client: Client) -> GroupReply | None:
-        try:
-            return await client.group(group)
-        except Problem as problem:
-            if problem.code != UnknownGroup.code:
-                raise
-            return None
-
-    there = call(ask)
-    for name, value in given.items():
-        has = there.spec.get(name) if there is not None else value
-        if has != value and has != list(value if isinstance(value, tuple) else ()):
-            raise click.ClickException(f"group '{group}' exists with {name}={has}, not {value}")
-    if shared().as_json:
-        print_json({"group_id": group, "exists": there is not None, "spec": settings})
-    elif there is not None:
-        tables.write(f"nothing: group '{group}' exists with these settings")
-    else:
-        chosen = ", ".join(f"{name}={settings[name]}" for name in given) or "defaults only"
-        tables.write(tables.one_line(f"group '{group}' would be created: {chosen}"))
+    spec["min_nodes"], spec["max_nodes"] = nnodes or (None, None)
+    spec["min_world_size"], spec["max_world_size"] = world_size or (None, None)
+    spec["command"] = command or None
+    given: dict[str, Any] = {name: value for name, value in spec.items() if value is not None}
+    reply = call(lambda client: client.put(group, SpecFields(**given)))
+    say(reply, f"group '{group}' exists, {standing(reply)}")
 
 
 @command("End a group's round so that another forms.")
@@ -136,7 +100,7 @@ def restart(group: str, step: int | None, dry_run: bool) -> None:
             raise click.UsageError(
                 "--dry-run does not show what --from would do: hetctl describe lists the snapshots"
             )
-        plan.show(group, Changes(restart=True))
+        _plan(group, Changes(restart=True))
         return
 
     async def ask(client: Client) -> GroupReply:
@@ -145,7 +109,7 @@ def restart(group: str, step: int | None, dry_run: bool) -> None:
         return await client.restart(group)
 
     reply = call(ask)
-    tell(reply, f"group '{group}' restarts, {standing(reply)}")
+    say(reply, f"group '{group}' restarts, {standing(reply)}")
 
 
 @command("End a group's job.")
@@ -157,14 +121,14 @@ def cancel(group: str) -> None:
     """
     reply = call(lambda client: client.cancel(group))
     if reply.state != GroupState.CANCELLED:
-        tell(
+        say(
             reply,
             f"group '{group}' is going to be cancelled, {standing(reply)}; to wait no longer: cancel it again",
         )
         return
     live = reply.counts.nodes
     stopping = f"; {count(live, 'node')} told to stop" if live else ""
-    tell(reply, f"group '{group}' is cancelled{stopping}")
+    say(reply, f"group '{group}' is cancelled{stopping}")
 
 
 @command("Forget a group.")
@@ -186,10 +150,10 @@ def delete(group: str) -> None:
 def drain(group: str, node: str, dry_run: bool) -> None:
     """Take NODE out of GROUP until it is undrained; its agent exits with 4."""
     if dry_run:
-        plan.show(group, Changes(drain=(node,)))
+        _plan(group, Changes(drain=(node,)))
         return
     reply = call(lambda client: client.drain(group, node))
-    tell(reply, f"node '{node}' is drained; group '{group}' {stands(reply)}")
+    say(reply, f"node '{node}' is drained; group '{group}' {stands(reply)}")
 
 
 @command("Let a drained node join again.")
@@ -198,14 +162,18 @@ def drain(group: str, node: str, dry_run: bool) -> None:
 def undrain(group: str, node: str) -> None:
     """Let NODE join GROUP again."""
     reply = call(lambda client: client.undrain(group, node))
-    tell(reply, f"node '{node}' may join group '{group}' again: start its agent there if it has exited")
+    say(reply, f"node '{node}' may join group '{group}' again: start its agent there if it has exited")
+
+
+def _plan(group: str, changes: Changes) -> None:
+    look(lambda client: client.plan(group, changes), lambda plan: map(tables.one_line, sentences(plan)))
 
 
 # -- the page ----------------------------------------------------------------------------------------------
 
 
 @command("Open the dashboard in a browser.")
-@click.argument("group", type=GROUP_ID, required=False)
+@click.argument("group", type=ID, required=False)
 @click.option("--no-open", is_flag=True, help="Only print the address.")
 def dashboard(group: str | None, no_open: bool) -> None:
     """Print the address of the dashboard, or of the page of GROUP, and open it where there is a browser.
@@ -219,12 +187,6 @@ def dashboard(group: str | None, no_open: bool) -> None:
 
     url = f"{call(ask)}/{f'groups/{group}' if group is not None else ''}"
     tables.write(url)
-    if not no_open and sys.stdout.isatty() and has_browser():
-        webbrowser.open(url)
-
-
-def has_browser() -> bool:
-    """Whether there is a screen: a browser in the terminal would take it away from the shell."""
-    return sys.platform in ("darwin", "win32") or bool(
-        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    )
+    has_screen = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if has_screen and sys.stdout.isatty() and not no_open:  # a browser in the terminal would take it away
+        click.launch(url)

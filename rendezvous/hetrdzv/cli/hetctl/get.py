@@ -1,6 +1,6 @@
-"""The subcommand get: groups or nodes, one per row, as kubectl lists things."""
+"""The subcommand get: groups or nodes, one per row, as kubectl lists things; or one group."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import click
@@ -10,73 +10,56 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import group as one_group
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import look
-from hetrdzv.cli.hetctl.options import GROUP_ID, WATCH, command, shared
+from hetrdzv.cli.hetctl.options import ID, WATCH, command, shared
 from hetrdzv.client import Client
-from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, NodeReply
+from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply
 from hetrdzv.protocol.urgency import urgency
-from hetrdzv.settings import ParamType
 
 KINDS = {"groups": "groups", "group": "groups", "nodes": "nodes", "node": "nodes"}
 """What can be listed; one of it is as good as many."""
 
 
-class _KindOrGroup(ParamType):
-    """What to list, or the group to show."""
-
-    name = "what"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return KINDS[value] if value in KINDS else GROUP_ID.convert(value, param, ctx)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NodesReply:
-    """The nodes of some groups, as `--json` shows them."""
-
-    groups: dict[str, tuple[NodeReply, ...]]
-
-
 @command("List groups or nodes, or show a group.", outputs=("wide", "name"))
-@click.argument("what", type=_KindOrGroup(), metavar="[groups|nodes] [GROUP]", default="groups")
-@click.argument("group", type=GROUP_ID, required=False, metavar="")
+@click.argument("what", metavar="[groups|nodes] [GROUP]", default="groups", type=ID)
+@click.argument("group", type=ID, required=False, metavar="")
 @click.option("--ranks", is_flag=True, help="Also show how far each worker has come.")
 @WATCH
 def get(what: str, group: str | None, ranks: bool, watch: bool) -> None:
     """List all groups, or all nodes (of GROUP only, if it is named); or show GROUP with its nodes."""
-    is_list = what in KINDS
-    if ranks and is_list:
-        raise click.UsageError("--ranks needs a group, without groups or nodes before it")
-    if group is not None and not is_list:
+    kind = KINDS.get(what)
+    if kind is None and group is not None:
         raise click.UsageError(f"'{what}' is neither groups nor nodes, so no group comes after it")
-    if not is_list:
+    if ranks and kind is not None:
+        raise click.UsageError("--ranks needs a group, without groups or nodes before it")
+    if kind is None:
         look(lambda client: client.group(what), lambda reply: _group_view(reply, ranks=ranks), watch=watch)
-    elif what == "groups":
+    elif kind == "groups":
         look(lambda client: _groups(client, group), _groups_view, watch=watch)
     else:
-        look(lambda client: _nodes(client, group), lambda reply: _nodes_view(reply, group), watch=watch)
+        look(lambda client: _full(client, group), lambda reply: _nodes_view(reply, group), watch=watch)
 
 
 async def _groups(client: Client, group: str | None) -> GroupsReply:
-    if group is None:
-        return await client.groups()
-    return GroupsReply(groups=(await client.group(group),))
+    return await client.groups() if group is None else GroupsReply(groups=(await client.group(group),))
 
 
-async def _nodes(client: Client, group: str | None) -> _NodesReply:
-    nodes: dict[str, tuple[NodeReply, ...]] = {}
-    names = [group] if group is not None else await _served(client)
-    for name in names:
-        reply: GroupReply = await client.group(name)
-        nodes[name] = reply.nodes
-    return _NodesReply(groups=nodes)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullGroups:
+    """Groups with their nodes: the API's reply of each."""
+
+    groups: tuple[GroupReply, ...]
 
 
-async def _served(client: Client) -> list[str]:
-    return [group.group_id for group in (await client.groups()).groups if group.state != QUARANTINED]
+async def _full(client: Client, group: str | None) -> FullGroups:
+    served = (each.group_id for each in (await _groups(client, group)).groups if each.state != QUARANTINED)
+    return FullGroups(groups=tuple([await client.group(group_id) for group_id in served]))
 
 
-def _group_view(reply: GroupReply, *, ranks: bool) -> Iterable[RenderableType]:
-    return [Text(reply.group_id)] if shared().output == "name" else one_group.group_view(reply, ranks=ranks)
+def _group_view(reply: GroupReply, *, ranks: bool) -> Iterator[RenderableType]:
+    if shared().output == "name":
+        yield Text(reply.group_id)
+    else:
+        yield from one_group.group_view(reply, ranks=ranks)
 
 
 def _groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
@@ -89,14 +72,12 @@ def _groups_view(reply: GroupsReply) -> Iterator[RenderableType]:
         yield Text(tables.NO_GROUPS)
 
 
-def _nodes_view(reply: _NodesReply, group: str | None) -> Iterator[RenderableType]:
-    pairs = [(name, node) for name, group_nodes in reply.groups.items() for node in group_nodes]
+def _nodes_view(reply: FullGroups, only: str | None) -> Iterator[RenderableType]:
+    found = [(group.group_id, node) for group in reply.groups for node in group.nodes]
     if shared().output == "name":
-        yield from (
-            Text(node.node_id if group is not None else f"{name}/{node.node_id}") for name, node in pairs
-        )
-    elif pairs:
-        groups, nodes = zip(*pairs, strict=True)
-        yield one_group.nodes_table(nodes, () if group else groups, wide=shared().output == "wide")
+        yield from (Text(node.node_id if only else f"{name}/{node.node_id}") for name, node in found)
+    elif found:
+        groups = () if only else [name for name, _ in found]
+        yield one_group.nodes_table([node for _, node in found], groups, wide=shared().output == "wide")
     else:
-        yield Text("no nodes" if group is None else f"group '{group}' has no nodes")
+        yield Text("no nodes")

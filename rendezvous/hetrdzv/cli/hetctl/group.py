@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.shares import shares_of, weight_of
 from hetrdzv.protocol.directive import RootCauseReply
 from hetrdzv.protocol.pages import GroupReply, NodeReply, RoundReply, WorkerReply
 from hetrdzv.protocol.texts.phrasing import count, percent
@@ -24,9 +23,6 @@ TRACEBACK_LINES = 20
 
 FINE = frozenset({"running", "starting", "ready", "spare", "succeeded"})
 """States of nodes that need no explanation."""
-
-MOST_ROWS = 64
-"""How many nodes and workers are shown where not all were asked for."""
 
 
 def group_view(
@@ -42,23 +38,26 @@ def group_view(
     yield _heading(group, explained)
     if group.nodes:
         yield ""
-        few = group.nodes if most is None else nsmallest(most, group.nodes, key=_is_fine)
-        yield nodes_table([node for node in group.nodes if node in few] if few is not group.nodes else few)
-        if more := len(group.nodes) - len(few):
-            yield Text(f"and {count(more, 'more node')}: hetctl get {group.group_id}")
+        few = nsmallest(most or len(group.nodes), group.nodes, key=_is_fine)
+        yield nodes_table([node for node in group.nodes if node in few])
+        yield from _more(group, "node", len(group.nodes) - len(few), "")
     if ranks:
         yield ""
-        workers = group.current_round.workers if group.current_round is not None else ()
-        if group.current_round is not None and workers:
-            shown = nsmallest(most or len(workers), workers, key=holds_up)
-            yield _workers_table(group.current_round, shown)
-            if more := len(workers) - len(shown):
-                yield Text(f"and {count(more, 'more worker')}: hetctl get {group.group_id} --ranks")
+        current = group.current_round
+        if current is not None and current.workers:
+            shown = nsmallest(most or len(current.workers), current.workers, key=holds_up)
+            yield _workers_table(current, shown)
+            yield from _more(group, "worker", len(current.workers) - len(shown), " --ranks")
         else:
             yield Text("nobody knows how far the workers have come")
     if group.root_cause is not None and not explained:
         yield ""
         yield from root_cause(group.root_cause)
+
+
+def _more(group: GroupReply, noun: str, more: int, flag: str) -> Iterator[RenderableType]:
+    if more:
+        yield Text(f"and {count(more, f'more {noun}')}: hetctl get {group.group_id}{flag}")
 
 
 def _is_fine(node: NodeReply) -> bool:
@@ -88,7 +87,7 @@ def nodes_table(nodes: Sequence[NodeReply], groups: Sequence[str] = (), *, wide:
             *([groups[place]] if groups else ()),
             node.node_id,
             tables.state_text(node.shown_state),
-            tables.ranks_of(node),
+            tables.rank_range(node.rank_offset, node.slots),
             str(node.slots),
             node.address,
             "-" if node.heard_s_ago is None else tables.ago(node.heard_s_ago),
@@ -104,36 +103,28 @@ def _facts(facts: Mapping[str, str]) -> str:
 
 def _heading(group: GroupReply, explained: bool) -> Table:
     current = group.current_round
-    facts: list[tuple[str, RenderableType]] = [
-        ("group", group.group_id),
-        *([] if explained else _standing(group)),
+    runs = current if current is not None and current.ended is None else None
+    facts: list[tuple[str, RenderableType]] = [("group", group.group_id)]
+    if not explained:
+        facts += [
+            ("state", tables.state_text(group.shown_state)),
+            ("why", tables.one_line(tables.why(group))),
+            ("next", tables.one_line(group.next_step)),
+        ]
+    facts += [
         ("job", str(group.job)),
         ("round", _round(current)),
-    ]
-    if current is not None and current.ended is None:
-        facts.append(("progress", _progress(current)))
-    if current is not None:
-        facts.append(("shares", shares_of(current)))
-    facts.append(("snapshot", tables.one_line(of_group(group))))
-    facts.append(("restarts", spent_of(group.restarts, group.max_restarts)))
-    if current is not None and current.ended is None:
-        master = current.master
-        facts.append(("master", f"{master.node_id} at {master.address} port {master.port}"))
-    facts += [
-        ("nodes", f"{_counted(group)}; wanted: {_wanted(group)}"),
+        ("progress", _progress(runs) if runs is not None else ""),
+        ("snapshot", tables.one_line(of_group(group))),
+        ("restarts", spent_of(group.restarts, group.max_restarts)),
+        ("master", f"{runs.master.node_id} at {runs.master.address} port {runs.master.port}" if runs else ""),
+        ("nodes", f"{_counted(group)}; wanted: {_wanted(group.spec)}"),
         ("command", tables.plain(shlex.join(group.spec.get("command") or ()))),
         ("drained", ", ".join(group.drained)),
         ("unreachable", ", ".join(f"{pair.master} from {pair.node_id}" for pair in group.unreachable)),
         *(("warning", tables.one_line(warning)) for warning in group.warnings if not explained),
     ]
-    return tables.new_grid(fact for fact in facts if fact[1] or fact[0] == "why")
-
-
-def _standing(group: GroupReply) -> Iterator[tuple[str, RenderableType]]:
-    yield "state", tables.state_text(group.shown_state)
-    yield "why", tables.one_line(tables.why(group))
-    if group.next_step:
-        yield "next", tables.one_line(group.next_step)
+    return tables.new_grid(fact for fact in facts if fact[1])
 
 
 def _round(current: RoundReply | None) -> str:
@@ -150,31 +141,26 @@ def _counted(group: GroupReply) -> str:
     return ", ".join([f"{counts.nodes} here", *(f"{number} {word}" for number, word in more if number)])
 
 
-def _wanted(group: GroupReply) -> str:
-    low, high = group.spec.get("min_nodes", 1), group.spec.get("max_nodes")
-    nodes = str(low) if low == high else f"{low} or more" if high is None else f"{low} to {high}"
-    world = _wanted_world(group.spec)
-    if not world:
-        return nodes
-    return world if low == 1 and high is None else f"{nodes}, {world}"
+def _wanted(spec: Mapping[str, Any]) -> str:
+    """How many nodes and workers a group wants: `2 to 4`, `1 or more, world size 8 or more, a multiple of 4`."""
+    nodes = _between(spec.get("min_nodes", 1), spec.get("max_nodes"))
+    world = _between(spec.get("min_world_size"), spec.get("max_world_size"))
+    parts = [f"world size {world}"] if world else []
+    if not world or nodes != "1 or more":
+        parts.insert(0, nodes)
+    if (multiple := spec.get("world_size_multiple") or 1) > 1:
+        parts.append(f"a multiple of {multiple}")
+    return ", ".join(parts)
 
 
-def _wanted_world(spec: Mapping[str, Any]) -> str:
-    low, high, multiple = (
-        spec.get(name) for name in ("min_world_size", "max_world_size", "world_size_multiple")
-    )
-    words = []
-    if high is not None:
-        words.append(f"at most {high}" if low is None else str(low) if low == high else f"{low} to {high}")
-    elif low is not None:
-        words.append(f"{low} or more")
-    if multiple is not None and multiple > 1:
-        words.append(f"a multiple of {multiple}")
-    return f"world size {', '.join(words)}" if words else ""
+def _between(low: int | None, high: int | None) -> str:
+    if low is None or high is None:
+        return f"{low} or more" if low is not None else f"at most {high}" if high is not None else ""
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table:
-    weight = weight_of(current)
+    weights = current.shares.of_ranks() if current.shares is not None else []
     table = tables.new_table(
         *tables.numbers("RANK"),
         tables.folded("NODE", 10),
@@ -193,7 +179,7 @@ def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table
             _number(worker.steps_per_s),
             "-" if worker.waiting is None else percent(worker.waiting),
             str(worker.pid or "-"),
-            _number(weight(worker)),
+            _number(weights[worker.rank] if worker.rank < len(weights) else None),
         )
     return table
 
@@ -213,18 +199,18 @@ def _number(value: float | None) -> str:
 def _progress(current: RoundReply) -> str:
     """How fast a round goes: the slowest worker counts, since the others wait for it."""
     workers = current.workers
-    steps = [worker for worker in workers if worker.step is not None]
-    parts = []
-    if steps:
-        per_s = [worker.steps_per_s for worker in steps if worker.steps_per_s is not None]
-        speed = f" ({_number(min(per_s))} a second)" if per_s else ""
-        parts.append(f"step {_number(min(worker.step or 0 for worker in steps))}{speed}")
-    known = [worker.collectives for worker in workers if worker.collectives is not None]
-    if known:
-        per_s = [worker.per_s for worker in workers if worker.per_s is not None]
-        speed = f" ({_number(min(per_s))} a second)" if per_s else ""
-        parts.append(f"{_number(min(known))} collectives{speed}")
-    return ", ".join(parts)
+    steps = _slowest([w.step for w in workers], [w.steps_per_s for w in workers])
+    collectives = _slowest([w.collectives for w in workers], [w.per_s for w in workers])
+    parts = (steps and "step {}{}".format(*steps), collectives and "{} collectives{}".format(*collectives))
+    return ", ".join(filter(None, parts))
+
+
+def _slowest(numbers: Sequence[int | None], per_s: Sequence[float | None]) -> tuple[str, str] | None:
+    """The least number, and the least speed: `120`, ` (3.5 a second)`."""
+    known = [number for number in numbers if number is not None]
+    speeds = [speed for speed in per_s if speed is not None]
+    speed = f" ({_number(min(speeds))} a second)" if speeds else ""
+    return (_number(min(known)), speed) if known else None
 
 
 def root_cause(cause: RootCauseReply) -> Iterator[RenderableType]:

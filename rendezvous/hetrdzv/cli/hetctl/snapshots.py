@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from rich.console import RenderableType
+from rich.filesize import decimal
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
@@ -20,47 +21,37 @@ def view(reply: SnapshotsShown) -> Iterator[RenderableType]:
         tables.folded("NODES", 10),
         tables.folded("WHY NOT", 20),
     )
-    for one in reply.snapshots:
+    for snapshot in reply.snapshots:
         table.add_row(
-            str(one.stamp.step),
-            str(one.stamp.round),
-            "yes" if one.lack is None else "no",
-            size(one.size),
-            _where(one),
-            tables.one_line(_why_not(one)),
+            str(snapshot.stamp.step),
+            str(snapshot.stamp.round),
+            "yes" if snapshot.lack is None else "no",
+            decimal(int(snapshot.size)),
+            _where(snapshot),
+            tables.one_line(_why_not(snapshot)),
         )
     yield table
-    if reply.next is None:
-        yield Text("a round that forms now begins from none of them")
-    else:
-        chosen = ", which was chosen with restart --from" if reply.wanted else ""
-        yield Text(
-            f"the next round begins from step {reply.next.step} of round {reply.next.round}{chosen}{_in_danger(reply)}"
-        )
+    yield Text(_next(reply))
 
 
-def _where(one: SnapshotShown) -> str:
-    if not one.on_disk:
-        return tables.one_line(names(one.nodes))
-    return "on disk" if one.stamp.origin is None else "on disk, of an earlier job"
+def _where(snapshot: SnapshotShown) -> str:
+    if not snapshot.on_disk:
+        return tables.one_line(names(snapshot.nodes))
+    return "on disk" if snapshot.stamp.origin is None else "on disk, of an earlier job"
 
 
-def _in_danger(reply: SnapshotsShown) -> str:
-    """From where it begins if a node is lost before others have copies of what that has; empty: from there as well."""
-    if reply.safe == reply.next:
-        return ""
-    return f", or {f'from step {reply.safe.step}' if reply.safe is not None else 'anew'} if a node is lost"
-
-
-def _why_not(one: SnapshotShown) -> str:
-    clauses = [lacks(one.lack)] if one.lack is not None else []
-    clauses += ["an older one was chosen with hetctl restart --from"] if one.undone else []
+def _why_not(snapshot: SnapshotShown) -> str:
+    clauses = [lacks(snapshot.lack)] if snapshot.lack is not None else []
+    clauses += ["an older one was chosen with hetctl restart --from"] if snapshot.undone else []
     return "; ".join(clauses) or "-"
 
 
-def size(of: float) -> str:
-    """So many bytes, as people know them: `1.5 GB`."""
-    for unit, least in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if of >= least:
-            return f"{of / least:.3g} {unit}"
-    return f"{of:g} B"
+def _next(reply: SnapshotsShown) -> str:
+    """From which step the next round begins, and from which if a node is lost before others have copies."""
+    if reply.next is None:
+        return "a round that forms now begins from none of them"
+    chosen = ", which was chosen with restart --from" if reply.wanted else ""
+    text = f"the next round begins from step {reply.next.step} of round {reply.next.round}{chosen}"
+    if reply.safe == reply.next:
+        return text
+    return f"{text}, or {f'from step {reply.safe.step}' if reply.safe else 'anew'} if a node is lost"

@@ -50,8 +50,7 @@ def lines(*parts: RenderableType) -> list[str]:
     console = new_console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED_WIDTH
-    narrowest = max((_narrowest(part) for part in parts if isinstance(part, Table)), default=0)
-    console.width = max(console.width, narrowest)
+    console.width = max(console.width, *(_narrowest(part) for part in parts if isinstance(part, Table)), 0)
     with console.capture() as captured:
         for part in parts:
             console.print(part, crop=False)
@@ -96,22 +95,20 @@ def groups_table(groups: Iterable[GroupSummary], *, wide: bool = False) -> Table
         folded("GROUP", 8),
         word("STATE"),
         *numbers("ROUND", "WORLD", "NODES", "RESTARTS"),
-        *(numbers("JOB", "SLOTS", "MEMBERS", "SPARES", "GONE") if wide else ()),
-        *([word("SNAPSHOT")] if wide else ()),
+        *([*numbers("JOB", "SLOTS", "MEMBERS", "SPARES", "GONE"), word("SNAPSHOT")] if wide else []),
         folded("WHY", 20),
     )
     for group in groups:
         counts = group.counts
-        more = (group.job, counts.slots, counts.members, counts.spares, counts.gone) if wide else ()
+        more = (group.job, counts.slots, counts.members, counts.spares, counts.gone, safe_step(group) or "-")
         table.add_row(
             group.group_id,
             state_text(group.shown_state),
             str(group.round or "-"),
             str(group.world_size or "-"),
-            str(group.counts.nodes),
+            str(counts.nodes),
             spent_of(group.restarts, group.max_restarts),
-            *map(str, more),
-            *([safe_step(group) or "-"] if wide else ()),
+            *(map(str, more) if wide else ()),
             one_line(group.why),
         )
     return table
@@ -129,7 +126,7 @@ def local(at: str) -> str:
 
 def local_briefly(at: str) -> str:
     """The same to the minute, without the year."""
-    return f"{datetime.fromisoformat(at).astimezone():%m-%d %H:%M}"
+    return local(at)[5:-3]
 
 
 def span(seconds: float | None) -> str:
@@ -184,11 +181,11 @@ def why(group: GroupSummary) -> str:
     return "; ".join([text, *(current.unwatched if current is not None else ())]) if text else group.why
 
 
-def ranks_of(node: NodeReply) -> str:
-    if node.rank_offset is None:
+def rank_range(first: int | None, slots: int) -> str:
+    """The global ranks of a node: `8-11`."""
+    if first is None:
         return "-"
-    last = node.rank_offset + node.slots - 1
-    return str(last) if node.slots == 1 else f"{node.rank_offset}-{last}"
+    return str(first) if slots == 1 else f"{first}-{first + slots - 1}"
 
 
 def ago(seconds: float) -> str:

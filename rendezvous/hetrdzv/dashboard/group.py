@@ -1,5 +1,6 @@
 """The sections of a group's page, each from one template."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -7,7 +8,7 @@ from typing import Any
 
 from hetrdzv.api import views
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.dashboard.nodes import ORDINARY, master_of, on_map, paces, rows, shape, tally
+from hetrdzv.dashboard.nodes import ORDINARY, on_map, paces
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.timeline import bars, speed_line, step_line
 from hetrdzv.protocol.pages import GroupReply
@@ -146,17 +147,18 @@ class GroupPage:
 
     def _nodes(self) -> str:
         reply = views.group_reply(self._group, self._now, self._heard_at)
+        current = reply.current_round
         every = on_map(reply) if len(reply.nodes) > (ALL_ROWS if self._whole else ROWS) else []
         unusual = [node for node in every if node.shown_state not in ORDINARY]
         unusual.sort(key=lambda node: node.shown_state == "spare")
         return section(
             "nodes.html",
-            rows=rows(reply, unusual[:ROWS] if every else reply.nodes),
+            rows=unusual[:ROWS] if every else reply.nodes,
             more=max(0, len(unusual) - ROWS),
             dots=every,
-            master=master_of(reply),
-            look=shape(every),
-            tally=tally(every),
+            master=current.master.node_id if current is not None and current.ended is None else None,
+            behind=views.ranks_behind(self._group),
+            tally=Counter(node.shown_state for node in every).most_common(),
             acts=self._acts,
             group=reply,
             over=self._group.state.terminal,

@@ -7,7 +7,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
-from hetrdzv.dashboard.nodes import ranks_of
+from hetrdzv.dashboard.nodes import facts_of, number, ranks_of
 from hetrdzv.protocol.texts.phrasing import count, names, percent, ranked
 from hetrdzv.protocol.texts.times import ago, lasted
 from hetrdzv.words.causes import node_why
@@ -50,15 +50,6 @@ def roughly(seconds: float) -> str:
     return lasted(seconds, roughly=True)
 
 
-def number(value: float | None) -> str:
-    """A number to about three digits, whole from 100 on; nothing for None."""
-    if value is None:
-        return ""
-    if value >= 99.95 or value == int(value):
-        return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
-    return f"{value:.3g}"
-
-
 def split(down: DownReply) -> str:
     """What the time after a round went into, in words; what took no time is left out."""
     parts = [
@@ -90,6 +81,7 @@ def _environment() -> Environment:
     made.filters |= {
         "ago": ago,
         "clock": clock,
+        "facts_of": facts_of,
         "lasted": lasted,
         "node_why": node_why,
         "number": number,

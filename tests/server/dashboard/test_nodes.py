@@ -4,17 +4,7 @@ from dataclasses import replace
 
 from hetrdzv.api import views
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.dashboard import nodes
-from hetrdzv.dashboard.nodes import (
-    FEW_WORKERS,
-    OUTLIERS,
-    TILES,
-    on_map,
-    paces,
-    ranks_of,
-    shape,
-    tally,
-)
+from hetrdzv.dashboard.nodes import FEW_WORKERS, OUTLIERS, facts_of, on_map, paces, ranks_of
 from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.service.progress.table import Table
@@ -48,21 +38,17 @@ def test_a_node_that_is_lost_stays_in_its_place() -> None:
     found = shown(story.group)
     assert (found[107].node_id, found[107].state) == ("n107", "lost")
     assert [one.node_id for one in found] == before
-    assert tally(found)[-1] == ("lost", 1)
 
 
-def test_up_to_some_number_nodes_have_their_names_and_room_for_them() -> None:
-    few = (shown(fleet().group) * 2)[:TILES]
-    assert shape(few) == "named"
-    assert shape([*few, few[0]]) == ""
-    assert shape([replace(few[0], node_id="trainer-worker-17")]) == "named long"
-
-
-def test_a_device_is_named_first_and_versions_by_name() -> None:
+def test_a_device_is_named_first_then_versions_script_and_labels() -> None:
+    story = fleet()
+    node = shown(story.group)[0]
     gpus = {"kind": "cuda", "torch": "2.13.0", "name": "8 x H100", "memory_gib": "80"}
-    assert nodes._device(gpus) == ["8 x H100", "80 GiB", "torch 2.13.0"]
-    assert nodes._device({"python": "3.11.7", "kind": "cpu"}) == ["cpu", "python 3.11.7"]
-    assert nodes._device({}) == []
+    found = replace(node, device=gpus, script="train.py", labels={"rack": "r1"})
+    assert facts_of(found) == "8 x H100 · 80 GiB · torch 2.13.0 · train.py · rack=r1"
+    cpus = {"python": "3.11.7", "kind": "cpu", "script": "dd5745e3"}
+    assert facts_of(replace(node, device=cpus)) == "cpu · python 3.11.7 · script dd5745e3"
+    assert facts_of(node) == ""
 
 
 def seen(*workers: Worker) -> Table:
@@ -77,21 +63,20 @@ def test_of_many_workers_those_that_need_a_look_are_shown_beside_the_median() ->
     workers[30] = Worker(rank=30, waiting=0.01)
     workers[35] = Worker(rank=35, waiting=0.5, state="stopped")
     shown = paces(seen(*workers).workers("g", 1).values(), 1.0)
-    assert [pace.worker.rank for pace in shown.rows] == [0, 1, 2, 3, 30, 35]
-    assert (shown.total, shown.columns) == (40, {"state", "waits"})
-    assert shown.usual is not None
-    assert (shown.usual["waiting"], shown.usual["per_s"]) == (0.4, None)
+    assert [worker.rank for worker, _ in shown.rows] == [0, 1, 2, 3, 30, 35]
+    assert (shown.total, shown.columns) == (40, ["state", "waits for others"])
+    assert shown.usual == ["", "40 %"]
     everybody = paces(seen(*workers).workers("g", 1).values(), 1.0, whole=True)
     assert (len(everybody.rows), everybody.usual) == (40, None)
     shown = paces(seen(*workers).workers("g", 1).values(), 1.0, stall=Stall(hang=behind(7, "a"), since=0.0))
-    assert [pace.worker.rank for pace in shown.rows] == [0, 1, 2, 7, 30, 35]
+    assert [worker.rank for worker, _ in shown.rows] == [0, 1, 2, 7, 30, 35]
     slow = [Worker(rank=rank, waiting=0.1 if rank < 10 else 0.4) for rank in range(40)]
     shown = paces(seen(*slow).workers("g", 1).values(), 1.0)
-    assert [pace.worker.rank for pace in shown.rows] == list(range(OUTLIERS))
+    assert [worker.rank for worker, _ in shown.rows] == list(range(OUTLIERS))
 
 
 def test_few_workers_are_all_shown_and_only_columns_in_which_there_is_something() -> None:
     workers = [Worker(rank=rank, step=3) for rank in range(FEW_WORKERS)]
     shown = paces(seen(*workers).workers("g", 1).values(), 1.0)
     assert (len(shown.rows), shown.usual) == (FEW_WORKERS, None)
-    assert shown.columns == {"step"}
+    assert shown.columns == ["step"]

@@ -4,10 +4,10 @@ import pytest
 
 from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Cancel, Report
-from hetrdzv.dashboard.overview import columns, line, overview, tally
+from hetrdzv.dashboard.overview import overview
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.urgency import RECENT_S, urgency
+from hetrdzv.protocol.urgency import RECENT_S
 from hetrdzv.service.service import Service
 from tests.support.served import HandClock, join, serving, two_nodes
 
@@ -60,21 +60,17 @@ async def test_old_groups_are_unfolded_where_there_is_nothing_else() -> None:
         assert "No groups yet" not in before
 
 
-async def test_only_columns_with_values_are_shown() -> None:
-    async with serving(clock=HandClock()) as (service, _):
-        await service.execute("waits", join("a", min_nodes=2))
-        waits = line(service.group("waits"), service.now())
-        assert columns([waits]) == ["nodes"]
+async def test_groups_have_an_age_or_when_they_ended() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _):
         await two_nodes(service, "runs")
-        runs = line(service.group("runs"), service.now() + 5)
-        assert columns([waits, runs]) == ["nodes", "ranks", "round", "age"]
+        clock.pass_by(service, 200)
+        assert 'data-label="age">3 min<' in overview(service, EVERYTHING, "http://h:1")()
         await service.execute("runs", Cancel())
-        over = line(service.group("runs"), service.now() + 5)
-        assert (over.age_s, over.summary.ended_s_ago) == (None, 5.0)
-        assert "ended" in columns([over])
-        in_order = sorted([over, runs, waits], key=lambda each: urgency(each.summary))
-        assert [each.state for each in in_order] == ["waiting", "running", "cancelled"]
-        assert tally([over, runs, runs]) == [("running", 2), ("cancelled", 1)]
+        clock.pass_by(service, 5)
+        page = overview(service, EVERYTHING, "http://h:1")()
+        assert 'data-label="ended">5 s ago<' in page
+        assert 'data-label="age"' not in page
 
 
 @pytest.mark.parametrize(

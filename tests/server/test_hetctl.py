@@ -6,15 +6,12 @@ import os
 import pty
 import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -202,20 +199,6 @@ def test_create_takes_world_sizes(ctl: Callable[..., str]) -> None:
         assert "--world-size" in ctl("create", "none", "--world-size", wrong, status=2)
 
 
-def test_status_of_an_empty_server(ctl: Callable[..., str]) -> None:
-    with Hetserver() as empty:
-        assert ctl("--server", empty.url, "get").startswith("no groups yet; ")
-        assert json.loads(ctl("get", "--server", empty.url, "--json")) == {"groups": []}
-
-
-def test_status_of_all_groups(ctl: Callable[..., str], job: Job) -> None:
-    job.run()
-    found = [row for row in rows(ctl("get"), "GROUP") if row[0] == job.group]
-    assert found == [
-        [job.group, "running", "1", "12", "3", "0 of 0", "round 1 runs on 2 nodes, world size 12"]
-    ]
-
-
 def test_status_of_a_group(ctl: Callable[..., str], job: Job) -> None:
     job.run()
     text = ctl("get", job.group)
@@ -237,14 +220,6 @@ def test_status_of_a_group(ctl: Callable[..., str], job: Job) -> None:
     ]
     assert all(re.fullmatch(r"\d+(\.\d)? s", row[5]) for row in rows(text, "NODE"))
     assert json.loads(ctl("--json", "get", job.group))["nodes"][0]["node_id"] == "gpu1"
-
-
-def test_nodes_that_are_gone_come_last_with_the_reason(ctl: Callable[..., str], job: Job) -> None:
-    job.run()
-    job.leave("spare1", "SIGTERM")
-    text = ctl("get", job.group)
-    assert [row[0] for row in rows(text, "NODE")] == ["gpu1", LONG, "spare1"]
-    assert rows(text, "NODE")[-1] == ["spare1", "left", "-", "2", "10.0.0.14", "-", "SIGTERM"]
 
 
 def test_of_many_nodes_and_workers_those_are_shown_that_need_attention(job: Job) -> None:
@@ -782,50 +757,13 @@ def test_who_is_not_ready_and_what_differs_is_shown(ctl: Callable[..., str], job
     assert "; gpu2 is not ready: node check failed: Xid 79" in shown
 
 
-@pytest.mark.parametrize("command", ["get", "events", "describe", "restart", "cancel", "delete"])
-def test_unknown_group(ctl: Callable[..., str], command: str) -> None:
-    assert ctl(command, "nope", status=1).startswith("Error: there is no group 'nope'")
-
-
 def test_unknown_group_and_node(ctl: Callable[..., str], job: Job) -> None:
+    for command in ("get", "events", "describe", "restart", "cancel", "delete"):
+        assert ctl(command, "nope", status=1).startswith("Error: there is no group 'nope'")
     assert "no group 'nope'" in ctl("events", "nope", "--follow", status=1)
     assert "no group 'nope'" in ctl("drain", "nope", "gpu1", status=1)
     assert "has no node 'gpu1'" in ctl("drain", job.group, "gpu1", status=1)
     assert "has no node 'gpu1'" in ctl("undrain", job.group, "gpu1", status=1)
-
-
-class _Page(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(b"<html>hello</html>")
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-def test_another_program_answers(ctl: Callable[..., str]) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Page) as web:
-        threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
-        said = ctl("--server", f"127.0.0.1:{web.server_port}", "get", status=1)
-        assert "answered, but is not a hetserver (HTTP 200, text/html): check --server" in said
-        web.shutdown()
-
-
-def test_a_program_that_does_not_speak_http_answers(ctl: Callable[..., str]) -> None:
-    def answer(listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(1024)
-            connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n\r\n")
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        answering = threading.Thread(target=answer, args=(listener,))
-        answering.start()
-        said = ctl("--server", f"http://127.0.0.1:{listener.getsockname()[1]}", "get", status=1)
-        answering.join()
-    assert "is not a hetserver (no HTTP): check --server" in said
 
 
 @pytest.mark.parametrize(
@@ -862,11 +800,6 @@ def test_a_program_that_does_not_speak_http_answers(ctl: Callable[..., str]) -> 
 )
 def test_a_wrong_command_line_is_2(ctl: Callable[..., str], argv: list[str], text: str) -> None:
     assert text in ctl(*argv, status=2)
-
-
-def test_what_the_server_refuses_is_1(ctl: Callable[..., str]) -> None:
-    ctl("create", "refused", "--nnodes", "2")
-    ctl("create", "refused", "--nnodes", "3", status=1)
 
 
 def test_a_wrong_environment_is_named(ctl: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,7 @@ def _preemption(context: AgentContext) -> PreemptionWatch | None:
     options = context.options
     if not (options.watched or options.leave_when):
         return None
-    from hetagent.preemption.sources import preemption_watch
+    from hetagent.preemption.watching import preemption_watch
 
     return preemption_watch(
         options.watched, options.leave_when, context.identity.incarnation, context.tell, options.grace_s

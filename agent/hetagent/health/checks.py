@@ -19,8 +19,8 @@ class HealthResult:
 
     Attributes:
         why: why it cannot, in a line; empty: it can.
-        fatal: there is no use in asking again: the node leaves.
-        warnings: what else should be known at the terminal.
+        fatal: there is no use in checking again: the node leaves.
+        warnings: what else to show.
     """
 
     why: str = ""
@@ -31,14 +31,11 @@ class HealthResult:
 HEALTHY = HealthResult()
 
 HealthCheck = Callable[[Collection[int], threading.Event], HealthResult]
-"""Finds something out about this node, from the pids that its workers had in the last round; soon after the event is
-set it returns, whatever it has found."""
+"""Checks this node, given the pids of its workers in the last round; returns soon after the event is set."""
 
 
 class HealthChecks:
-    """What is found out about this node between rounds.
-
-    Readable (`fileno`) while there are results to take. Nothing here blocks the caller.
+    """The checks of this node between rounds. Readable (`fileno`) while there are results; nothing here blocks.
 
     Args:
         once: run in this order before each round.
@@ -61,8 +58,8 @@ class HealthChecks:
         self._repeated = repeated
         self._again_s = again_s
         self._retry_s = retry_s
-        self._cancelled: threading.Event | None = None  # of the checks that run
-        self._results: list[HealthResult] = []  # of these
+        self._cancelled = threading.Event()  # of the checks that run
+        self._results: list[HealthResult] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._waker = SelfPipe()
@@ -72,10 +69,10 @@ class HealthChecks:
         return self._waker.fileno()
 
     def run(self, workers: Collection[int]) -> None:
-        """Begin to find out. The first result is there at once if there is nothing to find out.
+        """Start the checks; the first result is there at once if there are none.
 
         Args:
-            workers: pids that this node's workers had in the last round.
+            workers: pids of this node's workers in the last round.
         """
         self.cancel()
         self._cancelled = cancelled = threading.Event()
@@ -84,16 +81,14 @@ class HealthChecks:
             return
         former = self._thread
         self._thread = threading.Thread(
-            target=self._find_out, args=[frozenset(workers), cancelled, former], name="health", daemon=True
+            target=self._main, args=[frozenset(workers), cancelled, former], name="health", daemon=True
         )
         self._thread.start()
 
     def cancel(self) -> None:
-        """A round begins, or the agent leaves: nothing more is found out, and a check that runs is killed."""
+        """A round begins, or the agent leaves: there are no more results, and a check that runs is killed."""
         with self._lock:
-            if self._cancelled is not None:
-                self._cancelled.set()
-                self._cancelled = None
+            self._cancelled.set()
             self._results.clear()
             self._waker.clear()
 
@@ -101,12 +96,11 @@ class HealthChecks:
         """The results since the last call, in order: the first one, and each one that differs from that before."""
         with self._lock:
             self._waker.clear()
-            taken = list(self._results)
-            self._results.clear()
+            taken, self._results = self._results, []
         return taken
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Find out nothing more; returns when a check that ran is gone, or after that time (seconds)."""
+        """Cancel; returns when a check that ran is gone, or after that time (seconds)."""
         self.cancel()
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -115,11 +109,11 @@ class HealthChecks:
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _find_out(
+    def _main(
         self, workers: Collection[int], cancelled: threading.Event, former: threading.Thread | None
     ) -> None:
         if former is not None:
-            former.join()  # it is ending the check that it ran
+            former.join()  # it is killing its check
         try:
             self._run(workers, cancelled)
         except Exception as error:  # else the node would wait for ever, and nobody would know why
@@ -128,24 +122,21 @@ class HealthChecks:
 
     def _run(self, workers: Collection[int], cancelled: threading.Event) -> None:
         warnings: tuple[str, ...] = ()
+        result, last = HEALTHY, None
         for check in self._once:
             result = check(workers, cancelled)
             warnings += result.warnings
             if result.why:
-                self._add(replace(result, warnings=warnings), cancelled)
-                return
-        if self._repeated is None:
-            self._add(HealthResult(warnings=warnings), cancelled)
+                break
+        if result.why or self._repeated is None:
+            self._add(replace(result, warnings=warnings), cancelled)
             return
-        last: HealthResult | None = None
         retry_s = self._retry_s
         while not cancelled.is_set():
             result = self._repeated(workers, cancelled)
-            if last is None:
+            if result != last:
                 self._add(replace(result, warnings=warnings + result.warnings), cancelled)
-            elif result != last:
-                self._add(result, cancelled)
-            last = result
+            last, warnings = result, ()
             if result.why:
                 pause_s, retry_s = retry_s, min(self._again_s, 2 * retry_s)
             else:

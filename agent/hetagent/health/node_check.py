@@ -1,9 +1,5 @@
 """Runs the site's own check of this node: a command that exits with 0 if the node is fit for work."""
 
-import contextlib
-import os
-import select
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -23,8 +19,7 @@ WITHIN_S = TIMEOUT_S + processes.KILL_TIMEOUT_S
 MOST_LINES, MOST_CHARACTERS = 3, 500
 """How much of its output a reason has: the end."""
 
-KEPT_BYTES = 8192
-LOOK_S = 0.1
+LOOK_S = 0.02
 """How often to look whether it has ended, or is no longer wanted (seconds)."""
 
 
@@ -54,12 +49,12 @@ class NodeCheck:
         self._timeout_s = timeout_s
         self._secrets = secrets
         self._stuck: list[processes.Process] = []
-        self._last: subprocess.Popen[bytes] | None = None
+        self._last: ShellCommand | None = None
 
     def run(self, workers: Collection[int], cancelled: threading.Event) -> HealthResult:
         """Run it once; if that is no longer wanted, kill it."""
         if self._last is not None:
-            self._last.poll()  # it may have died after all
+            self._last.process.poll()  # it may have died after all
         alive = processes.living()
         self._stuck = [
             stuck for stuck in self._stuck if stuck.pid in alive and alive[stuck.pid].started == stuck.started
@@ -67,63 +62,35 @@ class NodeCheck:
         if self._stuck:
             return HealthResult(f"node check: the last one cannot be killed: {self._describe_stuck()}")
         try:
-            shell = ShellCommand(
-                self._command, processes.CHECK_FOR, self._incarnation, subprocess.PIPE, self._environ
-            )
+            shell = ShellCommand(self._command, processes.CHECK_FOR, self._incarnation, self._environ)
         except (OSError, ValueError) as error:
             return HealthResult(f"node check cannot be started: {error}")
-        self._last = shell.process
-        assert shell.process.stdout is not None
-        with shell.process.stdout as output:
-            said = self._follow(shell, output.fileno(), cancelled)
-            ended = shell.has_ended()  # before its output is closed, which would end it
-            self._stuck = (
-                shell.kill()
-            )  # also what it has left in the background, whatever it says of the node
-        status, end = shell.process.returncode, self._end(said)
+        self._last = shell
+        deadline = time.monotonic() + self._timeout_s
+        while not (ended := shell.has_ended()) and time.monotonic() < deadline:
+            if cancelled.wait(LOOK_S):
+                break
+        self._stuck = shell.kill()  # also what it has left in the background
+        status, end = shell.process.returncode, self._end(shell.tail)
         if not ended or status is None:
-            late = f"node check did not end within {self._timeout_s:g} s"
+            why = f"node check did not end within {self._timeout_s:g} s"
             if self._stuck:
-                late += f" and cannot be killed: {self._describe_stuck()}"
-            return HealthResult(f"{late}{f': {end}' if end else ''}")
-        if self._stuck:
+                why += f" and cannot be killed: {self._describe_stuck()}"
+        elif self._stuck:
             return HealthResult(
                 f"node check has left processes that cannot be killed: {self._describe_stuck()}"
             )
-        if status == 0:
+        elif status == 0:
             return HEALTHY
-        how = f"exit status {status}" if status > 0 else f"killed by {signal_name(-status)}"
-        return HealthResult(f"node check failed ({how}){f': {end}' if end else ''}")
-
-    def _follow(self, shell: ShellCommand, fd: int, cancelled: threading.Event) -> bytes:
-        """The end of what it writes until it has ended, its time is over, or it is no longer wanted.
-
-        What it has started in the background may hold its output open for longer.
-        """
-        os.set_blocking(fd, False)
-        deadline, said, is_open = time.monotonic() + self._timeout_s, b"", True
-        while True:
-            ended = shell.has_ended()
-            with contextlib.suppress(BlockingIOError):
-                while is_open and (chunk := os.read(fd, 65_536)):
-                    said = (said + chunk)[-KEPT_BYTES:]
-                    if time.monotonic() >= deadline:
-                        break
-                else:
-                    is_open = False
-            left_s = deadline - time.monotonic()
-            if ended or left_s <= 0 or cancelled.is_set():
-                return said
-            if is_open:
-                select.select([fd], [], [], min(LOOK_S, left_s))
-            else:
-                cancelled.wait(min(LOOK_S / 10, left_s))
+        else:
+            how = f"exit status {status}" if status > 0 else f"killed by {signal_name(-status)}"
+            why = f"node check failed ({how})"
+        return HealthResult(f"{why}: {end}" if end else why)
 
     def _describe_stuck(self) -> str:
         return processes.describe_stuck([stuck.pid for stuck in self._stuck])
 
-    def _end(self, said: bytes) -> str:
-        lines = concealed(plain_text(said), self._secrets()).splitlines()
-        end = "; ".join([line.strip() for line in lines if line.strip()][-MOST_LINES:])
-        end = sendable(end)
+    def _end(self, output: bytes) -> str:
+        lines = concealed(plain_text(output), self._secrets()).splitlines()
+        end = sendable("; ".join([line.strip() for line in lines if line.strip()][-MOST_LINES:]))
         return end if len(end) <= MOST_CHARACTERS else f"…{end[1 - MOST_CHARACTERS :]}"

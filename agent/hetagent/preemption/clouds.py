@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import httpx
 
+from hetagent.node.console import WarnOnce
 from hetagent.roundhook import PreemptionNotice
 
 TIMEOUT_S = 2.0
@@ -53,12 +54,12 @@ class Clouds:
     """The cloud that this machine is in, once its metadata service has answered.
 
     Args:
-        tell: shows one line to the person at the terminal.
+        log: shows one line.
         rebalance: whether this node leaves where AWS only says that it may take the machine away.
     """
 
-    def __init__(self, tell: Callable[[str], None], *, rebalance: bool) -> None:
-        self._tell = tell
+    def __init__(self, log: Callable[[str], None], *, rebalance: bool) -> None:
+        self._log_once = WarnOnce(log)
         self._http = httpx.Client(trust_env=False, timeout=TIMEOUT_S)
         self._clouds: Mapping[str, Cloud] = {
             "AWS": Aws(self._http, rebalance=rebalance),
@@ -67,7 +68,6 @@ class Clouds:
         }
         self._cloud: Cloud | None = None
         self._find_at = 0.0
-        self._told = False
 
     def ask(self) -> PreemptionNotice | None:
         """What the cloud announces."""
@@ -96,15 +96,13 @@ class Clouds:
             except (httpx.HTTPError, ValueError):
                 continue
             self._cloud = cloud
-            self._tell(f"--watch: looking for what {name} announces")
+            self._log_once(f"--watch: looking for what {name} announces")
             return
         self._find_at = time.monotonic() + AGAIN_S
-        if not self._told:
-            self._told = True
-            self._tell(
-                f"--watch: no metadata service of {', '.join(self._clouds)} answers here; trying again. A container "
-                "on EC2 needs a hop limit of 2"
-            )
+        self._log_once(
+            f"--watch: no metadata service of {', '.join(self._clouds)} answers here; trying again. A container on EC2 "
+            "needs a hop limit of 2"
+        )
 
 
 class Aws:
@@ -129,16 +127,16 @@ class Aws:
 
     def ask(self) -> PreemptionNotice | None:
         """Whether EC2 interrupts this spot instance."""
-        said = self._said("spot/instance-action")
-        if said is not None:
-            why, now = f"AWS is about to {said['action']} this instance", time.monotonic()
-            gone_at = min(_moment(datetime.fromisoformat(said["time"])), now + INTERRUPTED_S)
+        action = self._read("spot/instance-action")
+        if action is not None:
+            why, now = f"AWS is about to {action['action']} this instance", time.monotonic()
+            gone_at = min(_moment(datetime.fromisoformat(action["time"])), now + INTERRUPTED_S)
             return PreemptionNotice(why, gone_at if gone_at > now else None)  # this clock may be wrong
-        if self._rebalance and self._said("events/recommendations/rebalance") is not None:
+        if self._rebalance and self._read("events/recommendations/rebalance") is not None:
             return PreemptionNotice("AWS says that it may soon interrupt this instance", None)
         return None
 
-    def _said(self, path: str) -> Any:
+    def _read(self, path: str) -> Any:
         reply = self._get(path)
         if reply.status_code == httpx.codes.UNAUTHORIZED:  # the token is too old
             self.find()
@@ -161,19 +159,19 @@ class Google:
 
     def find(self) -> None:
         """Ask whether it is preempted, which every instance is told."""
-        self._said("preempted")
+        self._read("preempted")
 
     def ask(self) -> PreemptionNotice | None:
         """Whether this instance is preempted, or is stopped for the maintenance of its host."""
-        if self._said("preempted") == "TRUE":
+        if self._read("preempted") == "TRUE":
             return PreemptionNotice(
                 "Google Cloud has preempted this instance", time.monotonic() + PREEMPTED_S
             )
-        if self._said("maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE":
+        if self._read("maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE":
             return PreemptionNotice("Google Cloud is about to stop this instance for maintenance", None)
         return None
 
-    def _said(self, path: str) -> str:
+    def _read(self, path: str) -> str:
         reply = self._http.get(f"{self._url}/{path}", headers={"Metadata-Flavor": "Google"})
         if reply.raise_for_status().headers.get("Metadata-Flavor") != "Google":
             raise ValueError("not Google's")
@@ -209,13 +207,13 @@ class Azure:
             for event in reply.json()["Events"]
             if event["EventType"] in self.DOES and self._name in event["Resources"]
         ]
-        told = [
+        notices = [
             PreemptionNotice(
                 f"Azure is about to {self.DOES[event['EventType']]} this machine", _not_before(event)
             )
             for event in mine
         ]
-        return min(told, key=lambda announcement: announcement.gone_at or 0.0, default=None)
+        return min(notices, key=lambda notice: notice.gone_at or 0.0, default=None)
 
     def _get(self, path: str, timeout_s: float, **params: str) -> httpx.Response:
         reply = self._http.get(

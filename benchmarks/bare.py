@@ -6,7 +6,10 @@ from typing import Any
 
 import uvicorn
 
-BODY = b'{"kind":"wait","version":"0","round":0,"code":"waiting","why":"bare","poll_s":2.5,"lease_s":5.0}'
+BODY = (
+    b'{"kind":"wait","version":"0","round":0,"code":"waiting","reason":{"code":"bare","message":"bare"},'
+    b'"poll_s":2.5,"lease_s":5.0}'
+)
 HEADERS = [
     (b"content-type", b"application/json"),
     (b"content-length", str(len(BODY)).encode()),

@@ -327,7 +327,9 @@ class Campaign:
         moments = {}
         for event in self._job.events(self._seen):
             self._seen = event["number"]
-            moments[event["kind"], event["round"]] = datetime.fromisoformat(event["at"]).timestamp() - offset
+            moments[event["reason"]["code"], event["reason"]["round"]] = (
+                datetime.fromisoformat(event["at"]).timestamp() - offset
+            )
         ended = moments.get(("round_ended", before.round), at)
         formed = moments.get(("round_formed", world.round), ended)
         return (ended - at, formed - ended, *started(world, formed))

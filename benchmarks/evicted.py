@@ -150,8 +150,8 @@ def example(words: Sequence[str], tries: int) -> tuple[list[Gone], int]:
             status = job.agents[victim].wait()
             gone_s = time.monotonic() - at
             job.wait_for(lambda: job.told("round_running"), "the next world")
-            events = {event["kind"]: event for event in reversed(job.events(job.mark))}
-            began = events["began_from_snapshot"]["facts"]
+            events = {event["reason"]["code"]: event for event in reversed(job.events(job.mark))}
+            began = events["began_from_snapshot"]["reason"]["data"]
             next_s = moment(events["round_running"]) - moment(events["round_ended"])
             gone.append(Gone(began["lost"], next_s, gone_s, status))
             print(f"  {script}: {victim} {gone[-1]}", flush=True)

@@ -10,6 +10,7 @@ while all train over a backend of which nothing is told: `why` says so.
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -73,11 +74,10 @@ class Job:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def _is_named(cause: Mapping[str, Any], rank: int) -> bool:
+def _is_named(reason: Mapping[str, Any], rank: int) -> bool:
     """Whether a rank is blamed, or stands alone at its place where some wait for each other."""
-    facts = cause["hang"]["facts"] if cause.get("hang") else {}
-    sides = [*facts.get("knots", ()), *facts.get("sides", ())]
-    return cause.get("rank") == rank or any(side["ranks"]["ranges"] == [[rank, rank]] for side in sides)
+    alone = re.search(rf"\brank {rank}\b", reason["message"]) is not None
+    return reason["ranks"] == [[rank, rank]] or alone
 
 
 def main() -> None:
@@ -105,10 +105,16 @@ def main() -> None:
         place.mkdir()
         limit_s = WATCHED_S if goes_on else args.tries * (args.timeout_s + 30)
         hangs, events, group = Job(place, kind, args.timeout_s).run(args.tries, limit_s)
-        ended = {one["round"]: one for one in events if one["kind"] == "round_ended"}
+        ended = {one["reason"]["round"]: one for one in events if one["reason"]["code"] == "round_ended"}
         if goes_on is not None:
-            table.row(kind, 1, "-", "not ended" if not ended else f"ended {len(ended)} times", group["why"])
-            wrong += bool(ended) or goes_on not in group["why"]
+            table.row(
+                kind,
+                1,
+                "-",
+                "not ended" if not ended else f"ended {len(ended)} times",
+                group["reason"]["message"],
+            )
+            wrong += bool(ended) or goes_on not in group["reason"]["message"]
             continue
         seconds, right, said = [], 0, ""
         for hang in hangs[: args.tries]:
@@ -116,9 +122,9 @@ def main() -> None:
             if end is None:
                 continue
             seconds.append(datetime.fromisoformat(end["at"]).timestamp() - hang["at"])
-            named = _is_named(end["facts"]["cause"], hang["rank"])
+            named = _is_named(end["reason"]["cause"], hang["rank"])
             right += named
-            said = end["text"] if named or not said else said
+            said = end["reason"]["message"] if named or not said else said
         wrong += right < args.tries
         worst = max(seconds, default=float("nan"))
         table.row(kind, len(seconds), right, f"{median(seconds):.1f} s, {worst:.1f} s", said)

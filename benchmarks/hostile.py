@@ -327,7 +327,9 @@ class Hostile:
         events = self._cluster.events(self._seen)  # workers without torch never meet in the round's store
         self._seen = max([self._seen, *(event["number"] for event in events)])
         self.wrong.other_job += [
-            f"{where}{event['kind']}: {event['text']}" for event in events if event["kind"] != "never_met"
+            f"{where}{reason['code']}: {reason['message']}"
+            for reason in (event["reason"] for event in events)
+            if reason["code"] != "never_met"
         ]
         if len(self.wrong.other_job) > known:
             self._keep(f"job-{len(self.wrong.other_job)}")

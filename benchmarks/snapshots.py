@@ -277,9 +277,9 @@ class Campaign:
     def check(self) -> None:
         """Hold what was loaded against what was saved."""
         began = {
-            event["round"]: event["facts"]["stamp"]["round"]
-            for event in self.job.events()
-            if event["kind"] == "began_from_snapshot" and event["facts"].get("stamp")
+            reason["round"]: reason["data"]["of_round"]
+            for reason in (event["reason"] for event in self.job.events())
+            if reason["code"] == "began_from_snapshot" and "of_round" in reason["data"]
         }
         saved = {
             (line["round"], line["step"], line["rank"]): (line["world"], line["digest"])

@@ -141,28 +141,27 @@ assert "<i>always waiting</i>" in page.text, page.text
     "a warning about nodes": Addition(
         new={},
         changes={
-            f"{SERVER}/core/drift.py": (
-                ("def unordered(", "def mottos(nodes):\n    return [NoMotto(nodes=len(nodes))]\n\n\n"),
-                ("Differs, NoLabel", "NoMotto, "),
+            f"{SERVER}/core/health/drift.py": (
+                ("def unordered(", "def mottos(nodes):\n    return [no_motto(len(nodes))]\n\n\n"),
+                (
+                    "from hetrdzv.protocol.reasons.reason",
+                    "from hetrdzv.protocol.reasons.warnings import no_motto\n",
+                ),
             ),
             f"{SERVER}/api/views.py": (
                 ("from hetrdzv.core.drift", "from hetrdzv.core.drift import mottos\n"),
                 ("*drift(nodes)", "*mottos(nodes), "),
             ),
-            f"{SERVER}/protocol/facts/warnings.py": (
-                (
-                    "RoundWarnings = ",
-                    "@dataclass(frozen=True, slots=True, kw_only=True)\\nclass NoMotto:\\n"
-                    '    kind: Literal["no_motto"] = "no_motto"\\n    nodes: int\\n\\n\\n'.replace(
-                        "\\n", "\n"
-                    ),
-                ),
-                ("Differs | NoLabel", "NoMotto | "),
+            f"{SERVER}/protocol/reasons/reason.py": (
+                ('    NO_WEIGHTS = "no_weights"', '    NO_MOTTO = "no_motto"\n'),
             ),
-            f"{SERVER}/words/warnings.py": (
+            f"{SERVER}/protocol/reasons/warnings.py": (
                 (
-                    "        case warnings.Differs():",
-                    "        case warnings.NoMotto(nodes=nodes):\n            return f'{nodes} have no motto'\n",
+                    "def no_weights(",
+                    (
+                        "def no_motto(nodes):\n    text = f'{nodes} have no motto'\n"
+                        "    return reason(ReasonCode.NO_MOTTO, text, nodes=[], count=nodes)\n\n\n"
+                    ),
                 ),
             ),
         },
@@ -170,10 +169,10 @@ assert "<i>always waiting</i>" in page.text, page.text
         + """
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.pages import GroupReply
-from hetrdzv.protocol.facts.warnings import NoMotto
+from hetrdzv.protocol.reasons.warnings import no_motto
 [answer] = asyncio.run(ask(PUT))
-assert answer.json()["warnings"] == ["0 have no motto"], answer.text
-assert codec.read(GroupReply, answer.content).facts == (NoMotto(nodes=0),)
+assert answer.json()["warnings"][0]["message"] == "0 have no motto", answer.text
+assert codec.read(GroupReply, answer.content).warnings == (no_motto(0),)
 """,
     ),
     "a message between node and server": Addition(
@@ -254,7 +253,7 @@ assert asyncio.run(said.send(Server())).text == "ONWARDS"
                 ("from hetagent.errors", "from hetagent.node.gpu.discovery import others\n"),
                 ("        if not is_rocm():\n", "        return others(), 'ACME_VISIBLE', ''\n"),
             ),
-            f"{SERVER}/protocol/facts/warnings.py": (
+            f"{SERVER}/protocol/reasons/warnings.py": (
                 ('    "nccl": Part(', '    "acme": Part("Acme\'s driver", 1),\n'),
             ),
         },
@@ -265,7 +264,6 @@ from hetagent.node.gpu.devices import choose
 from hetagent.node.gpu.discovery import NoGpus
 from hetagent.node.gpu.versions import versions
 from hetrdzv.core.drift import drift
-from hetrdzv.words.warnings import warning
 
 def none():
     raise NoGpus("no NVIDIA driver")
@@ -274,7 +272,7 @@ chosen = choose(None, "auto", {}, none)
 assert (chosen.slots, chosen.listed_in, chosen.facts["name"]) == (2, "ACME_VISIBLE", "2 x Acme A1")
 assert versions()["acme"] == "7.1"
 [found] = drift([Node(node_id=name, role="", device={"acme": version}) for name, version in (("a", "7.1"), ("b", "8"))])
-assert "Acme's driver 7" in warning(found), warning(found)
+assert "Acme's driver 7" in found.message, found
 """,
     ),
 }

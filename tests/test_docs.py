@@ -30,11 +30,10 @@ import hetrdzv
 from hetrdzv.cli import hetctl, hetserver
 from hetrdzv.dashboard.app import dashboard
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.facts.events import CLASSES as FACTS
-from hetrdzv.protocol.facts.parts import Other
-from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.http import versions
 from hetrdzv.protocol.pages import NodeState
+from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
@@ -396,7 +395,7 @@ def test_the_routes_that_the_other_pages_name_exist() -> None:
                 assert route.partition("?")[0] in routes(), f"{path.name}: {route}"
 
 
-@pytest.mark.parametrize("model", [JoinRequest, ReportRequest, FailureFields])
+@pytest.mark.parametrize("model", [JoinRequest, ReportRequest, Failure])
 def test_every_field_of_a_body_is_told(model: Any) -> None:
     assert {one.name for one in fields(model)} - quoted([section(page("docs/api.md"), "Nodes")]) == set()
 
@@ -407,12 +406,12 @@ def test_every_kind_is_told() -> None:
 
 @cache
 def events() -> frozenset[str]:
-    """Every kind of event."""
-    return frozenset(get_args(one.__dataclass_fields__["kind"].type)[0] for one in FACTS if one is not Other)
+    """Every code of a reason."""
+    return frozenset(code.value for code in ReasonCode)
 
 
 def check_events(text: str, there: AbstractSet[str], warnings: AbstractSet[str]) -> list[str]:
-    """The tables have every kind of event, and say which are logged as warnings."""
+    """The tables have every code, and say which are logged as warnings."""
     table = {kind: row for row in rows(text) for kind in quoted([row[0]])}
     wrong = differences("event", "docs/events.md", table.keys(), there)
     for kind in table.keys() & there:

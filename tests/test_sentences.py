@@ -1,8 +1,8 @@
 """Sentences are for people: nothing of the product takes one apart again to find out what it says.
 
-A sentence is what `hetrdzv.words` returns, and what a field holds that is called like one, of whatever object. Whoever
-needs a fact takes it from the value that the sentence was made of. Looked for are expressions, variables of the same
-function, and what is passed to a function of ours that looks into that parameter, by the function's name.
+A sentence is what `hetrdzv.protocol.reasons` returns, and what a field holds that is called like one, of whatever
+object. Whoever needs a fact takes it from the code and the fields of a reason. Looked for are expressions, variables of
+the same function, and what is passed to a function of ours that looks into that parameter, by the function's name.
 """
 
 import ast
@@ -15,10 +15,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = (ROOT / "rendezvous" / "hetrdzv", ROOT / "agent" / "hetagent")
 
-FIELDS = {"why", "text", "detail", "message", "restarted_by"}
+FIELDS = {"why", "text", "detail", "message", "quote"}
 """The fields that hold a sentence."""
 
-LISTS = {"warnings", "unwatched", "notices", "_notices"}
+LISTS = {"notices", "_notices"}
 """The fields that hold several."""
 
 QUOTES = {
@@ -47,12 +47,13 @@ PATTERNS = {"match", "search", "fullmatch", "sub", "subn", "split", "findall", "
 
 
 def of_words(tree: ast.AST) -> set[str]:
-    """The names by which a module knows functions and modules of `hetrdzv.words`."""
+    """The names by which a module knows functions and modules of `hetrdzv.protocol.reasons`."""
     return {
         alias.asname or alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hetrdzv.words")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hetrdzv.protocol.reasons")
         for alias in node.names
+        if alias.name.islower()
     }
 
 
@@ -185,7 +186,7 @@ def test_the_exceptions_are_needed() -> None:
 
 
 def test_no_pattern_is_needed_to_make_a_sentence() -> None:
-    sources = {name: source for name, source in modules() if name.startswith("words/")}
+    sources = {name: source for name, source in modules() if name.startswith("protocol/reasons/")}
     assert len(sources) > 4
     assert [name for name, source in sources.items() if "import re\n" in source] == []
 
@@ -199,16 +200,16 @@ def test_no_pattern_is_needed_to_make_a_sentence() -> None:
         "if 'lost' in error.detail: pass",
         "x = [one.why.split()[3] for one in found]",
         "cause.message.startswith('rank')",
-        "from hetrdzv.words.reasons import told\nx = told(reason, '', clock).removeprefix('round ')",
-        "from hetrdzv.words import reasons as words\nx = 'lost' in words.why(reason, clock)",
+        "from hetrdzv.protocol.reasons.reason import shown\nx = shown(reason, clock).removeprefix('round ')",
+        "from hetrdzv.protocol.reasons import ends\nx = 'lost' in ends.briefly(reason)",
         "reply.why[0]",
         "def f():\n    why = reply.why\n    return 'lost' in why",
-        "from hetrdzv.words.events import event_text\ndef f():\n    x = event_text(event)\n    return x.split(', ')",
+        "from hetrdzv.protocol.reasons.ends import briefly\ndef f():\n    x = briefly(why)\n    return x.split(',')",
         "import re\ndef as_options(text):\n    return re.sub('x', 'y', text)\nshow(as_options(directive.why))",
         "class A:\n    def look(self, text):\n        return 'lost' in text\nA().look(event.text)",
         "if event.text == 'the server is back': pass",
         "match reply.why:\n    case 'drained': pass",
-        "x = [one for one in reply.warnings if one.startswith('rank')]",
+        "x = [one for one in reply.warnings if one.message.startswith('rank')]",
         "(reply.why or reply.detail).split()",
         "if why := reply.why: why.split()",
     ],

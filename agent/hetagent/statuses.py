@@ -39,12 +39,9 @@ def status_of(outcome: "DirectiveReply | None", *, fixed: bool) -> int:
     """
     if outcome is None or outcome.exit_code is None or outcome.code in NO_PLACE:
         return UNFIT
-    cause = outcome.root_cause.kind if outcome.root_cause is not None else ""
-    if (
-        outcome.root_cause is not None
-        and (world := getattr(outcome.root_cause.reason, "world", None)) is not None
-    ):
-        return USAGE if world.never else NOBODY
+    cause = outcome.root_cause.reason.code if outcome.root_cause is not None else ""
+    if cause == "impossible_world":
+        return USAGE
     if outcome.code in NO_SERVER or cause == "join_timeout":
         return NOBODY
     return FAILED if fixed and outcome.outcome == "failed" else outcome.exit_code

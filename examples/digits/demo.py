@@ -82,13 +82,15 @@ def hetctl(server: str, *words: str) -> str:
 def second_round_at(server: str) -> datetime:
     """When the second round formed, by the server's history."""
     events = json.loads(hetctl(server, "--json", "events", GROUP))["events"]
-    return datetime.fromisoformat([e["at"] for e in events if e["kind"] == "round_formed"][1])
+    return datetime.fromisoformat([e["at"] for e in events if e["reason"]["code"] == "round_formed"][1])
 
 
 def lost_steps(server: str) -> int:
     """How many steps the second round makes again, by the server's history."""
     events = json.loads(hetctl(server, "--json", "events", GROUP))["events"]
-    return int(next(e["facts"]["lost"] for e in events if e["kind"] == "began_from_snapshot"))
+    return int(
+        next(e["reason"]["data"]["lost"] for e in events if e["reason"]["code"] == "began_from_snapshot")
+    )
 
 
 def first_rank_of(server: str, name: str) -> int:

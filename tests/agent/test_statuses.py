@@ -6,16 +6,17 @@ import pytest
 from tests.agent.torchrun.driver import directive
 
 from hetagent.statuses import status_of
-from hetrdzv.protocol.directive import FailureReply, RootCauseReply
-from hetrdzv.protocol.facts.causes import JoinTimeout
-from hetrdzv.protocol.facts.parts import NoWorld, Other, Ready, WorldBounds
+from hetrdzv.protocol.failure import Failure, RootCause
+from hetrdzv.protocol.reasons import ends
+from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.waiting import NoWorld, Ready, WorldBounds
 from hetrdzv.protocol.texts.who import NOBODY
 
 
 def failed(kind: str, exit_code: int | None = None) -> dict[str, Any]:
     """What the server says of a job that failed."""
-    failure = None if exit_code is None else FailureReply(local_rank=0, rank=0, exit_code=exit_code)
-    cause = RootCauseReply(reason=Other(kind="?"), kind=kind, message="m", failure=failure)
+    failure = None if exit_code is None else Failure(local_rank=0, rank=0, exit_code=exit_code)
+    cause = RootCause(reason=Reason(code=kind, message="m"), failure=failure)
     return {"code": "failed", "outcome": "failed", "root_cause": cause, "exit_code": exit_code or 1}
 
 
@@ -49,9 +50,9 @@ def test_a_node_that_left_by_itself_is_unfit() -> None:
 @pytest.mark.parametrize(("never", "status"), [((1,), 2), ((), 69)])
 def test_a_world_that_can_never_be_is_no_reason_to_try_again(never: tuple[int, ...], status: int) -> None:
     bounds = WorldBounds(least=5, most=5, multiple=1, min_nodes=1, max_nodes=1)
-    reason = JoinTimeout(
+    reason = ends.join_timeout(
         within_s=4.0, ready=Ready(nodes=NOBODY, want=1), world=NoWorld(bounds=bounds, never=never)
     )
-    cause = RootCauseReply(reason=reason, kind="join_timeout", message="m")
+    cause = RootCause(reason=reason)
     said = {"code": "failed", "outcome": "failed", "root_cause": cause, "exit_code": 1}
     assert status_of(directive("exit", 0, **said), fixed=False) == status

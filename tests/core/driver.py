@@ -23,13 +23,11 @@ from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why
-from hetrdzv.protocol.facts.events import Event, Facts
-from hetrdzv.protocol.facts.reasons import NodeReason
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.requests.plans import LeftOutNode
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.times import Clock
-from hetrdzv.words import reasons as words
 
 LEASE_S = 5.0
 
@@ -38,7 +36,7 @@ class Explained(Protocol):
     """What has a reason, at a time."""
 
     @property
-    def reason(self) -> NodeReason: ...
+    def reason(self) -> Reason: ...
 
     @property
     def clock(self) -> float: ...
@@ -46,12 +44,18 @@ class Explained(Protocol):
 
 def sentence(explained: Explained) -> str:
     """The sentence for a directive, a plan or a story."""
-    return words.why(explained.reason, Clock(explained.clock))
+    return shown(explained.reason, Clock(explained.clock))
 
 
 def clause(left_out: LeftOutNode) -> str:
     """Why a plan leaves a node out, or would have it go, in a clause."""
-    return words.left_out(left_out.reason, Clock(0.0)) if left_out.reason is not None else ""
+    return str(left_out.reason or "")
+
+
+def bare(event: Reason) -> Reason:
+    """An event without its round, and without how long ago what led to it had happened."""
+    data = {name: value for name, value in event.data.items() if name != "after_s"}
+    return replace(event, round=None, data=data)
 
 
 class Story:
@@ -60,7 +64,7 @@ class Story:
     def __init__(self, **spec: Any) -> None:
         self.now = 100.0
         self.group: Group = empty("g", self.now)
-        self.events: list[Event] = []
+        self.events: list[Reason] = []
         self.spec = spec
 
     def do(self, command: Command) -> Group:
@@ -187,7 +191,7 @@ class Story:
         return self.now
 
     @property
-    def reason(self) -> NodeReason:
+    def reason(self) -> Reason:
         """Why the group stands where it stands."""
         return why(self.group, self.now)
 
@@ -214,9 +218,9 @@ class Story:
         at = deadline(self.group)
         return None if at is None else at - self.now
 
-    def facts(self, kind: str) -> list[Facts]:
-        """What the events of one kind say so far."""
-        return [event.facts for event in self.events if event.kind == kind]
+    def said(self, code: str) -> list[Reason]:
+        """The events of one code so far, without their rounds and the moments of what led to them."""
+        return [bare(event) for event in self.events if event.code == code]
 
 
 def running(*node_ids: str, **spec: Any) -> Story:

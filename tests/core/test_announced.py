@@ -3,28 +3,27 @@
 import pytest
 
 from hetrdzv.core.rounds.timers import deadline
-from hetrdzv.protocol.facts.causes import Announced, MemberDrained, MemberLeft
-from hetrdzv.protocol.facts.events import NoticeExpired, StopAnnounced
+from hetrdzv.protocol.reasons import departures, ends, events
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.texts.who import Nodes
-from tests.core.driver import Story
+from tests.core.driver import Story, bare
 from tests.core.test_notice import heeding
 
 
-def leaves(node_id: str) -> MemberLeft:
+def leaves(node_id: str) -> Reason:
     """What ends the round."""
-    return MemberLeft(node_id=node_id, why=Announced(text="SIGTERM"), announced=True)
+    return ends.node_leaving(node_id, departures.agent_left("SIGTERM", leaving=True))
 
 
 def test_all_workers_may_save_before_the_node_goes_and_the_others_go_on_at_once() -> None:
     story = heeding("a", "b", "c", notice_s=0.0)
     story.leaving("b", grace_s=20.0)
-    assert story.facts("stop_announced") == [StopAnnounced(cause=leaves("b"), notice_s=20.0)]
+    assert story.said("stop_announced") == [bare(events.stop_announced(1, leaves("b"), 20.0))]
     for node_id in ("a", "b", "c"):
         told = story.told(node_id)
         assert (told.kind, told.code, told.round) == ("start", "notice", 1)
         assert told.notice is not None
-        assert (told.notice.cause, told.notice.left_s) == (leaves("b"), 20.0)
+        assert (told.notice.cause.reason, told.notice.left_s) == (leaves("b"), 20.0)
     for node_id in ("a", "b", "c"):
         assert story.ended is None
         story.report(node_id, "ready_to_stop")
@@ -47,7 +46,7 @@ def test_the_smaller_of_what_the_group_and_the_node_allow_counts(
     assert deadline(story.group) == pytest.approx(story.now + least)
     story.pass_by(least)
     assert story.ended == "left"
-    assert story.facts("notice_expired") == [NoticeExpired(late=Nodes.of(["a"]), notice_s=least)]
+    assert story.said("notice_expired") == [events.notice_expired(["a"], least)]
 
 
 def test_the_time_counts_from_when_the_agent_got_the_signal() -> None:
@@ -69,7 +68,7 @@ def test_nobody_saves_where_there_is_no_time_or_nobody_who_would() -> None:
     starting.leaving("b", grace_s=20.0)
     for story in (late, deaf, plain, starting):
         assert story.ended == "left"
-        assert story.facts("stop_announced") == []
+        assert story.said("stop_announced") == []
 
 
 def test_several_nodes_that_go_are_one_stop_whose_end_is_that_of_the_first() -> None:
@@ -99,7 +98,9 @@ def test_a_node_that_goes_during_a_planned_stop_hastens_it() -> None:
     assert deadline(story.group) == pytest.approx(story.now + 25.0)
     story.leaving("b", grace_s=5.0)
     assert deadline(story.group) == pytest.approx(story.now + 5.0)
-    assert story.facts("stop_announced") == [StopAnnounced(cause=MemberDrained(node_id="a"), notice_s=30.0)]
+    assert story.said("stop_announced") == [
+        bare(events.stop_announced(1, ends.node_leaving("a", departures.drained()), 30.0))
+    ]
     story.leaving("c")
     assert story.ended == "left", "the workers of c are being stopped"
 
@@ -109,7 +110,7 @@ def test_a_drained_node_that_goes_by_itself_is_gone_whoever_lets_it_back() -> No
     story.drain("b")
     story.leaving("b", grace_s=20.0)
     story.undrain("b")
-    assert story.node("b").leaving == Announced(text="SIGTERM")
+    assert story.node("b").leaving == departures.agent_left("SIGTERM")
 
 
 def test_a_node_that_is_killed_before_its_time_ends_the_round_at_once() -> None:

@@ -20,7 +20,7 @@ from hetrdzv.protocol.bounds import (
     Slots,
 )
 from hetrdzv.protocol.codec import MAX_MISTAKES, Malformed, read, write
-from hetrdzv.protocol.facts.events import Event
+from hetrdzv.protocol.rooms.snapshots import Incomplete
 from hetrdzv.protocol.states import GroupState
 
 
@@ -161,9 +161,9 @@ def test_what_is_no_object_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("kind", [[], {}, 3, None])
 def test_a_kind_that_is_no_text_is_refused(kind: object) -> None:
-    event = {"facts": {"kind": kind, "slots": 1}, "node_id": None, "round": None, "after_s": None}
-    with pytest.raises(Malformed, match="facts"):
-        read(Event, json.dumps(event).encode(), unknown="ignore")
+    stamp = {"round": 1, "step": 2}
+    with pytest.raises(Malformed, match="lack"):
+        read(Incomplete, json.dumps({"stamp": stamp, "lack": {"kind": kind}}).encode(), unknown="ignore")
 
 
 def test_many_mistakes_are_counted_only() -> None:

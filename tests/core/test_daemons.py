@@ -14,7 +14,7 @@ from hetrdzv.protocol.errors import (
     StaleRound,
     UnknownNode,
 )
-from hetrdzv.protocol.facts.events import DaemonStarted
+from hetrdzv.protocol.reasons import events
 from hetrdzv.protocol.states import NodePhase
 from tests.core.driver import Story
 
@@ -77,7 +77,7 @@ def test_the_member_is_told_to_run_it_in_the_same_round_and_nobody_else_is() -> 
     assert {node_id: story.told(node_id) for node_id in "ac"} == {
         node_id: before[node_id] for node_id in "ac"
     }
-    assert story.facts("daemon_started") == [DaemonStarted(program="orted")]
+    assert story.said("daemon_started") == [events.daemon_started("a", "orted")]
 
 
 def test_the_same_again_changes_nothing_and_other_words_are_refused() -> None:

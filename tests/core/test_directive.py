@@ -1,8 +1,8 @@
 """Versions of directives, and sentences that say why (rule 9)."""
 
-from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.causes import Cut, MemberLost
-from hetrdzv.protocol.texts.who import Nodes
+from dataclasses import replace
+
+from hetrdzv.protocol.reasons import departures, ends, waiting
 from tests.core.driver import Story, running
 from tests.core.explained import ready, waits_for
 
@@ -43,14 +43,14 @@ def test_many_names_are_shortened() -> None:
     story = Story(min_nodes=99)
     story.joins(*(f"n{number}" for number in range(7)))
     what = waits_for(story)
-    assert isinstance(what, reasons.TooFew)
-    assert what.ready.nodes == Nodes(first=("n0", "n1", "n2", "n3", "n4"), more=2)
+    assert what.code == "too_few_nodes"
+    assert "n0, n1, n2, n3, n4 and 2 more" in what.message
 
 
 def test_why_of_an_empty_group() -> None:
     story = Story()
     story.put(min_nodes=2)
-    assert waits_for(story) == reasons.TooFew(ready=ready([], 2), missing=2)
+    assert waits_for(story) == waiting.too_few(ready=ready([], 2), missing=2)
 
 
 def test_why_says_since_when_nobody_is_here() -> None:
@@ -59,20 +59,20 @@ def test_why_says_since_when_nobody_is_here() -> None:
     story.joins("a", "b")
     story.leave("a")
     what = waits_for(story)
-    assert isinstance(what, reasons.TooFew)
+    assert what.code == "too_few_nodes"
     assert what.since is None
     story.wait(1.0)
     story.leave("b")
     gone_at = story.now
     story.pass_by(10.0)
-    assert waits_for(story) == reasons.TooFew(ready=ready([], 3), missing=3, since=gone_at)
+    assert waits_for(story) == waiting.too_few(ready=ready([], 3), missing=3, since=gone_at)
 
 
 def test_why_says_what_ended_the_round_before() -> None:
     story = running("a", "b")
     story.lose("b")
     story.join("a")
-    assert story.reason.ended == reasons.Ended(round=1, cause=MemberLost(node_id="b", why=Cut()), judged=True)
-    assert waits_for(story) == reasons.TooFew(
-        ready=ready(["a"], 2), missing=1, in_place_of=Nodes.of(["b"]), until=story.now + 600
+    assert story.reason.cause == replace(ends.node_lost("b", departures.connection_lost()), round=1)
+    assert waits_for(story) == waiting.too_few(
+        ready=ready(["a"], 2), missing=1, gone=["b"], until=story.now + 600
     )

@@ -8,9 +8,9 @@ import pytest
 from hetrdzv.core.drift import drift
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.codec import write
-from hetrdzv.protocol.facts.warnings import PARTS
+from hetrdzv.protocol.reasons.reason import MOST_CHARACTERS
+from hetrdzv.protocol.reasons.warnings import PARTS, versions_differ
 from hetrdzv.protocol.texts.who import Nodes
-from hetrdzv.words.warnings import MOST_CHARACTERS, warning
 from tests.core.driver import Story
 
 
@@ -44,11 +44,10 @@ def test_what_differs(
     name: str, versions: list[str], odd: dict[str, list[str]], usual: str, clear: bool
 ) -> None:
     (found,) = drift(having(name, *versions))
-    assert (found.part, found.clear, found.more) == (name, clear, 0)
-    assert {one.version: list(one.nodes.first) for one in found.odd} == odd
-    assert found.usual.version == usual
     others = [n for n, one in enumerate(versions, 1) if one.startswith(usual)]
-    assert found.usual.nodes == Nodes.of(f"gpu{number}" for number in others)
+    known = usual, Nodes.of(f"gpu{number}" for number in others)
+    unlike = [(version, Nodes.of(node_ids)) for version, node_ids in odd.items()]
+    assert found == versions_differ(name, unlike, known, clear=clear)
 
 
 @pytest.mark.parametrize(
@@ -67,18 +66,18 @@ def test_another_role_may_run_another_script() -> None:
     trainer, critic, other = having("script", "3fa2b1c8", "94d0c2aa", "00ff00ff")
     assert drift([trainer, replace(critic, role="critic")]) == ()
     (found,) = drift([trainer, replace(critic, role="critic"), replace(other, role="critic")])
-    assert warning(found) == ("gpu2 has a script with checksum 94d0c2aa, gpu3 has 00ff00ff")
+    assert found.message == ("gpu2 has a script with checksum 94d0c2aa, gpu3 has 00ff00ff")
 
 
 def test_more_versions_are_counted() -> None:
     (found,) = drift(having("torch", "1.0", "2.0", "3.0", "4.0", "5.0", "6.0", "6.0"))
-    assert ([one.version for one in found.odd], found.more) == (["1.0", "2.0", "3.0"], 2)
+    assert "gpu3 has 3.0, 2 more versions on other nodes" in found.message
 
 
 def test_of_thousands_of_unlike_nodes_it_says_no_more_than_of_a_few() -> None:
     found = drift(nodes({f"{n}-{'x' * 110}": dict.fromkeys(PARTS, f"{n}.0.{n % 7}") for n in range(10_000)}))
     assert len(found) == len(PARTS)
-    assert max(len(warning(one)) for one in found) <= MOST_CHARACTERS
+    assert max(len(one.message) for one in found) <= MOST_CHARACTERS
     assert max(len(write(one)) for one in found) < 8_000
     assert len(write(drift(having("torch", "9" * 100_000, "1"))[0])) < 1_000
 
@@ -88,7 +87,7 @@ def test_a_start_says_what_differs_in_its_round() -> None:
     story.join("a", device={"torch": "2.13.0"})
     told = story.join("b", device={"torch": "2.12.1"})
     assert told.start is not None
-    assert [one.kind for one in told.start.warnings] == ["differs"]
+    assert [one.code for one in told.start.warnings] == ["versions_differ"]
     assert story.told("a").start is not None
     story.leave("b")
     story.join("a")

@@ -7,7 +7,7 @@ from hetrdzv.core.group import step
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import OwnLeases
 from hetrdzv.protocol.errors import GroupFinished, GroupFinishing, Refused, SpecConflict
-from hetrdzv.protocol.facts import reasons
+from hetrdzv.protocol.reasons import waiting
 from tests.core.driver import LEASE_S, Story, running
 
 
@@ -89,7 +89,7 @@ def test_old_node_that_comes_late_hears_how_its_job_ended() -> None:
     story.join("a", inc="a-2")
     told = story.join("b", after=1)
     assert (told.kind, told.outcome, told.exit_code) == ("exit", "succeeded", 0)
-    assert told.reason == reasons.EarlierJob(outcome="succeeded")
+    assert told.reason == waiting.earlier_job("succeeded")
     assert story.node("b").gone
 
 
@@ -101,7 +101,7 @@ def test_old_node_of_a_cancelled_job_hears_it_in_plain_words() -> None:
         story.restart()
     story.pass_by(LEASE_S + 1)
     story.restart()
-    assert story.join("b", after=1).reason == reasons.EarlierJob(outcome="cancelled")
+    assert story.join("b", after=1).reason == waiting.earlier_job("cancelled")
 
 
 def test_drained_node_begins_no_new_job() -> None:
@@ -167,7 +167,7 @@ def test_put_creates_once() -> None:
     before = story.group
     story.put(min_nodes=2)
     assert story.group is before
-    assert len(story.facts("group_created")) == 1
+    assert len(story.said("group_created")) == 1
     with pytest.raises(SpecConflict):
         story.put(min_nodes=3)
 

@@ -1,30 +1,19 @@
 """A node whose agent gives up after a failure, as torch's does without restarts left: the failure stays the cause."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from hetrdzv.protocol.facts.causes import (
-    Announced,
-    Cause,
-    Cut,
-    FailedBecause,
-    FailedWorker,
-    MemberGone,
-    MemberLeft,
-    MemberLost,
-    WorkerFault,
-)
-from hetrdzv.protocol.facts.events import GroupFailed, RestartSpent
-from hetrdzv.protocol.facts.parts import Quoted, Ready
 from hetrdzv.protocol.failure import Ended
+from hetrdzv.protocol.reasons import departures, ends, events
+from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
+from tests.core.explained import failed
 
-FIRST = FailedWorker(node_id="a", rank=0, local_rank=0, exit_code=1, said=Quoted("Traceback: boom"))
-OF_B = replace(FIRST, node_id="b", rank=1)
+FIRST = failed("a")
 
 
 def gives_up(story: Story, node_id: str, **how: object) -> None:
@@ -33,11 +22,10 @@ def gives_up(story: Story, node_id: str, **how: object) -> None:
     story.leave(node_id, "its agent gave up")
 
 
-def assert_failed_with(story: Story, reason: FailedBecause | FailedWorker, *node_ids: str) -> None:
+def assert_failed_with(story: Story, reason: Reason, *node_ids: str) -> None:
     """The group failed, and every one of these nodes is told why."""
     assert story.group.state == "failed", story.why
     assert story.group.root_cause is not None
-    reason = WorkerFault(worker=reason) if isinstance(reason, FailedWorker) else reason
     assert story.group.root_cause.reason == reason
     for node_id in node_ids:
         told = story.told(node_id)
@@ -47,12 +35,12 @@ def assert_failed_with(story: Story, reason: FailedBecause | FailedWorker, *node
 def test_the_only_node_gives_up() -> None:
     story = running("a", max_restarts=1000)
     gives_up(story, "a", exit_code=7)
-    assert_failed_with(story, replace(FIRST, exit_code=7))
+    assert_failed_with(story, failed("a", exit_code=7))
     assert story.group.root_cause is not None
-    assert story.group.root_cause.kind == "worker_failed"
+    assert story.group.root_cause.reason.code == "worker_failed"
     assert story.group.root_cause.failure is not None
     assert story.group.root_cause.failure.message == "Traceback: boom"
-    assert story.facts("round_judged") == []
+    assert story.said("round_judged") == []
 
 
 def test_too_few_are_left() -> None:
@@ -62,8 +50,8 @@ def test_too_few_are_left() -> None:
     story.join("b")
     assert_failed_with(story, FIRST, "b")
     left = Ready(nodes=Nodes.of(["b"]), want=2)
-    gave_up = GroupFailed(reason=WorkerFault(worker=FIRST), gave_up=Nodes.of(["a"]), left=left)
-    assert story.facts("group_failed") == [gave_up]
+    gave_up = events.group_failed(FIRST, Nodes.of(["a"]), left)
+    assert story.said("group_failed") == [gave_up]
     assert story.group.restarts == 0
 
 
@@ -95,7 +83,7 @@ def test_enough_are_left() -> None:
     story.joins("b", "c")
     assert story.group.state == "starting"
     assert story.order == ["b", "c"]
-    assert story.facts("restart_spent") == [RestartSpent(restarts=1, budget=1000, worker=FIRST)]
+    assert story.said("restart_spent") == [events.restart_spent(FIRST, 1, 1000)]
 
 
 def test_a_spare_takes_the_place() -> None:
@@ -134,7 +122,7 @@ def test_whatever_becomes_of_its_agent(how: str) -> None:
     story.join("b")
     if how == "replace":
         assert story.group.state == "starting"
-        assert story.facts("restart_spent") == [RestartSpent(restarts=1, budget=1000, worker=FIRST)]
+        assert story.said("restart_spent") == [events.restart_spent(FIRST, 1, 1000)]
     else:
         assert_failed_with(story, FIRST, "b")
 
@@ -142,20 +130,20 @@ def test_whatever_becomes_of_its_agent(how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "kind", "cause"),
     [
-        (Story.lose, "node_lost", MemberLost(node_id="b", why=Cut())),
-        (Story.leave, "node_left", MemberLeft(node_id="b", why=Announced())),
+        (Story.lose, "node_lost", ends.node_lost("b", departures.connection_lost())),
+        (Story.leave, "node_left", ends.node_left("b", departures.agent_left())),
     ],
 )
 def test_a_loss_behind_the_failure_is_the_cause(
-    how: Callable[[Story, str], None], kind: Any, cause: Cause
+    how: Callable[[Story, str], None], kind: Any, cause: Reason
 ) -> None:
     """b's machine dies: a's workers fail of it, and a has no restart to spend."""
     story = running("a", "b", max_restarts=1000)
     gives_up(story, "a")
     how(story, "b")
-    assert_failed_with(story, MemberGone(kind=kind, cause=cause, consequences=True))
+    assert_failed_with(story, ends.consequences(cause))
     assert story.group.root_cause is not None
-    assert (story.group.root_cause.kind, story.group.root_cause.node_id) == (kind, "b")
+    assert (story.group.root_cause.reason.code, story.group.root_cause.node_id) == (kind, "b")
 
 
 def test_a_round_that_a_joiner_ended() -> None:
@@ -187,9 +175,9 @@ def test_the_budget_of_the_group_counts_as_well() -> None:
     story = running("a", "b", "c", min_nodes=2, max_restarts=0)
     gives_up(story, "a")
     story.joins("b", "c")
-    used_up = WorkerFault(worker=FIRST, budget=0)
+    used_up = ends.without_restart(FIRST, "used_up", 0)
     assert_failed_with(story, used_up, "b", "c")
-    assert story.facts("group_failed") == [GroupFailed(reason=used_up)]
+    assert story.said("group_failed") == [events.group_failed(used_up)]
 
 
 def test_who_comes_back_has_not_given_up() -> None:
@@ -216,7 +204,7 @@ def test_a_master_that_succeeded_and_goes_explains_no_failure_before() -> None:
     story.failed("b", rank=1, final=True)
     story.leave("a", "its agent has finished")
     story.leave("b", "its agent gave up")
-    assert_failed_with(story, replace(OF_B, before=Ended(node_id="a", rank=0)))
+    assert_failed_with(story, failed("b", 1, before=Ended(node_id="a", rank=0)))
 
 
 def test_an_agent_that_gave_up_but_never_goes_is_not_waited_for() -> None:
@@ -235,7 +223,7 @@ def test_a_hopeless_script_fails_the_group_at_once() -> None:
     story = running("a", "b", max_restarts=3)
     story.failed("b", permanent=True, rank=1, exit_code=2)
     story.joins("a", "b")
-    hopeless = WorkerFault(worker=replace(OF_B, exit_code=2), hopeless="permanent")
+    hopeless = ends.without_restart(failed("b", 1, 2), "permanent")
     assert_failed_with(story, hopeless, "a", "b")
     assert story.group.restarts == 0
     assert story.told("a").exit_code == 1, "as torchrun's"
@@ -286,7 +274,7 @@ def test_a_restart_says_what_it_is_for() -> None:
     for node_id in ("a", "b"):
         start = story.told(node_id).start
         assert start is not None
-        assert start.restarted_by == OF_B
+        assert start.restarted_by == failed("b", 1)
     story.restart()
     story.joins("a", "b")
     start = story.told("a").start

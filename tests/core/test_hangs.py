@@ -7,14 +7,12 @@ import pytest
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.protocol.facts.causes import FailedWorker, RestartAsked, WorkerFault
-from hetrdzv.protocol.facts.events import GoesOn, GroupCancelled, RestartSpent, RoundEnded, Stalled
-from hetrdzv.protocol.facts.reasons import Cancelled, Runs, Stalls
 from hetrdzv.protocol.hangs import Hang
+from hetrdzv.protocol.reasons import ends, events, hangs
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.storage.records import changes
-from tests.core.driver import Story
+from tests.core.driver import Story, bare
 from tests.support.hangs import behind, deadlock
 from tests.support.restored import restore
 
@@ -40,19 +38,19 @@ def job(**spec: object) -> Story:
 def test_a_stall_is_told_once_it_has_lasted() -> None:
     story = job()
     stalled(story)
-    assert isinstance(story.reason, Runs)
+    assert story.reason.code == "round_running"
     story.wait(14)
-    assert story.facts("stalled") == []
+    assert story.said("stalled") == []
     story.wait(1)
-    assert story.facts("stalled") == [Stalled(hang=replace(behind(2, "b"), for_s=15.0))]
-    waits = Stalls(round=1, hang=behind(2, "b"), since=story.now - 15)
+    assert story.said("stalled") == [bare(hangs.stalled(1, replace(behind(2, "b"), for_s=15.0)))]
+    waits = hangs.hang(1, behind(2, "b"), story.now - 15)
     assert story.reason == waits
     story.wait(25)
     assert story.reason == waits
-    assert len(story.facts("stalled")) == 1
+    assert len(story.said("stalled")) == 1
     story.do(NoteStall(1, None))
-    assert story.facts("goes_on") == [GoesOn(hang=replace(behind(2, "b"), for_s=40.0))]
-    assert isinstance(story.reason, Runs)
+    assert story.said("goes_on") == [bare(hangs.goes_on(1, replace(behind(2, "b"), for_s=40.0)))]
+    assert story.reason.code == "round_running"
 
 
 def test_what_a_person_ends_is_said_to_have_hung() -> None:
@@ -60,8 +58,8 @@ def test_what_a_person_ends_is_said_to_have_hung() -> None:
     stalled(story)
     story.wait(5)
     story.restart()
-    (ended,) = story.facts("round_ended")
-    assert ended.cause == RestartAsked(), "nobody was told of a hang"
+    (ended,) = story.said("round_ended")
+    assert ended.cause == ends.restart_requested(), "nobody was told of a hang"
     story.join("a", 2)
     story.join("b", 2)
     story.started("a", "b")
@@ -69,13 +67,13 @@ def test_what_a_person_ends_is_said_to_have_hung() -> None:
     story.wait(20)
     hang = replace(behind(2, "b"), for_s=20.0)
     story.restart()
-    assert story.facts("round_ended")[-1].cause == RestartAsked(hang=hang)
+    assert story.said("round_ended")[-1].cause == ends.restart_requested(hang=hang)
     story = job()
     stalled(story)
     story.wait(20)
     story.cancel()
-    assert story.reason == Cancelled(hang=hang)
-    assert story.facts("group_cancelled") == [GroupCancelled(hang=hang)]
+    assert story.reason == ends.cancelled(hang=hang)
+    assert story.said("group_cancelled") == [ends.cancelled(hang=hang)]
 
 
 def test_a_short_stall_is_not_told() -> None:
@@ -84,13 +82,13 @@ def test_a_short_stall_is_not_told() -> None:
     story.wait(10)
     story.do(NoteStall(1, None))
     story.wait(10)
-    assert story.facts("stalled") == story.facts("goes_on") == []
+    assert story.said("stalled") == story.said("goes_on") == []
 
 
 def test_one_that_has_lasted_when_it_is_noted_is_told_at_once() -> None:
     story = job()
     stalled(story, for_s=60)
-    assert story.facts("stalled") == [Stalled(hang=replace(behind(2, "b"), for_s=60.0))]
+    assert story.said("stalled") == [bare(hangs.stalled(1, replace(behind(2, "b"), for_s=60.0)))]
 
 
 def test_seconds_commit_nothing() -> None:
@@ -109,9 +107,9 @@ def test_a_later_wait_is_another_one() -> None:
     story = job()
     stalled(story, for_s=60)
     stalled(story, for_s=3)
-    assert len(story.facts("goes_on")) == 1
+    assert len(story.said("goes_on")) == 1
     story.wait(12)
-    assert len(story.facts("stalled")) == 2
+    assert len(story.said("stalled")) == 2
 
 
 def test_the_stack_of_a_worker_is_kept_while_it_is_waited_for_since_then_or_longer() -> None:
@@ -141,10 +139,12 @@ def test_more_who_are_behind_are_no_news_but_another_is() -> None:
         for_s=60,
         hang=replace(behind(2, "b"), ranks=(2, 3)),
     )
-    assert len(story.facts("stalled")) == 1
-    assert story.reason.hang.ranks == (2, 3)
+    assert len(story.said("stalled")) == 1
+    assert story.reason.ranks == ((2, 3),)
     stalled(story, for_s=60, hang=behind(0, "a", waiting=[1]))
-    assert story.facts("stalled")[1:] == [Stalled(hang=replace(behind(0, "a", waiting=[1]), for_s=60.0))]
+    assert story.said("stalled")[1:] == [
+        bare(hangs.stalled(1, replace(behind(0, "a", waiting=[1]), for_s=60.0)))
+    ]
 
 
 def test_nothing_ends_without_a_time_limit() -> None:
@@ -152,25 +152,25 @@ def test_nothing_ends_without_a_time_limit() -> None:
     stalled(story)
     story.pass_by(3000)
     assert story.group.state == "running"
-    assert len(story.facts("stalled")) == 1
+    assert len(story.said("stalled")) == 1
 
 
 def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     story = job(hang_timeout_s=30, max_restarts=1)
     stalled(story, stack="File train.py, line 7, in <module>")
     story.wait(20)
-    assert (story.reason.since, story.reason.ends_at) == (story.now - 20, story.now + 10)
+    assert (story.reason.since, story.reason.until) == (story.now - 20, story.now + 10)
     story.wait(9)
     assert story.group.state == "running"
     story.wait(1)
-    hang = FailedWorker(node_id="b", rank=2, local_rank=0, hang=replace(behind(2, "b"), for_s=30.0))
-    assert story.facts("round_ended") == [RoundEnded(cause=hang)]
+    hang = ends.hangs(replace(behind(2, "b"), for_s=30.0), "b", 2)
+    assert story.said("round_ended") == [bare(events.round_ended(1, hang, "failed", None, watched=False))]
     assert story.told("a").kind == story.told("b").kind == "stop"
     assert story.told("a").hang
     story.failed("a", rank=0, age_s=100, exit_code=7)  # what stopped workers report replaces nothing
     story.failed("b", rank=2, exit_code=None, signal="SIGTERM")
     story.joins("a", "b")
-    assert story.facts("restart_spent") == [RestartSpent(restarts=1, budget=1, worker=hang)]
+    assert story.said("restart_spent") == [events.restart_spent(hang, 1, 1)]
     assert story.group.round is not None
     assert (story.group.round.number, story.group.round.restarted_by) == (2, hang)
     assert not story.told("a").hang
@@ -187,13 +187,13 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     cause = story.group.root_cause
     assert cause is not None
     assert cause.failure is not None
-    assert (cause.kind, cause.node_id, cause.round) == ("hang", "b", 2)
+    assert (cause.reason.code, cause.node_id, cause.round) == ("no_answer", "b", 2)
     assert (cause.failure.rank, cause.failure.local_rank, cause.failure.message) == (3, 1, "line 9")
     assert story.told("a").root_cause == cause
     assert story.told("a").hang
     assert story.told("a").exit_code == 1
-    hang = replace(hang, rank=3, local_rank=1, hang=replace(stall.hang, for_s=30.0))
-    assert cause.reason == WorkerFault(kind="hang", worker=hang, budget=1)
+    hang = ends.hangs(replace(stall.hang, for_s=30.0), "b", 3)
+    assert cause.reason == ends.without_restart(hang, "used_up", 1)
 
 
 OF_NOBODY = [
@@ -209,15 +209,15 @@ OF_NOBODY = [
 def test_a_hang_of_nobody_in_particular_blames_no_node(hang: Hang) -> None:
     story = job(hang_timeout_s=5, max_restarts=0)
     stalled(story, for_s=4, hang=hang)
-    assert story.facts("stalled") == []
+    assert story.said("stalled") == []
     story.wait(1)
-    assert story.facts("stalled") == [Stalled(hang=replace(hang, for_s=5.0))]
+    assert story.said("stalled") == [bare(hangs.stalled(1, replace(hang, for_s=5.0)))]
     story.joins("a", "b")
     cause = story.group.root_cause
     assert cause is not None
-    assert (cause.kind, cause.node_id, cause.failure) == ("hang", None, None)
+    assert (cause.reason.code, cause.node_id, cause.failure) == (hang.kind, None, None)
     hang = replace(hang, for_s=5.0)
-    assert cause.reason == WorkerFault(kind="hang", worker=FailedWorker(node_id=None, hang=hang), budget=0)
+    assert cause.reason == ends.without_restart(ends.hangs(hang), "used_up", 0)
 
 
 def test_a_node_that_is_lost_meanwhile_is_the_cause() -> None:

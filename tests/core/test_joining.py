@@ -5,26 +5,22 @@ import pytest
 from hetrdzv.core.commands import Join, Leave, Renew
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import NodeIdInUse, Refused, SpecConflict, StaleIncarnation, UnknownNode
-from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.causes import AgentDied, Announced, MemberLeft, MemberLost, Superseded
-from hetrdzv.protocol.facts.events import NodeLeft, NodeLost
-from hetrdzv.protocol.facts.parts import Quoted
-from hetrdzv.protocol.texts.who import Nodes
-from tests.core.driver import LEASE_S, Story, running
+from hetrdzv.protocol.reasons import departures, ends, waiting
+from tests.core.driver import LEASE_S, Story, bare, running
 from tests.core.explained import left_out, waits_for
 
 
 def test_joiners_come_in_one_batch_per_last_call() -> None:
     story = running("a", last_call_s=10)
     told = story.join("b")
-    assert told.reason == reasons.LeftOut(round=1, node_id="b", why=reasons.Joins(until=story.now + 10))
+    assert told.reason == waiting.left_out(1, "b", waiting.joins_next_round("b", story.now + 10))
     story.wait(6)
     story.join("c")
     story.wait(3.9)
     assert story.ended is None
     story.wait(0.1)
     assert story.ended == "joined"
-    assert story.told("a").reason.cause.nodes == Nodes.of(["b", "c"])
+    assert story.told("a").reason.nodes == ("b", "c")
     story.join("a")
     assert story.order == ["a", "b", "c"]
     assert story.group.restarts == 0
@@ -40,7 +36,7 @@ def test_joiner_beyond_the_maximum_is_a_spare() -> None:
     story = running("a", "b", max_nodes=2)
     told = story.join("c")
     assert told.kind == "wait"
-    assert left_out(story, "c") == reasons.Full(max_nodes=2)
+    assert left_out(story, "c") == waiting.max_nodes("c", 2)
     story.wait(30)
     assert story.ended is None
     story.lose("b")
@@ -51,7 +47,7 @@ def test_joiner_beyond_the_maximum_is_a_spare() -> None:
 def test_on_join_spare() -> None:
     story = running("a", on_join="spare")
     story.join("b")
-    assert left_out(story, "b") == reasons.Spare(kind="on_join")
+    assert left_out(story, "b") == waiting.on_join_spare("b")
     story.wait(30)
     assert story.ended is None
     assert story.deadline_in == pytest.approx(LEASE_S)
@@ -63,7 +59,7 @@ def test_no_joiner_once_a_member_has_succeeded() -> None:
     story.succeeded("a")
     story.wait(30)
     assert story.ended is None
-    assert left_out(story, "c") == reasons.Spare(kind="others_succeeded")
+    assert left_out(story, "c") == waiting.others_succeeded("c")
 
 
 def test_joiner_that_goes_again_ends_nothing() -> None:
@@ -169,7 +165,7 @@ def test_agent_that_was_restarted_ends_its_round() -> None:
     story.cut("b")
     story.join("b", inc="b-2")
     assert story.ended == "lost"
-    assert story.told("a").reason.cause == MemberLost(node_id="b", why=Superseded())
+    assert bare(story.told("a").reason) == ends.node_lost("b", departures.agent_replaced())
     assert story.told("b").kind == "wait"
     with pytest.raises(StaleIncarnation):
         story.do(Renew("b", "b-1"))
@@ -186,7 +182,7 @@ def test_a_node_whose_agent_died_is_lost_for_good() -> None:
     for _ in range(2):
         story.do(Leave(node_id="b", incarnation="b-1", why="its agent died", died=True))
     assert story.ended == "lost"
-    assert story.facts("node_lost") == [NodeLost(why=AgentDied())]
+    assert story.said("node_lost") == [ends.node_lost("b", departures.agent_died())]
     with pytest.raises(StaleIncarnation, match="restart its agent"):
         story.join("b", inc="b-1")
     story.join("b", inc="b-2")
@@ -231,7 +227,7 @@ def test_drained_node_exits_and_stays_out() -> None:
     story.drain("b")
     told = story.told("b")
     assert (told.kind, told.code, told.exit_code) == ("exit", "drained", 4)
-    assert told.reason == reasons.Drained(group_id="g", node_id="b")
+    assert told.reason == waiting.is_drained("g", "b")
     assert story.ended == "drained"
     story.leave("b")
     story.join("a")
@@ -262,17 +258,17 @@ def test_sigterm_first_leaving_then_left() -> None:
     story = running("a", "b", min_nodes=1)
     story.leaving("b")
     assert story.ended == "left"
-    going = MemberLeft(node_id="b", why=Announced(text=Quoted("SIGTERM")), announced=True)
-    assert story.told("a").reason.cause == going
+    going = ends.node_leaving("b", departures.agent_left("SIGTERM", leaving=True))
+    assert bare(story.told("a").reason) == going
     assert story.told("b").kind == "stop"
     story.join("a")
     what = waits_for(story)
-    assert isinstance(what, reasons.ToStop)
-    assert what.nodes == Nodes.of(["b"])
+    assert what.code == "stopping"
+    assert what.nodes == ("b",)
     story.leaving("b")
     story.leave("b")
     story.leave("b")
-    assert story.facts("node_left") == [NodeLeft(why=Announced(text=Quoted("SIGTERM")))]
+    assert story.said("node_left") == [ends.node_left("b", departures.agent_left("SIGTERM"))]
     assert story.order == ["a"]
     told = story.told("b")
     assert (told.kind, told.code) == ("exit", "left")
@@ -286,7 +282,7 @@ def test_a_lost_node_that_leaves_is_not_taken_for_a_join_that_it_sent_before() -
     story.join("a")  # on its way since before
     story.join("b")
     story.wait(20)
-    assert len(story.facts("node_returned")) == 1
+    assert len(story.said("node_returned")) == 1
     assert story.group.round is None
 
 
@@ -314,7 +310,7 @@ def test_first_to_name_a_field_fixes_it() -> None:
 def test_open_group_waits_for_a_command() -> None:
     story = Story()
     told = story.join("a", wants_command=True, spec={"min_nodes": 2})
-    assert told.reason == waits_for(story) == reasons.NoCommand(group_id="g", nodes=Nodes.of(["a"]))
+    assert told.reason == waits_for(story) == waiting.no_command("g", ["a"])
     story.join("b", wants_command=True)
     story.wait(1000)
     assert story.group.state == "waiting"

@@ -38,8 +38,6 @@ from hetrdzv.core.why import why
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import DirectiveKind, EndKind, ReportKind, StallKind
-from hetrdzv.protocol.texts.times import Clock
-from hetrdzv.words import reasons as words
 from tests.core.drawn import is_drawn
 from tests.support.every_set import Case, best_of_all, not_best
 from tests.support.hangs import of_kind
@@ -605,10 +603,14 @@ class GroupMachine(RuleBasedStateMachine):
     @invariant()
     def a_failed_group_has_a_cause(self) -> None:
         cause = self.group.root_cause
-        if self.group.state == "failed" and cause is not None and cause.kind == "never_met":
+        if self.group.state == "failed" and cause is not None and cause.reason.code == "never_met":
             assert self.group.round is not None
             assert self.group.round.apart, "workers that met are said not to have"
-        if self.group.state != "failed" or cause is None or cause.kind != "worker_failed":
+        if (
+            self.group.state != "failed"
+            or cause is None
+            or cause.reason.code not in ("worker_failed", "start_failed")
+        ):
             return
         given_up = any(number == cause.round for _, number in self.gave_up)
         assert cause.failure is not None
@@ -655,7 +657,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @property
     def why(self) -> str:
-        return words.why(why(self.group, self.now), Clock(self.now))
+        return why(self.group, self.now).message
 
 
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}

@@ -2,32 +2,30 @@
 
 import pytest
 
-from hetrdzv.protocol.facts.causes import JoinTimeout
-from hetrdzv.protocol.facts.events import NodeJoined, NodeNotReady, NodeReady
-from hetrdzv.protocol.facts.parts import NotReady, quoted
-from hetrdzv.protocol.facts.reasons import Failed, Joins, ToStop
+from hetrdzv.protocol.reasons import ends, events, waiting
+from hetrdzv.protocol.reasons.waiting import NotReady
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
-from tests.core.explained import left_out, ready
+from tests.core.explained import left_out, ready, waits_for
 
 WHY = "node check failed (exit status 1): GPU 2: Xid 79"
 
 
 def kinds(story: Story) -> list[str]:
-    return [event.kind for event in story.events]
+    return [event.code for event in story.events]
 
 
 def test_a_node_that_is_not_ready_is_shown_and_takes_part_once_it_is() -> None:
     story = Story(min_nodes=2, max_nodes=2)
     story.join("a")
     assert story.join("b", not_ready=WHY).code == "not_ready"
-    assert story.events[-1].facts == NodeJoined(slots=1, address="10.0.0.1", not_ready=quoted(WHY))
-    assert story.reason.what.ready == ready(["a"], 2)
-    assert story.reason.not_ready == NotReady(nodes=Nodes.of(["b"]), why=quoted(WHY))
+    assert story.said("node_joined")[-1] == events.node_joined("b", 1, "10.0.0.1", WHY)
+    waits = waiting.too_few(ready(["a"], 2), 1, until=story.now + 600)
+    assert story.reason == waiting.also(waits, NotReady(Nodes.of(["b"]), WHY), None)
     assert story.told("a").reason == story.reason
     assert story.join("b").kind == "start"
-    assert story.events[-2].facts == NodeReady()
+    assert story.said("node_ready") == [events.node_ready("b")]
     assert story.order == ["a", "b"]
 
 
@@ -38,9 +36,9 @@ def test_without_it_the_others_begin_and_it_is_taken_in_later() -> None:
     story.wait(10.1)
     story.started("a")
     assert story.order == ["a"]
-    assert left_out(story, "b") == NotReady(nodes=Nodes.of(["b"]), why=quoted(WHY))
+    assert left_out(story, "b") == waiting.not_ready("b", WHY)
     story.join("b")
-    assert isinstance(left_out(story, "b"), Joins)
+    assert left_out(story, "b").code == "joins_next_round"
     story.wait(10.1)
     assert story.told("a").kind == "stop"
 
@@ -51,7 +49,7 @@ def test_a_spare_that_is_no_longer_ready_restarts_nobody_and_fills_no_gap() -> N
     story.started("a", "b")
     story.join("c")
     assert story.join("c", not_ready=WHY).code == "not_ready"
-    assert story.events[-1].facts == NodeNotReady(why=quoted(WHY))
+    assert story.said("node_not_ready") == [events.node_not_ready("c", WHY)]
     story.leave("b")
     story.join("a")
     assert story.order == ["a"]
@@ -93,9 +91,7 @@ def test_a_survivor_that_is_being_checked_is_waited_for_as_long_as_it_has_said()
     story.join("a")
     story.wait(94.9)
     assert story.group.state is GroupState.WAITING
-    assert story.reason.what == ToStop(
-        nodes=Nodes.of(["b"]), checked=True, until=pytest.approx(story.now, abs=0.2)
-    )
+    assert waits_for(story) == waiting.stopping(["b"], checked=True, until=pytest.approx(story.now, abs=0.2))
     story.wait(0.2)
     assert story.order == ["a"]
 
@@ -105,16 +101,17 @@ def test_nodes_that_never_become_ready_end_the_job_in_time() -> None:
     story.join("a", not_ready=WHY)
     story.pass_by(600.1)
     assert story.group.state is GroupState.FAILED
-    late = NotReady(nodes=Nodes.of(["a"]), why=quoted(WHY))
-    assert story.reason == Failed(cause=JoinTimeout(within_s=600.0, ready=ready([], 1), not_ready=late))
+    late = NotReady(Nodes.of(["a"]), WHY)
+    assert story.reason == ends.join_timeout(600.0, ready([], 1), not_ready=late)
 
 
 def test_of_many_reasons_the_first_is_said() -> None:
     story = Story(min_nodes=9)
     for number in range(1, 8):
         story.join(f"gpu{number}", not_ready=f"reason {number} " + 300 * "x")
-    said = NotReady(nodes=Nodes.of(story.group.nodes), why=quoted(f"reason 1 {190 * 'x'}…"))
-    assert story.reason.not_ready == said
+    late = NotReady(Nodes.of(story.group.nodes), "reason 1 " + 300 * "x")
+    waits = waiting.too_few(ready([], 9), 9, until=story.now + 600)
+    assert story.reason == waiting.also(waits, late, None)
 
 
 def test_reasons_that_follow_each_other_are_one_event() -> None:
@@ -132,6 +129,6 @@ def test_who_comes_back_says_anew_whether_it_is_ready(gone: bool) -> None:
     if gone:
         story.pass_by(5.1)
         assert story.group.nodes["a"].phase is NodePhase.LOST
-        assert story.reason.not_ready is None
+        assert "not ready" not in story.reason.message
     story.join("a")
-    assert story.reason.what.ready == ready(["a"], 2)
+    assert story.reason == waiting.too_few(ready(["a"], 2), 1, until=story.now + 600)

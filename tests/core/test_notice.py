@@ -10,16 +10,14 @@ from hetrdzv.core import why
 from hetrdzv.core.commands import Cancel, NoteStall, Tick
 from hetrdzv.core.group import step
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import Group, Notice, Stall
+from hetrdzv.core.model import Cause, Group, Notice, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.facts.causes import Cancelled, Cause, Joined, MemberDrained, RestartAsked
-from hetrdzv.protocol.facts.events import NoticeExpired, ReadyToStop, RoundJudged, StopAnnounced
-from hetrdzv.protocol.facts.reasons import AboutToEnd, CameLate
-from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.texts.who import Nodes
-from tests.core.driver import Story, running
+from hetrdzv.protocol.reasons import departures, ends, events, waiting
+from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.states import EndKind, GroupState
+from tests.core.driver import Story, bare, running
 from tests.support.hangs import behind
 
 Act = Callable[[Story], None]
@@ -41,16 +39,16 @@ def joins(story: Story) -> None:
     story.wait(1.0)
 
 
-PLANNED: dict[str, tuple[Act, Cause]] = {
-    "joined": (joins, Joined(node_id="z", nodes=Nodes.of(["z"]))),
-    "drained": (lambda story: story.drain("b"), MemberDrained(node_id="b")),
-    "restarted": (lambda story: story.restart(), RestartAsked()),
-    "cancelled": (lambda story: story.cancel(), Cancelled()),
+PLANNED: dict[str, tuple[Act, Reason]] = {
+    "joined": (joins, ends.nodes_joined(["z"])),
+    "drained": (lambda story: story.drain("b"), ends.node_leaving("b", departures.drained())),
+    "restarted": (lambda story: story.restart(), ends.restart_requested()),
+    "cancelled": (lambda story: story.cancel(), ends.cancelled()),
 }
 
 
 @pytest.fixture(params=PLANNED)
-def planned(request: pytest.FixtureRequest) -> tuple[str, Act, Cause]:
+def planned(request: pytest.FixtureRequest) -> tuple[str, Act, Reason]:
     """A planned stop: its kind, what makes it, and its cause."""
     return (request.param, *PLANNED[request.param])
 
@@ -60,39 +58,39 @@ def over(story: Story) -> str:
     return "cancelled" if story.group.state is GroupState.CANCELLED else str(story.ended)
 
 
-def test_without_notice_s_every_planned_stop_comes_at_once(planned: tuple[str, Act, Cause]) -> None:
+def test_without_notice_s_every_planned_stop_comes_at_once(planned: tuple[str, Act, Reason]) -> None:
     kind, act, _ = planned
     story = heeding("a", "b", notice_s=0.0)
     act(story)
     assert over(story) == kind
-    assert story.facts("stop_announced") == []
+    assert story.said("stop_announced") == []
 
 
-def test_the_workers_are_told_and_the_round_ends_once_all_are_ready(planned: tuple[str, Act, Cause]) -> None:
+def test_the_workers_are_told_and_the_round_ends_once_all_are_ready(planned: tuple[str, Act, Reason]) -> None:
     kind, act, cause = planned
     story = heeding("a", "b")
     act(story)
-    assert story.facts("stop_announced") == [StopAnnounced(cause=cause, notice_s=30.0)]
+    assert story.said("stop_announced") == [bare(events.stop_announced(1, cause, 30.0))]
     for node_id in ("a", "b"):
         told = story.told(node_id)
         assert (told.kind, told.code, told.round) == ("start", "notice", 1)
         assert told.notice is not None
-        assert (told.notice.cause, told.notice.left_s) == (cause, 30.0)
+        assert (told.notice.cause.reason, told.notice.left_s) == (cause, 30.0)
     until = story.now + 30.0
-    ending = AboutToEnd(round=1, cause=cause, nodes=Nodes.of(["a", "b"]), until=until)
+    ending = waiting.about_to_end(1, cause, ["a", "b"], until)
     assert story.reason == story.told("a").reason == ending
     story.wait(2.0)
     story.report("a", "ready_to_stop")
-    assert story.reason.nodes == Nodes.of(["b"])
+    assert story.reason.nodes == ("b",)
     story.report("b", "ready_to_stop")
     assert over(story) == kind
-    assert story.facts("ready_to_stop") == [ReadyToStop(took_s=2.0)]
+    assert story.said("ready_to_stop") == [events.ready_to_stop(2.0)]
     assert story.told("a").kind == ("exit" if kind == "cancelled" else "stop")
     assert story.told("b").kind == ("exit" if kind in ("cancelled", "drained") else "stop")
     assert story.group.restarts == 0
 
 
-def test_at_the_end_of_the_notice_the_stop_comes_all_the_same(planned: tuple[str, Act, Cause]) -> None:
+def test_at_the_end_of_the_notice_the_stop_comes_all_the_same(planned: tuple[str, Act, Reason]) -> None:
     kind, act, _ = planned
     story = heeding("a", "b")
     act(story)
@@ -102,10 +100,10 @@ def test_at_the_end_of_the_notice_the_stop_comes_all_the_same(planned: tuple[str
     assert step(story.group, Tick(), at - 1e-6).group is story.group
     story.pass_by(30.0)
     assert over(story) == kind
-    assert story.facts("notice_expired") == [NoticeExpired(late=Nodes.of(["b"]), notice_s=30.0)]
+    assert story.said("notice_expired") == [events.notice_expired(["b"], 30.0)]
 
 
-def test_a_death_cuts_it_short_and_costs_what_it_costs_without(planned: tuple[str, Act, Cause]) -> None:
+def test_a_death_cuts_it_short_and_costs_what_it_costs_without(planned: tuple[str, Act, Reason]) -> None:
     kind, act, _ = planned
     for dies, cost, end in ((Story.failed, 1, "failed"), (Story.lose, 0, "lost"), (Story.leave, 0, "left")):
         story = heeding("a", "b", "c", lease_s=5.0)
@@ -133,7 +131,7 @@ def test_agents_that_know_no_notice_are_not_waited_for_and_run_on_meanwhile() ->
     story.drain("b")
     assert story.told("b").code == "round_formed"
     assert story.told("b").notice is None
-    assert story.reason.nodes == Nodes.of(["a"])
+    assert story.reason.nodes == ("a",)
     story.report("a", "ready_to_stop")
     assert (story.ended, story.told("b").kind) == ("drained", "exit")
     older = heeding(deaf=("a", "b"))
@@ -145,7 +143,7 @@ def test_who_has_succeeded_is_not_waited_for_and_a_job_that_is_done_is_done() ->
     story = heeding("a", "b")
     story.succeeded("a")
     story.restart()
-    assert story.reason.nodes == Nodes.of(["b"])
+    assert story.reason.nodes == ("b",)
     story.succeeded("b")
     assert story.group.state is GroupState.SUCCEEDED
     story = heeding("a", "b")
@@ -186,7 +184,7 @@ def test_several_reasons_are_one_stop_and_the_next_round_has_everybody() -> None
     joins(story)
     story.join("y")
     story.drain("c")
-    assert len(story.facts("stop_announced")) == 1
+    assert len(story.said("stop_announced")) == 1
     assert story.told("y").kind == "wait"
     assert story.told("y").reason == story.reason
     for node_id in ("a", "b", "c"):
@@ -226,18 +224,23 @@ def test_a_failure_in_the_notice_of_a_drain_costs_nothing_even_if_the_drained_no
         story.undrain("b")
     story.join("b")
     assert (story.group.restarts, story.group.state) == (0, "starting")
-    assert story.facts("round_judged") == [RoundJudged(cause=MemberDrained(node_id="b"))]
+    assert story.said("round_judged") == [
+        bare(events.round_judged(1, ends.node_leaving("b", departures.drained())))
+    ]
 
 
 def test_a_node_that_is_readmitted_in_time_stays() -> None:
     story = heeding("a", "b")
     story.drain("b")
     story.undrain("b")
-    assert len(story.facts("node_undrained")) == 1
+    assert len(story.said("node_undrained")) == 1
     assert (story.told("b").kind, story.told("b").code) == ("start", "notice")
     story.report("a", "ready_to_stop")
     story.report("b", "ready_to_stop")
-    assert (story.told("b").kind, story.told("b").reason.cause) == ("stop", MemberDrained(node_id="b"))
+    assert (story.told("b").kind, bare(story.told("b").reason)) == (
+        "stop",
+        ends.node_leaving("b", departures.drained()),
+    )
     story.joins("a", "b")
     assert story.order == ["a", "b"]
 
@@ -274,7 +277,7 @@ def test_a_job_that_ends_while_it_is_about_to_be_cancelled_was_cancelled(must_me
     story.wait(1)
     told = story.join("c", spec={})
     assert told.kind == "exit"
-    assert told.reason == CameLate(group_id="g", outcome="cancelled", by="ada", at="10:00")
+    assert told.reason == waiting.came_late(group_id="g", outcome="cancelled", by="ada", at="10:00")
 
 
 def test_spares_get_one_reason_during_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +293,7 @@ def test_spares_get_one_reason_during_a_notice(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(why, "waited_for", counted)
     assert story.told("b").reason == story.told("c").reason == story.reason
-    assert story.reason.nodes == Nodes.of(["a"])
+    assert story.reason.nodes == ("a",)
     assert len(made) <= 1
 
 
@@ -300,14 +303,14 @@ def test_ready_to_stop_counts_for_its_round_only_and_not_without_a_notice() -> N
     story.report("b", "ready_to_stop")
     assert story.ended is None
     story.restart()
-    assert story.reason.nodes == Nodes.of(["a", "b"])
+    assert story.reason.nodes == ("a", "b")
     story.report("a", "ready_to_stop")
     story.report("b", "ready_to_stop")
     story.report("a", "ready_to_stop")  # it came again, late
     story.joins("a", "b")
     story.started("a", "b")
     story.restart()
-    assert story.reason.nodes == Nodes.of(["a", "b"])
+    assert story.reason.nodes == ("a", "b")
 
 
 def test_no_hang_is_found_while_workers_wait_for_the_end() -> None:
@@ -325,7 +328,9 @@ def test_an_impossible_notice_is_noticed(state: GroupState, until: float) -> Non
     assert story.group.round is not None
 
     def with_notice(state: GroupState, until: float) -> Group:
-        notice = Notice(cause=RestartAsked(), at=0.0, until=until)
+        notice = Notice(
+            cause=Cause(kind=EndKind.RESTARTED, reason=ends.restart_requested()), at=0.0, until=until
+        )
         return replace(story.group, state=state, round=replace(story.group.round, notice=notice))
 
     assert list(violations(with_notice(GroupState.RUNNING, 30.0))) == []

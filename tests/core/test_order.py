@@ -8,10 +8,9 @@ from itertools import combinations, permutations
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.order import Former, Likeness, fill, in_order, may_be_master, place
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
-from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.causes import JoinTimeout, Unreachable
-from hetrdzv.protocol.facts.parts import CutOff, NoMaster
-from hetrdzv.protocol.facts.warnings import NoLabel, NoWeights, RoundWarning
+from hetrdzv.protocol.reasons import ends, waiting, warnings
+from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.waiting import CutOff, NoMaster
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.who import Nodes
@@ -323,7 +322,7 @@ def test_slower_nodes_are_last() -> None:
 
 
 def test_what_an_order_goes_by_and_nodes_lack_is_a_warning() -> None:
-    def warnings(order: str, *labels: dict[str, str]) -> tuple[RoundWarning, ...]:
+    def found(order: str, *labels: dict[str, str]) -> tuple[Reason, ...]:
         story = Story(min_nodes=len(labels), max_nodes=len(labels), rank_order=order)
         for number, one in enumerate(labels):
             story.join(f"n{number}", labels=one)
@@ -331,12 +330,12 @@ def test_what_an_order_goes_by_and_nodes_lack_is_a_warning() -> None:
         return story.group.round.warnings
 
     zoned = {"zone": "x", "rack": "1"}
-    assert warnings("topology:zone,rack", zoned, {"zone": "y"}, {}) == (
-        NoLabel(label="zone", orders="ranks", nodes=Nodes.of(["n2"])),
-        NoLabel(label="rack", orders="ranks", nodes=Nodes.of(["n1", "n2"])),
+    assert found("topology:zone,rack", zoned, {"zone": "y"}, {}) == (
+        warnings.no_label("zone", Nodes.of(["n2"])),
+        warnings.no_label("rack", Nodes.of(["n1", "n2"])),
     )
-    assert warnings("speed", {}, {}) == (NoWeights(),)
-    assert warnings("speed", {}) == warnings("sticky", {}, zoned) == warnings("n1,*", {}, {}) == ()
+    assert found("speed", {}, {}) == (warnings.no_weights(),)
+    assert found("speed", {}) == found("sticky", {}, zoned) == found("n1,*", {}, {}) == ()
 
 
 def test_the_first_that_may_be_master_is() -> None:
@@ -355,11 +354,9 @@ def test_a_group_waits_for_a_node_that_may_be_master() -> None:
     story = Story(min_nodes=2, master="public=yes", join_timeout_s=60)
     story.joins("n1", "n2")
     story.wait(20)
-    assert waits_for(story) == reasons.MayNotBeMaster(
-        ready=ready(["n1", "n2"], 2), rule="public=yes", until=story.now + 40
-    )
+    assert waits_for(story) == waiting.no_allowed_master(ready(["n1", "n2"], 2), "public=yes", story.now + 40)
     story.join("n3", labels={"public": "yes"})
-    assert waits_for(story).kind == "last_call"
+    assert waits_for(story).code == "last_call"
     story.wait(10)
     assert story.order == ["n3", "n1", "n2"]
 
@@ -368,8 +365,8 @@ def test_a_group_without_a_node_that_may_be_master_fails_in_the_end() -> None:
     story = Story(min_nodes=1, master="n7", join_timeout_s=60)
     story.joins("n1")
     story.wait(60)
-    cause = JoinTimeout(within_s=60, ready=ready(["n1"], 1), rule="n7")
-    assert story.reason == reasons.Failed(cause=cause)
+    cause = ends.join_timeout(within_s=60, ready=ready(["n1"], 1), rule="n7")
+    assert story.reason == cause
 
 
 def test_a_lost_master_is_waited_for_if_nobody_else_may() -> None:
@@ -378,8 +375,7 @@ def test_a_lost_master_is_waited_for_if_nobody_else_may() -> None:
     story.lose("n2")
     story.join("n1")
     what = waits_for(story)
-    assert isinstance(what, reasons.MayNotBeMaster)
-    assert (what.ready, what.rule) == (ready(["n1"], 1), "n2")
+    assert what == waiting.no_allowed_master(ready(["n1"], 1), "n2", what.until)
     story.join("n2", inc="n2-2")
     story.wait(1)
     assert story.order == ["n2", "n1"]
@@ -395,6 +391,6 @@ def test_an_unreachable_master_gives_way_to_another_that_may_be_master() -> None
     assert story.order == ["n3", "n1", "n2"]
     story.unreachable("n1")
     story.joins("n1", "n2", "n3")
-    cut_off = tuple(CutOff(master=master, nodes=Nodes.of(["n1"])) for master in ("n2", "n3"))
+    cut_off = tuple(CutOff(master, Nodes.of(["n1"])) for master in ("n2", "n3"))
     none = NoMaster(masters=cut_off, rule="public=yes")
-    assert story.reason == reasons.Failed(cause=Unreachable(no_master=none))
+    assert story.reason == ends.no_node_can_be_master(none)

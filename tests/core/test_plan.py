@@ -1,17 +1,16 @@
 """What would happen if nodes came or went, told by the state machine itself, and nothing of it happens."""
 
+from dataclasses import replace
+
 import pytest
 
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.core.plan import plan
 from hetrdzv.protocol.errors import GroupFinishing, NodeIdInUse, Refused, UnknownNode
-from hetrdzv.protocol.facts.causes import Announced, Drained, Joined, MemberDrained, MemberLeft, RestartAsked
-from hetrdzv.protocol.facts.parts import Quoted
-from hetrdzv.protocol.facts.reasons import Full, NoCommand
+from hetrdzv.protocol.reasons import departures, ends, waiting
 from hetrdzv.protocol.requests.plans import Changes, NewNode, Plan
 from hetrdzv.protocol.states import GroupState
-from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import ready
 from tests.support.hangs import behind
@@ -42,10 +41,10 @@ def places(found: Plan) -> list[tuple[str, int]]:
 def test_no_change_is_what_is_there() -> None:
     found = planned(uneven())
     assert places(found) == [("gpu1", 0), ("gpu2", 8), ("gpu3", 12)]
-    assert (found.state, found.round, found.was_round, found.cause) == ("running", 1, 1, None)
+    assert (found.state, found.round, found.was_round, found.ended) == ("running", 1, 1, None)
     assert (found.restarted, found.stops, found.moves, found.gone) == ((), (), (), ())
     assert [(one.node_id, one.slots) for one in found.spares] == [("gpu4", 2)]
-    assert found.spares[0].reason == Full(max_nodes=3)
+    assert found.spares[0].reason == waiting.max_nodes("gpu4", 3)
 
 
 def test_a_spare_takes_the_place_of_a_node_that_goes() -> None:
@@ -53,7 +52,7 @@ def test_a_spare_takes_the_place_of_a_node_that_goes() -> None:
     assert places(found) == [("gpu4", 0), ("gpu2", 2), ("gpu3", 6)]
     assert (found.master, found.world_size, found.was_world_size) == ("gpu4", 14, 20)
     assert (found.restarted, found.stops, found.moves) == (("gpu2", "gpu3"), ("gpu1",), ("gpu2", "gpu3"))
-    assert found.cause == MemberLeft(node_id="gpu1", why=Announced(text=Quoted("as supposed")))
+    assert found.ended == ends.node_left("gpu1", departures.agent_left("as supposed"))
     assert [one.was_offset for one in found.members] == [None, 8, 12]
     assert [one.node_id for one in found.gone] == ["gpu1"]
     assert found.in_s == 0
@@ -92,20 +91,23 @@ def test_a_drain_says_what_a_drain_does() -> None:
     story = uneven()
     found = planned(story, drain=("gpu3", "gpu4"))
     assert places(found) == [("gpu1", 0), ("gpu2", 8)]
-    assert found.cause == MemberDrained(node_id="gpu3")
-    assert [(one.node_id, one.reason) for one in found.gone] == [("gpu3", Drained()), ("gpu4", Drained())]
+    assert found.ended == ends.node_leaving("gpu3", departures.drained())
+    assert [(one.node_id, one.reason) for one in found.gone] == [
+        ("gpu3", departures.drained()),
+        ("gpu4", departures.drained()),
+    ]
     story.drain("gpu3")
     story.drain("gpu4")
-    assert planned(story).cause is None, "that round has ended already"
+    assert planned(story).ended is None, "that round has ended already"
     assert places(planned(story)) == places(found)
 
 
 def test_too_few_nodes_wait_and_say_for_what() -> None:
     found = planned(uneven(), remove=("gpu1", "gpu2", "gpu3"))
     assert (found.state, found.round, found.master, found.members) == (GroupState.WAITING, 0, None, ())
-    what = found.reason.what
-    assert (what.ready, what.missing) == (ready(["gpu4"], 2), 1)
-    assert what.in_place_of == Nodes.of(["gpu1", "gpu2", "gpu3"])
+    gone = ["gpu1", "gpu2", "gpu3"]
+    what = waiting.too_few(ready(["gpu4"], 2), 1, gone=gone, until=found.reason.until)
+    assert replace(found.reason, cause=None) == what
     assert [(one.node_id, one.reason) for one in found.spares] == [("gpu4", None)]
     assert found.stops == ("gpu1", "gpu2", "gpu3")
 
@@ -113,7 +115,7 @@ def test_too_few_nodes_wait_and_say_for_what() -> None:
 def test_a_restart_and_one_that_cannot_be() -> None:
     story = uneven()
     found = planned(story, restart=True)
-    assert (found.round, found.cause, found.restarts) == (2, RestartAsked(), 0)
+    assert (found.round, found.ended, found.restarts) == (2, ends.restart_requested(), 0)
     assert (found.restarted, found.moves) == (("gpu1", "gpu2", "gpu3"), ())
     for node_id in ("gpu1", "gpu2", "gpu3"):
         story.leave(node_id)
@@ -141,7 +143,7 @@ def test_a_failed_round_is_planned_on_with_its_restart() -> None:
     story.failed("gpu2")
     found = planned(story)
     assert (found.state, found.members) == (GroupState.FAILED, ())
-    assert found.reason.cause.worker.node_id == "gpu2"
+    assert found.reason.nodes == ("gpu2",)
     assert [one.node_id for one in found.gone] == ["gpu1", "gpu2", "gpu3", "gpu4"]
 
 
@@ -153,8 +155,8 @@ def test_a_stall_is_taken_to_end() -> None:
     )
     story.do(NoteStall(1, stall))
     found = planned(story, add=(NewNode(slots=1),))
-    assert (found.cause, found.restarts, found.in_s) == (
-        Joined(node_id="new1", nodes=Nodes.of(["new1"])),
+    assert (found.ended, found.restarts, found.in_s) == (
+        ends.nodes_joined(["new1"]),
         0,
         10,
     )
@@ -169,11 +171,11 @@ def test_workers_that_get_a_notice_are_taken_to_be_ready_at_once() -> None:
     for _ in range(2):  # before the drain, and while its notice runs
         found = planned(story, drain=("a",))
         assert (places(found), found.in_s) == ([("b", 0), ("c", 1)], 0)
-        assert [one.reason for one in found.gone] == [Drained()]
+        assert [one.reason for one in found.gone] == [departures.drained()]
         story.drain("a")
     assert story.group.round is not None
     assert story.group.round.end is None
-    assert planned(story).cause == MemberDrained(node_id="a")
+    assert planned(story).ended == ends.node_leaving("a", departures.drained())
 
 
 def test_a_suspect_is_taken_to_come_back() -> None:
@@ -208,7 +210,7 @@ def test_a_node_that_is_not_ready_stays_a_spare() -> None:
     story.join("gpu4", 2, not_ready="a GPU is missing")
     found = planned(story, remove=("gpu1",))
     assert places(found) == [("gpu2", 0), ("gpu3", 4)]
-    assert found.spares[0].reason.why == "a GPU is missing"
+    assert found.spares[0].reason.quote == "a GPU is missing"
 
 
 def test_nodes_on_loopback_get_a_neighbour_on_loopback() -> None:
@@ -223,7 +225,7 @@ def test_agents_without_a_script_wait_for_one_more_of_their_kind() -> None:
     story.join("a", 1, wants_command=True)
     found = planned(story, add=(NewNode(slots=2),))
     assert found.state is GroupState.WAITING
-    assert found.reason.what == NoCommand(group_id="g", nodes=Nodes.of(["a", "new1"]))
+    assert found.reason == waiting.no_command("g", ["a", "new1"])
 
 
 def test_a_finished_group_begins_anew_with_the_same_settings() -> None:
@@ -234,6 +236,6 @@ def test_a_finished_group_begins_anew_with_the_same_settings() -> None:
     for node_id in ("gpu1", "gpu2", "gpu3", "gpu4"):
         story.leave(node_id)
     found = planned(story, add=(NewNode(slots=1), NewNode(slots=2, node_id="gpu2")))
-    assert (found.reason.what.ready, found.reason.what.missing) == (ready(["gpu2", "new1"], 3), 1)
+    assert found.reason == waiting.too_few(ready(["gpu2", "new1"], 3), 1, until=found.reason.until)
     found = planned(story, add=tuple(NewNode(slots=slots) for slots in (1, 2, 3)))
     assert (found.round, found.was_round, places(found)) == (2, 0, [("new1", 0), ("new2", 1), ("new3", 3)])

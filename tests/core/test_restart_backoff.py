@@ -1,18 +1,13 @@
 """Exit codes that end a job at once, and restarts that wait."""
 
-from dataclasses import replace
-
 import pytest
 
 from hetrdzv.protocol.errors import InvalidSpec
-from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.causes import FailedBecause, FailedWorker, WorkerFault
-from hetrdzv.protocol.facts.parts import Quoted
+from hetrdzv.protocol.reasons import ends, waiting
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.settings import GroupSpec
 from tests.core.driver import Story, running
-from tests.core.explained import ready, waits_for
-
-FAILED = FailedWorker(node_id="a", rank=0, local_rank=0, exit_code=1, said=Quoted("Traceback: boom"))
+from tests.core.explained import failed, ready, waits_for
 
 
 def fail(story: Story, after_s: float = 1.0) -> None:
@@ -26,7 +21,7 @@ def fail(story: Story, after_s: float = 1.0) -> None:
         story.started("a")
 
 
-def cause(story: Story) -> FailedBecause:
+def cause(story: Story) -> Reason:
     assert story.group.root_cause is not None
     return story.group.root_cause.reason
 
@@ -39,7 +34,7 @@ def test_an_exit_code_ends_the_job_at_once() -> None:
     story.started("a", "b")
     story.failed("a", exit_code=64)
     story.joins("a", "b")
-    assert cause(story) == WorkerFault(worker=replace(FAILED, exit_code=64), hopeless="no_restart_on")
+    assert cause(story) == ends.without_restart(failed("a", exit_code=64), "no_restart_on")
     assert story.told("b").exit_code == 64
 
 
@@ -82,7 +77,7 @@ def test_the_state_says_that_a_restart_waits() -> None:
         story.join("a")
         if story.group.active_round is not None:
             story.started("a")
-    resting = reasons.Resting(ready=ready(["a"], 1), restart=2, of=5, quick=2, until=story.now + 1)
+    resting = waiting.restart_backoff(ready(["a"], 1), 2, 5, 2, story.now + 1)
     assert waits_for(story) == resting
     assert story.told("a").kind == "wait"
     story.wait(1)

@@ -7,21 +7,20 @@ import pytest
 from hetrdzv.core.commands import Renew
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
 from hetrdzv.protocol.errors import StaleIncarnation, StaleRound, UnknownNode
-from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.causes import FailedWorker, Joined, MasterUnreachable, Unreachable, WorkerFault
-from hetrdzv.protocol.facts.events import GroupFailed, NodeLeftOut, NodeReturned, RestartSpent, RoundEnded
-from hetrdzv.protocol.facts.parts import CutOff, NoMaster, Quoted
 from hetrdzv.protocol.failure import Ended
+from hetrdzv.protocol.reasons import ends, events, waiting
+from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.waiting import CutOff, NoMaster
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.protocol.texts.who import Nodes
-from tests.core.driver import Story, running
-from tests.core.explained import left_out, ready, waits_for
+from tests.core.driver import Story, bare, running
+from tests.core.explained import failed, left_out, ready, waits_for
 
-FAILED = FailedWorker(node_id="a", rank=0, local_rank=0, exit_code=1, said=Quoted("Traceback: boom"))
+FAILED = failed("a")
 
 
-def joined(node_id: str) -> Joined:
-    return Joined(node_id=node_id, nodes=Nodes.of([node_id]))
+def joined(node_id: str) -> Reason:
+    return ends.nodes_joined([node_id])
 
 
 def test_failure_costs_one_restart() -> None:
@@ -31,15 +30,15 @@ def test_failure_costs_one_restart() -> None:
     assert story.group.restarts == 0  # not judged yet
     story.joins("a", "b")
     assert story.group.restarts == 1
-    assert story.facts("restart_spent") == [RestartSpent(restarts=1, budget=1, worker=FAILED)]
+    assert story.said("restart_spent") == [events.restart_spent(FAILED, 1, 1)]
 
 
 def test_the_budget_may_be_no_limit() -> None:
     story = running("a", max_restarts=UNLIMITED_RESTARTS)
     story.failed("a")
     story.join("a")
-    unlimited = RestartSpent(restarts=1, budget=UNLIMITED_RESTARTS, worker=FAILED)
-    assert story.facts("restart_spent") == [unlimited]
+    unlimited = events.restart_spent(FAILED, 1, UNLIMITED_RESTARTS)
+    assert story.said("restart_spent") == [unlimited]
 
 
 def test_budget_spent_fails_the_group_for_everybody_alike() -> None:
@@ -51,7 +50,7 @@ def test_budget_spent_fails_the_group_for_everybody_alike() -> None:
     assert story.group.state == "waiting"
     story.join("c")
     assert story.group.state == "failed"
-    of_b = replace(FAILED, node_id="b", rank=1, exit_code=7)
+    of_b = ends.without_restart(failed("b", 1, 7), "used_up", 0)
     for node_id in ("a", "b", "c"):
         told = story.told(node_id)
         assert told.exit_code == 7
@@ -59,15 +58,15 @@ def test_budget_spent_fails_the_group_for_everybody_alike() -> None:
         assert told.root_cause.node_id == "b"
         assert told.root_cause.failure is not None
         assert told.root_cause.failure.message == "Traceback: boom"
-        assert told.reason.cause.worker == of_b
-    assert story.facts("group_failed") == [GroupFailed(reason=WorkerFault(worker=of_b, budget=0))]
+        assert told.reason == of_b
+    assert story.said("group_failed") == [events.group_failed(of_b)]
 
 
 def test_failure_by_signal() -> None:
     story = running("a", max_restarts=0)
     story.failed("a", exit_code=None, signal="SIGKILL")
     story.join("a")
-    assert story.told("a").reason.cause.worker.signal == "SIGKILL"
+    assert story.told("a").reason.data["signal"] == "SIGKILL"
     assert story.told("a").exit_code == 1
 
 
@@ -75,7 +74,7 @@ def test_workers_that_could_not_be_started() -> None:
     story = running("a", max_restarts=0)
     story.report("a", "failed", message="no such file: train.py")
     story.join("a")
-    assert story.reason.cause.worker == FailedWorker(node_id="a", said=Quoted("no such file: train.py"))
+    assert (story.reason.code, story.reason.quote) == ("start_failed", "no such file: train.py")
 
 
 def test_root_cause_is_the_earliest_failure_whatever_the_order_of_the_reports() -> None:
@@ -107,7 +106,7 @@ def test_doubled_failure_counts_once_and_keeps_its_time() -> None:
     story.now += 1
     story.failed("a")
     assert story.node("a").failure == at
-    assert len(story.facts("worker_failed")) == 1
+    assert len(story.said("worker_failed")) == 1
     story.joins("a", "b")
     with pytest.raises(StaleRound):
         story.report("a", "failed", round=1)
@@ -146,7 +145,7 @@ def test_loss_behind_a_failure_costs_nothing(how: str) -> None:
             story.join("b", inc="b-2")
     assert story.group.restarts == 0
     assert story.group.state == "starting"
-    assert len(story.facts("round_judged")) == 1
+    assert len(story.said("round_judged")) == 1
 
 
 def test_loss_counts_although_the_node_returned_before_the_judgement() -> None:
@@ -246,8 +245,8 @@ def test_unreachable_master_is_replaced_without_cost() -> None:
     story = Story(min_nodes=3, last_call_s=0)
     story.joins("a", "b", "c")
     story.unreachable("c")
-    cut_off = MasterUnreachable(node_id="c", master="a", error=Quoted("connection refused"))
-    assert story.told("a").reason.cause == cut_off
+    cut_off = ends.master_unreachable("c", "a", "connection refused")
+    assert bare(story.told("a").reason) == cut_off
     story.joins("a", "b", "c")
     assert story.order == ["b", "a", "c"]
     assert story.group.restarts == 0
@@ -280,8 +279,8 @@ def test_all_masters_unreachable_fails_with_the_matrix() -> None:
     story.unreachable("a")
     story.joins("a", "b")
     assert story.group.state == "failed"
-    pairs = tuple(CutOff(master=one, nodes=Nodes.of([other])) for one, other in (("a", "b"), ("b", "a")))
-    assert story.reason.cause == Unreachable(no_master=NoMaster(masters=pairs))
+    pairs = tuple(CutOff(one, Nodes.of([other])) for one, other in (("a", "b"), ("b", "a")))
+    assert story.reason == ends.no_node_can_be_master(NoMaster(masters=pairs))
     assert story.group.restarts == 0
 
 
@@ -322,8 +321,8 @@ def test_one_node_that_reaches_nobody_is_left_out_where_the_bounds_allow() -> No
     story.unreachable("b")
     story.joins("a", "b", "c")
     assert story.order == ["a", "b"]
-    assert story.facts("node_left_out") == [NodeLeftOut(master="a")]
-    assert left_out(story, "c") == reasons.OutOfReach(master="a", address="10.0.0.1")
+    assert story.said("node_left_out") == [events.node_left_out("c", "a")]
+    assert left_out(story, "c") == waiting.out_of_reach("c", "a", "10.0.0.1")
     story.started("a", "b")
     story.wait(30.0)
     assert (story.group.state, story.ended) == ("running", None)
@@ -346,9 +345,11 @@ def test_a_joiner_that_cannot_reach_the_master_is_taken_in_under_another_one() -
     assert story.order == ["a", "b"]  # c did not stop in time
     story.started("a", "b")
     story.join("c")
-    assert left_out(story, "c").kind == "joins"
+    assert left_out(story, "c").code == "joins_next_round"
     story.wait(1.0)
-    assert story.facts("round_ended")[-1] == RoundEnded(cause=joined("c"))
+    assert story.said("round_ended")[-1] == bare(
+        events.round_ended(2, joined("c"), "joined", None, watched=False)
+    )
     story.joins("a", "b", "c")
     assert story.order == ["b", "a", "c"]
 
@@ -386,7 +387,7 @@ def test_a_spare_without_a_way_to_the_others_that_comes_and_goes_disturbs_nobody
     story = alone()
     story.lose("c")
     story.join("c")
-    assert story.facts("node_returned") == [NodeReturned()]
+    assert story.said("node_returned") == [events.node_returned("c")]
     story.wait(30.0)
     assert (story.group.state, story.ended) == ("running", None)
 
@@ -395,11 +396,13 @@ def test_who_cannot_be_placed_is_no_joiner_beside_one_who_can() -> None:
     story = alone(max_nodes=5)
     story.join("d")
     story.group = replace(story.group, unreachable=story.group.unreachable | {("c", "d"), ("d", "c")})
-    assert left_out(story, "d").kind == "joins"
-    assert left_out(story, "c") == reasons.OutOfReach(master="a", address="10.0.0.1")
+    assert left_out(story, "d").code == "joins_next_round"
+    assert left_out(story, "c") == waiting.out_of_reach("c", "a", "10.0.0.1")
     story.wait(1.0)
     assert story.ended == "joined"
-    assert story.facts("round_ended")[-1] == RoundEnded(cause=joined("d"))
+    assert story.said("round_ended")[-1] == bare(
+        events.round_ended(4, joined("d"), "joined", None, watched=False)
+    )
 
 
 def test_joiners_without_a_way_to_the_members_end_no_round_that_could_not_grow() -> None:
@@ -430,11 +433,11 @@ def test_nodes_that_no_master_serves_wait_for_a_missing_member() -> None:
     story.join("a")
     story.wait(5.0)
     assert story.group.state == "waiting"
-    each = (CutOff(master="a", nodes=Nodes.of(["c"])), CutOff(master="c", nodes=Nodes.of(["a"])))
-    assert waits_for(story) == reasons.Unreachable(
-        ready=ready(["a", "c"], 2),
-        no_master=NoMaster(masters=each),
-        in_place_of=Nodes.of(["b"]),
+    each = (CutOff("a", Nodes.of(["c"])), CutOff("c", Nodes.of(["a"])))
+    assert waits_for(story) == waiting.no_reachable_master(
+        ready(["a", "c"], 2),
+        NoMaster(masters=each),
+        gone=["b"],
         until=story.now + 15,
     )
     story.join("b", inc="b-2")
@@ -448,7 +451,7 @@ def test_nodes_that_no_master_serves_wait_until_the_join_timeout() -> None:
     story.join("a")
     story.wait(20.0)
     assert story.group.state == "failed"
-    assert story.reason.cause.no_master.masters[0] == CutOff(master="a", nodes=Nodes.of(["c"]))
+    assert (story.reason.code, story.reason.nodes) == ("no_master", ("a", "c"))
 
 
 def test_several_may_report_the_same_master() -> None:
@@ -522,7 +525,6 @@ def test_who_had_ended_well_before_the_failure_is_named_with_it() -> None:
 
 
 def _before(story: Story) -> Ended | None:
-    cause = story.group.root_cause
-    assert cause is not None
-    assert isinstance(cause.reason, WorkerFault)
-    return cause.reason.worker.before
+    assert story.group.round is not None
+    assert story.group.round.end is not None
+    return story.group.round.end.before

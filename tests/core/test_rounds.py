@@ -7,11 +7,8 @@ from hetrdzv.core.group import step
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why_ended
 from hetrdzv.protocol.errors import InvalidSpec, StaleRound
-from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.causes import Cut, JoinTimeout, MemberLost, Silent
-from hetrdzv.protocol.facts.events import StartedUnbounded
-from hetrdzv.protocol.texts.who import Nodes
-from tests.core.driver import LEASE_S, Story, running
+from hetrdzv.protocol.reasons import departures, ends, events, waiting
+from tests.core.driver import LEASE_S, Story, bare, running
 from tests.core.explained import ready, waits_for
 
 
@@ -19,12 +16,8 @@ def test_first_round_waits_for_the_last_call() -> None:
     story = Story(min_nodes=2)
     told = story.join("a", 8)
     assert (told.kind, told.code) == ("wait", "waiting")
-    assert told.reason == reasons.Waits(
-        what=reasons.TooFew(ready=ready("a", 2), missing=1, until=story.now + 600)
-    )
-    assert story.join("b", 4).reason == reasons.Waits(
-        what=reasons.LastCall(ready=ready("ab", 2), until=story.now + 10)
-    )
+    assert told.reason == waiting.too_few(ready("a", 2), 1, until=story.now + 600)
+    assert story.join("b", 4).reason == waiting.last_call(ready("ab", 2), story.now + 10)
     story.wait(9.99)
     assert story.group.state == "waiting"
     story.wait(0.01)
@@ -51,17 +44,17 @@ def test_late_node_does_not_prolong_the_last_call() -> None:
 def test_full_group_starts_at_once() -> None:
     story = Story(min_nodes=1, max_nodes=2)
     story.join("a")
-    assert waits_for(story) == reasons.LastCall(ready=ready("a", 1), or_nodes=2, until=story.now + 10)
+    assert waits_for(story) == waiting.last_call(ready=ready("a", 1), or_nodes=2, until=story.now + 10)
     assert story.join("b").kind == "start"
 
 
 def test_unbounded_job_says_so() -> None:
     story = Story(last_call_s=0)
     story.join("a")
-    assert story.facts("started_unbounded") == [StartedUnbounded(nodes=1, restarts=True)]
+    assert story.said("started_unbounded") == [events.started_unbounded(1, restarts=True)]
     bounded = Story(last_call_s=0, max_nodes=1)
     bounded.join("a")
-    assert bounded.facts("started_unbounded") == []
+    assert bounded.said("started_unbounded") == []
 
 
 def test_last_call_begins_anew_when_bounds_broke() -> None:
@@ -96,8 +89,8 @@ def test_round_waits_for_a_suspect() -> None:
     story.wait(0.5)
     assert story.group.state == "waiting"
     what = waits_for(story)
-    assert isinstance(what, reasons.ToHear)
-    assert what.nodes == Nodes.of("b")
+    assert what.code == "reconnecting"
+    assert what.nodes == ("b",)
     assert story.deadline_in == pytest.approx(0.5)
     story.wait(0.5)
     assert story.group.state == "waiting"
@@ -123,9 +116,9 @@ def test_join_timeout() -> None:
     story.wait(0.1)
     told = story.told("a")
     assert (told.kind, told.outcome, told.exit_code) == ("exit", "failed", 1)
-    assert told.reason.cause == JoinTimeout(within_s=60, ready=ready(["a", "b"], 3))
+    assert told.reason == ends.join_timeout(within_s=60, ready=ready(["a", "b"], 3))
     assert told.root_cause is not None
-    assert told.root_cause.kind == "join_timeout"
+    assert told.root_cause.reason.code == "join_timeout"
 
 
 def test_join_timeout_counts_only_with_a_node() -> None:
@@ -160,10 +153,10 @@ def test_all_members_start_and_succeed() -> None:
     story.joins("a", "b")
     story.started("a")
     assert story.group.state == "starting"
-    assert story.reason == reasons.Starting(round=1, nodes=Nodes.of("b"))
+    assert story.reason == waiting.round_starting(1, "b")
     story.started("b")
     assert story.group.state == "running"
-    assert story.reason == reasons.Runs(round=1, nodes=2, world_size=2)
+    assert story.reason == waiting.round_running(1, 2, 2)
     story.succeeded("a")
     assert story.told("a").kind == "start"  # the outcome is the exit barrier
     assert story.group.state == "running"
@@ -198,7 +191,7 @@ def test_any_end_stops_all_members_at_once(end: str) -> None:
         assert story.group.round is not None
         assert story.group.round.end is not None
         assert told.reason == why_ended(1, story.group.round.end)
-    assert len(story.facts("round_ended")) == 1
+    assert len(story.said("round_ended")) == 1
 
 
 def test_silent_node_lives_at_its_lease_and_not_past_it() -> None:
@@ -209,7 +202,7 @@ def test_silent_node_lives_at_its_lease_and_not_past_it() -> None:
     assert story.ended is None
     story.pass_by(0.001)
     assert story.ended == "lost"
-    assert story.told("a").reason.cause == MemberLost(node_id="b", why=Silent(for_s=5.0))
+    assert bare(story.told("a").reason) == ends.node_lost("b", departures.lease_expired(5.0))
 
 
 def test_cut_node_has_a_grace() -> None:
@@ -219,7 +212,7 @@ def test_cut_node_has_a_grace() -> None:
     assert story.ended is None
     story.pass_by(0.001)
     assert story.ended == "lost"
-    assert story.told("a").reason.cause == MemberLost(node_id="b", why=Cut())
+    assert bare(story.told("a").reason) == ends.node_lost("b", departures.connection_lost())
 
 
 def test_cut_node_that_is_heard_stays() -> None:
@@ -235,9 +228,9 @@ def test_next_round_waits_for_every_stop() -> None:
     story = running("a", "b", "c")
     story.failed("b")
     assert story.join("b").kind == "wait"
-    assert waits_for(story) == reasons.ToStop(nodes=Nodes.of("ac"), checked=False), "they are not told yet"
+    assert waits_for(story) == waiting.stopping("ac", checked=False), "they are not told yet"
     story.renew("a", "c")
-    assert waits_for(story) == reasons.ToStop(nodes=Nodes.of("ac"), checked=False, until=story.now + 35)
+    assert waits_for(story) == waiting.stopping("ac", checked=False, until=story.now + 35)
     story.join("a")
     assert story.group.state == "waiting"
     story.join("c")
@@ -280,8 +273,8 @@ def test_member_that_was_not_told_to_stop_is_waited_for_until_its_lease_ends() -
     story.wait(heard_at + 40 - story.now, silent=("b",))
     assert story.group.state == "waiting", "b may run workers for as long as its lease"
     what = waits_for(story)
-    assert isinstance(what, reasons.ToStop)
-    assert (what.nodes, what.until) == (Nodes.of("b"), None), "nobody knows when it will be told"
+    assert what.code == "stopping"
+    assert (what.nodes, what.until) == (("b",), None), "nobody knows when it will be told"
     story.pass_by(0.01)
     assert story.order == ["a"]
     assert story.group.restarts == 0, "the loss of b was the cause"
@@ -297,8 +290,8 @@ def test_member_that_is_told_to_stop_late_has_its_whole_stop_timeout() -> None:
     story.wait(6.9)
     assert story.group.state == "waiting"
     what = waits_for(story)
-    assert isinstance(what, reasons.ToStop)
-    assert (what.nodes, what.until) == (Nodes.of("b"), pytest.approx(story.now, abs=0.2))
+    assert what.code == "stopping"
+    assert (what.nodes, what.until) == (("b",), pytest.approx(story.now, abs=0.2))
     story.wait(0.1)
     assert story.order == ["a"]
 
@@ -340,8 +333,7 @@ def test_loss_waits_for_a_replacement() -> None:
     story.leave("b")
     story.join("a")
     what = waits_for(story)
-    assert isinstance(what, reasons.LastCall)
-    assert (what.ready, what.replacement) == (ready("a", 1), True)
+    assert what == waiting.last_call(ready("a", 1), what.until, replacement=True)
     assert what.until == pytest.approx(story.now + 20)
     story.wait(19.9)
     assert story.group.state == "waiting"
@@ -365,13 +357,13 @@ def test_last_call_after_having_been_below_the_minimum() -> None:
     story.started("a", "b")
     story.leave("b")
     story.join("a")
-    assert waits_for(story) == reasons.TooFew(
-        ready=ready("a", 2), missing=1, in_place_of=Nodes.of("b"), until=story.now + 600
+    assert waits_for(story) == waiting.too_few(
+        ready=ready("a", 2), missing=1, gone="b", until=story.now + 600
     )
     story.join("c")
     what = waits_for(story)
-    assert isinstance(what, reasons.LastCall)
-    assert (what.replacement, what.until) == (False, pytest.approx(story.now + 7))
+    assert what == waiting.last_call(ready("ac", 2), what.until)
+    assert what.until == pytest.approx(story.now + 7)
     story.wait(7)
     assert story.order == ["a", "c"]
 
@@ -448,8 +440,7 @@ def test_lost_and_succeeded_node_that_returns_waits_for_the_outcome() -> None:
     assert story.told("b").kind == "stop"
     told = story.join("b", after=1)
     assert told.kind == "wait"
-    assert isinstance(told.reason, reasons.LeftOut)
-    assert told.reason.why == reasons.Spare(kind="others_succeeded")
+    assert told.reason == waiting.left_out(1, "b", waiting.others_succeeded("b"))
     story.wait(30)
     assert story.ended is None
     story.succeeded("a")
@@ -460,7 +451,7 @@ def test_cancel() -> None:
     story = running("a", "b")
     story.cancel()
     assert [story.told(n).exit_code for n in ("a", "b")] == [3, 3]
-    assert story.reason == reasons.Cancelled()
+    assert story.reason == ends.cancelled()
     before = story.group
     story.cancel()
     assert story.group is before

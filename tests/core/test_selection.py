@@ -8,8 +8,7 @@ from hetrdzv.core.selection import order as ordering
 from hetrdzv.core.selection.order import Former, Placement
 from hetrdzv.core.selection.ready import stranded
 from hetrdzv.core.selection.select import Selection, select
-from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.causes import BadAddress
+from hetrdzv.protocol.reasons import departures, waiting
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from tests.core.driver import Story, running
@@ -149,10 +148,10 @@ def test_loopback_node_is_told_to_exit() -> None:
     story.join("b", address="10.0.0.2")
     told = story.told("a")
     assert (told.kind, told.code, told.exit_code) == ("exit", "rejected", 1)
-    assert told.reason.why == BadAddress(group_id="g", node_id="a", address="127.0.0.1")
+    assert told.reason == departures.bad_address("g", "a", "127.0.0.1")
     what = waits_for(story)
-    assert isinstance(what, reasons.TooFew)
-    assert (what.ready, what.missing) == (ready(["b"], 2), 1)
+    assert what.code == "too_few_nodes"
+    assert what == waiting.too_few(ready(["b"], 2), 1, until=what.until)
     assert story.join("a", after=0).code == "rejected"  # the same agent is not let in again
     story.leave("a")
     story.join("a", inc="a-2", address="10.0.0.1")
@@ -174,5 +173,5 @@ def test_node_of_another_host_does_not_end_a_local_round() -> None:
     told = story.join("b")
     story.wait(20)
     assert story.ended is None
-    out_of_reach = reasons.OutOfReach(master="a", address="127.0.0.1", loopback=True)
-    assert told.reason == reasons.LeftOut(round=1, node_id="b", why=out_of_reach)
+    out_of_reach = waiting.out_of_reach("b", "a", "127.0.0.1", loopback=True)
+    assert told.reason == waiting.left_out(1, "b", out_of_reach)

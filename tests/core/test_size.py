@@ -4,7 +4,7 @@ import pytest
 
 from hetrdzv.core.directive import directive, heading
 from hetrdzv.core.why import cut_off
-from hetrdzv.protocol.facts.parts import CutOff
+from hetrdzv.protocol.reasons.waiting import CutOff
 from hetrdzv.protocol.texts.addresses import is_loopback
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.phrasing import names
@@ -47,7 +47,7 @@ def test_a_text_names_five_nodes_and_a_number() -> None:
     pairs = {(node_id, master) for node_id in many[:64] for master in many[:64] if node_id != master}
     found = cut_off(pairs, frozenset(many))
     assert (len(found.masters), found.more) == (MOST_NAMES, 59)
-    assert found.masters[0] == CutOff(master="n0", nodes=Nodes.of(many[1:64]))
+    assert found.masters[0] == CutOff("n0", Nodes.of(many[1:64]))
     assert [one.master for one in found.masters] == ["n0", "n1", "n2", "n3", "n4"], "in natural order"
 
 

@@ -11,9 +11,7 @@ from hetrdzv.core.model import Node
 from hetrdzv.core.selection.order import Former, may_be_master
 from hetrdzv.core.selection.select import Lack, Selection
 from hetrdzv.protocol.errors import InvalidSpec
-from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.parts import NoWorld
-from hetrdzv.protocol.facts.warnings import NoLabel
+from hetrdzv.protocol.reasons import waiting, warnings
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.who import Nodes
@@ -99,14 +97,6 @@ def serving(case: Case, master: Node) -> Case:
     return replace(case, spec=replace(case.spec, master=master.node_id), ready=there)
 
 
-def lack(story: Story) -> NoWorld:
-    """Why the nodes that are ready make no world."""
-    what = waits_for(story)
-    assert isinstance(what, reasons.TooFew)
-    assert what.world is not None
-    return what.world
-
-
 def racks(**spec: object) -> Story:
     """A group that runs on rack a (n1, n2), with rack b (n3, n4) as spares."""
     story = Story(**{"unit": "rack", "max_nodes": 3, "last_call_s": 1.0, **spec})
@@ -122,17 +112,17 @@ def test_the_last_call_for_racks_is_shortened_by_no_number_of_nodes() -> None:
     story = Story(unit="rack", max_nodes=2, max_world_size=4, last_call_s=10)
     for node_id in ("n1", "n2"):
         story.join(node_id, 2, labels={"rack": "a"})
-    assert waits_for(story) == reasons.LastCall(ready=ready(["n1", "n2"], 1, 4), until=story.now + 10)
+    assert waits_for(story) == waiting.last_call(ready=ready(["n1", "n2"], 1, 4), until=story.now + 10)
 
 
 def test_racks_that_never_fit_are_named() -> None:
     story = Story(unit="rack", max_nodes=1, last_call_s=5)
     for number in (1, 2):
         story.join(f"n{number}", 2, labels={"rack": "a"})
-    assert (lack(story).unit, lack(story).bounds.max_nodes) == ("rack", 1)
+    assert "no set of whole units (rack) has at most 1 node" in waits_for(story).message
     spec = replace(story.group.spec, max_nodes=None, world_size_multiple=3)
     story.group = replace(story.group, spec=spec)
-    assert lack(story).bounds.multiple == 3
+    assert "a multiple of 3" in waits_for(story).message
 
 
 def test_the_rest_of_a_rack_has_the_last_call_to_come() -> None:
@@ -154,7 +144,7 @@ def test_what_is_left_of_a_rack_is_used_as_well() -> None:
     assert story.order == ["n1", "n3", "n4"]
     story.started("n1", "n3", "n4")
     story.join("n2", inc="n2-2", labels={"rack": "a"})
-    assert left_out(story, "n2") == reasons.Full(max_nodes=3)
+    assert left_out(story, "n2") == waiting.max_nodes("n2", 3)
 
 
 def test_a_node_that_is_not_ready_keeps_its_rack_from_nothing() -> None:
@@ -185,6 +175,4 @@ def test_nodes_without_the_label_are_units_by_themselves() -> None:
     story.wait(10)
     assert story.order == ["n1", "n2", "n3"]
     assert story.group.round is not None
-    assert story.group.round.warnings == (
-        NoLabel(label="rack", orders="units", nodes=Nodes.of(["n2", "n3"])),
-    )
+    assert story.group.round.warnings == (warnings.no_label("rack", Nodes.of(["n2", "n3"]), units=True),)

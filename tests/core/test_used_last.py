@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.events import NodeUsedLast
+from hetrdzv.protocol.reasons import events, waiting
 from tests.core.driver import Story, running
 from tests.core.explained import left_out
 
@@ -32,8 +31,8 @@ def test_a_node_whose_workers_fail_again_and_again_is_replaced_by_a_spare() -> N
     assert story.order == ["a", "b"]
     fails(story, "b")
     assert story.order == ["a", "c"]
-    assert story.facts("node_used_last") == [NodeUsedLast(failures=3)]
-    assert left_out(story, "b") == reasons.UsedLast(group_id="g", node_id="b", failures=3)
+    assert story.said("node_used_last") == [events.node_used_last("b", 3)]
+    assert left_out(story, "b") == waiting.used_last("g", "b", 3)
     fails(story, "a")
     assert story.order == ["a", "c"]
     story.leave("c")
@@ -47,7 +46,7 @@ def test_it_is_taken_as_any_other_after_undrain() -> None:
     for _ in range(3):
         fails(story, "b")
     story.undrain("b")
-    assert left_out(story, "b") == reasons.Full(max_nodes=2)
+    assert left_out(story, "b") == waiting.max_nodes("b", 2)
 
 
 def test_failures_elsewhere_break_the_row() -> None:

@@ -15,15 +15,12 @@ from hetrdzv.core.selection.order import Former
 from hetrdzv.core.selection.select import MASTERS_TRIED, Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.errors import InvalidSpec
-from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.causes import Joined
-from hetrdzv.protocol.facts.events import GroupFailed, RoundEnded
-from hetrdzv.protocol.facts.parts import NoWorld, Ready
+from hetrdzv.protocol.reasons import ends, events, waiting
+from hetrdzv.protocol.reasons.waiting import NoWorld, Ready
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.who import Nodes
-from hetrdzv.words.causes import failed_because
-from tests.core.driver import Story, running
+from tests.core.driver import Story, bare, running
 from tests.core.explained import left_out, ready, waits_for
 from tests.core.worlds import PAGE, Cluster, page
 from tests.support.every_set import Case, best_of_all, fits
@@ -165,13 +162,13 @@ def test_a_spare_says_which_world_size_it_would_make() -> None:
     found = cluster({"a": 4, "b": 4, "c": 3}, world_size_multiple=4)
     assert found.world == 8
     bounds = Worlds.of(found.story.group.spec).bounds
-    assert left_out(found.story, "c") == reasons.Misfit(slots=3, world_size=11, bounds=bounds)
+    assert left_out(found.story, "c") == waiting.world_size("c", 3, 11, bounds)
     full = cluster({"a": 4, "b": 4}, max_world_size=4)
     misfit = left_out(full.story, "b")
-    assert isinstance(misfit, reasons.Misfit)
-    assert (misfit.world_size, misfit.bounds.most) == (8, 4)
+    assert misfit.code == "world_size"
+    assert misfit == waiting.world_size("b", 4, 8, Worlds.of(full.story.group.spec).bounds)
     crowded = cluster({"a": 4, "b": 4}, world_size_multiple=4, max_nodes=1)
-    assert left_out(crowded.story, "b") == reasons.Full(max_nodes=1)
+    assert left_out(crowded.story, "b") == waiting.max_nodes("b", 1)
 
 
 def test_a_joiner_ends_a_round_only_where_the_world_grows() -> None:
@@ -182,8 +179,10 @@ def test_a_joiner_ends_a_round_only_where_the_world_grows() -> None:
     assert (found.world, found.story.group.last_round) == (8, 1)
     found.come("f")
     assert (found.world, found.story.order) == (12, ["a", "f"])
-    joined = Joined(node_id="f", nodes=Nodes.of(["f"]))
-    assert found.story.facts("round_ended") == [RoundEnded(cause=joined)]
+    joined = ends.nodes_joined(["f"])
+    assert found.story.said("round_ended") == [
+        bare(events.round_ended(1, joined, "joined", None, watched=False))
+    ]
 
 
 def test_a_joiner_counts_with_the_spares_that_are_there() -> None:
@@ -206,7 +205,7 @@ def test_a_smaller_world_waits_for_a_replacement() -> None:
     found.story.lose("b")
     found.story.join("a", 4)
     assert found.world == 0
-    assert waits_for(found.story).kind == "last_call"
+    assert waits_for(found.story).code == "last_call"
     found.slots = {**found.slots, "e": 4}
     found.story.join("e", 4)
     assert (found.world, found.story.order) == (8, ["a", "e"])
@@ -228,7 +227,7 @@ def test_growth_pauses() -> None:
     found.story.join("b", 4)
     left = formed_at + 20.0 - found.story.now
     joins = left_out(found.story, "b")
-    assert isinstance(joins, reasons.Joins)
+    assert joins.code == "joins_next_round"
     assert joins.until == pytest.approx(found.story.now + left)
     assert deadline(found.story.group, own_leases=False) == formed_at + 20.0
     found.story.wait(left - 1.0)
@@ -242,7 +241,7 @@ def test_growth_pauses() -> None:
 def test_at_the_largest_world_nobody_is_waited_for() -> None:
     story = Story(max_world_size=10, world_size_multiple=4, last_call_s=60.0)
     story.join("a", 4)
-    assert waits_for(story) == reasons.LastCall(ready=ready(["a"], 1, 4), or_slots=8, until=story.now + 60)
+    assert waits_for(story) == waiting.last_call(ready=ready(["a"], 1, 4), or_slots=8, until=story.now + 60)
     story.join("b", 4)
     assert story.order == ["a", "b"]
 
@@ -296,14 +295,14 @@ def test_why_no_round_can_form(
         story.join(name, number)
     bounds = Worlds.of(story.group.spec).bounds
     what = waits_for(story)
-    assert isinstance(what, reasons.TooFew)
-    assert (what.ready, what.missing) == (standing, missing)
-    assert what.unit == ("node" if lack is None else "slot")
-    assert what.world == (None if lack is None else NoWorld(bounds=bounds, **lack))
+    world = None if lack is None else NoWorld(bounds=bounds, **lack)
+    unit = "node" if lack is None else "slot"
+    assert what.code == f"too_few_{unit}s"
+    assert what == waiting.too_few(standing, missing, unit=unit, world=world, until=what.until)
     story.wait(21)
     assert story.group.root_cause is not None
-    assert story.group.root_cause.kind == "join_timeout"
-    assert "waiting for" not in failed_because(story.group.root_cause.reason)
+    never = world is not None and world.never
+    assert story.group.root_cause.reason.code == ("impossible_world" if never else "join_timeout")
 
 
 def test_who_gave_up_leaves_too_few_slots() -> None:
@@ -313,10 +312,11 @@ def test_who_gave_up_leaves_too_few_slots() -> None:
         found.story.join(node_id, 2)
     found.story.leave("a")
     assert found.story.group.state == "failed"
-    [failed] = found.story.facts("group_failed")
-    assert isinstance(failed, GroupFailed)
-    left = Ready(nodes=Nodes.of(["b", "c"]), want=1, slots=4)
-    assert (failed.gave_up, failed.left) == (Nodes.of(["a"]), left)
+    [failed] = found.story.said("group_failed")
+    left = Ready(Nodes.of(["b", "c"]), 1, 4)
+    cause = found.story.group.root_cause
+    assert cause is not None
+    assert failed == events.group_failed(cause.reason, Nodes.of(["a"]), left)
 
 
 def test_what_never_fits_is_found_by_no_trying() -> None:

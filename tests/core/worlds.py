@@ -5,8 +5,6 @@ from pathlib import Path
 
 from hetrdzv.core.model import Node, Round
 from hetrdzv.protocol.texts.phrasing import count, names
-from hetrdzv.protocol.texts.times import Clock
-from hetrdzv.words import reasons as words
 from tests.core.driver import Story
 from tests.core.explained import left_out
 
@@ -76,7 +74,7 @@ class Cluster:
         for node in self.story.group.nodes.values():
             active = self.story.group.active_round
             if active is not None and not node.gone and active.member(node.node_id) is None:
-                yield node, words.left_out(left_out(self.story, node.node_id), Clock(self.story.now))
+                yield node, left_out(self.story, node.node_id).message
 
     def row(self, what: str) -> str:
         """One row of the table."""

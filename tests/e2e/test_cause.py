@@ -164,7 +164,7 @@ def test_a_rank_that_had_left_is_named_beside_those_that_miss_it(pair: Cluster, 
             rf"rank {leaves} on {node} had ended with exit code 0 before that\n",
             cause,
         ), cause
-    assert f"rank {leaves} on {node} had ended" in pair.group()["why"]
+    assert f"rank {leaves} on {node} had ended" in pair.group()["reason"]["message"]
 
 
 # -- workers that never met ----------------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ def test_workers_that_never_met(pair: Cluster) -> None:
         "the job succeeded, but ranks 0, 1, 2 never met: each may have trained alone, unless "
     )
     assert pair.group()["current_round"]["met"] == 0
-    assert "never met" in pair.group()["why"]
-    assert [event["node_id"] for event in pair.events() if event["kind"] == "never_met"]
+    assert "never met" in pair.group()["reason"]["message"]
+    assert pair.told("never_met")
 
 
 def test_that_may_be_a_failure(pair: Cluster) -> None:

@@ -133,7 +133,7 @@ def test_a_preempted_node_has_its_grace_and_the_others_are_told_why(job: Cluster
     assert {line["restart"] for line in job.lines(round=second)} == {0}
     for name in "ac":
         assert f"round {first} is over: b is leaving: SIGTERM" in job.agents[name].stderr
-    kinds = [event["kind"] for event in job.events()]
+    kinds = [event["reason"]["code"] for event in job.events()]
     assert kinds.index("node_leaving") < kinds.index("round_ended") < kinds.index("node_left")
     job.end_well("a", "c")
 
@@ -159,7 +159,7 @@ def test_workers_that_sit_in_a_collective_are_killed_after_the_grace_and_hold_no
         wait_for((pair.log.folder / f"deadlocked.{pid}").exists, "the deadlock of b")
         wait_for(lambda: stands_still(pid), "the end of its Python code")  # noqa: B023
     pair.agents["a"].workers()[0].kill()
-    wait_for(lambda: "b has to stop its workers" in pair.group()["why"], "a's stop")
+    wait_for(lambda: "b has to stop its workers" in pair.group()["reason"]["message"], "a's stop")
     assert len(pair.agents["b"].workers()) == 2
     assert not leftovers("a")
     pair.world(3, round_above=first)
@@ -274,11 +274,14 @@ def test_a_node_whose_own_check_fails_is_shown_and_begins_once_it_passes(pair: C
     why = "node check failed (exit status 1): no link on b"
 
     def shown() -> bool:
-        nodes = {node["node_id"]: (node["state"], node["why"]) for node in pair.group().get("nodes", ())}
+        nodes = {
+            node["node_id"]: (node["state"], (node["reason"] or {}).get("message", ""))
+            for node in pair.group().get("nodes", ())
+        }
         return nodes == {"a": ("ready", ""), "b": ("not_ready", why)}
 
     pair.wait_for(shown, "b that is not ready")
-    assert pair.group()["why"].endswith(f"; b is not ready: {why}")
+    assert pair.group()["reason"]["message"].endswith(f"; b is not ready: {why}")
     ok.touch()
     pair.world(3)
     assert pair.told("node_ready") == ["b is ready"]

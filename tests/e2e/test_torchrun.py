@@ -95,7 +95,9 @@ def test_a_killed_worker_brings_all_back(pair: Torchruns, name: str, light: bool
     first = pair.world(3)
     pair.agents[name].workers()[-1].kill()
     second = pair.world(3, round_above=first)
-    causes = [event["text"] for event in pair.events() if event["kind"] == "worker_failed"]
+    causes = [
+        event["reason"]["message"] for event in pair.events() if event["reason"]["code"] == "worker_failed"
+    ]
     assert any(f"on {name} was killed by SIGKILL" in cause for cause in causes), causes
     assert second == first + 1
     pair.end_well("a", "b")
@@ -180,7 +182,7 @@ def test_an_agent_that_gives_up_ends_the_job_where_too_few_are_left(tmp_path: Pa
         failure = "rank 0 on a was killed by SIGKILL"
         assert f"RendezvousClosedError: the job failed: {failure}" in job.agents["b"].stderr
         group = job.group()
-        assert (group["state"], group["why"]) == ("failed", failure)
+        assert (group["state"], group["reason"]["message"]) == ("failed", failure)
 
 
 @pytest.mark.long

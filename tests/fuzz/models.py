@@ -61,7 +61,7 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
     if kind is NoneType:
         return st.none()
     if is_dataclass(kind):
-        return values(kind)
+        return st.deferred(lambda: values(kind))  # it may have one of its own kind inside
     if issubclass(kind, Enum):
         return st.sampled_from(kind)
     return _plain(kind, limits_of(about))

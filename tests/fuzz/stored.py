@@ -11,8 +11,9 @@ from pathlib import Path
 
 from hetrdzv.core.directive import directive
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.facts.events import Event
-from hetrdzv.storage.records import StoredEvent, changes, event_key, event_record
+from hetrdzv.protocol.pages import Event
+from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.storage.records import changes, event_key, event_record
 from tests.core.driver import Story, running
 
 GB = {"gpu": "NVIDIA H200", "driver": "590.1"}
@@ -122,11 +123,11 @@ STORIES: tuple[Callable[[], Story], ...] = (
 )
 
 
-def records_of(group: Group, events: list[Event]) -> dict[str, bytes]:
+def records_of(group: Group, events: list[Reason]) -> dict[str, bytes]:
     """Everything that a store holds of a group."""
     stored, _ = changes(None, group)
     for number, event in enumerate(events, 1):
-        line = StoredEvent(number, "2026-11-21T10:00:00.000+00:00", event)
+        line = Event(number=number, at="2026-11-21T10:00:00.000+00:00", reason=event)
         stored[event_key(group.group_id, number)] = event_record(line)
     return stored
 

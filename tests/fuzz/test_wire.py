@@ -11,9 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hetrdzv.protocol import codec, directive, pages
+from hetrdzv.protocol import codec, directive, pages, past
 from hetrdzv.protocol.bounds import Body
-from hetrdzv.words import past
 from tests.fuzz.models import values
 from tests.fuzz.settings import examples
 from tests.support.routes import body_of, routes

@@ -88,7 +88,12 @@ class Job:
         def ended() -> str:
             events = self.cluster.events()
             return next(
-                (one["text"] for one in events if (one["kind"], one["round"]) == ("round_ended", number)), ""
+                (
+                    one["reason"]["message"]
+                    for one in events
+                    if (one["reason"]["code"], one["reason"]["round"]) == ("round_ended", number)
+                ),
+                "",
             )
 
         return self.cluster.wait_for(ended, f"the end of round {number}", START_S)
@@ -98,7 +103,8 @@ class Job:
         offset = time.time() - time.monotonic()
         events = self.cluster.events()
         return {
-            (one["kind"], one["round"]): datetime.fromisoformat(one["at"]).timestamp() - offset
+            (one["reason"]["code"], one["reason"]["round"]): datetime.fromisoformat(one["at"]).timestamp()
+            - offset
             for one in events
         }
 

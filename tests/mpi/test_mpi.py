@@ -134,7 +134,7 @@ def test_uneven_nodes_form_one_world_and_all_come_back_from_a_kill(tmp_path: Pat
         assert (group["round"], group["restarts"]) == (2, 1), job.report()
         sums = {one[2] for one in EPOCH.findall(said(job))}
         assert sums == {"6"}
-        kinds = [event["kind"] for event in job.events()]
+        kinds = [event["reason"]["code"] for event in job.events()]
         assert kinds.count("worker_failed") == 1, "mpirun's word alone counts"
         assert kinds.count("node_succeeded") == 2
         assert kinds.count("daemon_started") == 2

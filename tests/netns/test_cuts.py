@@ -130,7 +130,7 @@ def test_a_node_that_is_cut_off_comes_back_without_its_old_workers(job: Job, ran
     why = lost.removeprefix(f"{node} lost: ")
     assert why in SILENT
     assert job.told("round_ended") == [f"round {job.first} ended: {node} lost: {why}"]
-    assert (job.node(node)["state"], job.node(node)["why"]) == ("lost", why)
+    assert (job.node(node)["state"], job.node(node)["reason"]["message"]) == ("lost", why)
     assert f"round {job.first} is over: {node} lost: {why}" in job.agents[job.order[1]].stderr
     job.says(
         node,

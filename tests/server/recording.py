@@ -22,7 +22,7 @@ import httpx
 from hetrdzv.client import Client
 from hetrdzv.protocol import states
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.requests.daemon import DaemonRequest
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.reports import ReportRequest
@@ -181,7 +181,7 @@ async def job(talk: Talk) -> None:
     await client.directive("g", "b", "b1", after=last.version, wait_s=0.05)
     await client.groups()
     await client.group("g")
-    failure = FailureFields(local_rank=0, rank=2, exit_code=7, message="Traceback: no memory")
+    failure = Failure(local_rank=0, rank=2, exit_code=7, message="Traceback: no memory")
     await client.report("g", "b", told("b1", 1, "failed", age_s=0.1, failure=failure))
     await client.directive("g", "a", "a1")
     await client.join("g", "b", offer("b1", 1, 4003, 1, **more))
@@ -229,7 +229,7 @@ async def people(talk: Talk) -> None:
     await client.undrain("g", "b")
     await client.join("g", "a", offer("a1", 2, 4001, 3))
     await client.join("g", "b", offer("b2", 1, 4003))
-    failure = FailureFields(local_rank=-1, rank=-1, signal="SIGSEGV")
+    failure = Failure(local_rank=-1, rank=-1, signal="SIGSEGV")
     await client.report("g", "b", told("b2", 4, "failed", failure=failure))
     await client.join("g", "b", offer("b2", 1, 4003, 4))
     await client.join("g", "a", offer("a1", 2, 4001, 4))

@@ -17,7 +17,7 @@ import pytest
 from hetrdzv.client import Client, normal_url, servers_from
 from hetrdzv.protocol.errors import HetError, NotHetserver, Problem, Unreachable, VersionMismatch
 from hetrdzv.protocol.http.versions import MAJOR
-from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.reports import ReportRequest
 
@@ -29,7 +29,7 @@ DIRECTIVE = {
     "version": "1.wait.0.waiting",
     "round": 0,
     "code": "waiting",
-    "why": "1 of 2 nodes ready",
+    "reason": {"code": "too_few_nodes", "message": "1 of 2 nodes ready"},
     "poll_s": 2.5,
     "lease_s": 5,
     "stop_timeout_s": 30,
@@ -38,7 +38,7 @@ DIRECTIVE = {
 GROUP = {
     "group_id": "g",
     "state": "waiting",
-    "why": "no node is ready",
+    "reason": {"code": "too_few_nodes", "message": "no node is ready"},
     "job": 1,
     "round": 0,
     "world_size": 0,
@@ -63,9 +63,7 @@ NODE = {
 EVENT = {
     "number": 1,
     "at": "2026-01-01T00:00:00Z",
-    "kind": "node_joined",
-    "text": "a joined",
-    "facts": {"kind": "node_ready"},
+    "reason": {"code": "node_joined", "message": "a joined"},
 }
 
 
@@ -754,7 +752,9 @@ def stream(
 ) -> bytes:
     """A piece of a followed history; the connection ends after it."""
     head = f"HTTP/1.1 200 OK\r\nHet-Api-Version: {MAJOR}\r\nContent-Type: {kind}\r\n\r\n"
-    events = [{**EVENT, "number": number, "text": text} for number in numbers]
+    events = [
+        {**EVENT, "number": number, "reason": {"code": "node_joined", "message": text}} for number in numbers
+    ]
     sent = [
         f"id: {e['number']}{life}\ndata: {json.dumps(e, ensure_ascii=False)}\n\n: quiet\n\n" for e in events
     ]
@@ -763,13 +763,13 @@ def stream(
 
 async def followed(client: Client, after: int, most: int) -> list[tuple[int, str]]:
     """Number and text of the first events of a followed history."""
-    events: list[EventReply] = []
+    events: list[Event] = []
     history = client.follow("g", after)
     async with asyncio.timeout(10.0):
         while len(events) < most:
             events.append(await anext(history))
     await history.aclose()  # type: ignore[attr-defined]
-    return [(event.number, event.text) for event in events]
+    return [(event.number, event.reason.message) for event in events]
 
 
 async def test_a_history_goes_on_after_a_cut_at_the_place_that_the_server_gave(net: Net) -> None:

@@ -37,5 +37,5 @@ def test_a_node_that_leaves_in_a_failover_has_left() -> None:
         successor, _ = servers.await_leader(leader)
         [node] = get(successor, f"/v1/groups/{group}")[2]["nodes"]
         events = get(successor, f"/v1/groups/{group}/events")[2]["events"]
-        assert "node_left" in [event["kind"] for event in events]
+        assert "node_left" in [event["reason"]["code"] for event in events]
         assert node["state"] == "left", node

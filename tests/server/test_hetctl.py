@@ -25,12 +25,12 @@ from hetrdzv.cli.hetctl import tables, wait
 from hetrdzv.cli.hetctl.history import past_view
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.pages import GroupReply, WorkerReply
+from hetrdzv.protocol.past import DownReply, PastReply, PastRoundReply
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.words.past import DownReply, PastReply, PastRoundReply
 from tests.support.servers import ROOT, Hetserver
 
 LONG = "node003.rack12.cluster.example.com"
@@ -113,7 +113,7 @@ class Job:
     def fail(self) -> None:
         """A worker of gpu1 fails, with no restart left."""
         message = f"{TRACEBACK}\x1b[31mRuntimeError\x1b[0m: [bold]out[/bold] of memory\x1b]0;evil\x07\n"
-        failure = FailureFields(local_rank=3, rank=3, exit_code=1, message=message)
+        failure = Failure(local_rank=3, rank=3, exit_code=1, message=message)
         self.report("gpu1", ReportKind.FAILED, failure=failure, age_s=0.1)
         for node, slots, address in (("gpu1", 8, "10.0.0.11"), (LONG, 4, "192.168.100.103")):
             request = JoinRequest(
@@ -630,11 +630,11 @@ def ended(running: subprocess.Popen[str]) -> tuple[int, str, str]:
 def test_follow_ends_with_the_group(job: Job) -> None:
     with process("events", job.group, "--follow", "--json") as running:
         assert running.stdout is not None
-        assert json.loads(running.stdout.readline())["kind"] == "group_created"
+        assert json.loads(running.stdout.readline())["reason"]["code"] == "group_created"
         job.join("gpu1", 1, "10.0.0.11")
-        assert json.loads(running.stdout.readline())["node_id"] == "gpu1"
+        assert json.loads(running.stdout.readline())["reason"]["nodes"] == ["gpu1"]
         job.ask(lambda client: client.cancel(job.group))
-        assert json.loads(running.stdout.readline())["kind"] == "group_cancelled"
+        assert json.loads(running.stdout.readline())["reason"]["code"] == "group_cancelled"
         job.ask(lambda client: client.delete(job.group))
         gone = f"hetctl: group '{job.group}' was deleted: its history ends here\n"
         assert ended(running) == (0, "", gone)
@@ -738,7 +738,7 @@ def test_what_a_group_waits_for_has_a_clock_time(ctl: Callable[..., str]) -> Non
         offer = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 1, "spec": {"min_nodes": 2}}
         http.put("/v1/groups/clock/nodes/a", json=offer).raise_for_status()
         shown = " ".join(ctl("--server", server.url, "get", "clock").split())
-        assert re.search(r"waiting for 1 more \(until \d\d:\d\d:\d\d, \d+ min \d+ s from now\)", shown)
+        assert re.search(r"waiting for 1 more; until \d\d:\d\d:\d\d, \d+ min \d+ s from now", shown)
 
 
 def test_who_is_not_ready_and_what_differs_is_shown(ctl: Callable[..., str], job: Job) -> None:

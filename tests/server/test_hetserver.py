@@ -179,7 +179,7 @@ def test_a_killed_client_is_suspect_at_once_and_lost_after_a_grace(job: Job) -> 
     told = answer(peer)
     assert time.monotonic() - killed >= 1.0, "there was no grace"
     assert told["kind"] == "stop"
-    assert "its connection was cut" in told["why"]
+    assert "its connection was cut" in told["reason"]["message"]
     assert job.state("a") == "lost"
 
 
@@ -238,14 +238,14 @@ def test_a_connection_that_is_cut_between_polls_says_nothing(job: Job) -> None:
 def test_a_followed_history_tells_old_and_new(job: Job) -> None:
     job.join("a")
     stream = job.follow()
-    said = read_until(stream, '"node_id":"a"')
+    said = read_until(stream, '"nodes":["a"]')
     assert "content-type: text/event-stream" in said
     first = re.search(r"id: (1@\d+)\ndata: {", said)
     assert first is not None
     job.join("b")
-    assert "id: 2@" in read_until(stream, '"kind":"round_formed"')
+    assert "id: 2@" in read_until(stream, '"code":"round_formed"')
     for place in ("1", first[1]):
-        later = read_until(job.follow(**{"Last-Event-ID": place}), '"kind":"round_formed"')
+        later = read_until(job.follow(**{"Last-Event-ID": place}), '"code":"round_formed"')
         assert re.search(r"id: 1@\d+\n: follows", later), "it begins with the place that it starts from"
         assert re.search(r"id: 1@\d+\ndata: ", later) is None
 
@@ -276,7 +276,7 @@ def test_a_stop_answers_polls_and_streams_and_exits_with_zero(
     with Job(server).run() as job:
         polls = [job.poll(node_id) for node_id in "ab"]
         stream = job.follow()
-        read_until(stream, '"kind":"round_running"')
+        read_until(stream, '"code":"round_running"')
         time.sleep(SETTLE_S)
         if how is None:
             assert server.process.stdin is not None

@@ -9,11 +9,11 @@ import pytest
 
 from hetrdzv.client import Client
 from hetrdzv.core.commands import Cancel
+from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.service import ledger
 from hetrdzv.service.history import Place, follow, life_of
 from hetrdzv.service.service import Service
-from hetrdzv.storage.records import StoredEvent
 from tests.support.served import FaultyStore, api, join, serving, settled, two_nodes
 from tests.support.servers import Hetserver
 
@@ -22,7 +22,7 @@ WAIT_S = 20.0
 
 START = Place(0)
 
-News = AsyncIterator[tuple[Place, StoredEvent] | None]
+News = AsyncIterator[tuple[Place, Event] | None]
 
 
 async def numbers(following: News, count: int) -> list[int]:

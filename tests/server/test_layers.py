@@ -12,17 +12,15 @@ ROOT = Path(__file__).parents[2]
 
 MAY_IMPORT: dict[str, set[str]] = {
     "core": {"protocol"},
-    "words": {"protocol"},
     "protocol": set(),
     "settings": {"protocol"},
     "auth": {"protocol"},
     "storage": {"core", "protocol", "auth.tls", "client.explain"},
-    "service": {"core", "protocol", "words", "settings", "storage"},
-    "api": {"core", "protocol", "words", "settings", "storage", "auth", "service", "dashboard"},
+    "service": {"core", "protocol", "settings", "storage"},
+    "api": {"core", "protocol", "settings", "storage", "auth", "service", "dashboard"},
     "dashboard": {
         "core",
         "protocol",
-        "words",
         "storage",
         "auth",
         "service",
@@ -30,11 +28,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "api.workers",
     },
     "client": {"protocol", "auth"},
-    "cli": {"core", "protocol", "words", "settings", "storage", "auth", "service", "api", "client"},
+    "cli": {"core", "protocol", "settings", "storage", "auth", "service", "api", "client"},
 }
 """By folder (or module at the top): the folders, or single modules of one, that it may import besides itself."""
 
-AGENT_MAY_IMPORT = {"auth", "client", "protocol", "words"}
+AGENT_MAY_IMPORT = {"auth", "client", "protocol"}
 """What hetagent may import of hetrdzv; of auth, what a client needs."""
 
 AGENT_AUTH = {"auth.client_token", "auth.files", "auth.tls"}

@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.api.views import event_reply
 from hetrdzv.core.commands import NoteStall, NoteTraining, Report
 from hetrdzv.core.model import Stall
-from hetrdzv.protocol.facts.causes import Cut, MemberLost, Silent
-from hetrdzv.protocol.facts.parts import Other
 from hetrdzv.protocol.failure import Failure
-from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.pages import Event
+from hetrdzv.protocol.past import DownReply, PastReply, past
 from hetrdzv.protocol.progress import Moved
+from hetrdzv.protocol.reasons import departures, ends
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.words.causes import ending, failed_worker
-from hetrdzv.words.past import DownReply, PastReply, past
 from tests.server.told import BEGAN, Told, at, restarted, running
 from tests.support.hangs import behind
 from tests.support.served import FaultyStore, HandClock, serving, two_nodes
@@ -33,7 +30,7 @@ def test_a_failure_costs_four_parts_of_time() -> None:
     story.wait(29.5)
     first, second = story.past.rounds
     assert (first.number, first.cause, first.cost_restart) == (1, "failed", True)
-    assert first.why == failed_worker(story.facts("restart_spent")[0].worker)
+    assert first.why == story.said("restart_spent")[0].cause.message
     assert parts(first.down) == (0.5, 4.0, 0.0, 6.0)
     assert first.down is not None
     assert first.down.total_s == 10.5
@@ -69,20 +66,6 @@ def test_a_failure_is_no_older_than_its_round_whatever_a_node_says() -> None:
     assert 60.0 <= only.down.noticed_s < 120.0
 
 
-def test_what_only_a_newer_server_knows_of_an_end_changes_no_time() -> None:
-    known = restarted()
-    ends = ("round_ended", "round_judged", "restart_spent")
-    newer = [
-        replace(event, facts=Other(kind=event.kind)) if event.kind in ends else event
-        for event in known.history
-    ]
-    there, found = known.past, past(newer, at(known.now))
-    assert found == replace(
-        there, rounds=(replace(there.rounds[0], why=found.rounds[0].why), *there.rounds[1:])
-    )
-    assert found.rounds[0].why in [event.text for event in newer if event.kind == "restart_spent"]
-
-
 def test_a_lost_node_is_noticed_late_and_waited_for() -> None:
     story = running("a", "b", lease_s=5.0)
     story.wait(60.0)
@@ -96,7 +79,7 @@ def test_a_lost_node_is_noticed_late_and_waited_for() -> None:
     story.now += 3.0
     story.started("a", "c")
     (first, _) = story.past.rounds
-    lost = ending(MemberLost(node_id="b", why=Silent(for_s=5.0)))
+    lost = ends.node_lost("b", departures.lease_expired(5.0)).message
     assert (first.cause, first.cost_restart, first.why) == ("lost", False, lost)
     noticed_s, stopped_s, formed_s, started_s = parts(first.down)
     assert (noticed_s, stopped_s, started_s) == (5.0, 2.0, 3.0)
@@ -179,25 +162,25 @@ def test_a_failure_that_was_a_loss_is_told_as_one() -> None:
     story.cut("b")
     story.now += 1.01
     story.tick()
-    lost = MemberLost(node_id="b", why=Cut())
-    assert story.past.rounds[0].why == ending(lost, consequences=True)
+    lost = ends.node_lost("b", departures.connection_lost())
+    assert story.past.rounds[0].why == ends.consequences(lost).message
 
 
-def without_new_fields(events: Iterable[EventReply]) -> list[EventReply]:
-    """As a server of 0.1 tells them."""
-    return [replace(event, after_s=None, cause=None) for event in events]
+def without_data(events: Iterable[Event]) -> list[Event]:
+    """Events of which nothing is known but what happened."""
+    return [replace(event, reason=replace(event.reason, data={})) for event in events]
 
 
-def test_a_history_of_an_older_server_is_told_as_far_as_it_goes() -> None:
+def test_a_history_without_data_is_told_as_far_as_it_goes() -> None:
     story = restarted()
-    first = past(without_new_fields(story.history), at(story.now)).rounds[0]
+    first = past(without_data(story.history), at(story.now)).rounds[0]
     assert parts(first.down) == (None, 4.0, 0.0, 6.0)  # judged once all had stopped
     assert (first.cause, first.trained_s) == ("failed", 60.0)
     story = running("a", "b")
     story.restart()
     story.now += 1.0
     story.joins("a", "b")
-    first = past(without_new_fields(story.history), at(story.now)).rounds[0]
+    first = past(without_data(story.history), at(story.now)).rounds[0]
     assert parts(first.down) == (None, None, 1.0, None)
 
 
@@ -219,15 +202,15 @@ def test_clocks_that_go_back_make_no_negative_time() -> None:
     assert found.rounds[0].down.total_s >= 0
 
 
-def replaceat(event: EventReply, number: int) -> EventReply:
+def replaceat(event: Event, number: int) -> Event:
     at = BEGAN - timedelta(seconds=10 * number)
     return replace(event, at=at.isoformat(timespec="milliseconds"))
 
 
 def test_events_say_how_long_before_it_happened() -> None:
     story = restarted()
-    assert [event.after_s for event in story.events if event.kind == "round_ended"] == [0.5]
-    assert [event.after_s for event in story.events if event.kind == "round_formed"] == [None, 0.0]
+    assert [one.data["after_s"] for one in story.events if one.code == "round_ended"] == [0.5]
+    assert [one.data.get("after_s") for one in story.events if one.code == "round_formed"] == [None, 0.0]
 
 
 # -- what counts as training ---------------------------------------------------------------------------------
@@ -269,8 +252,8 @@ def test_a_report_tells_of_training_that_nobody_had_told_of() -> None:
     story.wait(10.0)
     dies(story, Moved(began_s=0.4, idle_s=0.1))
     assert told(story.past) == [("starting up", 11.6), ("training", 0.3), ("idle", 0.1)]
-    assert [event.kind for event in story.events].index("training_began") < [
-        event.kind for event in story.events
+    assert [event.code for event in story.events].index("training_began") < [
+        event.code for event in story.events
     ].index("round_ended")
 
 
@@ -306,7 +289,7 @@ def test_a_stall_is_a_hang_from_its_beginning_live_and_later() -> None:
     story.wait(5.0)
     assert told(story.past)[-1] == ("training", 25.0)  # who knows
     story.wait(11.0)
-    assert story.events[-1].kind == "stalled"
+    assert story.events[-1].code == "stalled"
     assert told(story.past) == [("starting up", 2.0), ("training", 20.0), ("hanging", 16.0)]
     story.wait(4.0)
     story.do(NoteStall(1, None))
@@ -335,7 +318,7 @@ async def test_what_happened_while_no_server_ran_is_as_old_as_its_agent_says() -
         moved = Moved(began_s=5.0, idle_s=0.0)
         await service.execute("g", Report(age_s=7.0, failure=failure, moved=moved, **fields))
         events, _ = service.history("g")
-        (only,) = past(map(event_reply, events), options["wall"]()).rounds
+        (only,) = past(events, options["wall"]()).rounds
         assert only.down is not None
         assert (only.trained_s, only.down.noticed_s) == (
             pytest.approx(5.0, abs=0.1),

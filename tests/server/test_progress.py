@@ -170,17 +170,17 @@ async def test_who_is_waited_for_is_noticed_and_said_once_it_lasts() -> None:
         await service.execute("g", Tick())
         shown = await group(client)
         stall = shown["current_round"]["stall"]
-        assert (stall["kind"], stall["ranks"], stall["node_id"]) == ("behind", [1], "b")
-        assert "rank 0" in shown["why"], shown["why"]
-        assert "for rank 1 (b), which is at collective 16 of 17" in shown["why"], shown["why"]
-        assert [one.event.kind for one in service.history("g")[0]].count("stalled") == 1
+        assert (stall["reason"]["code"], stall["ranks"], stall["node_id"]) == ("behind", [1], "b")
+        assert "rank 0" in shown["reason"]["message"], shown
+        assert "for rank 1 (b), which is at collective 16 of 17" in shown["reason"]["message"], shown
+        assert [one.reason.code for one in service.history("g")[0]].count("stalled") == 1
 
         await poll(client, "b", progress(worker(1, 17)))
         await asyncio.sleep(0.3)
         await settled()
         shown = await group(client)
         assert shown["current_round"]["stall"] is None
-        assert [one.event.kind for one in service.history("g")[0]].count("goes_on") == 1
+        assert [one.reason.code for one in service.history("g")[0]].count("goes_on") == 1
 
 
 async def test_a_long_pause_of_one_worker_hides_nothing_that_comes_before_its_end() -> None:
@@ -512,34 +512,35 @@ async def test_a_stall_that_was_told_is_not_said_to_be_over_when_nobody_can_tell
         await poll(client, "b", progress({"rank": 1, "state": "unknown", "unseen": "gloo does not answer"}))
         await asyncio.sleep(0.3)
         await settled(20)
-        kinds = [one.event.kind for one in service.history("g")[0]]
+        kinds = [one.reason.code for one in service.history("g")[0]]
         assert (kinds.count("stalled"), kinds.count("goes_on")) == (1, 0)
         clock.pass_by(service, 300)
-        why = (await group(client))["why"]
-        assert "; whether they still wait is no longer known" in why
-        assert "ranks 0 and 1 cannot be watched: their agents have stopped reporting on them" in why
+        shown = await group(client)
+        assert "; whether they still wait is no longer known" in shown["reason"]["message"]
+        said = [one["message"] for one in shown["warnings"]]
+        assert said == ["ranks 0 and 1 cannot be watched: their agents have stopped reporting on them"]
         await poll(client, "a", progress(worker(0, 18)))
         await asyncio.sleep(0.3)
         await settled(20)
-        assert [one.event.kind for one in service.history("g")[0]].count("goes_on") == 1
+        assert [one.reason.code for one in service.history("g")[0]].count("goes_on") == 1
 
 
-async def test_why_names_the_workers_that_cannot_be_watched_and_the_reason() -> None:
+async def test_a_warning_names_the_workers_that_cannot_be_watched_and_the_reason() -> None:
     clock = HandClock()
     async with serving(clock=clock) as (service, _), api(service) as client:
         await two_nodes(service)
         unseen = {"state": "unknown", "unseen": "its process groups use xccl"}
 
-        async def told(seconds: float) -> str:
+        async def warnings() -> list[str]:
+            return [one["message"] for one in (await group(client))["warnings"]]
+
+        async def told(seconds: float) -> list[str]:
             clock.pass_by(service, seconds)
             await poll(client, "a", progress({"rank": 0, **unseen}))
             await poll(client, "b", progress({"rank": 1, **unseen}))
-            why: str = (await group(client))["why"]
-            return why
+            return await warnings()
 
-        assert "watched" not in await told(0.0), "scripts import first"
-        assert (await told(31.0)).endswith("; ranks 0 and 1 cannot be watched: its process groups use xccl")
+        assert await told(0.0) == [], "scripts import first"
+        assert await told(31.0) == ["ranks 0 and 1 cannot be watched: its process groups use xccl"]
         await poll(client, "b", progress(worker(1, 3, step=4)))
-        assert (await group(client))["why"].endswith(
-            "; rank 0 cannot be watched: its process groups use xccl"
-        )
+        assert await warnings() == ["rank 0 cannot be watched: its process groups use xccl"]

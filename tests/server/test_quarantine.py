@@ -219,7 +219,7 @@ async def test_people_see_a_group_that_is_set_aside_and_delete_it() -> None:
         groups = {one["group_id"]: one for one in (await client.get("/v1/groups")).json()["groups"]}
         assert groups["h"]["state"] == "waiting"
         assert groups["g"]["state"] == "quarantined"
-        assert "record groups/g/nodes/a is malformed" in groups["g"]["why"]
+        assert "record groups/g/nodes/a is malformed" in groups["g"]["reason"]["message"]
         poll = await client.get("/v1/groups/g/nodes/a/directive?incarnation=1")
         assert (poll.status_code, poll.json()["code"]) == (503, "group_quarantined")
         assert "hetctl delete g" in poll.json()["detail"]

@@ -9,8 +9,9 @@ from hetrdzv.auth.token_files import TokenFile
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import Conflict
+from hetrdzv.protocol.reasons.reason import MOST_CHARACTERS
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.service.refusals import LATELY_S, MOST, MOST_CHARACTERS, MOST_GROUPS, MOST_LOGGED, Refusals
+from hetrdzv.service.refusals import LATELY_S, MOST, MOST_GROUPS, MOST_LOGGED, Refusals
 from tests.support.served import HandClock, api, serving
 
 
@@ -20,8 +21,7 @@ async def joins(client: httpx.AsyncClient, node_id: str, **more: Any) -> int:
 
 
 async def warnings(client: httpx.AsyncClient) -> list[str]:
-    found: list[str] = (await client.get("/v1/groups/g")).json()["warnings"]
-    return found
+    return [one["message"] for one in (await client.get("/v1/groups/g")).json()["warnings"]]
 
 
 async def test_a_refused_node_is_told_of_for_a_while() -> None:
@@ -48,7 +48,11 @@ async def test_a_refused_node_is_told_of_for_a_while() -> None:
 async def events(client: httpx.AsyncClient) -> list[tuple[str, str]]:
     """The refusals in the history of the group: who, and the text."""
     found = (await client.get("/v1/groups/g/events")).json()["events"]
-    return [(one["node_id"], one["text"]) for one in found if one["kind"] == "node_refused"]
+    return [
+        (one["reason"]["nodes"][0], one["reason"]["message"])
+        for one in found
+        if one["reason"]["code"] == "node_refused"
+    ]
 
 
 async def test_a_refusal_is_an_event_once_until_the_node_joins() -> None:
@@ -88,7 +92,7 @@ async def test_who_may_not_join_at_all_is_no_event(tmp_path: Path) -> None:
         for token, status in (("of-the-agents-of-h", 403), ("of-nobody-at-all", 401)):
             client.headers["Authorization"] = f"Bearer {token}"
             assert await joins(client, "b", spec={"min_nodes": 2}, script="other.py") == status
-        assert [one.event.kind for one in service.history("g")[0] if one.event.kind == "node_refused"] == []
+        assert [one for one in service.history("g")[0] if one.reason.code == "node_refused"] == []
 
 
 async def test_a_deleted_group_leaves_no_refusals_to_the_next_one_of_its_name() -> None:
@@ -114,7 +118,6 @@ def test_however_many_are_refused_a_few_are_kept() -> None:
         refusals.note("g9", f"n{number}", conflict)
     assert refusals.lately(group("g0")) == ()
     told = refusals.lately(group("g9"))
-    assert [one.node_id for one in told] == [f"n{number}" for number in range(9 - MOST, 9)]
-    assert all(len(one.differences) == MOST for one in told)
-    assert told[0].differences[0] == Difference("command", "x" * MOST_CHARACTERS, "y" * MOST_CHARACTERS)
+    assert [one.nodes for one in told] == [(f"n{number}",) for number in range(9 - MOST, 9)]
+    assert all(len(one.message) <= MOST_CHARACTERS for one in told)
     assert len(refusals._of) == MOST_GROUPS

@@ -25,7 +25,7 @@ from hetrdzv.protocol.errors import (
     UnknownGroup,
     UnknownNode,
 )
-from hetrdzv.protocol.facts.causes import Silent
+from hetrdzv.protocol.reasons import departures
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.service import clock as clock_module
 from hetrdzv.service import leases as leases_module
@@ -115,7 +115,7 @@ async def test_what_many_say_in_one_turn_is_settled_once(monkeypatch: pytest.Mon
         assert settled_with == [50]
         group = service.group("g")
         assert (group.state, group.last_round) == (GroupState.STARTING, 1)
-        kinds = [stored.event.kind for stored in service.history("g")[0]]
+        kinds = [stored.reason.code for stored in service.history("g")[0]]
         assert kinds[:50] == ["node_joined"] * 50
         assert kinds[50] == "round_formed"
 
@@ -421,7 +421,7 @@ async def test_the_polls_and_followers_of_a_deleted_group_end_at_once() -> None:
         await two_nodes(service)
         await service.execute("g", Cancel())
         waiting, following = poll(service, "a"), follow(service, "g", START, WAIT_S)
-        while (news := await anext(following)) is not None and news[1].event.kind != "group_cancelled":
+        while (news := await anext(following)) is not None and news[1].reason.code != "group_cancelled":
             pass
         end = begun(anext(following))
         await settled()
@@ -598,7 +598,7 @@ async def test_a_stop_answers_polls_and_followers() -> None:
         await two_nodes(service)
         waiting, following = poll(service, "a"), follow(service, "g", START, WAIT_S)
         async for news in following:
-            if news is not None and news[1].event.kind == "round_running":
+            if news is not None and news[1].reason.code == "round_running":
                 break
         end = begun(anext(following))
         await settled()
@@ -741,7 +741,7 @@ async def test_a_poll_cut_while_the_event_loop_was_blocked_makes_nobody_suspect(
             while not service.group("g").nodes["a"].gone:
                 await service.execute("g", Renew("b", "1"))
                 await asyncio.sleep(0.05)
-        assert service.group("g").nodes["a"].gone_why == Silent(for_s=5.0)
+        assert service.group("g").nodes["a"].gone_why == departures.lease_expired(5.0)
 
 
 async def test_the_grace_of_a_suspect_leaves_out_what_the_event_loop_was_late() -> None:

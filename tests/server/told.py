@@ -5,10 +5,9 @@ from typing import Any
 
 from hetrdzv.core.commands import Command, NoteTraining
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.facts.events import Event
-from hetrdzv.protocol.pages import EventReply
-from hetrdzv.words.events import event_text
-from hetrdzv.words.past import PastReply, past
+from hetrdzv.protocol.pages import Event
+from hetrdzv.protocol.past import PastReply, past
+from hetrdzv.protocol.reasons.reason import Reason
 from tests.core.driver import Story
 
 BEGAN = datetime(2026, 3, 1, 23, 59, 0, tzinfo=UTC)
@@ -19,7 +18,7 @@ class Told(Story):
 
     def __init__(self, **spec: Any) -> None:
         super().__init__(**spec)
-        self.stamped: list[tuple[float, Event]] = []
+        self.stamped: list[tuple[float, Reason]] = []
 
     def do(self, command: Command) -> Group:
         known = len(self.events)
@@ -34,21 +33,11 @@ class Told(Story):
         self.do(NoteTraining(self.group.round.number, self.now))
 
     @property
-    def history(self) -> list[EventReply]:
+    def history(self) -> list[Event]:
         """Its events, as the API gives them."""
         return [
-            EventReply(
-                number=number,
-                at=at(now).isoformat(timespec="milliseconds"),
-                kind=event.kind,
-                text=event_text(event),
-                node_id=event.node_id,
-                round=event.round,
-                cause=event.cause,
-                after_s=event.after_s,
-                facts=event.facts,
-            )
-            for number, (now, event) in enumerate(self.stamped, 1)
+            Event(number=number, at=at(now).isoformat(timespec="milliseconds"), reason=reason)
+            for number, (now, reason) in enumerate(self.stamped, 1)
         ]
 
     @property

@@ -17,7 +17,7 @@ from hetagent.session.requests import Answer, Request
 from hetagent.session.session import Session
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem
-from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import DirectiveKind
 from tests.sim.rooms import IN_AGENTS
 from tests.sim.store import GROUP
@@ -262,7 +262,7 @@ class Agent:
             self._store, self._held = self._held, 0
         if not world.calm and self._rng.random() < scenario.fails / 5:
             world.checks.worker_failed(self.node_id, self.round, "cannot be started")
-            failure = FailureFields(local_rank=-1, rank=-1, message="no such file")
+            failure = Failure(local_rank=-1, rank=-1, message="no such file")
             self.session.send(reports.failed(self.round, failure), world.timeline.now)
             return
         workers = make_workers(
@@ -329,7 +329,7 @@ class Agent:
     def _see_failure(self, workers: Workers) -> None:
         if workers is not self.workers or self.stopping:
             return
-        failure = FailureFields(local_rank=0, rank=0, exit_code=1, message="Traceback: boom")
+        failure = Failure(local_rank=0, rank=0, exit_code=1, message="Traceback: boom")
         if self._script.random() < HOPELESS:
             self.world.note("script is hopeless")
             failure = replace(failure, permanent=True)

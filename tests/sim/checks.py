@@ -22,14 +22,10 @@ from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.facts.causes import Silent
 from hetrdzv.protocol.rooms.snapshots import Stamp
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
-from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.service import leases as leases_module
 from hetrdzv.service import service as service_module
-from hetrdzv.words import reasons as words
-from hetrdzv.words.events import event_text
 from tests.sim.rooms import IN_CHECKS, WORDS
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
@@ -144,8 +140,8 @@ class Checks:
             self.say("core", _words(command))
         self._undrained = self._undrained or isinstance(command, commands.Undrain)
         for event in transition.events:
-            self.events[event.kind] += 1
-            self.say("core", f"    {event.kind}: {event_text(event)}")
+            self.events[event.code] += 1
+            self.say("core", f"    {event.code}: {event}")
         for room in self._rooms:
             room.stepped(old, new)
         for wrong in violations(new):
@@ -168,9 +164,11 @@ class Checks:
                 if (member.node_id, member.incarnation, new.round.number) not in self._succeeded:
                     self.violate("success is true", f"the workers of {member.node_id} have not succeeded")
         for node in new.nodes.values():
-            if not words.why(directive(new, node, now).reason, Clock(now)):
+            if not directive(new, node, now).reason.message:
                 self.violate("the state says why", f"not to {node.node_id}")
-            if isinstance(node.gone_why, Silent) and not old.nodes[node.node_id].gone:
+            if (node.gone_why is not None and node.gone_why.code == "lease_expired") and not old.nodes[
+                node.node_id
+            ].gone:
                 heard_at = max(self._heard.get(node.incarnation, 0.0), self._serves_since)
                 silent_s = self._timeline.now - heard_at
                 if silent_s < new.spec.lease_s - 1e-6:
@@ -200,7 +198,9 @@ class Checks:
     def _charges(self, old: Group, new: Group, now: float) -> None:
         """A restart was spent, or the group failed for want of one: was that just (rule 5)?"""
         cause = new.root_cause
-        if new.state is GroupState.FAILED and (cause is None or cause.kind != "worker_failed"):
+        if new.state is GroupState.FAILED and (
+            cause is None or cause.reason.code not in ("worker_failed", "start_failed")
+        ):
             return
         if cause is not None and cause.failure is not None and cause.failure.permanent:
             if cause.round not in self._failed:
@@ -518,4 +518,4 @@ def _words(what: commands.Command | Request) -> str:
 
 def standing(group: Group | None, now: float) -> str:
     """Where a group stands, for a story that does not end."""
-    return "no server or no group" if group is None else words.why(why(group, now), Clock(now))
+    return "no server or no group" if group is None else why(group, now).message

@@ -16,7 +16,7 @@ from hetrdzv.core.commands import Drain, NoteStall, Restart, Undrain
 from hetrdzv.core.model import Group
 from hetrdzv.core.plan import plan
 from hetrdzv.core.why import why_left_out
-from hetrdzv.protocol.facts.reasons import timeless
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests.plans import Changes, NewNode, Plan
 from hetrdzv.protocol.states import GroupState
 from tests.sim.machine import Machine
@@ -240,8 +240,13 @@ def _planned(planned: Plan) -> dict[str, Any]:
         "restarts": planned.restarts,
         "master": planned.master,
         "members": [(one.node_id, one.group_rank, one.rank_offset, one.slots) for one in planned.members],
-        "spares": {(one.node_id, one.slots, timeless(one.reason)) for one in planned.spares},
+        "spares": {(one.node_id, one.slots, said(one.reason)) for one in planned.spares},
     }
+
+
+def said(reason: Reason | None) -> str:
+    """What a reason says, at whatever moment."""
+    return "" if reason is None else f"{reason.code}: {reason.message}"
 
 
 def _real(group: Group, now: float) -> dict[str, Any]:
@@ -260,7 +265,7 @@ def _real(group: Group, now: float) -> dict[str, Any]:
             (
                 node.node_id,
                 node.slots,
-                timeless(why_left_out(group, node)) if active is not None else None,
+                said(why_left_out(group, node) if active is not None else None),
             )
             for node in others
         },

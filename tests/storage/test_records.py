@@ -27,24 +27,14 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Cancellation, End, Group, Member, Node, Notice, Round
+from hetrdzv.core.model import Cancellation, Cause, End, Group, Member, Node, Notice, Round
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import Refused, StorageError
-from hetrdzv.protocol.facts.causes import (
-    BadAddress,
-    Cancelled,
-    Cut,
-    Drained,
-    FailedWorker,
-    MemberLost,
-    RootCause,
-    Silent,
-    WorkerFault,
-)
-from hetrdzv.protocol.facts.events import Event, NodeJoined
-from hetrdzv.protocol.facts.warnings import Differs, NoWeights, Version
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.failure import Ended, Failure, RootCause
+from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.progress import Moved
+from hetrdzv.protocol.reasons import departures, ends, warnings
+from hetrdzv.protocol.reasons.events import node_joined
 from hetrdzv.protocol.rooms.snapshots import (
     Chosen,
     Held,
@@ -55,21 +45,17 @@ from hetrdzv.protocol.rooms.snapshots import (
 from hetrdzv.protocol.rooms.snapshots import Kept as SnapshotsKept
 from hetrdzv.protocol.rooms.snapshots import Source as SnapshotSource
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
-from hetrdzv.protocol.states import GroupState, NodePhase, ReportKind
+from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.storage import records
-from hetrdzv.storage.records import StoredEvent, changes, event_key, event_prefix, event_record, group_prefix
-from tests.support.hangs import behind
+from hetrdzv.storage.records import changes, event_key, event_prefix, event_record, group_prefix
 from tests.support.restored import encoded, restore
 
 WARNINGS = (
-    Differs(
-        part="torch",
-        odd=(Version(version="2.12.1", nodes=Nodes.of(["gpu1"])),),
-        usual=Version(version="2.13.0", nodes=Nodes.of(["gpu2"])),
-        clear=False,
+    warnings.versions_differ(
+        "torch", [("2.12.1", Nodes.of(["gpu1"]))], ("2.13.0", Nodes.of(["gpu2"])), clear=False
     ),
-    NoWeights(),
+    warnings.no_weights(),
 )
 
 NOW = 5_000.0
@@ -274,8 +260,7 @@ def full() -> Group:
         message="boom\n\x00é",
         at=90.1,
     )
-    stood = replace(behind(4, "b", waiting=(0,)), for_s=30.0)
-    hang = Failure(local_rank=0, rank=4, message="line 7", at=91.5, hang=stood)
+    hang = Failure(local_rank=0, rank=4, message="line 7", at=91.5)
     node = Node(
         node_id="gpu0",
         incarnation="x",
@@ -304,15 +289,20 @@ def full() -> Group:
         member_of=4,
         ready_to_stop=3,
         failure=failure,
-        leaving=Drained(),
-        rejected=BadAddress(group_id="g", node_id="gpu0", address="127.0.0.1"),
+        leaving=departures.drained(),
+        rejected=departures.bad_address("g", "gpu0", "127.0.0.1"),
         gone_at=0.1 + 0.2,
-        gone_why=Silent(for_s=5.0),
+        gone_why=departures.lease_expired(5.0),
         former=("w",),
         replaced=(Difference("max_nodes", "2", "5"),),
     )
     end = End(
-        cause=MemberLost(node_id="gpu0", why=Cut()),
+        cause=Cause(
+            kind=EndKind.LOST,
+            reason=ends.node_lost("gpu0", departures.connection_lost()),
+            node_id="gpu0",
+        ),
+        before=Ended(node_id="gpu1", rank=4),
         at=99.0,
         judged=True,
         consequences=True,
@@ -360,7 +350,7 @@ def full() -> Group:
             finished=frozenset({"gpu1"}),
             first=True,
             met=3,
-            restarted_by=FailedWorker(node_id="gpu1", rank=5, local_rank=1, signal="SIGSEGV"),
+            restarted_by=ends.worker_failed("gpu1", Failure(rank=5, local_rank=1, signal="SIGSEGV")),
             trains_at=61.0,
             unseen=True,
             warnings=WARNINGS,
@@ -377,7 +367,9 @@ def full() -> Group:
                     ),
                 ),
             ),
-            notice=Notice(cause=Cancelled(by="an admin"), at=97.5, until=127.5),
+            notice=Notice(
+                cause=Cause(kind=EndKind.CANCELLED, reason=ends.cancelled("an admin")), at=97.5, until=127.5
+            ),
             end=end,
         ),
         nodes={"gpu0": node},
@@ -399,7 +391,7 @@ def full() -> Group:
         ),
         failed_rounds={"gpu0": 2},
         root_cause=RootCause(
-            reason=WorkerFault(worker=FailedWorker.of("gpu0", failure), hopeless="permanent"),
+            reason=ends.without_restart(ends.worker_failed("gpu0", failure), "permanent"),
             round=4,
             node_id="gpu0",
             failure=failure,
@@ -543,9 +535,9 @@ def test_the_change_of_one_node_in_a_thousand_is_found_fast() -> None:
 # -- events --------------------------------------------------------------------------------------------------
 
 
-def stored_event(number: int) -> StoredEvent:
-    event = Event(facts=NodeJoined(slots=number, address="10.0.0.1"), node_id=f"gpu{number}")
-    return StoredEvent(number, "2026-11-21T10:00:00.000+00:00", event)
+def stored_event(number: int) -> Event:
+    reason = node_joined(f"gpu{number}", number, "10.0.0.1")
+    return Event(number=number, at="2026-11-21T10:00:00.000+00:00", reason=reason)
 
 
 def test_events_come_back_in_order() -> None:

@@ -227,9 +227,10 @@ class Cluster:
         events: list[dict[str, Any]] = body["events"]
         return events
 
-    def told(self, kind: str) -> list[str]:
-        """The texts of the group's events of one kind since `mark`."""
-        return [event["text"] for event in self.events(self.mark) if event["kind"] == kind]
+    def told(self, code: str) -> list[str]:
+        """The messages of the group's events of one code since `mark`."""
+        reasons = [event["reason"] for event in self.events(self.mark)]
+        return [reason["message"] for reason in reasons if reason["code"] == code]
 
     def pids(self, *names: str) -> set[int]:
         """The pids of the workers of some agents; of all if none is named."""

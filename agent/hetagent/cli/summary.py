@@ -1,15 +1,14 @@
 """The block that every agent prints last: how the job went and, if it failed, whose fault that was."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from hetagent.runloop.account import Spent, account_lines
-from hetrdzv.protocol.directive import DirectiveReply, RootCauseReply
-from hetrdzv.protocol.facts.reasons import CameLate, Failed
-from hetrdzv.protocol.texts.times import Clock, ago, clock_time
-from hetrdzv.words.advice import next_step
-from hetrdzv.words.causes import failure_details
-from hetrdzv.words.reasons import came_late, told
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.failure import RootCause
+from hetrdzv.protocol.reasons.advice import next_step
+from hetrdzv.protocol.reasons.reason import shown
+from hetrdzv.protocol.texts.times import Clock
 
 RULE = "=" * 72
 
@@ -46,7 +45,11 @@ def closing_block(
     else:
         label = "outcome" if outcome.outcome else "refused" if outcome.code in REFUSALS else "ended"
         told_below = outcome.outcome == "failed" and outcome.root_cause is not None
-        why = "failed" if told_below else _why(outcome, datetime.now().astimezone())
+        why = (
+            "failed"
+            if told_below
+            else shown(outcome.reason, Clock(outcome.clock, datetime.now().astimezone()))
+        )
         lines.append(f"{label:<8} {why}")
         if last := max(outcome.round, round_number):
             lines.append(f"round    {last}, restarts spent {outcome.restarts}")
@@ -61,23 +64,12 @@ def closing_block(
     return "\n".join(lines)
 
 
-def _why(outcome: DirectiveReply, now: datetime) -> str:
-    """Why the agent exits, with this machine's clock times."""
-    cancelled = outcome.cancelled
-    if cancelled is not None and cancelled.ago_s is not None and isinstance(outcome.reason, CameLate):
-        at = clock_time(now - timedelta(seconds=cancelled.ago_s), now)
-        return came_late(outcome.reason, f"{at} ({ago(cancelled.ago_s)})")
-    return told(outcome.reason, outcome.why, Clock(outcome.clock, now))
-
-
-def _root_cause(group: str, outcome: DirectiveReply, cause: RootCauseReply) -> list[str]:
-    failed = outcome.reason
-    if not isinstance(failed, Failed):
-        failed = Failed(cause=cause.reason, stays=isinstance(failed, CameLate))
-    lines = ["", f"root cause: {cause.message}"]
+def _root_cause(group: str, outcome: DirectiveReply, cause: RootCause) -> list[str]:
+    lines = ["", f"root cause: {cause.reason}"]
     if cause.failure is not None:
-        lines.append(f"  {failure_details(cause)}")
-    if outcome.outcome == "failed" and (step := next_step(group, failed)):
+        lines.append(f"  {cause.details}")
+    step = next_step(group, cause.reason, failed=True, stays=bool(outcome.stays))
+    if outcome.outcome == "failed" and step:
         lines.append(f"  next: {step}")
     if cause.failure is None:
         return lines

@@ -32,9 +32,7 @@ from hetagent.workers import failures
 from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol.directive import DirectiveReply, StartReply
-from hetrdzv.protocol.facts.causes import Planned
-from hetrdzv.protocol.facts.reasons import Ended, Formed, Stalls
-from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
@@ -388,16 +386,16 @@ class Agent:
                     self._log(
                         f"this is job {directive.job} of group '{group}'; rounds are numbered across jobs"
                     )
-                self._warn(directive.warnings or ())
+                self._warn([warning.message for warning in directive.warnings or ()])
                 self._on_start(directive.round, directive.start)
-                if directive.round == self._round and isinstance(directive.reason, Stalls | Formed):
+                if directive.round == self._round and directive.code in ("stalled", "round_formed"):
                     self._account.hangs(_hang(directive), time.monotonic(), self._motion())
                 self._pass_on(directive)
             case DirectiveKind.STOP if directive.round <= self._after_round:
                 pass  # it came as the workers were ending by themselves, and this node has joined since
             case DirectiveKind.STOP:
                 self._log(f"round {directive.round} is over{self._because(directive.why)}")
-                planned = isinstance(directive.reason, Ended) and isinstance(directive.reason.cause, Planned)
+                planned = bool(directive.planned)
                 self._account.loses(directive.why, time.monotonic(), self._motion(), planned=planned)
                 self._round = max(self._round, directive.round)
                 self._ready_after_stop, self._done = True, False
@@ -540,8 +538,10 @@ class Agent:
         if start.restarted_by:
             of = "" if start.max_restarts >= UNLIMITED_RESTARTS else f" of {start.max_restarts}"
             advice = f"; {start.advice}" if start.advice else ""
-            self._log(f"restarting ({start.restart_count}{of}){self._because(start.restarted_by)}{advice}")
-            self._account.blames(start.restarted_by)
+            self._log(
+                f"restarting ({start.restart_count}{of}){self._because(start.restarted_by.message)}{advice}"
+            )
+            self._account.blames(start.restarted_by.message)
         self._logged_cause = ""
         incarnation = self._identity.incarnation
         self._local = LocalRound(assignment, self._launch, self._starter, incarnation, self._parts)
@@ -595,7 +595,7 @@ class Agent:
         text = str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"
         message = failures.sendable(text)
         self._log(f"round {self._round}: the workers could not be started: {message}")
-        failure = FailureFields(
+        failure = Failure(
             local_rank=-1,
             rank=-1,
             message=message[: failures.MAX_CHARACTERS],
@@ -608,5 +608,4 @@ class Agent:
 
 def _hang(directive: DirectiveReply) -> str:
     """Who is waited for in the round that runs; empty: nobody."""
-    reason = directive.reason
-    return f"hanging: {reason.hang.message()}" if isinstance(reason, Stalls) else ""
+    return f"hanging: {directive.reason}" if directive.code == "stalled" else ""

@@ -14,14 +14,12 @@ from hetagent.runloop.parts import Parts
 from hetagent.workers.failures import failure_message, is_permanent
 from hetagent.workers.processes import Cleared, Workers
 from hetagent.workers.starter import Exit, no_process
-from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import StartReply
-from hetrdzv.protocol.facts.causes import FailedWorker
-from hetrdzv.protocol.failure import Ended, Failure, FailureFields
+from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.progress import Moved
+from hetrdzv.protocol.reasons.ends import worker_failed
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.phrasing import count
-from hetrdzv.words.causes import failed_worker
 
 if TYPE_CHECKING:
     from hetagent.workers.torch_starter import TorchStarter
@@ -310,7 +308,7 @@ class LocalRound:
             return Moved() if motion is not None else None
         return Moved(began_s=round(now - motion.first_at, 3), idle_s=round(max(0.0, now - motion.last_at), 3))
 
-    def describe(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[FailureFields, str]:
+    def describe(self, failure: Exit, secrets: Collection[str] = ()) -> tuple[Failure, str]:
         """A worker's failure, for the server and in a line for the terminal.
 
         Args:
@@ -321,7 +319,7 @@ class LocalRound:
         local_rank, rank = failure.local_rank, self.assignment.start.rank_offset + failure.local_rank
         if self._launch.one_per_node:
             local_rank, rank = -1, -1
-        fields = FailureFields(
+        fields = Failure(
             local_rank=local_rank,
             rank=rank,
             exit_code=failure.exit_code,
@@ -331,10 +329,8 @@ class LocalRound:
             raised_s=self._workers.raised_s(failure),
             permanent=is_permanent(remains),
         )
-        seen = Failure(**codec.fields_of(fields))
-        worker = FailedWorker.of(self.assignment.node_id, seen)
-        text = failed_worker(replace(worker, before=self.ended_before(failure.seen_at)))
-        return replace(fields, **self._parts.report(ReportKind.FAILED)), text
+        why = worker_failed(self.assignment.node_id, fields, self.ended_before(failure.seen_at))
+        return replace(fields, **self._parts.report(ReportKind.FAILED)), why.message
 
     def abandon_reason(self) -> str:
         """Why this node should end its part of the round and join again; empty: it need not."""

@@ -84,7 +84,7 @@ class Notices(RoundHook):
         if directive.kind is not DirectiveKind.START or notice is None or workers is None:
             return
         self._log(
-            f"round {self._round} is about to end ({notice.why}): the workers have {notice.left_s:.0f} s to save"
+            f"round {self._round} is about to end ({notice.reason}): the workers have {notice.left_s:.0f} s to save"
         )
         if self._until is None:
             self._until, self._look_at = time.monotonic() + notice.left_s, 0.0
@@ -93,7 +93,7 @@ class Notices(RoundHook):
                 self._send(self._signum, workers)
 
     def _write(self, notice: NoticeReply, until: float, workers: Workers) -> None:
-        text = json.dumps({"kind": notice.kind, "why": notice.why, "until": until})
+        text = json.dumps({"kind": notice.kind, "why": notice.reason.message, "until": until})
         for local_rank in workers.pids:
             if (path := self.environ(local_rank).get(NOTICE_FILE)) is not None:
                 with contextlib.suppress(OSError):  # that worker is stopped without having saved

@@ -9,6 +9,7 @@ from collections import deque
 from enum import Enum
 
 from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.states import DirectiveKind
@@ -55,7 +56,7 @@ class Directives:
             version="",
             round=0,
             code="",
-            why="",
+            reason=Reason(code="", message=""),
             poll_s=0.0,
             lease_s=given.get("lease_s", DEFAULTS.lease_s),
             stop_timeout_s=given.get("stop_timeout_s", DEFAULTS.stop_timeout_s),
@@ -206,7 +207,7 @@ class Directives:
             version=f"own.{kind}.{self.newest_round}.{code}",
             round=self.newest_round,
             code=code,
-            why=why,
+            reason=Reason(code=code, message=why),
             poll_s=self.current.poll_s,
             lease_s=self.current.lease_s,
             stop_timeout_s=self.current.stop_timeout_s,

@@ -5,7 +5,7 @@ from typing import Any
 
 from hetagent.session.requests import Report, ReportRoute
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.failure import Ended, FailureFields
+from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.requests.reports import ReportRequest
@@ -35,7 +35,7 @@ def ready_to_stop(round_number: int) -> RoundReport:
 
 
 def failed(
-    round_number: int, failure: FailureFields, moved: Moved | None = None, ended: Ended | None = None
+    round_number: int, failure: Failure, moved: Moved | None = None, ended: Ended | None = None
 ) -> RoundReport:
     """A local worker failed; `ended`: those that had ended with status 0 before."""
     return _report(ReportKind.FAILED, round_number, failure=failure, moved=moved, ended=ended)

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.facts.reasons import Stalls, timeless
+from hetrdzv.protocol.reasons.reason import news, shown
 from hetrdzv.protocol.texts.times import Clock
-from hetrdzv.words.reasons import time_left, told
 
 TICK_S = 1.0
 """How often the live line counts down (seconds)."""
@@ -47,21 +46,20 @@ class WaitDisplay:
         if self.tick():
             return
         self._shown = None
-        news = directive.why if directive.reason is None else timeless(directive.reason)
-        if news != self._logged[0] and now - self._logged[1] >= NEWS_S:
-            self._logged = (news, now)
+        what = news(directive.reason)
+        if what != self._logged[0] and now - self._logged[1] >= NEWS_S:
+            self._logged = (what, now)
             self._log(self._sentence(directive, self._clock_of(directive, 0)))
 
     def runs(self, directive: DirectiveReply) -> None:
         """A round runs here: show who is waited for in it, and that it goes on."""
         stall: object = None
         if directive.code == "stalled":
-            reason = directive.reason
-            stall = (reason.hang.identity, reason.known) if isinstance(reason, Stalls) else directive.why
+            stall = directive.reason.ranks, directive.reason.data
         if stall is None and self._stall is not None:
             self._log(f"round {directive.round} goes on")
         elif stall is not None and stall != self._stall:
-            self._log(told(directive.reason, directive.why, Clock(directive.clock)))
+            self._log(directive.why)
         self._stall = stall
 
     def tick(self) -> bool:
@@ -69,14 +67,15 @@ class WaitDisplay:
         if self._shown is None:
             return False
         elapsed_s = int(time.monotonic() - self._received_at[0])  # whole, or the clock times would flicker
-        clock = self._clock_of(self._shown, elapsed_s)
-        return self._show_live(self._sentence(self._shown, clock), time_left(self._shown.reason, clock))
+        clock, until = self._clock_of(self._shown, elapsed_s), self._shown.reason.until
+        left = "" if until is None else clock.left(until)
+        return self._show_live(self._sentence(self._shown, clock), left)
 
     def _clock_of(self, directive: DirectiveReply, elapsed_s: int) -> Clock:
         return Clock(directive.clock + elapsed_s, self._received_at[1] + timedelta(seconds=elapsed_s))
 
     def _sentence(self, directive: DirectiveReply, clock: Clock) -> str:
-        return f"waiting: {told(directive.reason, directive.why, clock)}"
+        return f"waiting: {shown(directive.reason, clock)}"
 
     def pause(self) -> None:
         """No server answers, so what this node waits for is unknown."""

@@ -5,10 +5,10 @@ import sys
 from hetagent.node.processes.signals import signal_name
 from hetagent.torch_compat.callers import result_of_callers
 from hetagent.workers.failures import MAX_CHARACTERS, WorkerRemains, failure_message, sendable
-from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.failure import Failure
 
 
-def failure_of_callers() -> FailureFields:
+def failure_of_callers() -> Failure:
     """The first failure that torch's agent knows of.
 
     If it has no result, no worker was started, and an exception may be on its way.
@@ -17,10 +17,10 @@ def failure_of_callers() -> FailureFields:
     if result is None or not result.failures:
         error = sys.exc_info()[1]
         why = "see the output of torch's agent" if error is None else f"{type(error).__name__}: {error}"
-        return FailureFields(local_rank=-1, rank=-1, message=sendable(why)[-MAX_CHARACTERS:])
+        return Failure(local_rank=-1, rank=-1, message=sendable(why)[-MAX_CHARACTERS:])
     rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
     code = first.exitcode
-    return FailureFields(
+    return Failure(
         local_rank=first.local_rank,
         rank=rank,
         exit_code=code if code >= 0 else None,

@@ -37,7 +37,7 @@ from hetagent.workers.failures import MAX_CHARACTERS
 from hetagent.workers.store import STORE_TIMEOUT, HetRendezvousHandler
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.failure import Failure
 
 OUTCOME_S = 15.0
 """How long an agent that is through torch's exit barrier waits for the group's outcome (seconds)."""
@@ -278,7 +278,7 @@ class TorchrunHandler(HetRendezvousHandler):
         except (RuntimeError, TimeoutError) as error:
             what = f"the agents of round {directive.round} did not meet in its store: {error}"
             self._log(what)
-            failure = FailureFields(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
+            failure = Failure(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
             directives.line.send(reports.failed(directive.round, failure))
             return None
         self._environment.add({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})

@@ -32,7 +32,7 @@ def exit_error(directive: DirectiveReply) -> BaseException:
 
     Under torchrun, a job that succeeded and a node that was drained become a `SystemExit` with hetagent's status.
     """
-    cause = directive.root_cause.kind if directive.root_cause is not None else None
+    cause = directive.root_cause.reason.code if directive.root_cause is not None else None
     if directive.outcome == "succeeded" or directive.code == "drained":
         # launch_agent() of torch 2.13 uses the result of LocalElasticAgent.run(), which is None after a graceful exit
         return (
@@ -40,10 +40,10 @@ def exit_error(directive: DirectiveReply) -> BaseException:
             if torchrun_is_calling()
             else RendezvousGracefulExitError(directive.why)
         )
-    if cause == "join_timeout":
+    if cause in ("join_timeout", "impossible_world"):
         return RendezvousTimeoutError(ending(directive))
     text = ending(directive)
-    if directive.outcome is None or cause == "master_unreachable":  # whose advice is about flags
+    if directive.outcome is None or cause == "no_master":  # whose advice is about flags
         text = with_options(text)
     if directive.round or directive.outcome:
         return RendezvousClosedError(text)

@@ -13,7 +13,7 @@ from typing import Any
 
 from hetagent.node.console import say
 from hetagent.node.processes.signals import signal_name, signal_number
-from hetrdzv.protocol.directive import RootCauseReply
+from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.texts.raised import raised
 
 MAX_CHARACTERS = 4000
@@ -235,15 +235,15 @@ def _last_lines(text: str, most: int) -> str:
 # -- the agent's own error file --------------------------------------------------------------------------------
 
 
-def write_root_cause(cause: RootCauseReply) -> None:
+def write_root_cause(cause: RootCause) -> None:
     """Write a job's root cause where this agent's own `TORCHELASTIC_ERROR_FILE` says, if it says so."""
     failure = cause.failure
     if failure is None:
-        write_error(cause.message, cause.message)
+        write_error(cause.reason.message, cause.reason.message)
         return
     number = signal_number(failure.signal) if failure.signal is not None else None
     exitcode = failure.exit_code if failure.signal is None else None if number is None else -number
-    write_error(cause.message, failure.message.strip() or cause.message, exitcode)
+    write_error(cause.reason.message, failure.message.strip() or cause.reason.message, exitcode)
 
 
 def write_error(message: str, stack: str, exitcode: int | None = None) -> None:

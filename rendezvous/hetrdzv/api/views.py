@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -16,32 +15,23 @@ from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import Directive, Start, Warned, late_exit_code, warned
 from hetrdzv.core.drift import drift
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import OFFERED, Cancellation, Group, Member, Node, Round, Stall
+from hetrdzv.core.model import OFFERED, Group, Member, Node, Round, Stall
 from hetrdzv.core.shares import shares_of
 from hetrdzv.core.snapshots import found as snapshot_warnings
-from hetrdzv.core.why import why, why_ended, why_left_out
+from hetrdzv.core.why import hang, why, why_ended, why_left_out
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import (
-    CancelledReply,
     DirectiveReply,
-    FailureReply,
     LogsAsked,
     MasterReply,
     MemberReply,
     NoticeReply,
-    RootCauseReply,
     StacksAsked,
     StartReply,
 )
-from hetrdzv.protocol.facts.causes import Drained, RootCause
-from hetrdzv.protocol.facts.parts import NotReady, Quoted
-from hetrdzv.protocol.facts.reasons import LeftOutReason
-from hetrdzv.protocol.facts.warnings import AnyWarning, Unwatched
-from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.pages import (
     QUARANTINED,
     CountsReply,
-    EventReply,
     GroupReply,
     GroupSummary,
     NodeReply,
@@ -50,21 +40,15 @@ from hetrdzv.protocol.pages import (
     StallReply,
     UnreachableReply,
 )
+from hetrdzv.protocol.reasons import advice, waiting
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.stacks import About
-from hetrdzv.protocol.states import NodePhase
-from hetrdzv.protocol.texts.times import Clock
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.service.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.unseen import unwatched
 from hetrdzv.service.service import Service
-from hetrdzv.storage.records import StoredEvent
-from hetrdzv.words import reasons as words
-from hetrdzv.words.advice import after_exit, next_step
-from hetrdzv.words.causes import ending, failed_because, failed_worker
-from hetrdzv.words.events import event_text
-from hetrdzv.words.warnings import warning
 
 
 def json_response(reply: object) -> Response:
@@ -96,7 +80,7 @@ def quarantined_summary(group_id: str, why: str) -> GroupSummary:
     return GroupSummary(
         group_id=group_id,
         state=QUARANTINED,
-        why=f"hetserver cannot serve it: {why}",
+        reason=waiting.quarantined(why),
         job=0,
         round=0,
         world_size=0,
@@ -137,7 +121,6 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> Directive
     return codec.picked(
         DirectiveReply,
         directive,
-        why=words.why(directive.reason, Clock(directive.clock)),
         poll_s=pace.poll_s,
         lease_s=pace.lease_s,
         keepalive_s=group.spec.lease_s,
@@ -146,31 +129,24 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> Directive
         restarts=group.restarts,
         start=_start(directive.start) if directive.start is not None else None,
         notice=_notice(directive.notice),
-        warnings=_sentences(directive.start.warnings) or None if directive.start is not None else None,
-        root_cause=_root_cause(directive.root_cause),
+        warnings=directive.start.warnings or None if directive.start is not None else None,
         hang=directive.hang or None,
+        planned=directive.planned or None,
+        came_late=directive.came_late or None,
+        stays=directive.stays or None,
         hang_timeout_s=group.spec.hang_timeout_s,
         notice_s=group.spec.notice_s,
         replaced=directive.replaced or None,
-        cancelled=_cancelled(directive.cancellation) if directive.cancellation is not None else None,
         stacks=None,
         logs=None,
     )
-
-
-def _cancelled(cancellation: Cancellation) -> CancelledReply:
-    try:
-        ago_s = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(cancellation.at)).total_seconds())
-    except (ValueError, TypeError):  # nobody noted when
-        ago_s = None
-    return CancelledReply(by=cancellation.by, at=cancellation.at, ago_s=ago_s)
 
 
 def _notice(warned: Warned | None) -> NoticeReply | None:
     if warned is None:
         return None
     cause = warned.cause
-    return NoticeReply(kind=cause.kind, cause=cause, why=ending(cause), left_s=warned.left_s)
+    return NoticeReply(kind=cause.kind, reason=cause.reason, left_s=warned.left_s)
 
 
 def _start(start: Start) -> StartReply:
@@ -190,8 +166,8 @@ def _start(start: Start) -> StartReply:
         members=_members(start.members) if start.members is not None else None,
         daemon=start.daemon,
         shares=start.shares,
-        restarted_by=None if restarted_by is None else failed_worker(restarted_by),
-        advice=after_exit(restarted_by) if restarted_by is not None else "",
+        restarted_by=restarted_by,
+        advice=advice.after_exit(restarted_by) if restarted_by is not None else "",
         **start.more,
     )
 
@@ -210,17 +186,6 @@ def _placed(member: Member) -> MemberReply:
     )
 
 
-def _failure(failure: Failure | None) -> FailureReply | None:
-    return None if failure is None else codec.picked(FailureReply, failure)
-
-
-def _root_cause(cause: RootCause | None) -> RootCauseReply | None:
-    if cause is None:
-        return None
-    message, failure = failed_because(cause.reason), _failure(cause.failure)
-    return codec.picked(RootCauseReply, cause, message=message, failure=failure)
-
-
 def group_summary(group: Group, now: float) -> GroupSummary:
     """A group in brief."""
     current, reason = group.round, why(group, now)
@@ -228,7 +193,6 @@ def group_summary(group: Group, now: float) -> GroupSummary:
         group_id=group.group_id,
         state=group.state,
         reason=reason,
-        why=words.why(reason, Clock(now)),
         clock=now,
         job=group.job,
         round=group.last_round,
@@ -266,7 +230,7 @@ def group_reply(
     now: float,
     heard_at: Callable[[Node], float],
     seen: Mapping[int, Seen] = MappingProxyType({}),
-    worker_warnings: Sequence[AnyWarning] = (),
+    worker_warnings: Sequence[Reason] = (),
     *,
     nodes: bool = True,
 ) -> GroupReply:
@@ -283,15 +247,9 @@ def group_reply(
         key=lambda node: (node.gone, places.get(node.node_id, len(places)), node.node_id),
     )
     spec = codec.fields_of(group.spec)
-    newest = (
-        _round(group, group.round, seen, now, worker_warnings, nodes=nodes)
-        if group.round is not None
-        else None
-    )
+    newest = _round(group, group.round, seen, now, nodes=nodes) if group.round is not None else None
     summary = codec.fields_of(group_summary(group, now))
-    if newest is not None:
-        summary["why"] = "; ".join([summary["why"], *newest.unwatched])
-    warnings = (*_warnings(group), *worker_warnings)
+    stall = told_stall(group)
     return GroupReply(
         **summary,
         spec=spec,
@@ -302,20 +260,20 @@ def group_reply(
             UnreachableReply(node_id=node_id, master=master)
             for master, node_id in sorted((master, node_id) for node_id, master in group.unreachable)
         ),
-        warnings=_sentences(
-            (
-                *_warnings(group),
-                *(fact for fact in worker_warnings if not isinstance(fact, Unwatched)),
-            )
+        warnings=(*_warnings(group), *worker_warnings),
+        next_step=advice.next_step(
+            group.group_id,
+            summary["reason"],
+            failed=group.state is GroupState.FAILED,
+            stays=group.by_put,
+            stall=stall.hang if stall is not None else None,
         ),
-        next_step=next_step(group.group_id, summary["reason"]),
-        facts=warnings,
-        root_cause=_root_cause(group.root_cause),
+        root_cause=group.root_cause,
     )
 
 
 @kept
-def _warnings(group: Group) -> tuple[AnyWarning, ...]:
+def _warnings(group: Group) -> tuple[Reason, ...]:
     """What differs between the nodes that are here and matters, and what was found in their round."""
     nodes = [node for node in group.live if node.job == group.job]
     current = group.active_round
@@ -323,42 +281,33 @@ def _warnings(group: Group) -> tuple[AnyWarning, ...]:
     return (*drift(nodes), *of_round)
 
 
-def _sentences(values: Iterable[AnyWarning]) -> tuple[str, ...]:
-    return tuple(warning(value) for value in values)
-
-
 def _round(
     group: Group,
     current: Round,
     seen: Mapping[int, Seen],
     now: float,
-    worker_warnings: Sequence[AnyWarning],
     *,
     nodes: bool,
 ) -> RoundReply:
-    ended = why_ended(current.number, current.end) if current.end is not None else None
     return RoundReply(
         number=current.number,
         world_size=current.world_size,
         restart_count=current.restart_count,
         master=codec.picked(MasterReply, current.master),
         members=_members(current.members if nodes else ()),
-        reason=ended,
-        ended=words.ended_by(ended) if ended is not None else None,
+        ended=why_ended(current.number, current.end) if current.end is not None else None,
         met=current.met,
-        stall=_stall(current, stall, now) if (stall := current.told_stall) is not None else None,
+        stall=_stall(group, current, stall, now) if (stall := current.told_stall) is not None else None,
         notice=_notice(warned(group, now)),
         workers=tuple(worker_replies(seen, told_stall(group), now)) if nodes else (),
-        unwatched=_sentences(fact for fact in worker_warnings if isinstance(fact, Unwatched)),
         shares=shares_of(current),
     )
 
 
-def _stall(current: Round, stall: Stall, now: float) -> StallReply:
+def _stall(group: Group, current: Round, stall: Stall, now: float) -> StallReply:
     member = current.holder(stall.ranks)
     return StallReply(
-        kind=stall.kind,
-        text=stall.hang.message(),
+        reason=hang(group, current, stall, now),
         ranks=stall.ranks,
         node_id=member.node_id if member is not None else None,
         since_s=max(0.0, now - stall.since),
@@ -373,8 +322,6 @@ def node_reply(group: Group, node: Node, heard_at: float, now: float) -> NodeRep
     """
     active = group.active_round
     member = active.member(node.node_id) if active is not None and group.in_round(node) else None
-    reason = _why_out(group, node)
-    text = words.left_out(reason, Clock(now), gone=node.gone_why is not None) if reason is not None else ""
     return NodeReply(
         node_id=node.node_id,
         state=node_state(group, node),
@@ -383,9 +330,8 @@ def node_reply(group: Group, node: Node, heard_at: float, now: float) -> NodeRep
         heard_s_ago=None if node.gone else max(0.0, now - heard_at),
         waited_for=member is not None and waited_for(group, member),
         incarnation=node.incarnation,
-        reason=reason,
-        why=node.not_ready if isinstance(reason, NotReady) else text,
-        failure=_failure(node.failure),
+        reason=_why_out(group, node),
+        failure=node.failure,
         **{name: getattr(node, name) for name in _OFFER_SHOWN},
     )
 
@@ -405,12 +351,12 @@ def waited_for(group: Group, member: Member) -> bool:
     return any(rank in member.ranks for rank in ranks_behind(group))
 
 
-def _why_out(group: Group, node: Node) -> LeftOutReason | None:
+def _why_out(group: Group, node: Node) -> Reason | None:
     """Why a node is gone, about to go, or in no round; None: there is nothing to say."""
     if (going := node.gone_why or node.leaving) is not None:
         return going
     if node.not_ready:
-        return NotReady(nodes=Nodes.of([node.node_id]), why=Quoted(node.not_ready))
+        return waiting.not_ready(node.node_id, node.not_ready)
     active = group.active_round
     if (
         active is None
@@ -428,7 +374,7 @@ def node_state(group: Group, node: Node) -> NodeState:
         case NodePhase.LOST:
             return "lost"
         case NodePhase.LEFT:
-            return "drained" if isinstance(node.leaving, Drained) or node.node_id in group.drained else "left"
+            return "drained" if node.drains or node.node_id in group.drained else "left"
     if node.cut_at is not None:
         return "suspect"
     if node.leaving is not None or (group.in_round(node) and not node.stopped and group.active_round is None):
@@ -446,9 +392,3 @@ def node_state(group: Group, node: Node) -> NodeState:
             return "succeeded"
         case NodePhase.FAILED:
             return "failed"
-
-
-def event_reply(stored: StoredEvent) -> EventReply:
-    """An event of the history."""
-    text = event_text(stored.event)
-    return codec.picked(EventReply, stored.event, number=stored.number, at=stored.at, text=text)

@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from hetrdzv.core.model import Group, Round, Stall
-from hetrdzv.core.why import why
+from hetrdzv.core.why import why as why_group
 from hetrdzv.protocol.errors import NoRound, UnknownRank
-from hetrdzv.protocol.facts.events import RoundFormed
 from hetrdzv.protocol.pages import WorkerReply
+from hetrdzv.protocol.reasons.reason import ReasonCode
+from hetrdzv.protocol.reasons.reason import shown as in_words
+from hetrdzv.protocol.reasons.warnings import UNSEEN
 from hetrdzv.protocol.stacks import EARLIER, About, Stack
 from hetrdzv.protocol.texts.phrasing import ranked
 from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.service import Service
-from hetrdzv.words import reasons
-from hetrdzv.words.warnings import unseen
 
 MOST_RANKS = 1 << 17
 """How many workers are asked at once for stacks or logs."""
@@ -41,7 +41,7 @@ def worker_reply(seen: Seen, stall: Stall | None, now: float) -> WorkerReply:
         node_id=seen.node_id,
         state=worker.state,
         idle_s=round(worker.idle_s, 3),
-        unseen=unseen(seen.unseen(now)),
+        unseen=UNSEEN[why][0] if (why := seen.unseen(now)) in UNSEEN else why,
         sources=sample.sources,
         collectives=sample.count,
         per_s=seen.collectives.per_s,
@@ -168,8 +168,9 @@ def _world_size(service: Service, group: Group, number: int) -> int | None:
     """How many ranks a round had; None: its history no longer says so."""
     if group.round is not None and group.round.number == number:
         return group.round.world_size
-    formed = (stored.event for stored in service.history(group.group_id)[0] if stored.event.round == number)
-    return next((event.facts.world_size for event in formed if isinstance(event.facts, RoundFormed)), None)
+    events = (event.reason for event in service.history(group.group_id)[0])
+    formed = (one for one in events if one.round == number and one.code == ReasonCode.ROUND_FORMED)
+    return next((int(one.data["world_size"]) for one in formed), None)
 
 
 def _require_few(group: Group, active: Round, ranks: Sequence[int] | None) -> None:
@@ -192,7 +193,7 @@ def _require_ranks(group: Group, number: int, world_size: int, ranks: Sequence[i
 def _nothing(group: Group, about: About, number: int | None, now: float) -> str:
     """Why there is nothing to be seen of a group's workers."""
     if number is None:
-        return f"group '{group.group_id}' has no workers now: {reasons.why(why(group, now), Clock(now))}"
+        return f"group '{group.group_id}' has no workers now: {in_words(why_group(group, now), Clock(now))}"
     if number > group.last_round:
         newest = f"its newest is round {group.last_round}" if group.last_round else "it has had none yet"
         return f"group '{group.group_id}' has no round {number}: {newest}"

@@ -23,7 +23,7 @@ from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Unauthorized
 from hetrdzv.protocol.http import routes, versions
 from hetrdzv.protocol.http.route import Reply, Route
-from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.texts.ids import ID_RULE, is_id
@@ -164,7 +164,7 @@ class Client:
         """The URL of the server that answered last."""
         return self._servers.last
 
-    def follow(self, group: str, after: int = 0) -> AsyncIterator[EventReply]:
+    def follow(self, group: str, after: int = 0) -> AsyncIterator[Event]:
         """A group's events after number `after`, each once, for as long as the caller wants.
 
         Raises `Unreachable` only if the first connection fails; after that, lost connections are retried forever,
@@ -176,8 +176,8 @@ class Client:
             silence_s = follow.SILENCE_S - self._timeout_s
             return await self._send(routes.EVENTS, (group,), headers=headers, wait_s=silence_s, stream=True)
 
-        def parse(data: str) -> EventReply:
-            return parsed(EventReply, data, self._servers.last)
+        def parse(data: str) -> Event:
+            return parsed(Event, data, self._servers.last)
 
         return follow.history(connect, parse, after)
 

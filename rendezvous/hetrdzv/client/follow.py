@@ -9,7 +9,7 @@ import httpx
 from httpx_sse import EventSource, SSEError
 
 from hetrdzv.protocol.errors import NotHetserver, Unreachable
-from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.pages import Event
 
 SILENCE_S = 45.0
 """A stream that is silent for longer, keep-alive comments included, is connected again (seconds)."""
@@ -18,9 +18,7 @@ Connect = Callable[[str], Awaitable[httpx.Response]]
 """Opens a stream of the events after a place: a number, or what a server gave as an event's id."""
 
 
-async def history(
-    connect: Connect, parse: Callable[[str], EventReply], after: int
-) -> AsyncIterator[EventReply]:
+async def history(connect: Connect, parse: Callable[[str], Event], after: int) -> AsyncIterator[Event]:
     """The events after number `after`, for as long as the caller wants.
 
     If the group is deleted and created again meanwhile, its events follow, from number 1.

@@ -11,7 +11,7 @@ from hetrdzv.core.rounds.timers import STOP_GRACE_S
 from hetrdzv.core.rounds.transitions import Work, begin_job, begins_anew, expire
 from hetrdzv.protocol.differences import SCRIPT, Difference
 from hetrdzv.protocol.errors import Conflict, SpecConflict
-from hetrdzv.protocol.facts.events import SettingsChanged
+from hetrdzv.protocol.reasons.events import settings_changed
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences, news_in
 from hetrdzv.protocol.texts.who import Nodes
 
@@ -91,7 +91,7 @@ def _replace(work: Work, spec: GroupSpec, replaced: Sequence[Difference], node_i
     """Go on with other settings. The last round was formed under the old ones, so it is no longer the newest one."""
     restarts = min(work.group.restarts, spec.max_restarts)
     work.change(spec=spec, round=None, restarts=restarts)
-    work.say(SettingsChanged(changes=tuple(replaced)), node_id)
+    work.say(settings_changed(node_id, replaced))
 
 
 @kept

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from hetrdzv.core.model import Offer, Stall
-from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.progress import Moved
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
 
@@ -120,8 +120,7 @@ class NoteStall:
 class NoteRefusal:
     """The server's own observation: a node was refused that gave other settings than the group's."""
 
-    node_id: str
-    differences: tuple[Difference, ...]
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,22 +5,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetrdzv.core import snapshots
-from hetrdzv.core.model import Cancellation, Group, Member, Node, Round
+from hetrdzv.core.model import Cancellation, Cause, End, Group, Member, Node, Round
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.transitions import begins_anew
 from hetrdzv.core.shares import shares_of
 from hetrdzv.core.why import why, why_ended, why_waits
 from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.causes import Announced, Cause, Drained, FailedWorker, RootCause
-from hetrdzv.protocol.facts.reasons import NodeReason
-from hetrdzv.protocol.facts.warnings import RoundWarning
+from hetrdzv.protocol.failure import RootCause
+from hetrdzv.protocol.reasons import departures, waiting
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.shares import Shares
 from hetrdzv.protocol.states import (
     EXIT_CANCELLED,
     EXIT_DRAINED,
     EXIT_FAILED,
     DirectiveKind,
+    EndKind,
     GroupState,
     NodePhase,
 )
@@ -50,8 +50,8 @@ class Start:
     daemon: tuple[str, ...] | None
     shares: Shares | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
-    restarted_by: FailedWorker | None = None
-    warnings: tuple[RoundWarning, ...] = ()
+    restarted_by: Reason | None = None
+    warnings: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +112,13 @@ class Directive(Heading):
         exit_code: with `exit`: the agent's exit status.
         root_cause: with `exit` of a failed group.
         replaced: the settings of the group that this node's join replaced.
-        cancellation: with `exit` of a node that joined after its group was cancelled.
+        came_late: with `exit`: the node joined after the job was over.
+        stays: with `exit`: agents that join begin no new job.
         hang: whether that round was ended since its workers hung.
+        planned: whether it was ended by something that happens at that moment, whatever its workers did before.
     """
 
-    reason: NodeReason
+    reason: Reason
     clock: float
     start: Start | None = None
     notice: Warned | None = None
@@ -124,8 +126,10 @@ class Directive(Heading):
     exit_code: int | None = None
     root_cause: RootCause | None = None
     replaced: tuple[Difference, ...] = ()
-    cancellation: Cancellation | None = None
+    came_late: bool = False
+    stays: bool = False
     hang: bool = False
+    planned: bool = False
 
 
 def heading(group: Group, node: Node) -> Heading:
@@ -147,7 +151,7 @@ def heading(group: Group, node: Node) -> Heading:
     if may_save(group, node):
         news = "notice" if node.takes_notice else "round_formed"
         return tell(DirectiveKind.START, news, node.member_of)
-    if isinstance(node.leaving, Drained) or node.node_id in group.drained:
+    if node.drains or node.node_id in group.drained:
         return tell(DirectiveKind.EXIT, "drained")
     if node.phase is NodePhase.LOST:
         return tell(DirectiveKind.STOP, "lost", node.member_of)
@@ -174,6 +178,7 @@ def directive(group: Group, node: Node, now: float) -> Directive:
         now: the server's clock (seconds), for the reason alone.
     """
     head = heading(group, node)
+    end = _end_of(group, head.round)
     return Directive(
         kind=head.kind,
         job=head.job,
@@ -181,15 +186,19 @@ def directive(group: Group, node: Node, now: float) -> Directive:
         code=head.code,
         clock=now,
         replaced=node.replaced,
-        hang=_is_hang(group, head.round),
+        hang=end is not None and end.hang is not None,
+        planned=end is not None and end.kind in PLANNED,
         **_details(group, node, head, now),
     )
 
 
-def _is_hang(group: Group, round_number: int) -> bool:
+def _end_of(group: Group, round_number: int) -> End | None:
     newest = group.round
-    end = newest.end if newest is not None and newest.number == round_number else None
-    return end is not None and end.hang is not None
+    return newest.end if newest is not None and newest.number == round_number else None
+
+
+PLANNED = frozenset({EndKind.LEFT, EndKind.DRAINED, EndKind.JOINED, EndKind.RESTARTED, EndKind.CANCELLED})
+"""Ends that happen at the moment at which they end a round, whatever its workers did before."""
 
 
 def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, Any]:
@@ -197,33 +206,34 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
     current, node_id = group.round, node.node_id
     match head.code:
         case "rejected" if node.rejected is not None:
-            return {"reason": reasons.Rejected(why=node.rejected), "exit_code": EXIT_FAILED}
+            return {"reason": node.rejected, "exit_code": EXIT_FAILED}
         case outcome if isinstance(outcome, GroupState):
             if node.job != group.job:
-                earlier = reasons.EarlierJob(outcome=outcome)
+                earlier = waiting.earlier_job(outcome)
                 return {"reason": earlier, "outcome": outcome, "exit_code": _exit_code(outcome, None)}
             late = _came_late(group, node)
             return {
                 "reason": late or why(group, now),
-                "cancellation": group.cancellation if late else None,
+                "came_late": late is not None,
+                "stays": not begins_anew(group),
                 "outcome": outcome,
                 "exit_code": _exit_code(outcome, group.root_cause),
                 "root_cause": group.root_cause,
             }
         case "left" | "serves" | "others_load":
-            left = reasons.Gone(kind="left", node_id=node_id, why=node.gone_why or Announced())
+            left = waiting.has_left(node_id, node.gone_why or departures.agent_left())
             return {"reason": left, "exit_code": EXIT_FAILED if head.kind is DirectiveKind.EXIT else None}
         case "drained":
-            drained = reasons.Drained(group_id=group.group_id, node_id=node_id)
+            drained = waiting.is_drained(group.group_id, node_id)
             return {"reason": drained, "exit_code": EXIT_DRAINED}
         case "lost":
-            return {"reason": reasons.Gone(kind="lost", node_id=node_id, why=node.gone_why or Announced())}
+            return {"reason": waiting.is_lost(node_id, node.gone_why or departures.agent_left())}
         case "round_ended" if current is not None and current.end is not None:
             return {"reason": why_ended(current.number, current.end)}
         case "round_formed" | "daemon" | "stalled" | "notice" if current is not None:
             return _start_details(group, current, node, head, now)
         case "round_over":
-            return {"reason": reasons.Formed(kind="over", round=node.member_of)}
+            return {"reason": waiting.round_over(node.member_of)}
         case _:
             return {"reason": why_waits(group, node, now)}
 
@@ -234,17 +244,17 @@ def _start_details(group: Group, current: Round, node: Node, head: Heading, now:
         return {"reason": why(group, now), "start": start, "notice": warned(group, now)}
     if node.daemon and start is not None:
         program = node.daemon[0].rpartition("/")[2]
-        return {"reason": reasons.RunsDaemon(master=start.master.node_id, program=program), "start": start}
-    reason = why(group, now) if head.code == "stalled" else reasons.Formed(round=head.round)
+        return {"reason": waiting.runs_daemon(start.master.node_id, program), "start": start}
+    reason = why(group, now) if head.code == "stalled" else waiting.round_formed(head.round)
     return {"reason": reason, "start": start}
 
 
-def _came_late(group: Group, node: Node) -> reasons.CameLate | None:
+def _came_late(group: Group, node: Node) -> Reason | None:
     """What a node hears that joined after the end of the job; None for a node that was in it."""
     if group.finished_at is None or node.joined_at < group.finished_at:
         return None
     cancelled = group.cancellation or Cancellation()
-    return reasons.CameLate(group_id=group.group_id, outcome=group.state, by=cancelled.by, at=cancelled.at)
+    return waiting.came_late(group.group_id, group.state, cancelled.by, cancelled.at)
 
 
 def late_exit_code(group: Group) -> int | None:

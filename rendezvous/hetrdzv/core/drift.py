@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetrdzv.core.model import Node
-from hetrdzv.protocol.facts.warnings import PARTS, Differs, NoLabel, NoWeights, Version
+from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.warnings import PARTS, no_label, no_weights, versions_differ
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.rank_order import OrderKind, rank_order
@@ -22,7 +23,7 @@ MOST_CHARACTERS = 16
 """How much of what is no version is told."""
 
 
-def drift(nodes: Iterable[Node]) -> tuple[Differs, ...]:
+def drift(nodes: Iterable[Node]) -> tuple[Reason, ...]:
     """Each difference that matters: gpu3 has torch 2.12.1, the others 2.13.0."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for node in nodes:
@@ -41,19 +42,15 @@ def drift(nodes: Iterable[Node]) -> tuple[Differs, ...]:
     return tuple(differences)
 
 
-def unordered(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[NoLabel | NoWeights, ...]:
+def unordered(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[Reason, ...]:
     """The labels that `rank_order` or `unit` names and nodes lack, or that nobody has weights."""
     order = rank_order(spec.rank_order)
-    warnings: list[NoLabel | NoWeights] = []
+    warnings: list[Reason] = []
     if order.kind is OrderKind.SPEED and len(nodes) > 1 and all(node.weight == 1 for node in nodes):
-        warnings.append(NoWeights())
-    warnings += [
-        NoLabel(label=label, orders="ranks", nodes=without)
-        for label in order.labels
-        if (without := _without(label, nodes))
-    ]
+        warnings.append(no_weights())
+    warnings += [no_label(label, without) for label in order.labels if (without := _without(label, nodes))]
     if spec.unit is not None and (without := _without(spec.unit, nodes)):
-        warnings.append(NoLabel(label=spec.unit, orders="units", nodes=without))
+        warnings.append(no_label(spec.unit, without, units=True))
     return tuple(warnings)
 
 
@@ -67,16 +64,16 @@ def _version(text: str, parts: int) -> str:
     return ".".join(match[0][:64].split(".")[:parts]) if match is not None else ""
 
 
-def _differs(part: str, having: Mapping[str, Sequence[str]]) -> Differs:
+def _differs(part: str, having: Mapping[str, Sequence[str]]) -> Reason:
     """Which nodes have another version than most."""
     versions = sorted(
         having, key=lambda version: (len(having[version]), min(map(natural_key, having[version])))
     )
     *odd, usual = versions
-    return Differs(
-        part=part,
-        odd=tuple(Version(version=version, nodes=Nodes.of(having[version])) for version in odd[:MOST_VALUES]),
+    return versions_differ(
+        part,
+        [(version, Nodes.of(having[version])) for version in odd[:MOST_VALUES]],
+        (usual, Nodes.of(having[usual])),
         more=max(0, len(odd) - MOST_VALUES),
-        usual=Version(version=usual, nodes=Nodes.of(having[usual])),
         clear=len(having[usual]) > max(len(having[version]) for version in odd),
     )

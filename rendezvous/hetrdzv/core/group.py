@@ -28,7 +28,7 @@ from hetrdzv.core.commands import (
 )
 from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.hangs import hang_of, note_stall
-from hetrdzv.core.model import OFFERED, Cancellation, Group, Node, Round
+from hetrdzv.core.model import OFFERED, Cancellation, Cause, Group, Node, Round
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import OWN_LEASES, Leases
@@ -62,24 +62,9 @@ from hetrdzv.protocol.errors import (
     StaleRound,
     UnknownNode,
 )
-from hetrdzv.protocol.facts import events
-from hetrdzv.protocol.facts.causes import (
-    AgentDied,
-    Announced,
-    Cancelled,
-    Drained,
-    FailedWorker,
-    MasterUnreachable,
-    MemberLeft,
-    RestartAsked,
-    RootCause,
-    Stopped,
-    Superseded,
-    WorkersApart,
-)
-from hetrdzv.protocol.facts.events import Event
-from hetrdzv.protocol.facts.parts import MOST_OF_TEXT, quoted
-from hetrdzv.protocol.failure import Ended, Failure
+from hetrdzv.protocol.failure import Ended, Failure, RootCause
+from hetrdzv.protocol.reasons import departures, ends, events
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 
@@ -95,7 +80,7 @@ class Transition:
     """What a step made of a group, and the events that explain it."""
 
     group: Group
-    events: tuple[Event, ...] = ()
+    events: tuple[Reason, ...] = ()
 
 
 def empty(group_id: str, now: float) -> Group:
@@ -132,7 +117,7 @@ def step(
         case NoteTraining():
             note_training(work, command.round, command.at)
         case NoteRefusal():
-            work.say(events.NodeRefused(differences=command.differences), command.node_id)
+            work.say(command.reason)
         case FeatureCommand():
             command.apply(work)
         case StartDaemon():
@@ -163,7 +148,7 @@ def _put(work: Work, command: Put) -> None:
     agree(work, command.spec, final=True)
     work.change(by_put=True)
     if not known:
-        work.say(events.GroupCreated(group_id=work.group.group_id))
+        work.say(events.group_created(work.group.group_id))
 
 
 def _join(work: Work, command: Join) -> None:
@@ -198,10 +183,7 @@ def _join(work: Work, command: Join) -> None:
             replaced=replaced,
         )
     )
-    facts = events.NodeJoined(
-        slots=command.slots, address=command.address, not_ready=quoted(command.not_ready)
-    )
-    work.say(facts, command.node_id)
+    work.say(events.node_joined(command.node_id, command.slots, command.address, command.not_ready))
 
 
 def _take_over_rounds(work: Work, command: Join) -> None:
@@ -235,13 +217,13 @@ def _take_place(work: Work, node: Node, incarnation: str) -> tuple[str, ...]:
                 f"{node.address} that is alive: start this agent with another --node-id, or wait until "
                 f"the other has exited"
             )
-        take_out(work, node, NodePhase.LOST, Superseded())
+        take_out(work, node, NodePhase.LOST, departures.agent_replaced())
     return (*node.former, node.incarnation)[-FORMER_KEPT:]
 
 
 def _ready_again(work: Work, node: Node, command: Join) -> None:
     """A known incarnation joins: it acknowledges `stop`, returns, is ready or no longer, or repeats itself."""
-    if (node.phase is NodePhase.LEFT or isinstance(node.gone_why, AgentDied)) and node.rejected is None:
+    if (node.phase is NodePhase.LEFT or _has_died(node)) and node.rejected is None:
         raise StaleIncarnation(f"node '{node.node_id}' has left the group; to rejoin, restart its agent")
     node = heard(work, node)
     group = work.group
@@ -256,7 +238,8 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         _note_readiness(work, node, command.not_ready)
         return
     if group.active_round is not None and not returns:
-        cause = MemberLeft(node_id=node.node_id, why=Stopped(why=quoted(command.stopped)))
+        why = ends.workers_stopped(node.node_id, command.stopped)
+        cause = Cause(kind=EndKind.LEFT, reason=why, node_id=node.node_id)
         withdraw(work, node, cause, done=group.part_done(node))
     _take_over_rounds(work, command)
     node = work.change_node(
@@ -272,7 +255,7 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         gone_why=None,
     )
     if returns:
-        work.say(events.NodeReturned(), node.node_id)
+        work.say(events.node_returned(node.node_id))
     _note_readiness(work, node, command.not_ready)
 
 
@@ -288,9 +271,9 @@ def _note_readiness(work: Work, node: Node, why: str) -> None:
         return
     work.change_node(node, not_ready=why)
     if not why:
-        work.say(events.NodeReady(), node.node_id)
+        work.say(events.node_ready(node.node_id))
     elif not node.not_ready:
-        work.say(events.NodeNotReady(why=quoted(why)), node.node_id)
+        work.say(events.node_not_ready(node.node_id, why))
 
 
 def _renew(work: Work, command: Renew) -> bool:
@@ -312,15 +295,19 @@ def _disconnect(work: Work, command: Disconnect) -> None:
 
 def _leave(work: Work, command: Leave) -> None:
     node = require_speaker(work.group, command.node_id, command.incarnation)
-    if command.died and not isinstance(node.gone_why, AgentDied):
-        take_out(work, node, NodePhase.LOST, AgentDied())
+    if command.died and not _has_died(node):
+        take_out(work, node, NodePhase.LOST, departures.agent_died())
     elif node.phase is not NodePhase.LEFT and not command.died:
         _say_goodbye(work, node, command.why)
 
 
 def _say_goodbye(work: Work, node: Node, why: str) -> None:
-    said = Announced(text=quoted(why, MOST_OF_TEXT))
+    said = departures.agent_left(why)
     take_out(work, node, NodePhase.LEFT, said if why else node.leaving or said)
+
+
+def _has_died(node: Node) -> bool:
+    return node.gone_why is not None and node.gone_why.code == ReasonCode.AGENT_DIED
 
 
 def _report(work: Work, command: Report) -> None:
@@ -328,7 +315,7 @@ def _report(work: Work, command: Report) -> None:
     group = work.group
     if command.kind is ReportKind.LEAVING:
         gone_at = None if command.grace_s is None else work.now - max(0.0, command.age_s) + command.grace_s
-        set_leaving(work, node, Announced(text=quoted(command.message, MOST_OF_TEXT)), gone_at)
+        set_leaving(work, node, departures.agent_left(command.message, leaving=True), gone_at)
         return
     if command.kind is ReportKind.PARTING:
         snapshots.parting(work, node, command)
@@ -358,11 +345,11 @@ def _report(work: Work, command: Report) -> None:
         case ReportKind.SUCCEEDED:
             if node.phase in (NodePhase.STARTING, NodePhase.RUNNING):
                 work.change_node(node, phase=NodePhase.SUCCEEDED)
-                work.say(events.NodeSucceeded(), node.node_id)
+                work.say(events.node_succeeded(node.node_id))
             latest = work.group.round
             strangers = apart(latest) if latest is not None else None
             if command.must_meet and latest is not None and strangers is not None:
-                fail(work, RootCause(reason=WorkersApart(apart=strangers), round=latest.number))
+                fail(work, RootCause(reason=strangers, round=latest.number))
         case ReportKind.READY_TO_STOP:
             if current.notice is not None:
                 work.change_node(node, ready_to_stop=current.number)
@@ -382,11 +369,8 @@ def _report(work: Work, command: Report) -> None:
                 failed_masters=group.failed_masters
                 + (current.end is None and not _is_reached(group, current)),
             )
-            cause = MasterUnreachable(
-                node_id=node.node_id,
-                master=current.master.node_id,
-                error=quoted(command.message, MOST_OF_TEXT),
-            )
+            why = ends.master_unreachable(node.node_id, current.master.node_id, command.message)
+            cause = Cause(kind=EndKind.MASTER_UNREACHABLE, reason=why, node_id=node.node_id)
             end_round(work, cause)
 
 
@@ -396,7 +380,7 @@ def _count_met(work: Work, node: Node, current: Round, met: int) -> None:
     current = replace(current, met=met)
     work.change(round=current)
     if (strangers := apart(current)) is not None:
-        work.say(events.NeverMet(apart=strangers), node.node_id)
+        work.say(strangers)
 
 
 def _is_reached(group: Group, current: Round) -> bool:
@@ -421,12 +405,7 @@ def _ended_before(group: Group, current: Round, ended: Ended | None) -> Ended | 
 def _note_ended(work: Work, current: Round, command: Report) -> None:
     """A node tells of workers that had ended well, after a worker of another one has failed."""
     end, ended = current.end, command.ended
-    if (
-        ended is None
-        or end is None
-        or not isinstance(end.cause, FailedWorker)
-        or end.cause.before is not None
-    ):
+    if ended is None or end is None or end.kind is not EndKind.FAILED or end.before is not None:
         return  # that somebody had is known
     ended_at = work.now - command.age_s - ended.before_s
     nodes = (work.group.speaker(member) for member in current.members)
@@ -434,8 +413,7 @@ def _note_ended(work: Work, current: Round, command: Report) -> None:
         (node.failure.at for node in nodes if node is not None and node.failure is not None), default=end.at
     )
     if ended_at <= failed_at:
-        cause = replace(end.cause, before=replace(ended, before_s=0.0))
-        work.change(round=replace(current, end=replace(end, cause=cause)))
+        work.change(round=replace(current, end=replace(end, before=replace(ended, before_s=0.0))))
 
 
 def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> None:
@@ -446,13 +424,14 @@ def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> N
     phase = NodePhase.FAILED if node.phase in _AT_WORK else node.phase
     node = work.change_node(node, phase=phase, failure=failure)
     before = _ended_before(work.group, current, command.ended) if current.end is None else None
-    worker = replace(FailedWorker.of(node.node_id, failure), before=before)
+    why = ends.worker_failed(node.node_id, failure, before)
     _note_ended(work, current, command)
-    work.say(events.WorkerFailed(worker=worker), node.node_id)
+    work.say(why)
     raised_at = failure.at - failure.raised_s
     # A node's clock may have been set meanwhile.
     since = min(max(raised_at, current.formed_at), failure.at)
-    end_round(work, worker, since=since - command.unserved_s)
+    cause = Cause(kind=EndKind.FAILED, reason=why, node_id=node.node_id)
+    end_round(work, cause, before=before, since=since - command.unserved_s)
 
 
 def _start_daemon(work: Work, command: StartDaemon) -> None:
@@ -487,7 +466,7 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
     first = not any(other.daemon for other in group.nodes.values())
     work.change_node(node, daemon=command.words)
     if first:  # else the history of a large group would contain little else
-        work.say(events.DaemonStarted(program=command.words[0].rpartition("/")[2]), master.node_id)
+        work.say(events.daemon_started(master.node_id, command.words[0].rpartition("/")[2]))
 
 
 _TELL_MOVES = (ReportKind.STARTED, ReportKind.SUCCEEDED, ReportKind.FAILED)
@@ -501,9 +480,9 @@ def _drain(work: Work, command: Drain) -> None:
     if command.node_id in group.drained:
         return
     work.change(drained=group.drained | {command.node_id})
-    work.say(events.NodeDrained(), command.node_id)
+    work.say(ends.node_drained(command.node_id))
     if not (node.gone or group.state.terminal):
-        set_leaving(work, node, Drained())
+        set_leaving(work, node, departures.drained())
 
 
 def _undrain(work: Work, command: Undrain) -> None:
@@ -515,9 +494,9 @@ def _undrain(work: Work, command: Undrain) -> None:
     failed_rounds = {name: times for name, times in group.failed_rounds.items() if name != command.node_id}
     work.change(drained=group.drained - {command.node_id}, failed_rounds=failed_rounds)
     node = group.nodes.get(command.node_id)
-    if node is not None and isinstance(node.leaving, Drained) and may_save(group, node):
+    if node is not None and node.drains and may_save(group, node):
         work.change_node(node, leaving=None)  # its agent has not been told to exit
-    work.say(events.NodeUndrained(), command.node_id)
+    work.say(events.node_undrained(command.node_id))
 
 
 def _restart(work: Work) -> None:
@@ -531,7 +510,8 @@ def _restart(work: Work) -> None:
             raise Refused(f"group '{group.group_id}' is about to be cancelled: restart it once that is done")
         stop(work, group.active_round.notice)  # it will not wait any longer
     else:
-        stop_kindly(work, RestartAsked(hang=hang_of(group.active_round, work.now)))
+        why = ends.restart_requested(hang_of(group.active_round, work.now))
+        stop_kindly(work, Cause(kind=EndKind.RESTARTED, reason=why))
 
 
 def _cancel(work: Work, command: Cancel) -> None:
@@ -547,4 +527,4 @@ def _cancel(work: Work, command: Cancel) -> None:
     else:
         hang = hang_of(active, work.now)
         work.change(cancellation=Cancellation(command.by, command.at, hang))
-        stop_kindly(work, Cancelled(by=command.by, hang=hang))
+        stop_kindly(work, Cause(kind=EndKind.CANCELLED, reason=ends.cancelled(command.by, hang)))

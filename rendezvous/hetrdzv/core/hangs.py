@@ -15,15 +15,14 @@ from math import inf, prod
 from operator import attrgetter
 
 from hetrdzv.core.commands import NoteStall
-from hetrdzv.core.model import Round, Stall
+from hetrdzv.core.model import Cause, Round, Stall
 from hetrdzv.core.rounds.timers import hangs_at, stall_rests, told_at
 from hetrdzv.core.rounds.transitions import Work, end_round
-from hetrdzv.protocol.facts.causes import FailedWorker
-from hetrdzv.protocol.facts.events import GoesOn, Stalled
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.hangs import MOST_RANKS, MOST_SHOWN, Culprit, Hang, culprits_of, culprits_text
 from hetrdzv.protocol.progress import NO_ANSWER, Collectives, Worker
-from hetrdzv.protocol.states import StallKind
+from hetrdzv.protocol.reasons import ends, hangs
+from hetrdzv.protocol.states import EndKind, StallKind
 from hetrdzv.protocol.texts.who import Ranks
 
 NOTED_S = 1.0
@@ -566,7 +565,7 @@ def note_stall(work: Work, command: NoteStall) -> None:
         return
     old = active.stall
     if old is not None and old.told and (new is None or new.since > old.since + SAME_S):
-        work.say(GoesOn(hang=old.at(work.now)), _node_id(active, old))
+        work.say(hangs.goes_on(active.number, old.at(work.now)))
         old = None
     if new is not None and old is not None and new.since <= old.since + SAME_S:
         if not new.stack and new.ranks[:1] == old.ranks[:1]:  # it has stood there all the time
@@ -588,11 +587,13 @@ def settle_stall(work: Work) -> None:
     stall, end_at = active.stall, hangs_at(work.group, active.stall)
     if not stall.told and stall.is_known(at := told_at(work.group, stall)) and work.now >= at:
         work.change(round=replace(active, stall=replace(stall, told=True)))
-        work.say(Stalled(hang=stall.at(work.now)), _node_id(active, stall))
+        work.say(hangs.stalled(active.number, stall.at(work.now)))
     if end_at is not None and stall.is_known(end_at) and work.now >= end_at:
-        failure = _failure(active, stall, work.now)
+        failure = _failure(active, stall)
         node_id = _node_id(active, stall) if failure.rank >= 0 else None
-        end_round(work, FailedWorker.of(node_id, failure), hang=failure, since=stall.since)
+        why = ends.hangs(stall.at(work.now), node_id, failure.rank)
+        cause = Cause(kind=EndKind.FAILED, reason=why, node_id=node_id)
+        end_round(work, cause, hang=failure, since=stall.since)
 
 
 def hang_of(active: Round | None, now: float) -> Hang | None:
@@ -601,14 +602,14 @@ def hang_of(active: Round | None, now: float) -> Hang | None:
     return stall.at(now) if stall is not None else None
 
 
-def _failure(active: Round, stall: Stall, now: float) -> Failure:
+def _failure(active: Round, stall: Stall) -> Failure:
     """The hang as a failure of the first worker that is waited for, or of nobody."""
-    member, hang = active.holder(stall.ranks), stall.at(now)
+    member = active.holder(stall.ranks)
     if member is None or stall.kind is StallKind.DEADLOCK:
-        return Failure(local_rank=-1, rank=-1, at=stall.since, hang=hang)
+        return Failure(local_rank=-1, rank=-1, at=stall.since)
     rank = stall.ranks[0]
     local_rank = rank - member.rank_offset
-    return Failure(local_rank=local_rank, rank=rank, message=stall.stack, at=stall.since, hang=hang)
+    return Failure(local_rank=local_rank, rank=rank, message=stall.stack, at=stall.since)
 
 
 def _node_id(active: Round, stall: Stall) -> str | None:

@@ -10,10 +10,10 @@ from functools import cached_property
 
 from hetrdzv.core.patched import Patched
 from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.facts.causes import BadAddress, Cause, FailedWorker, Going, RootCause
-from hetrdzv.protocol.facts.warnings import RoundWarning
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.hangs import Hang
+from hetrdzv.protocol.reasons import ends
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, Kept
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.shares import Weights
@@ -113,10 +113,10 @@ class Node(Offer):
     member_of: int = 0
     ready_to_stop: int = 0
     failure: Failure | None = None
-    leaving: Going | None = None
-    rejected: BadAddress | None = None
+    leaving: Reason | None = None
+    rejected: Reason | None = None
     gone_at: float | None = None
-    gone_why: Going | None = None
+    gone_why: Reason | None = None
     heard_at: float = 0.0
     cut_at: float | None = None
     stop_told_at: float | None = None
@@ -127,6 +127,11 @@ class Node(Offer):
     def gone(self) -> bool:
         """Whether the node is lost or has left."""
         return self.phase.gone
+
+    @property
+    def drains(self) -> bool:
+        """Whether it is about to leave, or has left, since a person took it out."""
+        return self.leaving is not None and self.leaving.code == ReasonCode.NODE_DRAINED
 
     @property
     def stopped(self) -> bool:
@@ -157,11 +162,26 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What ends a round.
+
+    Attributes:
+        kind: decides what the end costs.
+        node_id: the node that caused it; None: none did.
+    """
+
+    kind: EndKind
+    reason: Reason
+    node_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """How a round ended.
 
     Attributes:
         cause: what ended it first; once `judged`, its cause.
+        before: workers that had ended with exit code 0 before the failure that ended it; None: nobody knows of any.
         at: when its members were told to stop (seconds).
         judged: whether it has been decided if this end costs a restart.
         consequences: whether workers failed before the cause was known.
@@ -172,6 +192,7 @@ class End:
 
     cause: Cause
     at: float
+    before: Ended | None = None
     judged: bool = False
     consequences: bool = False
     departed: Mapping[str, Failure] = field(default_factory=dict)
@@ -181,7 +202,12 @@ class End:
     @property
     def kind(self) -> EndKind:
         """What ended it."""
-        return EndKind(self.cause.kind)
+        return self.cause.kind
+
+    @property
+    def reason(self) -> Reason:
+        """What ended it, also that failures elsewhere came of that."""
+        return ends.consequences(self.cause.reason) if self.consequences else self.cause.reason
 
     @property
     def node_id(self) -> str | None:
@@ -206,7 +232,7 @@ class Notice:
     @property
     def kind(self) -> EndKind:
         """What will end it."""
-        return EndKind(self.cause.kind)
+        return self.cause.kind
 
     @property
     def node_id(self) -> str | None:
@@ -282,8 +308,8 @@ class Round:
     finished: frozenset[str] = frozenset()
     first: bool = False
     met: int | None = None
-    restarted_by: FailedWorker | None = None
-    warnings: tuple[RoundWarning, ...] = ()
+    restarted_by: Reason | None = None
+    warnings: tuple[Reason, ...] = ()
     weights: Weights = ()
     snapshot: Chosen | None = None
     trains_at: float | None = None

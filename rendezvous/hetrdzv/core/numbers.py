@@ -57,9 +57,10 @@ def _with_numbers(kind: type, without: str = "") -> tuple[tuple[str, ...], Calla
     return names, attrgetter(*names)
 
 
-def _may_hold_floats(hint: Any) -> bool:
+def _may_hold_floats(hint: Any, inside: tuple[type, ...] = ()) -> bool:
     if hint is float:
         return True
     if isinstance(hint, type) and is_dataclass(hint):
-        return bool(_with_numbers(hint)[0])
-    return any(_may_hold_floats(part) for part in get_args(hint))
+        parts = get_type_hints(hint).values() if hint not in inside else ()
+        return any(_may_hold_floats(part, (*inside, hint)) for part in parts)
+    return any(_may_hold_floats(part, inside) for part in get_args(hint))

@@ -17,8 +17,7 @@ from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import begins_anew, known_node
 from hetrdzv.core.why import why, why_left_out
 from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge
-from hetrdzv.protocol.facts.causes import ShownCause
-from hetrdzv.protocol.facts.events import Event, RoundEnded
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.requests.plans import Changes, LeftOutNode, Plan, PlannedMember
 from hetrdzv.protocol.settings import SETTINGS
 from hetrdzv.protocol.states import DirectiveKind, NodePhase, ReportKind
@@ -67,7 +66,7 @@ class _Rehearsal:
 
     def __init__(self, group: Group, now: float) -> None:
         self.group, self.now = group, now
-        self.events: list[Event] = []
+        self.events: list[Reason] = []
         self._work_left = MOST_WORK
 
     def do(self, command: Command, *, settles: bool = True) -> None:
@@ -239,12 +238,12 @@ def _compared(before: Group, rehearsal: _Rehearsal, now: float) -> Plan:
     came = after.nodes.keys() - before.nodes.keys()
     return Plan(
         group_id=after.group_id,
-        reason_now=why(before, now),
+        now=why(before, now),
         state=after.state,
         reason=why(after, rehearsal.now),
         clock=rehearsal.now,
         in_s=rehearsal.now - now,
-        cause=_why_ended(before, rehearsal.events),
+        ended=_why_ended(before, rehearsal.events),
         round=then.number if then is not None else 0,
         world_size=then.world_size if then is not None else 0,
         was_round=was.number if was is not None else 0,
@@ -293,8 +292,8 @@ def _works(group: Group, member: Member) -> bool:
     return node is not None and not node.gone and not node.stopped
 
 
-def _why_ended(before: Group, events: Sequence[Event]) -> ShownCause | None:
+def _why_ended(before: Group, events: Sequence[Reason]) -> Reason | None:
     """What would end the round that runs now."""
     if before.active_round is None:
         return None
-    return next((event.facts.cause for event in events if isinstance(event.facts, RoundEnded)), None)
+    return next((event.cause for event in events if event.code == ReasonCode.ROUND_ENDED), None)

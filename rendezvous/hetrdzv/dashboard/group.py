@@ -12,15 +12,14 @@ from hetrdzv.dashboard.nodes import ORDINARY, on_map, paces
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.timeline import bars, speed_line, step_line
 from hetrdzv.protocol.pages import GroupReply
+from hetrdzv.protocol.past import CODES, PastReply, past
+from hetrdzv.protocol.phases import Phase
+from hetrdzv.protocol.reasons.advice import after_exit, step_in_parts
+from hetrdzv.protocol.reasons.snapshots import of_group
 from hetrdzv.protocol.stacks import EARLIER, About, line_of
+from hetrdzv.protocol.states import GroupState
 from hetrdzv.service.progress.unseen import unwatched
 from hetrdzv.service.service import Service
-from hetrdzv.words.advice import after_exit, step_in_parts
-from hetrdzv.words.causes import failed_worker, failure_details
-from hetrdzv.words.past import KINDS, PastReply, past
-from hetrdzv.words.phases import Phase
-from hetrdzv.words.snapshots import of_group
-from hetrdzv.words.warnings import warning
 
 EVERY_S = 2.0
 """How often a page asks for its sections, which follow what happens (seconds)."""
@@ -92,8 +91,7 @@ class GroupPage:
 
     @cached_property
     def _past(self) -> PastReply:
-        told = [views.event_reply(one) for one in self._events if one.event.kind in KINDS]
-        return past(told, self._wall)
+        return past((event for event in self._events if event.reason.code in CODES), self._wall)
 
     @cached_property
     def _stall(self) -> Stall | None:
@@ -123,12 +121,16 @@ class GroupPage:
             group=brief,
             acts=self._acts,
             state=brief.shown_state,
-            next_step=step_in_parts(brief.group_id, brief.reason) if brief.reason else [],
+            next_step=step_in_parts(
+                brief.group_id,
+                brief.reason,
+                failed=group.state is GroupState.FAILED,
+                stays=group.by_put,
+                stall=stall.hang if stall is not None else None,
+            ),
             snapshot=of_group(brief),
-            restarted_by="; ".join(filter(None, (failed_worker(failed), after_exit(failed))))
-            if failed
-            else "",
-            notes=map(warning, notes),
+            restarted_by="; ".join(filter(None, (failed.message, after_exit(failed)))) if failed else "",
+            notes=notes,
             stack=stall.stack if stall is not None else "",
             at=line_of(stall.stack) if stall is not None else "",
             stack_of=stall.ranks[0] if stall is not None and stall.ranks else None,
@@ -136,7 +138,7 @@ class GroupPage:
 
     def _cause(self) -> str:
         cause = self._brief.root_cause
-        details = failure_details(cause) if cause is not None else ""
+        details = cause.details if cause is not None else ""
         return section("cause.html", cause=cause, details=details, **self._left)
 
     def _timeline(self) -> str:
@@ -183,4 +185,4 @@ class GroupPage:
 
     def _history(self) -> str:
         newest: Sequence[Any] = self._events[: -MOST_EVENTS - 1 : -1]
-        return section("history.html", events=map(views.event_reply, newest))
+        return section("history.html", events=newest)

@@ -8,10 +8,9 @@ from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
 from hetrdzv.dashboard.nodes import facts_of, number, ranks_of
+from hetrdzv.protocol.past import DownReply
 from hetrdzv.protocol.texts.phrasing import count, names, percent, ranked
 from hetrdzv.protocol.texts.times import ago, lasted
-from hetrdzv.words.causes import node_why
-from hetrdzv.words.past import DownReply
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -83,7 +82,6 @@ def _environment() -> Environment:
         "clock": clock,
         "facts_of": facts_of,
         "lasted": lasted,
-        "node_why": node_why,
         "number": number,
         "percent": percent,
         "ranks_of": ranks_of,

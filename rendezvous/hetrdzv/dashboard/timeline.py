@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
+from hetrdzv.protocol.past import PastReply, PastRoundReply
+from hetrdzv.protocol.phases import Phase
 from hetrdzv.service.progress.trail import EVERY_S, Point
-from hetrdzv.words.past import PastReply, PastRoundReply
-from hetrdzv.words.phases import Phase
 
 SHORTEST_S = 0.002
 """What is left of a job's time is drawn from this on: lengths are rounded to the millisecond (seconds)."""

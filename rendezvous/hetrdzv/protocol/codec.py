@@ -11,10 +11,10 @@ from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
-from pydantic import ConfigDict, Discriminator, Field, GetCoreSchemaHandler, Tag, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Discriminator, GetCoreSchemaHandler, Tag, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, PydanticSerializationError
 
-from hetrdzv.protocol.facts.parts import ByKind, Other
+from hetrdzv.protocol.kinds import ByKind
 
 T = TypeVar("T")
 
@@ -217,21 +217,14 @@ def _by_kind(mark: ByKind, source: Any, handler: GetCoreSchemaHandler) -> CoreSc
 
     def tag(value: Any) -> str | None:
         kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-        if not isinstance(kind, str):  # whatever somebody has sent
-            return None
-        return kind if kind in known or Other not in classes else ""
+        return kind if isinstance(kind, str) else None  # whatever somebody has sent
 
     tagged = reduce(or_, (Annotated[member, Tag(kind)] for kind, member in known.items()))
-    union: Any = Annotated[tagged, Discriminator(tag)]
-    if mark.lenient:
-        union = Annotated[union | Other, Field(union_mode="left_to_right")]
-    return handler.generate_schema(union)
+    return handler.generate_schema(Annotated[tagged, Discriminator(tag)])
 
 
 def _kinds(member: Any) -> tuple[str, ...]:
-    """The kinds of a class of a union; of `Other` the empty one."""
-    if member is Other:
-        return ("",)
+    """The kinds of a class of a union."""
     return next(get_args(known.type) for known in fields(member) if known.name == "kind")
 
 

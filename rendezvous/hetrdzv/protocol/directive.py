@@ -5,36 +5,12 @@ from typing import Annotated
 
 from hetrdzv.protocol.bounds import OrNewer
 from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.facts.causes import ShownCause, ShownFailedBecause
-from hetrdzv.protocol.facts.reasons import Reason
+from hetrdzv.protocol.failure import RootCause
+from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.rooms.snapshots import Chosen
 from hetrdzv.protocol.shares import Shares
 from hetrdzv.protocol.states import DirectiveKind, GroupState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureReply:
-    """How a worker failed."""
-
-    local_rank: int
-    rank: int
-    exit_code: int | None = None
-    signal: str | None = None
-    message: str = ""
-    lingers: bool = False
-    permanent: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RootCauseReply:
-    """Why a group failed: its earliest failure, and on which node; `message` says `reason` in a sentence."""
-
-    kind: str
-    message: str
-    round: int = 0
-    node_id: str | None = None
-    failure: FailureReply | None = None
-    reason: ShownFailedBecause
+from hetrdzv.protocol.texts.times import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +45,7 @@ class StartReply:
         shares: by the weights that people gave; None: nobody did.
         snapshot: the one that the round begins from; None: none.
         origin: the name of this job in `Holdings`; None: nobody holds snapshots.
-        restarted_by: the failure that a restart was spent on to form this round, in a line.
+        restarted_by: the failure that a restart was spent on to form this round.
         advice: what can be done about that, where it is known.
     """
 
@@ -89,17 +65,8 @@ class StartReply:
     shares: Shares | None = None
     snapshot: Chosen | None = None
     origin: str | None = None
-    restarted_by: str | None = None
+    restarted_by: Reason | None = None
     advice: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelledReply:
-    """Who cancelled a job, at which wall-clock time (ISO 8601, UTC), and how long ago that was (seconds)."""
-
-    by: str
-    at: str
-    ago_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +95,12 @@ class NoticeReply:
 
     Attributes:
         kind: what will end it: `joined`, `drained`, `restarted`, `cancelled` or `left`.
-        cause, why: the same as a value, and in one sentence.
+        reason: why.
         left_s: for how much longer its workers may save at most (seconds).
     """
 
     kind: str
-    cause: ShownCause | None = None
-    why: str
+    reason: Reason
     left_s: float
 
 
@@ -145,7 +111,7 @@ class DirectiveReply:
     Attributes:
         version: opaque; changes with kind, round or code.
         code: what it says in a word.
-        reason, why: why it says that, and the same in a sentence, with what is left of each wait; None: `why` says it.
+        reason: why it says that.
         clock: what the server's clock reads, which the moments in `reason` are of (seconds).
         job: how many jobs the group has had, this one included.
         poll_s: how long the next poll may wait (seconds).
@@ -153,8 +119,10 @@ class DirectiveReply:
         keepalive_s: how soon TCP keepalive should notice that the other end's host is gone (seconds).
         restarts: how many restarts the job has used.
         replaced: the settings of the group that this node's join replaced, as they were and as it gave them.
-        cancelled: with `exit` of a node that joined after the job was cancelled.
+        came_late: with `exit`: the node joined after the job was over.
+        stays: with `exit`: agents that join begin no new job.
         hang: with `stop` and `exit`: the round was ended since its workers hung.
+        planned: with `stop`: nothing had happened to the round, whatever its workers did before.
         hang_timeout_s, notice_s: see protocol/settings.py.
         stacks, logs: in reply to a `POST` only.
         notice: with `start`: the round is about to end, and its workers may save now.
@@ -165,8 +133,7 @@ class DirectiveReply:
     version: str
     round: int
     code: str
-    reason: Reason | None = None
-    why: str
+    reason: Reason
     clock: float = 0.0
     poll_s: float
     lease_s: float
@@ -178,13 +145,20 @@ class DirectiveReply:
     start: StartReply | None = None
     outcome: Annotated[GroupState | str, OrNewer()] | None = None
     exit_code: int | None = None
-    root_cause: RootCauseReply | None = None
+    root_cause: RootCause | None = None
     replaced: tuple[Difference, ...] | None = None
-    cancelled: CancelledReply | None = None
+    came_late: bool | None = None
+    stays: bool | None = None
     hang: bool | None = None
+    planned: bool | None = None
     hang_timeout_s: float | None = None
     notice_s: float = 0.0
     stacks: StacksAsked | None = None
     logs: LogsAsked | None = None
     notice: NoticeReply | None = None
-    warnings: tuple[str, ...] | None = None
+    warnings: tuple[Reason, ...] | None = None
+
+    @property
+    def why(self) -> str:
+        """Why it says that, with what is left of each wait."""
+        return shown(self.reason, Clock(self.clock))

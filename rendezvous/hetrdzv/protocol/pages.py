@@ -8,21 +8,20 @@ from hetrdzv import __version__
 from hetrdzv.protocol.bounds import OrNewer
 from hetrdzv.protocol.directive import (
     DirectiveReply,
-    FailureReply,
     MasterReply,
     MemberReply,
     NoticeReply,
-    RootCauseReply,
 )
 from hetrdzv.protocol.errors import Conflict
-from hetrdzv.protocol.facts.events import ShownFacts
-from hetrdzv.protocol.facts.reasons import Ended, LeftOutReason, Reason, Stalls
-from hetrdzv.protocol.facts.warnings import AnyWarning
+from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.http import versions
+from hetrdzv.protocol.reasons.hangs import HANGS as HANG_CODES
+from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.rooms.snapshots import SafeShown
 from hetrdzv.protocol.shares import Shares
 from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import HANGS, GroupState
+from hetrdzv.protocol.texts.times import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +29,15 @@ class StallReply:
     """Workers of a round wait for others.
 
     Attributes:
-        kind: `behind` (some are behind the others), `no_answer` (their processes do not answer), `deadlock` (they wait
-            for each other), `mismatch` (they asked for different collectives), `nothing_completes` (nobody is behind).
-        text: all of it in a sentence.
+        reason: who waits for whom; its code is `behind` (some are behind the others), `no_answer` (their processes do
+            not answer), `deadlock` (they wait for each other), `mismatch` (they asked for different collectives) or
+            `nothing_completes` (nobody is behind).
         ranks: the first few that are waited for; for `nothing_completes`, none.
         node_id: the node of the first of them.
         since_s: for how long (seconds).
     """
 
-    kind: str
-    text: str
+    reason: Reason
     ranks: tuple[int, ...] = ()
     node_id: str | None = None
     since_s: float = 0.0
@@ -110,12 +108,11 @@ class RoundReply:
 
     Attributes:
         shares: how much of the work each rank gets, by the weights that people gave; None: nobody did.
-        reason, ended: why it is over, and the same in a sentence; None while it runs.
+        ended: why it is over; None while it runs.
         met: how many workers have found each other in the round's store; None: unknown.
         stall: who is waited for; None: nobody, as far as can be seen.
         notice: why it is about to end; None: it is not.
         workers: how far each worker has come; empty where nothing can be seen.
-        unwatched: workers of which nobody can tell whether they hang, and why, in a sentence for each reason.
     """
 
     number: int
@@ -124,13 +121,11 @@ class RoundReply:
     master: MasterReply
     members: tuple[MemberReply, ...]
     shares: Shares | None = None
-    reason: Ended | None = None
-    ended: str | None = None
+    ended: Reason | None = None
     met: int | None = None
     stall: StallReply | None = None
     notice: NoticeReply | None = None
     workers: tuple[WorkerReply, ...] = ()
-    unwatched: tuple[str, ...] = ()
 
 
 NodeState = Literal[
@@ -158,7 +153,7 @@ class NodeReply:
         heard_s_ago: the time since its last heartbeat (seconds), None once it is gone.
         waited_for: whether workers of other nodes wait for some of its own, which do not come.
         weighed: whether its weight was given by hand.
-        reason, why: why it is gone, about to go, or in no round, and the same in a clause; None: nothing is to be said.
+        reason: why it is gone, about to go, or in no round; None: nothing is to be said.
     """
 
     node_id: str
@@ -177,9 +172,8 @@ class NodeReply:
     weighed: bool = False
     labels: Mapping[str, str]
     device: Mapping[str, str]
-    reason: LeftOutReason | None = None
-    why: str = ""
-    failure: FailureReply | None = None
+    reason: Reason | None = None
+    failure: Failure | None = None
 
     @property
     def gone(self) -> bool:
@@ -190,6 +184,11 @@ class NodeReply:
     def shown_state(self) -> str:
         """Its state as people are told: a node that runs, but whose workers others wait for, hangs."""
         return HANGS if self.waited_for and self.state == "running" else str(self.state)
+
+    @property
+    def why(self) -> str:
+        """Why it is in no round, about to go or gone, and how its worker failed; empty: nothing is to be said."""
+        return "; ".join(str(one) for one in (self.reason, self.failure) if one is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +207,7 @@ class GroupSummary:
     """A group in `GET /v1/groups`.
 
     Attributes:
-        reason, why: why it stands where it stands, and the same in a sentence; None: `why` says it.
+        reason: why it stands where it stands.
         clock: what the server's clock reads, which the moments in `reason` are of (seconds).
         ended_s_ago: when the job ended (seconds ago); None: it has not, or nobody knows.
         exit_code: with which status agents exit that join now: the job is over, and they begin no new one; None: they
@@ -218,8 +217,7 @@ class GroupSummary:
 
     group_id: str
     state: Annotated[GroupState | str, OrNewer()]
-    reason: Reason | None = None
-    why: str
+    reason: Reason
     clock: float = 0.0
     job: int
     round: int
@@ -232,9 +230,14 @@ class GroupSummary:
     snapshot: SafeShown | None = None
 
     @property
+    def why(self) -> str:
+        """Why it stands where it stands, with what is left of each wait."""
+        return shown(self.reason, Clock(self.clock))
+
+    @property
     def shown_state(self) -> str:
         """Its state as people are told: one that runs, but whose workers wait for one that does not come, hangs."""
-        return HANGS if isinstance(self.reason, Stalls) else str(self.state)
+        return HANGS if self.reason.code in HANG_CODES else str(self.state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +254,7 @@ class GroupReply(GroupSummary):
 
     Attributes:
         next_step: what a person can do about it, in a line; empty: nothing is to be done.
-        warnings: what differs between its nodes and matters.
-        facts: the same as values, and those of `unwatched` of the round.
+        warnings: what people should know of its nodes and workers, though it runs.
     """
 
     spec: Mapping[str, Any]
@@ -261,9 +263,8 @@ class GroupReply(GroupSummary):
     drained: tuple[str, ...]
     unreachable: tuple[UnreachableReply, ...] = ()
     next_step: str = ""
-    warnings: tuple[str, ...] = ()
-    facts: tuple[AnyWarning, ...] = ()
-    root_cause: RootCauseReply | None = None
+    warnings: tuple[Reason, ...] = ()
+    root_cause: RootCause | None = None
 
 
 QUARANTINED = "quarantined"
@@ -278,31 +279,27 @@ class GroupsReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventReply:
-    """An event of a group's history; `at` is wall-clock time (ISO 8601, UTC), for people only.
+class Event:
+    """Something that happened to a group.
 
     Attributes:
-        cause: of a round that formed: what ended the one before.
-        after_s: how long before it what led to it had happened (seconds); see protocol/facts/events.py, Event.
-        facts: what happened, as a value; `Other`: only a newer server knows it.
+        number: counts the events of a group from 1.
+        at: wall-clock time (ISO 8601, UTC), for people only.
+        reason: what happened. `after_s` of its data is how long before it what led to it had happened (seconds). Of a
+            round that ended: a failure, or the last sign of life of a lost node; of a round that formed, and of a job
+            that ended after its last round: the last workers of that one were gone.
     """
 
     number: int
     at: str
-    kind: str
-    text: str
-    node_id: str | None = None
-    round: int | None = None
-    cause: str | None = None
-    after_s: float | None = None
-    facts: ShownFacts
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventsReply:
     """`GET /v1/groups/{g}/events?after=N`; ask with `after=last` for later events."""
 
-    events: tuple[EventReply, ...]
+    events: tuple[Event, ...]
     last: int
 
 

@@ -7,10 +7,10 @@ from typing import Self
 
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.texts.ids import PLACE_PATTERN
 from hetrdzv.service.polls.watchers import FOLLOWERS
 from hetrdzv.service.service import Service
-from hetrdzv.storage.records import StoredEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def life_of(group: Group) -> int:
 
 async def follow(
     service: Service, group_id: str, after: Place, quiet_s: float
-) -> AsyncIterator[tuple[Place, StoredEvent] | None]:
+) -> AsyncIterator[tuple[Place, Event] | None]:
     """The history of a group as it grows, each event with its place; None after `quiet_s` seconds without any.
 
     Ends with the group, also if another one is made under its name: its followers start again there.

@@ -7,18 +7,17 @@ import logging
 from itertools import groupby
 from operator import attrgetter
 
-from hetrdzv.protocol.facts.events import Event
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.service.ledger import Change
-from hetrdzv.words.events import event_text
 
 logger = logging.getLogger(__name__)
 
 WARNINGS = frozenset(
     {
         "worker_failed",
+        "start_failed",
         "restart_spent",
         "stalled",
-        "slow_network",
         "not_on_disk",
         "not_taken",
         "node_lost",
@@ -28,7 +27,7 @@ WARNINGS = frozenset(
         "group_failed",
     }
 )
-"""Kinds of events that are logged as warnings; all others are information."""
+"""Codes of events that are logged as warnings; all others are information."""
 
 SINGLY = 4
 """Up to so many events of a kind in a row get a line each; of more, the first does, and the others are counted."""
@@ -40,20 +39,21 @@ def log_events(change: Change) -> None:
         return
     group = change.new or change.old
     job = group.job if group is not None else None
-    for kind, events in groupby(change.events, attrgetter("kind")):
+    for code, events in groupby(change.events, attrgetter("code")):
         alike = list(events)
         first = alike if len(alike) <= SINGLY else alike[:1]
         for event in first:
-            more = f"; and {len(alike) - 1} more ({kind})" if len(alike) > SINGLY else ""
-            level = logging.WARNING if kind in WARNINGS else logging.INFO
-            _log(level, change.group_id, f"{event_text(event)}{more}", job, event)
+            more = f"; and {len(alike) - 1} more ({code})" if len(alike) > SINGLY else ""
+            level = logging.WARNING if code in WARNINGS else logging.INFO
+            _log(level, change.group_id, f"{event}{more}", job, event)
     if change.new is None and change.old is not None:
         _log(logging.INFO, change.group_id, "the group was removed", job)
 
 
-def _log(level: int, group_id: str, text: str, job: int | None, event: Event | None = None) -> None:
+def _log(level: int, group_id: str, text: str, job: int | None, event: Reason | None = None) -> None:
     facts: dict[str, object] = {"group": group_id, "job": job}
     if event is not None:
-        facts |= {"event": event.kind, "node": event.node_id, "round": event.round}
+        node = event.nodes[0] if len(event.nodes) == 1 else None
+        facts |= {"event": event.code, "node": node, "round": event.round}
     known = {name: value for name, value in facts.items() if value is not None}
     logger.log(level, "group '%s': %s", group_id, text, extra={"facts": known})

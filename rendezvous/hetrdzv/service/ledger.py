@@ -26,13 +26,14 @@ from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Group
 from hetrdzv.core.patched import differing
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StorageError
-from hetrdzv.protocol.facts.events import Event
+from hetrdzv.protocol.pages import Event
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.texts.phrasing import count
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.polls.wakes import Wakes
 from hetrdzv.storage import records
 from hetrdzv.storage.base import Batch, Snapshot, StateStore
-from hetrdzv.storage.records import Quarantined, Restored, StoredEvent
+from hetrdzv.storage.records import Quarantined, Restored
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Change:
     group_id: str
     old: Group | None
     new: Group | None
-    events: tuple[Event, ...] = ()
+    events: tuple[Reason, ...] = ()
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class Proposal:
     """
 
     group_id: str
-    events: tuple[Event, ...]
+    events: tuple[Reason, ...]
     done: asyncio.Future[Group | None]
     quiet: bool = False
 
@@ -110,7 +111,7 @@ class Ledger:
         self._wall = wall
         self._metrics = metrics
         self._heads: dict[str, _Head] = {}
-        self._events: dict[str, deque[StoredEvent]] = {}
+        self._events: dict[str, deque[Event]] = {}
         self._pending: list[Proposal] = []
         self._in_flight: list[Proposal] = []
         self._has_work = asyncio.Event()
@@ -143,7 +144,7 @@ class Ledger:
         """Whether no change of a group is waiting for a commit."""
         return group_id not in self._heads
 
-    def history(self, group_id: str) -> Iterable[StoredEvent]:
+    def history(self, group_id: str) -> Iterable[Event]:
         """The events of a group, oldest first."""
         return self._events.get(group_id, ())
 
@@ -158,7 +159,9 @@ class Ledger:
 
     # -- proposing -------------------------------------------------------------------------------------------
 
-    async def propose(self, group_id: str, new: Group | None, events: tuple[Event, ...] = ()) -> Group | None:
+    async def propose(
+        self, group_id: str, new: Group | None, events: tuple[Reason, ...] = ()
+    ) -> Group | None:
         """Make `new` the head of a group (None: delete it) and wait for the commit; returns what was committed.
 
         Raises:
@@ -167,7 +170,7 @@ class Ledger:
         """
         return await self._enqueue(Proposal(group_id, events, _future()), _Head(new))
 
-    def amend(self, group_id: str, new: Group, events: tuple[Event, ...]) -> None:
+    def amend(self, group_id: str, new: Group, events: tuple[Reason, ...]) -> None:
         """Make `new` the head of a group that has one: what follows from the changes proposed before."""
         self._heads[group_id] = _Head(new)
         self._pending.append(Proposal(group_id, events, _future()))
@@ -314,24 +317,26 @@ class Ledger:
 
     def _number_events(
         self, proposals: list[Proposal], puts: dict[str, bytes], deletes: set[str]
-    ) -> Mapping[str, list[StoredEvent]]:
+    ) -> Mapping[str, list[Event]]:
         at = self._wall().isoformat(timespec="milliseconds")
-        news: dict[str, list[StoredEvent]] = {}
+        news: dict[str, list[Event]] = {}
         for proposal in proposals:
             group_id = proposal.group_id
-            for event in proposal.events:
+            for reason in proposal.events:
                 new = news.setdefault(group_id, [])
                 kept = self._events.get(group_id, ())
                 number = (new[-1].number if new else kept[-1].number if kept else 0) + 1
-                new.append(StoredEvent(number, at, event))
+                new.append(Event(number=number, at=at, reason=reason))
                 puts[records.event_key(group_id, number)] = records.event_record(new[-1])
                 if number > EVENTS_KEPT:
                     deletes.add(records.event_key(group_id, number - EVENTS_KEPT))
         return news
 
-    def _publish(self, group_id: str, head: _Head, news: Iterable[StoredEvent]) -> Change:
+    def _publish(self, group_id: str, head: _Head, news: Iterable[Event]) -> Change:
         """Make a head the committed group."""
-        change = Change(group_id, self.groups.get(group_id), head.group, tuple(s.event for s in news))
+        change = Change(
+            group_id, self.groups.get(group_id), head.group, tuple(event.reason for event in news)
+        )
         if self._heads.get(group_id) is head:  # else there is a newer one by now
             del self._heads[group_id]
         if head.group is None:

@@ -12,8 +12,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.facts.events import Event
-from hetrdzv.protocol.rooms.snapshots import BeganFromSnapshot
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.states import GroupState, NodePhase, StallKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -136,7 +135,7 @@ class Metrics:
         self._known.clear()
 
     def published(
-        self, group_id: str, old: Group | None, new: Group | None, events: Sequence[Event], now: float
+        self, group_id: str, old: Group | None, new: Group | None, events: Sequence[Reason], now: float
     ) -> None:
         """Note a committed change of a group.
 
@@ -163,16 +162,15 @@ class Metrics:
             self._finished.labels(new.state.value).inc()
             self._known[group_id] = _Known(now)
 
-    def _happened(self, known: _Known, event: Event, old: Group | None, now: float) -> None:
-        match event.facts:
-            case BeganFromSnapshot(stamp=stamp, lost=lost):
-                self._from_snapshot.inc(int(stamp is not None))
-                self._steps_lost.inc(lost or 0)
-        match event.kind:
+    def _happened(self, known: _Known, event: Reason, old: Group | None, now: float) -> None:
+        match event.code:
+            case "began_from_snapshot":
+                self._from_snapshot.inc(int("step" in event.data))
+                self._steps_lost.inc(float(event.data.get("lost", 0)))
             case "job_began":
                 known.cause = "first"
             case "round_formed":
-                known.cause = event.cause or "first"
+                known.cause = str(event.data.get("after", "first"))
                 self._rounds.labels(known.cause).inc()
                 self._rendezvous.observe(now - _waits_since(old, now))
             case "stop_announced":

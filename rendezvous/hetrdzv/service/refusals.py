@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import Conflict
-from hetrdzv.protocol.facts.warnings import Refusal
+from hetrdzv.protocol.reasons.events import node_refused
+from hetrdzv.protocol.reasons.reason import Reason
 
 LATELY_S = 60.0
 """For how long a refusal is told (seconds)."""
@@ -19,9 +19,6 @@ MOST_GROUPS = 1024
 MOST_LOGGED = 64
 """Of how many nodes of a group that have not joined since a refusal becomes an event."""
 
-MOST_CHARACTERS = 80
-"""The longest value of a setting that is told; a group's command may be longer."""
-
 
 class Refusals:
     """The refusals of all groups.
@@ -32,22 +29,18 @@ class Refusals:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._of: dict[str, dict[str, tuple[float, Refusal]]] = {}
+        self._of: dict[str, dict[str, tuple[float, Reason]]] = {}
         self._logged: dict[str, set[str]] = {}  # by group: the nodes whose refusal is an event
 
-    def note(self, group_id: str, node_id: str, conflict: Conflict) -> Refusal | None:
+    def note(self, group_id: str, node_id: str, conflict: Conflict) -> Reason | None:
         """A node was refused.
 
         Returns:
             what is to become an event; None: the group has one of that node, which has not joined since, or many.
         """
-        differences = tuple(
-            Difference(one.name, one.group[:MOST_CHARACTERS], one.given[:MOST_CHARACTERS])
-            for one in conflict.differences[:MOST]
-        )
+        refusal = node_refused(node_id, conflict.differences[:MOST])
         of_group = dict(self._of.pop(group_id, {}))  # another one: a thread may be reading this
         of_group.pop(node_id, None)
-        refusal = Refusal(node_id=node_id, differences=differences)
         of_group[node_id] = self._now(), refusal
         self._of[group_id] = dict(list(of_group.items())[-MOST:])
         if len(self._of) > MOST_GROUPS:
@@ -79,7 +72,7 @@ class Refusals:
         else:
             del self._of[group_id]
 
-    def lately(self, group: Group) -> tuple[Refusal, ...]:
+    def lately(self, group: Group) -> tuple[Reason, ...]:
         """Those of a group, but for nodes that are in it nevertheless; from any thread."""
         since = self._now() - LATELY_S
         known = self._of.get(group.group_id, {}).items()

@@ -25,6 +25,7 @@ from hetrdzv.protocol.errors import (
     StorageError,
     UnknownGroup,
 )
+from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.texts.phrasing import names
 from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.journal import log_events
@@ -42,7 +43,6 @@ from hetrdzv.service.retention import Retention, require_places, require_room
 from hetrdzv.service.timers import TICK_MARGIN_S, Timers
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
 from hetrdzv.storage.base import NothingWritten, StateStore
-from hetrdzv.storage.records import StoredEvent
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class Service:
         if (aside := self._ledger.quarantined.get(group_id)) is not None:
             raise quarantined(group_id, aside.why)
 
-    def history(self, group_id: str, after: int = 0) -> tuple[list[StoredEvent], int]:
+    def history(self, group_id: str, after: int = 0) -> tuple[list[Event], int]:
         """The events of a group after number `after`, and the number of its last one."""
         self.group(group_id)
         kept = list(self._ledger.history(group_id))
@@ -253,7 +253,7 @@ class Service:
         refusal = self.refusals.note(group_id, node_id, conflict.conflict)
         if refusal is not None:
             with contextlib.suppress(HetError):  # the group is gone, or cannot be stored
-                await self.execute(group_id, NoteRefusal(node_id, refusal.differences))
+                await self.execute(group_id, NoteRefusal(refusal))
 
     async def _renewed(self, head: Group, command: Command, now: float) -> Group:
         """Note a heartbeat, which commits nothing and wakes nobody; what was proposed before is committed first."""

@@ -27,7 +27,7 @@ from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.patched import differing
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
-from hetrdzv.protocol.facts.events import Event
+from hetrdzv.protocol.pages import Event
 
 VERSION = 2
 
@@ -41,20 +41,11 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """One event of a group's history, numbered from 1; `at` is wall-clock time (ISO 8601, UTC), for people only."""
-
-    number: int
-    at: str
-    event: Event
-
-
-@dataclass(frozen=True, slots=True)
 class RestoredGroup:
     """A group read from a store, with its history in order."""
 
     group: Group
-    events: tuple[StoredEvent, ...]
+    events: tuple[Event, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +73,7 @@ class _Versioned:
 
 def prepare() -> None:
     """Make what reads and writes records now, so that the first commit need not wait for it."""
-    codec.prepare(_Versioned, Node, Round, Group, StoredEvent)
+    codec.prepare(_Versioned, Node, Round, Group, Event)
 
 
 # -- keys ------------------------------------------------------------------------------------------------
@@ -150,9 +141,9 @@ def changes(
     return puts, deletes
 
 
-def event_record(stored: StoredEvent) -> bytes:
+def event_record(event: Event) -> bytes:
     """The record of an event."""
-    return _record(stored)
+    return _record(event)
 
 
 def _as_stored(round_: Round | None) -> Round | None:
@@ -222,7 +213,7 @@ def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> Restor
     group: Group | None = None
     current: Round | None = None
     nodes: dict[str, Node] = {}
-    events: list[StoredEvent] = []
+    events: list[Event] = []
     for place, record in records.items():
         key = f"{group_prefix(group_id)}{place}"
         match place.split("/"):
@@ -233,7 +224,7 @@ def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> Restor
             case ["nodes", node]:
                 nodes[unquote(node)] = _read(Node, key, record)
             case ["events", _]:
-                events.append(_read(StoredEvent, key, record))
+                events.append(_read(Event, key, record))
             case _:
                 _malformed(key, "this hetserver does not know such a key")
     if group is None:
@@ -244,7 +235,7 @@ def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> Restor
         _malformed(_group_key(group_id), f"it is about group '{group.group_id}'")
     in_order = sorted(nodes.items(), key=lambda item: (item[1].joined_at, item[0]))
     heard = {node_id: node if node.gone else replace(node, heard_at=now) for node_id, node in in_order}
-    history = sorted(events, key=lambda stored: stored.number)
+    history = sorted(events, key=lambda event: event.number)
     return RestoredGroup(replace(group, nodes=heard, round=current), tuple(history))
 
 

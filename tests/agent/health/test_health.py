@@ -388,8 +388,10 @@ def test_a_node_joins_as_not_ready_and_starts_when_the_check_passes(rig: Make) -
         soon(lambda: made.group()["nodes"], "the node")
         group = made.group()
         assert [node["state"] for node in group["nodes"]] == ["not_ready"]
-        assert group["nodes"][0]["why"] == "node check failed (exit status 1): no link"
-        assert group["why"].endswith("; a is not ready: node check failed (exit status 1): no link")
+        assert group["nodes"][0]["reason"]["quote"] == "node check failed (exit status 1): no link"
+        assert group["reason"]["message"].endswith(
+            "; a is not ready: node check failed (exit status 1): no link"
+        )
         assert not (made.folder / "ran").exists()
 
     why = "this node is not ready: node check failed (exit status 1): no link; checking again until it is"

@@ -229,7 +229,10 @@ class Rig:
 
     def kinds(self) -> list[str]:
         """The kinds of the group's events."""
-        return [event["kind"] for event in httpx.get(f"{self._url}/events", trust_env=False).json()["events"]]
+        return [
+            event["reason"]["code"]
+            for event in httpx.get(f"{self._url}/events", trust_env=False).json()["events"]
+        ]
 
     def put(self, **spec: Any) -> None:
         httpx.put(self._url, json=spec, trust_env=False).raise_for_status()

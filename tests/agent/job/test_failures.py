@@ -19,9 +19,8 @@ from hetagent.workers.failures import (
     write_error,
     write_root_cause,
 )
-from hetrdzv.protocol.directive import FailureReply, RootCauseReply
-from hetrdzv.protocol.facts.parts import Other
-from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.failure import Failure, RootCause
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.texts.raised import raised
 
 
@@ -65,7 +64,7 @@ def test_a_file_name_that_is_not_utf_8_can_be_told(tmp_path: Path) -> None:
         WorkerRemains(error_file(tmp_path, recorded(f"ValueError: cannot read {name}\n"))), 1
     )
     assert message == r"ValueError: cannot read caf\udce9.txt"
-    assert FailureFields(local_rank=0, rank=0, message=message).message == message
+    assert Failure(local_rank=0, rank=0, message=message).message == message
     long = failure_message(WorkerRemains(error_file(tmp_path, recorded("\udce9\n" * MAX_CHARACTERS))), 1)
     assert MAX_CHARACTERS - 10 < len(long) <= MAX_CHARACTERS
 
@@ -160,12 +159,10 @@ def test_what_is_too_long_still_says_which_exception_it_was(
 # -- the agent's own error file ------------------------------------------------------------------------------
 
 
-def cause(**failure: Any) -> RootCauseReply:
-    found = FailureReply(local_rank=1, rank=5, **failure)
-    return RootCauseReply(
-        reason=Other(kind="?"),
-        kind="worker",
-        message="rank 5 on gpu3 failed",
+def cause(**failure: Any) -> RootCause:
+    found = Failure(local_rank=1, rank=5, **failure)
+    return RootCause(
+        reason=Reason(code="?", message="rank 5 on gpu3 failed"),
         round=2,
         node_id="gpu3",
         failure=found,

@@ -127,7 +127,7 @@ def test_workers_that_do_not_die_are_told_and_the_agent_leaves_in_good_order(
     soon(lambda: not tails(), "the end of what copies output")
     assert made.guardian.pid is None, "it was dismissed"
     node = made.group()["nodes"][0]
-    assert (node["state"], node["why"]) == ("left", "its agent got SIGTERM")
+    assert (node["state"], node["reason"]["message"]) == ("left", "its agent got SIGTERM")
 
 
 def test_a_node_whose_processes_do_not_die_leaves_instead_of_failing_the_next_round(
@@ -153,7 +153,7 @@ def test_a_node_whose_processes_do_not_die_leaves_instead_of_failing_the_next_ro
     )
     assert made.said[-1] == f"leaving, since {why}; check the node before you use it again"
     [node] = made.group()["nodes"]
-    assert (node["state"], node["why"]) == ("left", why)
+    assert (node["state"], node["reason"]["message"]) == ("left", why)
     assert made.group()["restarts"] == 0
     assert json.loads(error_file.read_text())["message"]["message"] == why
 
@@ -178,7 +178,7 @@ def test_a_start_that_fails_beside_a_worker_that_does_not_die(
     monkeypatch.setattr(made.agent, "_be_ready", once_gone(lambda: theirs, made.agent._be_ready))
     assert made.run(end) == 1
     soon(lambda: not tails(), "the end of what copies output")
-    assert "Input/output error" in made.group()["root_cause"]["message"]
+    assert "Input/output error" in made.group()["root_cause"]["reason"]["message"]
 
 
 def once_gone(pids: Callable[[], list[int]], then: Callable[[], None]) -> Callable[[], None]:
@@ -235,5 +235,5 @@ def test_a_worker_that_hangs_in_the_kernel_takes_its_node_out_of_the_job(
         why = rf"its processes .*: {pid} \(state D: hangs in the kernel, in request_wait_answer\) since .*"
         assert re.fullmatch(why, made.agent.ended_by)
         [node] = made.group()["nodes"]
-        assert (node["state"], node["why"]) == ("left", made.agent.ended_by)
+        assert (node["state"], node["reason"]["message"]) == ("left", made.agent.ended_by)
     soon(lambda: not is_alive(pid), "its end")

@@ -150,7 +150,10 @@ def test_workers_that_a_room_fails_at_once_they_run_are_one_failure_of_the_round
     monkeypatch.setattr(StartCheck, "begin", begin)
     monkeypatch.setattr(made.line, "send", send)
     assert made.run() is None
-    assert "a could not start its workers: [Errno 24] Too many" in made.group()["root_cause"]["message"]
+    assert (
+        "a could not start its workers: [Errno 24] Too many"
+        in made.group()["root_cause"]["reason"]["message"]
+    )
     kinds = [message.body(incarnation="i", age_s=0.0).kind for message in said]
     assert kinds == [ReportKind.FAILED]
 
@@ -218,7 +221,7 @@ def test_a_command_that_this_node_cannot_run_is_the_rounds_failure(rig: Make) ->
     made.put(command=["nowhere.py"], max_restarts=0, max_nodes=1, stop_timeout_s=5.0)
     assert made.run() == 1
     cause = made.group()["root_cause"]
-    assert cause["message"] == (
+    assert cause["reason"]["message"] == (
         f"a could not start its workers: script 'nowhere.py' does not exist (looked from {os.getcwd()}); "
         "no restart, since it would end the same way"
     )
@@ -251,7 +254,7 @@ def test_a_file_that_cannot_be_run_costs_no_restart(
     assert made.run() == 1
     group = made.group()
     assert (group["restarts"], group["round"]) == (0, 1)
-    assert group["root_cause"]["message"] == (
+    assert group["root_cause"]["reason"]["message"] == (
         f"a could not start its workers: '{script}' {text}; no restart, since it would end the same way"
     )
 
@@ -266,7 +269,7 @@ def test_a_full_disk_is_the_rounds_failure(rig: Make, monkeypatch: pytest.Monkey
     assert made.run() == 1
     assert (
         "a could not start its workers: OSError: [Errno 28] No space left"
-        in made.group()["root_cause"]["message"]
+        in made.group()["root_cause"]["reason"]["message"]
     )
 
 
@@ -280,7 +283,7 @@ def test_a_start_that_fails_at_a_file_whose_name_is_not_utf_8_is_the_rounds_fail
 
     monkeypatch.setattr(RoundLogsSpecs, "reify", refuse)
     assert made.run() == 1
-    message = made.group()["root_cause"]["message"]
+    message = made.group()["root_cause"]["reason"]["message"]
     assert message == r"a could not start its workers: OSError: cannot make caf\udce9"
 
 
@@ -593,14 +596,14 @@ def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(
     made = rig(f"{loads}; {sys.executable} meet.py; {trains}", slots=2)
 
     def why(text: str) -> Callable[[], None]:
-        return lambda: soon(lambda: text in made.group()["why"], text)
+        return lambda: soon(lambda: text in made.group()["reason"]["message"], text)
 
     status = made.run(
         made.says("none of 2 workers have met"),
         why("so far ranks 0, 1 never met"),
         (tmp_path / "loaded").touch,
         made.says("all 2 workers have met by now"),
-        lambda: soon(lambda: "met" not in made.group()["why"], "no word of it any more"),
+        lambda: soon(lambda: "met" not in made.group()["reason"]["message"], "no word of it any more"),
         (tmp_path / "trained").touch,
     )
     assert status == 0

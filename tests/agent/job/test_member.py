@@ -65,7 +65,7 @@ class Round(OtherNode):
 
     def told(self, kind: str) -> list[str]:
         events = self.ask("GET", "/events")["events"]
-        return [event["node_id"] for event in events if event["kind"] == kind]
+        return [event["reason"]["nodes"][0] for event in events if event["reason"]["code"] == kind]
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_failure_that_nobody_else_speaks_of_is_told(begun: Round) -> None:
         lambda: begun.ready(2),
     )
     assert status == 1
-    assert "this node does not run that" in begun.rig.group()["root_cause"]["message"]
+    assert "this node does not run that" in begun.rig.group()["root_cause"]["reason"]["message"]
 
 
 def test_a_round_that_ends_before_its_processes_came_is_left_for_the_next(begun: Round) -> None:

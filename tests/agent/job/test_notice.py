@@ -24,6 +24,7 @@ from hetagent.node.processes.proctree import handles
 from hetagent.runloop import notices as notice
 from hetagent.runloop.notices import Notices
 from hetrdzv.protocol.directive import NoticeReply
+from hetrdzv.protocol.reasons.ends import nodes_joined
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
@@ -68,7 +69,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
 
 
 def announce(notices: Notices) -> None:
-    notice = NoticeReply(kind="joined", why="gpu4 joined", left_s=30.0)
+    notice = NoticeReply(kind="joined", reason=nodes_joined(["gpu4"]), left_s=30.0)
     notices.on_directive(replace(start("a", 1), notice=notice, notice_s=30.0))
 
 
@@ -228,7 +229,7 @@ def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_rou
 
     def goes_on() -> None:
         soon(
-            lambda: "a left the round, which goes on" in made.group()["why"],
+            lambda: "a left the round, which goes on" in made.group()["reason"]["message"],
             "the end of the round",
         )
         other.ready(1)

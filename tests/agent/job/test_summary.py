@@ -6,18 +6,20 @@ import pytest
 
 from hetagent.cli.summary import closing_block
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import DirectiveReply, FailureReply, RootCauseReply
-from hetrdzv.protocol.facts.causes import FailedWorker, JoinTimeout, WorkerFault
-from hetrdzv.protocol.facts.parts import Other, Ready, quoted
-from hetrdzv.protocol.facts.reasons import CameLate, Failed
+from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.failure import Failure, RootCause
+from hetrdzv.protocol.reasons import ends
+from hetrdzv.protocol.reasons.advice import next_step
+from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.texts.who import Nodes
-from hetrdzv.words.advice import next_step
 
-WORKER = WorkerFault(worker=FailedWorker(node_id="a", rank=0, exit_code=1, said=quoted("no such dataset")))
+WORKER = ends.worker_failed("a", Failure(local_rank=0, rank=0, exit_code=1, message="no such dataset"))
 
 
 def directive(**fields: Any) -> DirectiveReply:
-    default = {"kind": "exit", "version": "1", "round": 3, "code": "failed", "why": "the job failed: x"}
+    reason = Reason(code="?", message=fields.pop("why", "the job failed: x"))
+    default = {"kind": "exit", "version": "1", "round": 3, "code": "failed", "reason": reason}
     timing = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 30.0, "max_disconnect_s": 600.0}
     return codec.checked(DirectiveReply, default | timing | fields, unknown="ignore")
 
@@ -36,9 +38,7 @@ def test_success() -> None:
 
 
 def test_where_the_logs_are_is_said_before_the_root_cause() -> None:
-    cause = RootCauseReply(
-        reason=Other(kind="?"), kind="join_timeout", message="not enough nodes", round=3, node_id=""
-    )
+    cause = RootCause(reason=Reason(code="?", message="not enough nodes"), round=3, node_id="")
     outcome = directive(outcome="failed", root_cause=cause)
     text = closing_block("bert", "gpu7", outcome, 3, "", last_words=["disk     full"], logs="/logs/bert_x1")
     assert text.splitlines()[4:7] == ["disk     full", "logs     /logs/bert_x1", ""]
@@ -46,11 +46,9 @@ def test_where_the_logs_are_is_said_before_the_root_cause() -> None:
 
 
 def test_a_failure_names_the_worker_and_shows_its_words() -> None:
-    failure = FailureReply(local_rank=1, rank=5, exit_code=1, message="Traceback\n  line\nValueError: x\n")
-    cause = RootCauseReply(
-        reason=Other(kind="?"),
-        kind="worker",
-        message="rank 5 failed",
+    failure = Failure(local_rank=1, rank=5, exit_code=1, message="Traceback\n  line\nValueError: x\n")
+    cause = RootCause(
+        reason=Reason(code="?", message="rank 5 failed"),
         round=2,
         node_id="gpu3",
         failure=failure,
@@ -67,21 +65,17 @@ def test_a_failure_names_the_worker_and_shows_its_words() -> None:
 
 
 def test_a_signal() -> None:
-    failure = FailureReply(local_rank=0, rank=0, signal="SIGKILL")
-    cause = RootCauseReply(
-        reason=Other(kind="?"), kind="worker", message="m", round=1, node_id="a", failure=failure
-    )
+    failure = Failure(local_rank=0, rank=0, signal="SIGKILL")
+    cause = RootCause(reason=Reason(code="?", message="m"), round=1, node_id="a", failure=failure)
     assert block(directive(outcome="failed", root_cause=cause))[-2] == (
         "  node a, rank 0 (local rank 0), killed by SIGKILL, round 1"
     )
 
 
 def test_workers_that_could_not_be_started_have_no_rank() -> None:
-    failure = FailureReply(local_rank=-1, rank=-1, message="no such script")
-    cause = RootCauseReply(
-        reason=Other(kind="?"),
-        kind="worker",
-        message="a could not start its workers: no such script",
+    failure = Failure(local_rank=-1, rank=-1, message="no such script")
+    cause = RootCause(
+        reason=Reason(code="?", message="a could not start its workers: no such script"),
         round=1,
         node_id="a",
         failure=failure,
@@ -93,37 +87,26 @@ def test_workers_that_could_not_be_started_have_no_rank() -> None:
 
 
 def test_a_cause_without_a_worker() -> None:
-    reason = JoinTimeout(within_s=2.0, ready=Ready(nodes=Nodes.of(["a"]), want=2))
-    cause = RootCauseReply(
-        reason=reason, kind="join_timeout", message="not enough nodes joined within 2 s: 1 of 2 ready"
-    )
-    failed = directive(outcome="failed", reason=Failed(cause=reason), root_cause=cause)
+    reason = ends.join_timeout(within_s=2.0, ready=Ready(nodes=Nodes.of(["a"]), want=2))
+    failed = directive(outcome="failed", root_cause=RootCause(reason=reason))
     assert block(failed)[-2:] == [
-        "root cause: not enough nodes joined within 2 s: 1 of 2 ready",
-        f"  next: {next_step('bert', Failed(cause=reason))}",
+        "root cause: not enough nodes joined within 2 s: 1 of 2 nodes ready (a)",
+        f"  next: {next_step('bert', reason, failed=True)}",
     ]
 
 
 @pytest.mark.parametrize(
-    ("reason", "begin"),
+    ("stays", "begin"),
     [
-        (Failed(cause=WORKER, stays=True), "hetctl restart bert, then start hetagent on each node"),
-        (Failed(cause=WORKER), "start hetagent on each node"),
-        (
-            CameLate(group_id="bert", outcome="failed"),
-            "hetctl restart bert, then start hetagent on each node",
-        ),
-        (Other(kind="?"), "start hetagent on each node"),
+        (True, "hetctl restart bert, then start hetagent on each node"),
+        (None, "start hetagent on each node"),
     ],
 )
-def test_what_to_do_is_what_hetctl_says(reason: Any, begin: str) -> None:
-    cause = RootCauseReply(
-        reason=WORKER, kind="worker", message="m", failure=FailureReply(local_rank=0, rank=0, exit_code=1)
-    )
-    told = block(directive(outcome="failed", reason=reason, root_cause=cause))
+def test_what_to_do_is_what_hetctl_says(stays: bool | None, begin: str) -> None:
+    cause = RootCause(reason=WORKER, failure=Failure(local_rank=0, rank=0, exit_code=1))
+    told = block(directive(outcome="failed", stays=stays, root_cause=cause))
     assert told[-1] == f"  next: to begin again, once that is mended: {begin}"
-    if isinstance(reason, Failed):
-        assert told[-1] == f"  next: {next_step('bert', reason)}"
+    assert told[-1] == f"  next: {next_step('bert', WORKER, failed=True, stays=bool(stays))}"
 
 
 def test_no_outcome() -> None:

@@ -456,7 +456,7 @@ def test_an_event_log_handler_that_does_not_exist_fails_the_round_not_the_agent(
     made = rig("exec sleep 100", max_restarts=0)
     made.spec.event_log_handler = "nowhere"
     assert made.run() == 1
-    assert "KeyError: 'nowhere'" in made.group()["root_cause"]["message"]
+    assert "KeyError: 'nowhere'" in made.group()["root_cause"]["reason"]["message"]
 
 
 def test_a_job_tells_its_failed_ranks_and_its_end(rig: Make, log: Log) -> None:

@@ -30,7 +30,7 @@ from hetrdzv.protocol.errors import (
     UnknownNode,
     Unreachable,
 )
-from hetrdzv.protocol.failure import Failure, FailureFields
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
@@ -260,4 +260,4 @@ def problem(status: int, code: str, text: str = "the server's text") -> Problem:
     return Problem(status, code, text, {})
 
 
-FAILURE = FailureFields(local_rank=1, rank=1, exit_code=1, message="boom")
+FAILURE = Failure(local_rank=1, rank=1, exit_code=1, message="boom")

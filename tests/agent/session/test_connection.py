@@ -24,8 +24,9 @@ from hetagent.session.session import Session
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable
-from hetrdzv.protocol.failure import FailureFields
+from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.http.route import Route
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests.daemon import DaemonRequest
 
 TIMING = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 7.0, "max_disconnect_s": 600.0}
@@ -37,7 +38,7 @@ def directive(kind: str, round_number: int = 0, **fields: Any) -> DirectiveReply
         "version": f"{kind}.{round_number}",
         "round": round_number,
         "code": kind,
-        "why": kind,
+        "reason": Reason(code=kind, message=kind),
     }
     return codec.checked(DirectiveReply, head | TIMING | fields, unknown="ignore")
 
@@ -149,7 +150,7 @@ def test_directives_come_in_order_and_wake_the_agent(talk: Talk) -> None:
 
 def test_on_a_terminal_what_it_waits_for_is_shown_until_it_is_over(talk: Talk) -> None:
     talk.on_terminal = True
-    talk.client.says = directive("wait", why="1 of 2 nodes ready (a)")
+    talk.client.says = directive("wait", reason=Reason(code="?", message="1 of 2 nodes ready (a)"))
     talk.begin()
     assert talk.next().kind == "wait"
     talk.client.says = start(1)
@@ -164,7 +165,7 @@ def test_what_the_agent_says_arrives(talk: Talk) -> None:
     talk.client.says = start(1)
     wait_for(lambda: [one for one in talk.news() if one.kind == "start"])
     talk.line.send(reports.started(1))
-    talk.line.send(reports.failed(1, FailureFields(local_rank=0, rank=0, exit_code=3)), time.monotonic() - 2)
+    talk.line.send(reports.failed(1, Failure(local_rank=0, rank=0, exit_code=3)), time.monotonic() - 2)
     told = wait_for(lambda: len(talk.client.heard("report")) == 2 and talk.client.heard("report"))
     assert [report.kind for report in told] == ["started", "failed"]
     assert 2 <= told[1].age_s < 5
@@ -339,12 +340,15 @@ def test_an_error_of_the_server_is_the_sessions_business(talk: Talk) -> None:
 def test_what_is_waited_for_is_told_once_however_the_seconds_change(talk: Talk) -> None:
     for seconds in (9, 8, 7):
         talk.client.says = replace(
-            directive("wait"), version=str(seconds), why=f"1 of 2 nodes ready; until {seconds} s from now"
+            directive("wait"),
+            version=str(seconds),
+            reason=Reason(code="?", message="1 of 2 nodes ready", since=float(seconds)),
+            clock=9.0,
         )
         if seconds == 9:
             talk.begin()
         wait_for(talk.news)
-    assert talk.told == ["waiting: 1 of 2 nodes ready; until 9 s from now"]
+    assert talk.told == ["waiting: 1 of 2 nodes ready; for 0 s"]
 
 
 def test_one_that_was_never_started_can_be_left_and_closed(talk: Talk) -> None:

@@ -11,8 +11,7 @@ from hetagent.session import reports
 from hetagent.session.requests import Join, Leave, Poll, Report, SendReport
 from hetagent.session.session import LAST_REPORTS_S
 from hetrdzv.core import commands
-from hetrdzv.protocol.facts.causes import Announced
-from hetrdzv.protocol.facts.parts import Quoted
+from hetrdzv.protocol.reasons import departures
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.stacks import LogsRequest, Stack
 from hetrdzv.protocol.states import DirectiveKind
@@ -23,7 +22,7 @@ def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
     bench.started()
     bench.session.leaving("SIGTERM", bench.now)
     bench.pump()
-    assert bench.group.nodes["a"].leaving == Announced(text=Quoted("SIGTERM"))
+    assert bench.group.nodes["a"].leaving == departures.agent_left("SIGTERM")
     assert bench.kinds == [("start", 1), ("stop", 1)]
     count = sum(isinstance(request, Join) for request in bench.sent)
     bench.ready(1)
@@ -33,7 +32,7 @@ def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
     bench.session.leave("its agent got SIGTERM", bench.now)
     bench.pump()
     assert bench.session.finished
-    assert bench.group.nodes["a"].gone_why == Announced(text=Quoted("its agent got SIGTERM"))
+    assert bench.group.nodes["a"].gone_why == departures.agent_left("its agent got SIGTERM")
 
 
 def test_a_start_that_comes_while_leaving_is_not_told(bench: Bench) -> None:

@@ -4,29 +4,29 @@ from dataclasses import replace
 
 import pytest
 
-from hetagent.session import waiting
-from hetagent.session.waiting import WaitDisplay
+from hetagent.session import waiting as shown_waiting
+from hetagent.session.waiting import NEWS_S, WaitDisplay
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.causes import FailedWorker
-from hetrdzv.protocol.facts.parts import Other, Quoted, Ready
-from hetrdzv.protocol.facts.reasons import Reason, WaitsFor
+from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.reasons import waiting
+from hetrdzv.protocol.reasons.ends import worker_failed
+from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.protocol.texts.who import Nodes
 
 A = Ready(nodes=Nodes.of(["a"]), want=2)
-WHAT = reasons.TooFew(ready=A, missing=1, until=560.0)
+WHAT = waiting.too_few(ready=A, missing=1, until=560.0)
 
 
-def answer(what: WaitsFor | Reason = WHAT, clock: float = 500.0, why: str = "?") -> DirectiveReply:
+def answer(what: Reason = WHAT, clock: float = 500.0) -> DirectiveReply:
     """What a server says to a node that waits, when its clock reads so many seconds."""
     return DirectiveReply(
         kind=DirectiveKind.WAIT,
         version="1",
         round=0,
         code="waiting",
-        reason=what if isinstance(what, Other) else reasons.Waits(what=what),
-        why=why,
+        reason=what,
         clock=clock,
         poll_s=1.0,
         lease_s=5.0,
@@ -47,7 +47,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setattr(shown_waiting, "time", clock)
     return clock
 
 
@@ -72,10 +72,10 @@ def test_a_live_line_counts_down_to_the_same_moment(clock: Clock) -> None:
     wait.over()
     assert told == []
     assert [line.partition("until ")[2].partition(", ")[2] for line in shown] == [
-        "1 min 0 s from now)",
-        "59 s from now)",
+        "1 min 0 s from now",
+        "59 s from now",
         "",
-        "1 min 0 s from now)",
+        "1 min 0 s from now",
         "",
     ]
     assert lefts == ["1 min 0 s", "59 s", "", "1 min 0 s", ""]
@@ -85,11 +85,11 @@ def test_a_live_line_counts_down_to_the_same_moment(clock: Clock) -> None:
 def test_without_a_terminal_only_news_are_told(clock: Clock) -> None:
     told: list[str] = []
     wait = WaitDisplay(told.append)
-    both = reasons.TooFew(ready=Ready(nodes=Nodes.of(["a", "b"]), want=3), missing=1, until=562.0)
+    both = waiting.too_few(ready=Ready(nodes=Nodes.of(["a", "b"]), want=3), missing=1, until=562.0)
     for said in (answer(), answer(clock=502.0), answer(both, 502.0)):
         wait.waits(said)
         assert not wait.tick()
-    clock.now += waiting.NEWS_S
+    clock.now += NEWS_S
     wait.waits(answer(both, 507.0))
     assert [line.partition(";")[0] for line in told] == [
         "waiting: 1 of 2 nodes ready (a)",
@@ -104,23 +104,20 @@ def test_which_node_is_missing_is_news_however_alike_the_words_are(clock: Clock)
     told: list[str] = []
     wait = WaitDisplay(told.append)
     for node_id in ("gpu3", "gpu7"):
-        clock.now += waiting.NEWS_S
-        wait.waits(answer(reasons.ToStop(nodes=Nodes.of([node_id]), checked=False, until=510.0)))
+        clock.now += NEWS_S
+        wait.waits(answer(waiting.stopping([node_id], checked=False, until=510.0)))
     assert [line.split()[1] for line in told] == ["gpu3", "gpu7"]
-
-
-RETRY = FailedWorker(node_id="a", exit_code=1, said=Quoted("retry starts in 30 s"))
 
 
 def test_words_of_a_script_are_shown_as_they_are(clock: Clock) -> None:
     told: list[str] = []
-    ended = reasons.Ended(round=1, cause=RETRY, judged=True)
-    said = replace(answer(), reason=reasons.Waits(ended=ended, what=WHAT))
-    WaitDisplay(told.append).waits(said)
+    failure = Failure(local_rank=-1, rank=-1, exit_code=1, message="retry starts in 30 s")
+    ended = replace(worker_failed("a", failure), round=1)
+    WaitDisplay(told.append).waits(answer(replace(WHAT, cause=ended)))
     assert told[0].endswith("; round 1 ended (the program of a exited with code 1: retry starts in 30 s)")
 
 
 def test_a_reason_of_a_newer_server_is_told_in_its_words(clock: Clock) -> None:
     told: list[str] = []
-    WaitDisplay(told.append).waits(answer(Other(kind="new"), why="the moon is full"))
+    WaitDisplay(told.append).waits(answer(Reason(code="new", message="the moon is full")))
     assert told == ["waiting: the moon is full"]

@@ -17,7 +17,10 @@ from hetagent.torchrun.connection import Connection
 from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.handler import TorchrunHandler
 from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests.reports import ReportRequest
+
+FOR = Reason(code="?", message="for a reason")
 
 
 def params(
@@ -30,7 +33,7 @@ def params(
 def directive(kind: str, round_number: int = 1, **fields: Any) -> DirectiveReply:
     """Any directive except a start."""
     return replace(
-        start("a", 1), **{"kind": kind, "round": round_number, "start": None, "why": "for a reason"} | fields
+        start("a", 1), **{"kind": kind, "round": round_number, "start": None, "reason": FOR} | fields
     )
 
 

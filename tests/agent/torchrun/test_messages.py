@@ -16,8 +16,8 @@ from hetagent.torchrun import create_handler
 from hetagent.torchrun.conf import OPTIONS
 from hetagent.torchrun.messages import exit_error, with_options
 from hetrdzv.auth.tls import TlsError
-from hetrdzv.protocol.directive import RootCauseReply
-from hetrdzv.protocol.facts.parts import Other
+from hetrdzv.protocol.failure import RootCause
+from hetrdzv.protocol.reasons.reason import Reason
 
 
 def test_advice_says_what_flags_are_called_here() -> None:
@@ -40,11 +40,9 @@ def test_the_example_of_an_option_is_one() -> None:
     assert "node_id" in OPTIONS
 
 
-LATE = RootCauseReply(reason=Other(kind="?"), kind="join_timeout", message="1 of 2 nodes ready")
-CUT_OFF = RootCauseReply(reason=Other(kind="?"), kind="master_unreachable", message="no node can be master")
-FAILED = RootCauseReply(
-    reason=Other(kind="?"), kind="worker_failed", message="rank 0 on a exited with code 1"
-)
+LATE = RootCause(reason=Reason(code="join_timeout", message="1 of 2 nodes ready"))
+CUT_OFF = RootCause(reason=Reason(code="no_master", message="no node can be master"))
+FAILED = RootCause(reason=Reason(code="worker_failed", message="rank 0 on a exited with code 1"))
 
 
 @pytest.mark.parametrize(

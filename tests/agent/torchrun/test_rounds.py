@@ -138,7 +138,7 @@ def test_the_failure_of_the_only_node_is_shown(job: Job) -> None:
     handler.next_rendezvous()
     gives_up(handler, code=7)
     group = job.ends("failed")
-    assert group["root_cause"]["message"] == "rank 0 on a exited with code 7"
+    assert group["root_cause"]["reason"]["message"] == "rank 0 on a exited with code 7"
     shown = job.hetctl("get", job.group_id)
     assert "rank 0 on a exited with code 7" in shown
     assert "gave up; what failed" not in shown
@@ -161,7 +161,7 @@ def test_the_first_failure_is_the_cause_where_all_give_up(job: Job) -> None:
     told_to_stop(b)
     gives_up(b, rank=1)
     group = job.ends("failed")
-    assert group["why"] == FAILED
+    assert group["reason"]["message"] == FAILED
 
 
 def test_the_others_go_on_where_they_are_enough(job: Job) -> None:
@@ -184,7 +184,7 @@ def test_a_signal_is_no_failure(job: Job) -> None:
     with pytest.raises(SignalException):
         program()
     told_to_stop(b)
-    assert job.group()["current_round"]["ended"] == "a left: its agent got SIGTERM"
+    assert job.group()["current_round"]["ended"]["message"] == "a left: its agent got SIGTERM"
 
 
 def test_an_error_that_kept_workers_from_starting_is_the_cause(job: Job) -> None:
@@ -195,7 +195,7 @@ def test_an_error_that_kept_workers_from_starting_is_the_cause(job: Job) -> None
     except ValueError:
         handler.shutdown()
     group = job.ends("failed")
-    assert group["why"] == "a could not start its workers: ValueError: no such file: train.py"
+    assert group["reason"]["message"] == "a could not start its workers: ValueError: no such file: train.py"
 
 
 # -- a handler that was told to exit -------------------------------------------------------------------------

@@ -13,29 +13,31 @@ from hetrdzv.core.snapshots import Declare, Use, complete_in_memory, found
 from hetrdzv.core.snapshots.complete import gathered, missing
 from hetrdzv.core.snapshots.told import MOST_WHOLE, told
 from hetrdzv.protocol.errors import NodeIdInUse, StaleIncarnation, StaleRound
-from hetrdzv.protocol.facts.parts import Quoted
+from hetrdzv.protocol.reasons.snapshots import (
+    began_from_snapshot,
+    lost,
+    not_on_disk,
+    not_taken,
+    snapshot_wanted,
+)
 from hetrdzv.protocol.rooms.snapshots import (
-    BeganFromSnapshot,
     Chosen,
     Held,
     Holdings,
     Incomplete,
     NobodyHasAll,
     NoSuchSnapshot,
-    NotOnDisk,
     NotReadable,
-    NotTaken,
     NotWritten,
     OnDisk,
     PartsMissing,
     RankPart,
-    SnapshotWanted,
     Source,
     Stamp,
     ValuesDiffer,
 )
-from hetrdzv.protocol.texts.who import Nodes, Ranks
-from tests.core.driver import Story
+from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
+from tests.core.driver import Story, bare
 
 NOTHING = Holdings(port=7000, key="secret")
 
@@ -117,8 +119,8 @@ def test_a_round_begins_from_the_newest_complete_snapshot_and_says_what_is_lost(
     job.again(job.holds(held(90), held(100), held(110, whole=False), reached=103), both)
     assert (job.step, job.began and job.began.round, job.began and job.began.lost) == (100, 1, 4)
     part = Incomplete(stamp=Stamp(round=1, step=110), lack=NobodyHasAll())
-    event = BeganFromSnapshot(stamp=Stamp(round=1, step=100), nodes=Nodes.of(["a", "b"]), lost=4, newer=part)
-    assert job.facts("began_from_snapshot") == [event]
+    event = bare(began_from_snapshot(2, Stamp(round=1, step=100), Nodes.of(["a", "b"]), 4, part))
+    assert job.said("began_from_snapshot") == [event]
     assert job.events[-2].round == 2 or job.events[-1].round == 2
     start = job.told("a").start
     assert start is not None
@@ -142,9 +144,10 @@ def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
     a, b = held(100, ranks=(0,), **sharded), held(100, ranks=(1,), whole=False, **sharded)
     job.again(job.holds(held(90), a, reached=100), job.holds(held(90)))
     assert job.step == 90
-    (event,) = job.facts("began_from_snapshot")
+    (event,) = job.said("began_from_snapshot")
     gone = Incomplete(stamp=Stamp(round=1, step=100), lack=PartsMissing(ranks=Ranks.of([1])))
-    assert (event.lost, event.newer) == (10, gone)
+    assert event.data["lost"] == 10
+    assert lost(10, gone) in event.message
     assert job.began is not None
     assert job.began.newer == gone
     job.again(job.holds(held(90), a), job.holds(held(90), b))
@@ -161,8 +164,8 @@ def test_what_a_person_undoes_is_not_lost_for_want_of_a_part() -> None:
     job.declare("a", there)
     job.do(Use(90))
     job.again(there)
-    (event,) = job.facts("began_from_snapshot")
-    assert (event.stamp.step, event.lost, event.newer) == (90, 20, None)
+    (event,) = job.said("began_from_snapshot")
+    assert (event.data["step"], event.data["lost"]) == (90, 20)
 
 
 def test_of_several_steps_the_one_that_lacks_least_is_named() -> None:
@@ -264,7 +267,7 @@ def test_a_node_that_leaves_serves_what_only_it_has() -> None:
     assert (job.told("b").kind, job.told("b").code) == ("wait", "others_load")
     assert list(violations(job.group)) == []
     job.leave("b", "its agent got SIGTERM")
-    assert len(job.facts("node_left")) == 1, "it has said goodbye"
+    assert len(job.said("node_left")) == 1, "it has said goodbye"
     job.run()
     job.failed("a")
     assert (job.told("b").kind, job.told("b").code) == ("wait", "serves")
@@ -418,14 +421,15 @@ def test_where_nobody_can_load_any_snapshot_all_is_lost_and_it_is_said_why() -> 
     assert job.step == 100
     refuses = replace(seen, refused=(Stamp(round=1, step=100),))
     gives_up(job, "b", refuses, seen)
-    said = job.facts("began_from_snapshot")[-1]
-    assert (said.stamp.step, said.lost) == (80, 20), "nobody has trained since"
-    assert said.newer == Incomplete(stamp=Stamp(round=1, step=100), lack=NotReadable(nodes=Nodes.of(["b"])))
+    said = job.said("began_from_snapshot")[-1]
+    assert (said.data["step"], said.data["lost"]) == (80, 20), "nobody has trained since"
+    lack = Incomplete(stamp=Stamp(round=1, step=100), lack=NotReadable(nodes=Nodes.of(["b"])))
+    assert lost(20, lack) in said.message
     refuses = replace(refuses, refused=(Stamp(round=1, step=100), Stamp(round=1, step=80)))
     gives_up(job, "b", refuses, seen)
     assert job.began is None
-    said = job.facts("began_from_snapshot")[-1]
-    assert (said.stamp, said.lost) == (None, 80)
+    said = job.said("began_from_snapshot")[-1]
+    assert (said.data.get("step"), said.data["lost"]) == (None, 80)
 
 
 def test_a_person_chooses_and_newer_ones_are_undone() -> None:
@@ -435,7 +439,7 @@ def test_a_person_chooses_and_newer_ones_are_undone() -> None:
         job.declare(name, copies)
     job.do(Use(90))
     job.do(Use(90))
-    assert job.facts("snapshot_wanted") == [SnapshotWanted(stamp=Stamp(round=1, step=90))]
+    assert job.said("snapshot_wanted") == [snapshot_wanted(Stamp(round=1, step=90))]
     job.again(copies)
     assert job.step == 90
     assert job.group.snapshots is not None
@@ -556,8 +560,10 @@ def test_a_new_job_begins_from_what_is_on_disk() -> None:
     job.join("b", snapshots=NOTHING)  # it has not looked lately
     job.run()
     assert job.began == Chosen(round=9, step=300, world_size=4, lost=0, on_disk=True, origin="earlier")
-    assert job.facts("began_from_snapshot") == [
-        BeganFromSnapshot(stamp=Stamp(round=9, step=300, origin="earlier"), on_disk=True, lost=0)
+    assert job.said("began_from_snapshot") == [
+        bare(
+            began_from_snapshot(1, Stamp(round=9, step=300, origin="earlier"), NOBODY, 0, None, on_disk=True)
+        )
     ]
     for name in ("a", "b"):
         start = job.told(name).start
@@ -616,9 +622,9 @@ def test_where_nobody_who_knows_is_left_nobody_says_that_no_step_is_lost(is_on_d
         job.join(name, snapshots=replace(NOTHING, on_disk=disk))
     job.wait(job.group.spec.replace_wait_s)
     job.run()
-    (event,) = job.facts("began_from_snapshot")
-    assert event.lost is None
-    assert (event.stamp is not None) == is_on_disk
+    (event,) = job.said("began_from_snapshot")
+    assert "lost" not in event.data
+    assert ("step" in event.data) == is_on_disk
 
 
 def test_where_nothing_was_ever_saved_nothing_is_said() -> None:
@@ -629,7 +635,7 @@ def test_where_nothing_was_ever_saved_nothing_is_said() -> None:
         job.join(name, snapshots=NOTHING)
     job.wait(job.group.spec.replace_wait_s)
     job.run()
-    assert job.facts("began_from_snapshot") == []
+    assert job.said("began_from_snapshot") == []
 
 
 def test_the_next_agent_of_a_node_may_know_how_far_it_came() -> None:
@@ -640,8 +646,8 @@ def test_the_next_agent_of_a_node_may_know_how_far_it_came() -> None:
     job.join("b", inc="b-2", snapshots=NOTHING)
     job.wait(job.group.spec.replace_wait_s)
     job.run()
-    (event,) = job.facts("began_from_snapshot")
-    assert (event.stamp, event.lost) == (Stamp(round=1, step=236), 4)
+    (event,) = job.said("began_from_snapshot")
+    assert (event.data["step"], event.data["lost"]) == (236, 4)
 
 
 def test_the_disk_counts_where_memory_has_nothing_newer() -> None:
@@ -695,16 +701,16 @@ def test_what_one_other_node_has_is_no_reason_for_the_only_member_to_drop_its_ow
 def test_a_node_that_joins_without_a_place_for_snapshots_is_said_once_a_round_and_shown() -> None:
     job = Job()
     why = "another agent uses /dev/shm/hets_1"
-    lacks = NotTaken(nodes=Nodes.of(["b"]), why=Quoted(why))
+    lacks = not_taken(Nodes.of(["b"]), why)
     job.join("a", snapshots=NOTHING)
     job.join("b", snapshots=Holdings(not_taken=why))
     job.run()
     assert job.group.round is not None
     assert found(job.group, job.group.round) == (lacks,)
     job.declare("a", job.holds(held(90)))
-    assert job.facts("not_taken") == [lacks]
+    assert job.said("not_taken") == [lacks]
     job.again(job.holds(held(90)), Holdings(not_taken=why))
-    assert job.facts("not_taken") == [lacks, lacks]
+    assert job.said("not_taken") == [lacks, lacks]
     job.again(job.holds(held(90)), NOTHING)
     assert found(job.group, job.group.round) == ()
 
@@ -715,11 +721,11 @@ def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() 
     assert current is not None
     for node_id in ("a", "b"):
         job.declare(node_id, replace(job.holds(held(90)), not_taken=f"{node_id} needs 5 MB"))
-    why = Quoted("a needs 5 MB")
-    assert found(job.group, current) == (NotTaken(nodes=Nodes.of(["a", "b"]), why=why),)
+    why = "a needs 5 MB"
+    assert found(job.group, current) == (not_taken(Nodes.of(["a", "b"]), why),)
     job.declare("a", job.holds(held(95)))
     job.declare("a", replace(job.holds(held(100)), not_taken="a needs 5 MB"))
-    assert job.facts("not_taken") == [NotTaken(nodes=Nodes.of(["a"]), why=why)]
+    assert job.said("not_taken") == [not_taken(Nodes.of(["a"]), why)]
     for node_id in ("a", "b"):
         job.declare(node_id, job.holds(held(105)))
     assert found(job.group, current) == ()
@@ -730,16 +736,16 @@ def test_what_could_not_be_written_is_said_until_one_is() -> None:
     current = job.group.round
     assert current is not None
     lack = NotWritten(stamp=Stamp(round=1, step=90), why="No space left on device")
-    said = NotOnDisk(stamp=lack.stamp, nodes=Nodes.of(["a"]), why=Quoted("No space left on device"))
+    said = not_on_disk(lack.stamp, Nodes.of(["a"]), lack.why)
     job.declare("a", replace(job.holds(held(90)), not_written=lack))
     assert found(job.group, current) == (said,)
     later = replace(lack, stamp=Stamp(round=1, step=95))
     job.declare("a", replace(job.holds(held(95)), not_written=later))
-    assert found(job.group, current) == (replace(said, stamp=later.stamp),)
+    assert found(job.group, current) == (not_on_disk(later.stamp, Nodes.of(["a"]), lack.why),)
     job.declare("b", replace(job.holds(held(95)), not_written=lack))
-    both = replace(said, stamp=later.stamp, nodes=Nodes.of(["a", "b"]))
+    both = not_on_disk(later.stamp, Nodes.of(["a", "b"]), lack.why)
     assert found(job.group, current) == (both,)
-    assert job.facts("not_on_disk") == [said], "the warning tells of each, the history of the first"
+    assert job.said("not_on_disk") == [said], "the warning tells of each, the history of the first"
     for node_id in ("a", "b"):
         job.declare(node_id, job.holds(held(100)))
     assert found(job.group, current) == ()

@@ -56,13 +56,13 @@ async def test_who_comes_after_a_cancel_hears_who_it_was(access: dict[str, Any],
     async with serving() as (service, _), api(service, **access) as client:
         await two_nodes(service)
         cancelled = (await client.post("/v1/groups/g/cancel", headers=headers)).json()
-        assert cancelled["reason"] == {"kind": "cancelled", "by": who, "hang": None}
+        assert (cancelled["reason"]["code"], cancelled["reason"]["data"]["by"]) == ("group_cancelled", who)
         told = await join(client, "1")
         assert (told["kind"], told["outcome"], told["exit_code"]) == ("exit", "cancelled", 3)
-        assert told["cancelled"]["by"] == who
-        assert 0 <= told["cancelled"]["ago_s"] < 60
-        assert (told["reason"]["kind"], told["reason"]["by"]) == ("came_late", who)
-        assert told["reason"]["at"] == told["cancelled"]["at"]
+        assert told["came_late"]
+        assert (told["reason"]["code"], told["reason"]["data"]["by"]) == ("came_late", who)
         history = (await client.get("/v1/groups/g/events", headers=headers)).json()["events"]
-        assert {"kind": "group_cancelled", "by": who, "hang": None} in [one["facts"] for one in history]
-        assert not any(token in one["text"] for one in history for token in (ADMIN, TEAM, AGENT))
+        assert ("group_cancelled", {"by": who}) in [
+            (one["reason"]["code"], one["reason"]["data"]) for one in history
+        ]
+        assert not any(token in one["reason"]["message"] for one in history for token in (ADMIN, TEAM, AGENT))

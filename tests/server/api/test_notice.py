@@ -5,10 +5,7 @@ from typing import Any
 
 import httpx
 
-from hetrdzv.protocol import codec
-from hetrdzv.protocol.facts.reasons import Ended
 from hetrdzv.storage.base import Snapshot
-from hetrdzv.words import reasons as words
 from tests.support.served import FaultyStore, api, polled, serving, settled
 
 NODES = "/v1/groups/g/nodes"
@@ -39,10 +36,10 @@ async def test_who_takes_notice_is_told_at_once_and_an_older_agent_only_of_the_s
         polls = {n: asyncio.create_task(polled(client, n, before[n]["version"])) for n in "ab"}
         await settled(50)
         group = (await client.post("/v1/groups/g/restart")).json()
-        assert (group["state"], group["reason"]["kind"]) == ("running", "about_to_end")
-        assert group["reason"]["nodes"]["first"] == ["a"]
+        assert (group["state"], group["reason"]["code"]) == ("running", "stop_announced")
+        assert group["reason"]["nodes"] == ["a"]
         notice = group["current_round"]["notice"]
-        assert (notice["kind"], notice["cause"]["kind"]) == ("restarted", "restarted")
+        assert (notice["kind"], notice["reason"]["code"]) == ("restarted", "restart_requested")
         assert 590 < notice["left_s"] <= 600
         told = await polls["a"]
         assert (told["kind"], told["code"], told["start"]) == ("start", "notice", before["a"]["start"])
@@ -51,8 +48,7 @@ async def test_who_takes_notice_is_told_at_once_and_an_older_agent_only_of_the_s
         assert not polls["b"].done()
         assert (await report(client, "a", "ready_to_stop"))["kind"] == "stop"
         over = (await client.get("/v1/groups/g")).json()["current_round"]
-        assert (over["reason"]["kind"], over["reason"]["cause"]["kind"]) == ("ended", "restarted")
-        assert over["ended"] == words.ended_by(codec.checked(Ended, over["reason"]))
+        assert (over["ended"]["code"], over["ended"]["round"]) == ("restart_requested", 1)
         assert (await polls["b"])["kind"] == "stop"
 
 

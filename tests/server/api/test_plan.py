@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.facts.causes import Drained, MemberDrained
+from hetrdzv.protocol.reasons import departures, ends
 from hetrdzv.protocol.requests.plans import Plan
 from hetrdzv.service import plans
 from hetrdzv.settings import Limits
@@ -24,9 +24,11 @@ async def test_a_plan_is_what_then_happens_and_changes_nothing() -> None:
             ("b", 4, 1),
         ]
         assert (found.state, found.round, found.was_round, found.world_size) == ("running", 2, 1, 5)
-        assert (found.cause, found.clock > 0) == (MemberDrained(node_id="a"), True)
+        assert (found.ended, found.clock > 0) == (ends.node_leaving("a", departures.drained()), True)
         assert (found.master, found.restarted, found.stops, found.moves) == ("c", ("b",), ("a",), ("b",))
-        assert [(one.node_id, one.slots, one.reason) for one in found.gone] == [("a", 1, Drained())]
+        assert [(one.node_id, one.slots, one.reason) for one in found.gone] == [
+            ("a", 1, departures.drained())
+        ]
 
 
 async def test_without_a_change_it_is_what_is_there() -> None:
@@ -79,5 +81,5 @@ async def test_large_groups_are_planned_one_at_a_time_beside_the_loop() -> None:
         replies = await asyncio.gather(*(client.post(PLAN, json={"remove": [f"n{i}"]}) for i in (3, 4)))
         for reply in replies:
             assert reply.json()["state"] == "waiting"
-            ready = reply.json()["reason"]["what"]["ready"]
-            assert (len(ready["nodes"]["first"]) + ready["nodes"]["more"], ready["want"]) == (many - 1, many)
+            ready = reply.json()["reason"]
+            assert (ready["code"], ready["data"]) == ("too_few_nodes", {"missing": 1, "ready": many - 1})

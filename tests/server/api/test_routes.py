@@ -6,15 +6,12 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import Response
 
 from hetrdzv.api import views
 from hetrdzv.api.views import LARGE
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import DirectiveReply
-from hetrdzv.protocol.facts.reasons import Misfit
-from hetrdzv.protocol.pages import EventReply
-from hetrdzv.storage.records import StoredEvent
-from hetrdzv.words import reasons as words
 from tests.support.served import api, join, serving, settled, two_nodes
 
 NODES = "/v1/groups/g/nodes"
@@ -75,18 +72,19 @@ async def test_a_large_group_is_shown_with_and_without_its_nodes() -> None:
 
 async def test_a_long_history_is_written_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand events held the loop for 50 ms."""
-    reply, here = views.event_reply, threading.current_thread()
+    response, here = views.json_response, threading.current_thread()
     threads: set[threading.Thread] = set()
 
-    def counted(stored: StoredEvent) -> EventReply:
+    def counted(reply: object) -> Response:
         threads.add(threading.current_thread())
-        return reply(stored)
+        return response(reply)
 
-    monkeypatch.setattr(views, "event_reply", counted)
+    monkeypatch.setattr(views, "json_response", counted)
     async with serving() as (service, _), api(service) as client:
         many = LARGE + 50
         spec = {"min_nodes": many, "max_nodes": many}
         await asyncio.gather(*(service.execute("g", join(f"n{i}", **spec)) for i in range(many)))
+        threads.clear()
         whole = (await client.get("/v1/groups/g/events")).json()
         assert len(whole["events"]) > LARGE
         assert len(threads) == 1
@@ -193,8 +191,8 @@ async def test_leave_drain_and_undrain() -> None:
         query = {"incarnation": "1", "reason": "SIGTERM"}
         assert (await client.delete(f"{NODES}/a", params=query)).status_code == 204
         nodes = {node["node_id"]: node for node in (await client.get("/v1/groups/g")).json()["nodes"]}
-        assert (nodes["a"]["state"], nodes["a"]["why"]) == ("left", "SIGTERM")
-        assert nodes["a"]["reason"] == {"kind": "announced", "text": "SIGTERM"}
+        assert (nodes["a"]["state"], nodes["a"]["reason"]["message"]) == ("left", "SIGTERM")
+        assert (nodes["a"]["reason"]["code"], nodes["a"]["reason"]["quote"]) == ("agent_left", "SIGTERM")
 
 
 async def test_groups_are_made_listed_restarted_and_forgotten() -> None:
@@ -213,7 +211,7 @@ async def test_groups_are_made_listed_restarted_and_forgotten() -> None:
         both = await client.put("/v1/groups/h", json={"min_nodes": 3, "max_nodes": 2})
         assert (both.status_code, both.json()["field"]) == (422, "max_nodes")
         (line,) = (await client.get("/v1/groups")).json()["groups"]
-        assert (line["group_id"], line["reason"]["what"]["missing"]) == ("g", 2)
+        assert (line["group_id"], line["reason"]["data"]["missing"]) == ("g", 2)
         assert (await client.post("/v1/groups/g/restart")).status_code == 409
         assert (await client.post("/v1/groups/g/cancel")).json()["state"] == "cancelled"
         assert (await client.post("/v1/groups/g/restart")).json()["job"] == 2
@@ -255,6 +253,5 @@ async def test_a_spare_that_does_not_fit_says_why() -> None:
             body = {"incarnation": "i", "slots": slots, "address": "10.0.0.1", "port": 4000, "spec": spec}
             await client.put(f"/v1/groups/g/nodes/{name}", json=body)
         nodes = {node["node_id"]: node for node in (await client.get("/v1/groups/g")).json()["nodes"]}
-    assert (nodes["b"]["state"], nodes["a"]["why"], nodes["a"]["reason"]) == ("spare", "", None)
-    assert (nodes["b"]["reason"]["kind"], nodes["b"]["reason"]["world_size"]) == ("misfit", 3)
-    assert nodes["b"]["why"] == words.misfit(codec.checked(Misfit, nodes["b"]["reason"]))
+    assert (nodes["b"]["state"], nodes["a"]["reason"]) == ("spare", None)
+    assert (nodes["b"]["reason"]["code"], nodes["b"]["reason"]["data"]) == ("world_size", {"world_size": 3})

@@ -9,8 +9,8 @@ import pytest
 
 from hetrdzv.dashboard.timeline import Bar, bars
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.past import past
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.words.past import past
 from tests.server.told import BEGAN, Told, at, restarted, running
 
 

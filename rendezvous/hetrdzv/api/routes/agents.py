@@ -28,9 +28,8 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import UNSET, Id, ShortText
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import DaemonRefused, SpecConflict, StaleRound
-from hetrdzv.protocol.facts.reasons import NodeReason
-from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NodeProgress, PollRequest
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests.daemon import DaemonRequest, refusal
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
@@ -137,12 +136,7 @@ def _json(body: bytes) -> Response:
 def _directive(told: Told) -> Response:
     """A directive as JSON. All waiting nodes of a group get the same."""
     group, directive, pace = told
-    if (
-        directive.start is not None
-        or directive.root_cause is not None
-        or directive.replaced
-        or directive.cancellation
-    ):
+    if directive.start is not None or directive.root_cause is not None or directive.replaced:
         return _json(views.directive_json(group, directive, pace))
     known = _replies(group)
     key = (directive.version, int(directive.clock), pace)
@@ -156,7 +150,7 @@ def _directive(told: Told) -> Response:
 
 
 @kept
-def _replies(group: Group) -> dict[tuple[object, ...], tuple[NodeReason, bytes]]:
+def _replies(group: Group) -> dict[tuple[object, ...], tuple[Reason, bytes]]:
     return {}
 
 
@@ -263,5 +257,5 @@ def report_command(node_id: str, body: ReportRequest) -> Report:
     if not isinstance(body.kind, ReportKind):
         *most, last = map(repr, map(str, ReportKind))
         raise InvalidField("kind", f"Input should be {', '.join(most)} or {last}")
-    failure = Failure(**codec.fields_of(body.failure)) if body.failure is not None else None
+    failure = body.failure
     return codec.picked(Report, body, node_id=node_id, failure=failure, unserved_s=0.0)

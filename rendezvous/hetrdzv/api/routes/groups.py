@@ -21,7 +21,6 @@ from hetrdzv.api.dependencies import (
     RoundNumber,
     cancellation,
 )
-from hetrdzv.api.plans import in_words
 from hetrdzv.api.workers import shown
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import Role
@@ -117,7 +116,7 @@ async def plan_group(
 ) -> Response:
     """What would happen if nodes came or went: ranks, master, spares, who restarts. Changes nothing."""
     plan = await service.plans.plan(service.group(group_id), body, service.now())
-    return await views.made(len(plan.members) + len(plan.spares), lambda: in_words(plan))
+    return await views.made(len(plan.members) + len(plan.spares), lambda: plan)
 
 
 # -- what workers do, write and hold -------------------------------------------------------------------------
@@ -200,9 +199,7 @@ async def get_events(
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
         )
-    return await views.made(
-        len(news), lambda: EventsReply(events=tuple(map(views.event_reply, news)), last=last)
-    )
+    return await views.made(len(news), lambda: EventsReply(events=tuple(news), last=last))
 
 
 async def _stream(service: Service, group_id: str, after: Place, permit: Permit) -> AsyncIterator[str]:
@@ -218,5 +215,5 @@ async def _stream(service: Service, group_id: str, after: Place, permit: Permit)
         if news is None:
             yield ": quiet\n\n"
         else:
-            place, stored = news
-            yield f"id: {place}\ndata: {codec.write(views.event_reply(stored), nulls=True).decode()}\n\n"
+            place, event = news
+            yield f"id: {place}\ndata: {codec.write(event, nulls=True).decode()}\n\n"

@@ -13,12 +13,11 @@ from hetrdzv.cli.hetctl.calls import look
 from hetrdzv.cli.hetctl.history import past_view
 from hetrdzv.cli.hetctl.options import GROUP, WATCH, command
 from hetrdzv.client import Client
-from hetrdzv.protocol.facts.reasons import Waits
-from hetrdzv.protocol.pages import EventReply, GroupReply
+from hetrdzv.protocol.pages import Event, GroupReply
+from hetrdzv.protocol.past import PastReply, past
 from hetrdzv.protocol.rooms.snapshots import SNAPSHOTS_OF, SnapshotsShown
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.texts.phrasing import predicate
-from hetrdzv.words.past import PastReply, past
 
 LAST_ROUNDS, LAST_EVENTS, MOST_ROWS = 5, 10, 64
 """How many rounds, events, and nodes and workers are shown."""
@@ -29,7 +28,7 @@ class Description:
     """The API's replies about a group."""
 
     group: GroupReply
-    events: tuple[EventReply, ...]
+    events: tuple[Event, ...]
     snapshots: SnapshotsShown | None = None
 
 
@@ -87,8 +86,8 @@ def _reasons(group: GroupReply, history: PastReply) -> Iterator[RenderableType]:
     """What a group does or waits for, whose fault that is, and what to do next."""
     ended = [each for each in history.rounds if each.down is not None and each.ended_at]
     last = ended[-1] if ended and group.state != "failed" else None
-    if last is not None and isinstance(group.reason, Waits):  # what ended it has a line of its own
-        group = replace(group, reason=replace(group.reason, ended=None))
+    if last is not None and group.state == "waiting":  # what ended it has a line of its own
+        group = replace(group, reason=replace(group.reason, cause=None))
     yield Text.assemble(tables.state_text(group.shown_state), f": {tables.one_line(tables.why(group))}")
     if group.next_step:
         yield Text.assemble(("next", "bold"), f": {tables.one_line(group.next_step)}")
@@ -98,7 +97,7 @@ def _reasons(group: GroupReply, history: PastReply) -> Iterator[RenderableType]:
             text = tables.node_why(node)
             yield Text(f"  {node.node_id} {predicate(node.shown_state)}{f': {text}' if text else ''}")
     for warning in group.warnings:
-        yield Text(f"  warning: {tables.one_line(warning)}")
+        yield Text(f"  warning: {tables.one_line(warning.message)}")
     if last is not None:
         at, spent = tables.local(last.ended_at or ""), ", a restart was spent" if last.cost_restart else ""
         yield Text(f"  before: round {last.number} ended at {at}: {tables.one_line(last.why)}{spent}")

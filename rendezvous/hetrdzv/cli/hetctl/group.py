@@ -11,12 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.protocol.directive import RootCauseReply
+from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.pages import GroupReply, NodeReply, RoundReply, WorkerReply
+from hetrdzv.protocol.reasons.events import spent_of
+from hetrdzv.protocol.reasons.snapshots import of_group
 from hetrdzv.protocol.texts.phrasing import count, percent
-from hetrdzv.words.causes import failure_details
-from hetrdzv.words.events import spent_of
-from hetrdzv.words.snapshots import of_group
 
 TRACEBACK_LINES = 20
 """How many lines of a root cause's traceback are shown: the last ones."""
@@ -122,7 +121,7 @@ def _heading(group: GroupReply, explained: bool) -> Table:
         ("command", tables.plain(shlex.join(group.spec.get("command") or ()))),
         ("drained", ", ".join(group.drained)),
         ("unreachable", ", ".join(f"{pair.master} from {pair.node_id}" for pair in group.unreachable)),
-        *(("warning", tables.one_line(warning)) for warning in group.warnings if not explained),
+        *(("warning", tables.one_line(warning.message)) for warning in group.warnings if not explained),
     ]
     return tables.new_grid(fact for fact in facts if fact[1])
 
@@ -213,10 +212,10 @@ def _slowest(numbers: Sequence[int | None], per_s: Sequence[float | None]) -> tu
     return (_number(min(known)), speed) if known else None
 
 
-def root_cause(cause: RootCauseReply) -> Iterator[RenderableType]:
+def root_cause(cause: RootCause) -> Iterator[RenderableType]:
     """Where and how it came to a failure of which the headline has been said, and the traceback."""
-    details = tables.one_line(failure_details(cause))
-    yield Text.assemble(("root cause", "bold"), f": {details or tables.one_line(cause.message)}")
+    details = tables.one_line(cause.details)
+    yield Text.assemble(("root cause", "bold"), f": {details or tables.one_line(cause.reason.message)}")
     lines = tables.plain(cause.failure.message).rstrip().splitlines() if cause.failure is not None else []
     if len(lines) > TRACEBACK_LINES:
         yield Text(f"  … {len(lines) - TRACEBACK_LINES} lines before (all: --json)", style="dim")

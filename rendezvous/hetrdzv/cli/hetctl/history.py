@@ -15,11 +15,11 @@ from hetrdzv.cli.hetctl.options import GROUP, WATCH, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Problem, UnknownGroup, Unreachable
-from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.pages import Event
+from hetrdzv.protocol.past import PastReply, PastRoundReply, past
+from hetrdzv.protocol.phases import Phase
 from hetrdzv.protocol.texts.phrasing import count, percent
 from hetrdzv.protocol.texts.times import LEAST_S
-from hetrdzv.words.past import PastReply, PastRoundReply, past
-from hetrdzv.words.phases import Phase
 
 RETRY_S = 1.0
 """Pause before a server that went away is tried again (seconds)."""
@@ -51,7 +51,7 @@ def events(group: str, follow: bool, after: int) -> None:
 async def _follow(client: Client, group: str, after: int, as_json: bool) -> None:
     """Print the history as it grows; returns when the group is deleted."""
 
-    def show(event: EventReply) -> None:
+    def show(event: Event) -> None:
         tables.write(codec.write(event, nulls=True).decode() if as_json else tables.event_line(event))
 
     known = await client.events(group, after=after)

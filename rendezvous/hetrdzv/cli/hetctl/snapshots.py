@@ -7,9 +7,9 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
+from hetrdzv.protocol.reasons.snapshots import lacks
 from hetrdzv.protocol.rooms.snapshots import SnapshotShown, SnapshotsShown
 from hetrdzv.protocol.texts.phrasing import names
-from hetrdzv.words.snapshots import lacks
 
 
 def view(reply: SnapshotsShown) -> Iterator[RenderableType]:

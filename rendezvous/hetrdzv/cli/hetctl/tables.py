@@ -10,13 +10,12 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from hetrdzv.protocol.pages import EventReply, GroupReply, GroupSummary, NodeReply
+from hetrdzv.protocol.pages import Event, GroupSummary, NodeReply
+from hetrdzv.protocol.reasons.events import spent_of
+from hetrdzv.protocol.reasons.reason import shown
+from hetrdzv.protocol.reasons.snapshots import safe_step
 from hetrdzv.protocol.texts.inert import inert
 from hetrdzv.protocol.texts.times import Clock, lasted
-from hetrdzv.words import causes
-from hetrdzv.words.events import spent_of
-from hetrdzv.words.reasons import told
-from hetrdzv.words.snapshots import safe_step
 
 PIPED_WIDTH = 10_000
 """Width where output is not a terminal (columns): every row stays on one line, for grep and awk."""
@@ -114,9 +113,9 @@ def groups_table(groups: Iterable[GroupSummary], *, wide: bool = False) -> Table
     return table
 
 
-def event_line(event: EventReply) -> str:
-    """Number, local time and text of an event."""
-    return f"{event.number:>4}  {local(event.at)}  {one_line(event.text)}"
+def event_line(event: Event) -> str:
+    """Number, local time and message of an event."""
+    return f"{event.number:>4}  {local(event.at)}  {one_line(event.reason.message)}"
 
 
 def local(at: str) -> str:
@@ -176,9 +175,7 @@ def state_text(state: str) -> Text:
 
 def why(group: GroupSummary) -> str:
     """Why a group stands where it stands, with this machine's clock times."""
-    current = group.current_round if isinstance(group, GroupReply) else None
-    text = told(group.reason, "", Clock(group.clock, datetime.now().astimezone()))
-    return "; ".join([text, *(current.unwatched if current is not None else ())]) if text else group.why
+    return shown(group.reason, Clock(group.clock, datetime.now().astimezone()))
 
 
 def rank_range(first: int | None, slots: int) -> str:
@@ -194,4 +191,4 @@ def ago(seconds: float) -> str:
 
 def node_why(node: NodeReply) -> str:
     """Why a node is in no round, or how its worker failed, in one line."""
-    return one_line(causes.node_why(node))
+    return one_line(node.why)

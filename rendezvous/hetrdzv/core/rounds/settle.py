@@ -4,14 +4,14 @@ A group settles after every command. What it waits for is bounded by `timers.dea
 `Tick` changes something.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from hetrdzv.core import snapshots
 from hetrdzv.core.drift import drift, unordered
 from hetrdzv.core.hangs import settle_stall
-from hetrdzv.core.model import USED_LAST_AFTER, End, Group, Node, Round
+from hetrdzv.core.model import USED_LAST_AFTER, Cause, End, Group, Node, Round
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.restart_backoff import count_failed_round, restart_wait_s
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
@@ -34,22 +34,13 @@ from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_rea
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.shares import weights_of
 from hetrdzv.core.why import apart, no_master, no_world, not_ready, ready_of
-from hetrdzv.protocol.facts import events
-from hetrdzv.protocol.facts.causes import (
-    FailedWorker,
-    Joined,
-    JoinTimeout,
-    MemberGone,
-    RootCause,
-    Unreachable,
-    WorkerFault,
-)
-from hetrdzv.protocol.facts.warnings import RoundWarning
-from hetrdzv.protocol.failure import Ended, Failure
+from hetrdzv.protocol.failure import Failure, RootCause
+from hetrdzv.protocol.reasons import ends, events
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.addresses import is_loopback
-from hetrdzv.protocol.texts.who import Nodes, Place
+from hetrdzv.protocol.texts.who import Nodes
 
 MOST_PLACES = 8
 """How many members the event names that a round has formed."""
@@ -94,10 +85,8 @@ def _progress(work: Work) -> None:
         group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):
         work.change(state=GroupState.RUNNING)
-        facts = events.RoundRunning(
-            nodes=len(active.members), world_size=active.world_size, watched=not active.unseen
-        )
-        work.say(facts)
+        nodes, size = len(active.members), active.world_size
+        work.say(events.round_running(active.number, nodes, size, watched=not active.unseen))
 
 
 def _stop_kindly(work: Work) -> None:
@@ -110,9 +99,9 @@ def _stop_kindly(work: Work) -> None:
     if late and work.now < notice.until:
         return
     if late:
-        work.say(events.NoticeExpired(late=Nodes.of(late), notice_s=round(notice.until - notice.at, 3)))
+        work.say(events.notice_expired(late, round(notice.until - notice.at, 3)))
     else:
-        work.say(events.ReadyToStop(took_s=round(work.now - notice.at, 3)))
+        work.say(events.ready_to_stop(round(work.now - notice.at, 3)))
     stop(work, notice)
 
 
@@ -124,18 +113,18 @@ def _judge(work: Work) -> None:
     end = replace(blame_who_leaves(work, ended, ended.end), judged=True, stopped_at=work.now)
     failures = _failures(work.group, ended, end)
     if end.kind is EndKind.FAILED:
-        end = replace(end, cause=failures[0].worker)
+        end = replace(end, cause=failures[0].as_cause)
     work.change(round=replace(ended, end=end))
     left = _prospects(work.group)
     # Later, a joiner that lacks a module, or a file server that is away, must not end a job that has worked.
     if ended.first and (hopeless := [failed for failed in failures if failed.failure.permanent]):
-        fail(work, hopeless[0].cause(ended.number, "permanent"))
+        fail(work, hopeless[0].root_cause(ended.number, "permanent"))
         return
     given_up = {failed.node_id for failed in failures if failed.node_id and failed.failure.final} - {
         node.node_id for node in left
     }
     if given_up and isinstance(select(work.group.spec, left), Shortfall):
-        _fail_given_up(work, end, failures[0].cause(ended.number), given_up, left)
+        _fail_given_up(work, end, failures[0].root_cause(ended.number), given_up, left)
     elif end.kind is EndKind.FAILED and not (given_up and failures[0].is_start):
         count_failed_round(work, replace(ended, end=end))
         if failures[0].node_id is not None:
@@ -153,7 +142,7 @@ def _note_blame(work: Work, ended: Round, node_id: str) -> None:
     times = known.get(node_id, 0) + 1
     work.change(failed_rounds={**known, node_id: times})
     if times == USED_LAST_AFTER:
-        work.say(events.NodeUsedLast(failures=times), node_id)
+        work.say(events.node_used_last(node_id, times))
 
 
 class _Failed(NamedTuple):
@@ -161,27 +150,24 @@ class _Failed(NamedTuple):
 
     node_id: str | None
     failure: Failure
-    before: Ended | None = None  # workers that had ended with exit code 0
+    reason: Reason
+    hangs: bool = False
 
     @property
     def is_start(self) -> bool:
         """Whether the workers of a node could not be started."""
-        failure = self.failure
-        return failure.rank < 0 and failure.exit_code is None and failure.signal is None and not failure.hang
+        return self.failure.is_start and not self.hangs
 
     @property
-    def worker(self) -> FailedWorker:
-        return replace(FailedWorker.of(self.node_id, self.failure), before=self.before)
+    def as_cause(self) -> Cause:
+        """What ends the round."""
+        return Cause(kind=EndKind.FAILED, reason=self.reason, node_id=self.node_id)
 
-    def cause(
-        self,
-        number: int,
-        hopeless: Literal["", "permanent", "no_restart_on"] = "",
-        budget: int | None = None,
-    ) -> RootCause:
-        kind: Literal["hang", "worker_failed"] = "hang" if self.failure.hang else "worker_failed"
+    def root_cause(self, number: int, no_restart: str = "", budget: int | None = None) -> RootCause:
+        """What ends the job; for `no_restart` see `without_restart`."""
+        reason = ends.without_restart(self.reason, no_restart, budget) if no_restart else self.reason
         return RootCause(
-            reason=WorkerFault(kind=kind, worker=self.worker, hopeless=hopeless, budget=budget),
+            reason=reason,
             round=number,
             node_id=self.node_id,
             failure=self.failure if self.node_id is not None else None,
@@ -195,10 +181,13 @@ def _failures(group: Group, ended: Round, end: End) -> list[_Failed]:
         if (node := group.speaker(member)) is not None and node.failure is not None:
             by_node[node.node_id] = node.failure
     earliest = sorted(by_node.items(), key=lambda item: (item[1].at, item[0]))
-    before = end.cause.before if isinstance(end.cause, FailedWorker) else None
-    failures = [_Failed(node_id, failure, before) for node_id, failure in earliest]
+    failures = [
+        _Failed(node_id, failure, ends.worker_failed(node_id, failure, end.before))
+        for node_id, failure in earliest
+    ]
     # What is reported after a hang comes of being stopped.
-    return failures if end.hang is None else [_Failed(end.node_id, end.hang), *failures]
+    hang = [_Failed(end.node_id, end.hang, end.cause.reason, hangs=True)] if end.hang is not None else []
+    return [*hang, *failures]
 
 
 def _prospects(group: Group) -> list[Node]:
@@ -219,30 +208,21 @@ def _charge(work: Work, ended: Round, first: _Failed) -> None:
     group = work.group
     budget = group.spec.max_restarts
     if first.failure.exit_code in group.spec.no_restart_on:
-        fail(work, first.cause(ended.number, "no_restart_on"))
+        fail(work, first.root_cause(ended.number, "no_restart_on"))
         return
     if group.restarts >= budget:
-        fail(work, first.cause(ended.number, budget=budget))
+        fail(work, first.root_cause(ended.number, "used_up", budget))
         return
     wait_s = restart_wait_s(group)
     work.change(restarts=group.restarts + 1, rests_until=work.now + wait_s if wait_s else None)
-    spent = events.RestartSpent(restarts=group.restarts + 1, budget=budget, worker=first.worker)
-    work.say(spent, first.node_id)
+    work.say(events.restart_spent(first.reason, group.restarts + 1, budget))
 
 
 def _fail_given_up(work: Work, end: End, cause: RootCause, given_up: set[str], left: Sequence[Node]) -> None:
     """Fail the group, too few nodes being left; if a node was lost, that is the cause of the failures after it."""
     if end.kind in LOSSES:
-        gone = MemberGone(kind=_GONE[end.kind], cause=end.cause, consequences=end.consequences)
-        cause = RootCause(reason=gone, round=cause.round, node_id=end.node_id)
+        cause = RootCause(reason=end.reason, round=cause.round, node_id=end.node_id)
     fail(work, cause, gave_up=Nodes.of(given_up), left=ready_of(work.group.spec, left))
-
-
-_GONE: Mapping[EndKind, Literal["node_lost", "node_left", "node_drained"]] = {
-    EndKind.LOST: "node_lost",
-    EndKind.LEFT: "node_left",
-    EndKind.DRAINED: "node_drained",
-}
 
 
 # -- the next round forms ------------------------------------------------------------------------------------
@@ -274,7 +254,7 @@ def _form_or_fail(work: Work, ready: Sequence[Node], answer: Selection | Shortfa
         _start_round(work, answer)
         _tell_left_out(work)
     elif answer.lack is Lack.MASTER:
-        fail(work, RootCause(reason=Unreachable(no_master=no_master(work.group, ready))))
+        fail(work, RootCause(reason=ends.no_node_can_be_master(no_master(work.group, ready))))
     else:
         fail(work, RootCause(reason=_join_timeout(work.group, ready, answer)))
 
@@ -291,7 +271,7 @@ def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortf
     )
 
 
-def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[RoundWarning, ...]:
+def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[Reason, ...]:
     return (
         *drift(nodes),
         *unordered(spec, nodes),
@@ -339,18 +319,17 @@ def _start_round(work: Work, selection: Selection) -> None:
         joiners_since=None,
     )
     end = former.end if former is not None else None
-    facts = events.RoundFormed(
-        world_size=new.world_size,
-        places=tuple(
-            Place(member.node_id, member.rank_offset, member.slots) for member in new.members[:MOST_PLACES]
-        ),
+    event = events.round_formed(
+        number,
+        new.world_size,
+        [(member.node_id, member.ranks) for member in new.members[:MOST_PLACES]],
         more=max(0, len(new.members) - MOST_PLACES),
         cause=end.kind if end is not None else None,
     )
-    work.say(facts, since=end.stopped_at if end is not None else None)
+    work.say(event, since=end.stopped_at if end is not None else None)
     if first and not group.spec.bounded:
         restarts = group.spec.on_join is OnJoin.RESTART
-        work.say(events.StartedUnbounded(nodes=len(new.members), restarts=restarts))
+        work.say(events.started_unbounded(len(new.members), restarts=restarts))
     snapshots.begin(work, group)
 
 
@@ -359,12 +338,12 @@ def _started_nothing(former: Round) -> bool:
     return former.end is not None and former.end.kind is EndKind.MASTER_UNREACHABLE
 
 
-def _restarted_by(group: Group, former: Round) -> FailedWorker | None:
+def _restarted_by(group: Group, former: Round) -> Reason | None:
     """The failure that a restart was spent on after a round; None: none was."""
     if group.restarts == former.restart_count:
         return None
-    cause = former.end.cause if former.end is not None else None
-    return cause if isinstance(cause, FailedWorker) else None
+    end = former.end
+    return end.cause.reason if end is not None and end.kind is EndKind.FAILED else None
 
 
 def _tell_left_out(work: Work) -> None:
@@ -372,17 +351,19 @@ def _tell_left_out(work: Work) -> None:
     active, most = work.group.active_round, work.group.spec.max_nodes
     if active is not None and (most is None or len(active.members) < most):
         for node in out_of_reach(work.group, active):
-            work.say(events.NodeLeftOut(master=active.master.node_id), node.node_id)
+            work.say(events.node_left_out(node.node_id, active.master.node_id))
 
 
-def _join_timeout(group: Group, ready: Sequence[Node], answer: Shortfall) -> JoinTimeout:
+def _join_timeout(group: Group, ready: Sequence[Node], answer: Shortfall) -> Reason:
     """What was missing when the time to join was over."""
-    late = JoinTimeout(
-        within_s=group.spec.join_timeout_s, ready=ready_of(group.spec, ready), not_ready=not_ready(group)
+    lacks_master = answer.lack is Lack.ALLOWED_MASTER
+    return ends.join_timeout(
+        group.spec.join_timeout_s,
+        ready_of(group.spec, ready),
+        rule=group.spec.master if lacks_master else None,
+        world=None if lacks_master else no_world(group.spec, ready, answer),
+        not_ready=not_ready(group),
     )
-    if answer.lack is Lack.ALLOWED_MASTER:
-        return replace(late, rule=group.spec.master)
-    return replace(late, world=no_world(group.spec, ready, answer))
 
 
 # -- a running round takes nodes in --------------------------------------------------------------------------
@@ -407,4 +388,4 @@ def _admit_joiners(work: Work) -> None:
         work.change(joiners_since=work.now)
     if work.now >= admits_at(work.group, larger) and not larger.has_suspects:
         who = sorted(node.node_id for node in larger.joiners)
-        stop_kindly(work, Joined(node_id=who[0], nodes=Nodes.of(who)))
+        stop_kindly(work, Cause(kind=EndKind.JOINED, reason=ends.nodes_joined(who), node_id=who[0]))

@@ -10,7 +10,8 @@ from hetrdzv.core.model import End, Group, Node, Stall
 from hetrdzv.core.selection.joining import Growth, growth
 from hetrdzv.core.selection.ready import next_round
 from hetrdzv.core.selection.select import Selection, Shortfall
-from hetrdzv.protocol.facts.causes import Cut, Going, Silent
+from hetrdzv.protocol.reasons import departures
+from hetrdzv.protocol.reasons.reason import Reason
 
 SUSPECT_GRACE_S = 1.0
 """How long a node whose poll was cut has to send another request (seconds)."""
@@ -56,10 +57,12 @@ def _own_end(group: Group, node: Node) -> float:
 OWN_LEASES = OwnLeases()
 
 
-def expired(group: Group, now: float, leases: Leases) -> list[tuple[Node, Going, float]]:
+def expired(group: Group, now: float, leases: Leases) -> list[tuple[Node, Reason, float]]:
     """Live nodes that are lost by now, why, and since when. At the end of its lease a node is not yet lost."""
     return [
-        (node, Silent(for_s=lease_s), now - lease_s) if node.cut_at is None else (node, Cut(), node.cut_at)
+        (node, departures.lease_expired(lease_s), now - lease_s)
+        if node.cut_at is None
+        else (node, departures.connection_lost(), node.cut_at)
         for node, lease_s in leases.lapsed(group, now)
     ]
 

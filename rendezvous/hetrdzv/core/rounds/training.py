@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from hetrdzv.core.rounds.transitions import Work
-from hetrdzv.protocol.facts.events import TrainingBegan
 from hetrdzv.protocol.progress import Moved
+from hetrdzv.protocol.reasons.events import training_began
 
 
 def note_training(work: Work, number: int, at: float) -> None:
@@ -13,7 +13,7 @@ def note_training(work: Work, number: int, at: float) -> None:
     if active is None or active.number != number or active.trains_at is not None or work.group.state.terminal:
         return
     work.change(round=replace(active, trains_at=min(work.now, max(active.formed_at, at))))
-    work.say(TrainingBegan(), since=at)
+    work.say(training_began(number), since=at)
 
 
 def note_moved(work: Work, moved: Moved | None, age_s: float) -> None:

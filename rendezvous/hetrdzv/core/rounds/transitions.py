@@ -5,24 +5,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import ceil, inf
 
-from hetrdzv.core.model import Cancellation, End, Group, Node, Notice, Round
+from hetrdzv.core.model import Cancellation, Cause, End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.notice import notice_until
 from hetrdzv.core.rounds.timers import Leases, expired
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
-from hetrdzv.protocol.facts import events
-from hetrdzv.protocol.facts.causes import (
-    BadAddress,
-    Cause,
-    Drained,
-    Going,
-    MemberDrained,
-    MemberLeft,
-    MemberLost,
-    RootCause,
-)
-from hetrdzv.protocol.facts.events import Event, Facts
-from hetrdzv.protocol.facts.parts import Apart, Ready
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.failure import Ended, Failure, RootCause
+from hetrdzv.protocol.reasons import departures, ends, events
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
+from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes
@@ -44,7 +34,7 @@ class Work:
         self.group = group
         self.now = now
         self.leases = leases
-        self.events: list[Event] = []
+        self.events: list[Reason] = []
 
     def change(self, **fields: object) -> None:
         """Replace fields of the group; the group stays the same object where nothing differs."""
@@ -58,16 +48,18 @@ class Work:
         self.group = self.group.with_node(changed)
         return changed
 
-    def say(self, facts: Facts, node_id: str | None = None, since: float | None = None) -> None:
-        """Add an event to the history.
+    def say(self, event: Reason, since: float | None = None) -> None:
+        """Add an event to the history, with the newest round.
 
         Args:
-            node_id: whom it happened to, or who did it.
             since: when what led to it happened (seconds).
         """
-        number = self.group.round.number if self.group.round is not None else None
-        after_s = None if since is None else round(max(0.0, self.now - since), 3)
-        self.events.append(Event(facts=facts, node_id=node_id, round=number, after_s=after_s))
+        if event.round is None and self.group.round is not None:
+            event = replace(event, round=self.group.round.number)
+        if since is not None:
+            after_s = round(max(0.0, self.now - since), 3)
+            event = replace(event, data={**event.data, "after_s": after_s})
+        self.events.append(event)
 
 
 # -- agents call ---------------------------------------------------------------------------------------
@@ -119,7 +111,7 @@ def expire(work: Work) -> None:
         take_out(work, node, NodePhase.LOST, why, since)
 
 
-def take_out(work: Work, node: Node, phase: NodePhase, why: Going, since: float | None = None) -> None:
+def take_out(work: Work, node: Node, phase: NodePhase, why: Reason, since: float | None = None) -> None:
     """Take a node out of the group's live ones; ends its round unless its part in it is done.
 
     Args:
@@ -133,10 +125,11 @@ def take_out(work: Work, node: Node, phase: NodePhase, why: Going, since: float 
     )
     work.change_node(node, phase=phase, daemon=(), gone_at=work.now, gone_why=why, cut_at=None)
     lost = phase is NodePhase.LOST
-    work.say(events.NodeLost(why=why) if lost else events.NodeLeft(why=why), node.node_id)
+    event = ends.node_lost(node.node_id, why) if lost else ends.node_left(node.node_id, why)
+    work.say(event)
     if not was_gone:
-        cause = MemberLost if lost else MemberLeft
-        withdraw(work, node, cause(node_id=node.node_id, why=why), done=done, since=since)
+        cause = Cause(kind=EndKind.LOST if lost else EndKind.LEFT, reason=event, node_id=node.node_id)
+        withdraw(work, node, cause, done=done, since=since)
 
 
 def withdraw(
@@ -164,7 +157,7 @@ def withdraw(
     elif node.failure is not None and current.end is not None and work.group.gave_up(node):
         departed = {**current.end.departed, node.node_id: node.failure}
         work.change(round=replace(current, end=replace(current.end, departed=departed)))
-    elif isinstance(cause, MemberDrained):
+    elif cause.kind is EndKind.DRAINED:
         stop_kindly(work, cause)
     elif gone_at is not None:
         stop_kindly(work, cause, gone_at)
@@ -172,13 +165,13 @@ def withdraw(
         end_round(work, cause, since=since)
 
 
-def set_leaving(work: Work, node: Node, why: Going, gone_at: float | None = None) -> None:
+def set_leaving(work: Work, node: Node, why: Reason, gone_at: float | None = None) -> None:
     """Record that a node is about to leave; ends its round unless its part in it is done.
 
     Args:
         gone_at: its workers run on until then (seconds); None: they are being stopped, or nobody knows.
     """
-    by_itself = not isinstance(why, Drained)
+    by_itself = why.code != ReasonCode.NODE_DRAINED
     if node.gone:
         if node.phase is NodePhase.LOST and node.leaving is None and by_itself:
             work.change_node(node, leaving=why)  # a join that it sent before may yet bring it back
@@ -191,7 +184,7 @@ def set_leaving(work: Work, node: Node, why: Going, gone_at: float | None = None
             _hasten(work, notice, gone_at)
         return
     node = work.change_node(node, leaving=why)
-    work.say(events.NodeLeaving(why=why), node.node_id)
+    work.say(ends.node_leaving(node.node_id, why))
     if not work.group.part_done(node):
         withdraw(work, node, _leaving(node.node_id, why), done=False, gone_at=gone_at)
 
@@ -205,18 +198,17 @@ def _hasten(work: Work, notice: Notice, gone_at: float | None) -> None:
         work.change(round=replace(active, notice=replace(notice, until=max(gone_at, work.now))))
 
 
-def _leaving(node_id: str, why: Going) -> Cause:
+def _leaving(node_id: str, why: Reason) -> Cause:
     """What ends a round of which a member is about to leave."""
-    if isinstance(why, Drained):
-        return MemberDrained(node_id=node_id)
-    return MemberLeft(node_id=node_id, why=why, announced=True)
+    kind = EndKind.DRAINED if why.code == ReasonCode.NODE_DRAINED else EndKind.LEFT
+    return Cause(kind=kind, reason=ends.node_leaving(node_id, why), node_id=node_id)
 
 
 def reject(work: Work, node: Node) -> None:
     """Reject a node that no other host can reach; its agent is told to exit."""
-    why = BadAddress(group_id=work.group.group_id, node_id=node.node_id, address=node.address)
+    why = departures.bad_address(work.group.group_id, node.node_id, node.address)
     work.change_node(node, rejected=why, phase=NodePhase.LEFT, gone_at=work.now, gone_why=why, cut_at=None)
-    work.say(events.NodeRejected(why=why), node.node_id)
+    work.say(events.node_rejected(node.node_id, why))
 
 
 def remembered(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) -> Mapping[str, Node]:
@@ -236,7 +228,14 @@ def remembered(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) 
 # -- rounds and jobs end and begin ---------------------------------------------------------------------------
 
 
-def end_round(work: Work, cause: Cause, *, hang: Failure | None = None, since: float | None = None) -> None:
+def end_round(
+    work: Work,
+    cause: Cause,
+    *,
+    hang: Failure | None = None,
+    before: Ended | None = None,
+    since: float | None = None,
+) -> None:
     """End the active round, or record a loss as the cause of the failure that ended it (rule 5).
 
     Args:
@@ -248,12 +247,15 @@ def end_round(work: Work, cause: Cause, *, hang: Failure | None = None, since: f
     if current.end is None and current.notice is not None and current.notice.kind is EndKind.CANCELLED:
         finish_cancelled(work)
     elif current.end is None:
-        end = End(cause=cause, at=work.now, hang=hang)
+        end = End(cause=cause, at=work.now, hang=hang, before=before)
         ended = replace(current, end=end, stall=None, notice=None)
         work.change(state=GroupState.WAITING, round=ended, joiners_since=None)
         at = work.now if since is None else since
         idle_s = None if hang is not None else idle_until(current, at)
-        work.say(events.RoundEnded(cause=cause, idle_s=idle_s, watched=not current.unseen), cause.node_id, at)
+        event = events.round_ended(
+            current.number, cause.reason, cause.kind, idle_s, watched=not current.unseen
+        )
+        work.say(event, at)
     elif cause.kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.judged:
         _blame(work, current, current.end, cause)
 
@@ -282,7 +284,7 @@ def blame_who_leaves(work: Work, ended: Round, end: End) -> End:
 def _blame(work: Work, ended: Round, end: End, cause: Cause) -> End:
     end = replace(end, cause=cause, consequences=True)
     work.change(round=replace(ended, end=end))
-    work.say(events.RoundJudged(cause=cause), end.node_id)
+    work.say(events.round_judged(ended.number, cause.reason))
     return end
 
 
@@ -298,7 +300,7 @@ def stop_kindly(work: Work, cause: Cause, gone_at: float | None = None) -> None:
     known = active.notice if active is not None else None
     until = notice_until(work.group, work.now, gone_at)
     if active is not None and known is not None:
-        if EndKind(cause.kind) is EndKind.CANCELLED:
+        if cause.kind is EndKind.CANCELLED:
             work.change(round=replace(active, notice=replace(known, cause=cause)))
         elif gone_at is not None:
             _hasten(work, known, gone_at)
@@ -306,7 +308,7 @@ def stop_kindly(work: Work, cause: Cause, gone_at: float | None = None) -> None:
         stop(work, Notice(cause=cause, at=work.now, until=work.now))
     else:
         work.change(round=replace(active, notice=Notice(cause=cause, at=work.now, until=until)))
-        work.say(events.StopAnnounced(cause=cause, notice_s=round(until - work.now, 3)), cause.node_id)
+        work.say(events.stop_announced(active.number, cause.reason, round(until - work.now, 3)))
 
 
 def stop(work: Work, notice: Notice) -> None:
@@ -317,12 +319,12 @@ def stop(work: Work, notice: Notice) -> None:
         end_round(work, notice.cause)
 
 
-def succeed(work: Work, apart: Apart | None) -> None:
+def succeed(work: Work, apart: Reason | None) -> None:
     """Finish the job, since all its workers have succeeded; `apart`: but they never met."""
     current = work.group.round
     idle_s = idle_until(current, work.now) if current is not None else None
     watched = current is not None and not current.unseen
-    _finish(work, GroupState.SUCCEEDED, events.GroupSucceeded(apart=apart, idle_s=idle_s, watched=watched))
+    _finish(work, GroupState.SUCCEEDED, events.group_succeeded(apart, idle_s, watched=watched))
 
 
 def fail(
@@ -335,19 +337,18 @@ def fail(
     """Finish the job, which has failed.
 
     Args:
-        gave_up, left: see `GroupFailed`.
+        gave_up, left: see `group_failed`.
     """
-    facts = events.GroupFailed(reason=cause.reason, gave_up=gave_up, left=left)
-    _finish(work, GroupState.FAILED, facts, cause)
+    _finish(work, GroupState.FAILED, events.group_failed(cause.reason, gave_up, left), cause)
 
 
 def finish_cancelled(work: Work) -> None:
     """Finish the job since a person has cancelled it."""
     known = work.group.cancellation or Cancellation()
-    _finish(work, GroupState.CANCELLED, events.GroupCancelled(by=known.by, hang=known.hang))
+    _finish(work, GroupState.CANCELLED, ends.cancelled(known.by, known.hang))
 
 
-def _finish(work: Work, state: GroupState, facts: Facts, root_cause: RootCause | None = None) -> None:
+def _finish(work: Work, state: GroupState, event: Reason, root_cause: RootCause | None = None) -> None:
     active = work.group.active_round
     if active is not None and active.notice is not None:
         work.change(round=replace(active, notice=None))
@@ -365,7 +366,7 @@ def _finish(work: Work, state: GroupState, facts: Facts, root_cause: RootCause |
     )
     last = work.group.round
     stopped_at = last.end.stopped_at if last is not None and last.end is not None else None
-    work.say(facts, since=stopped_at)
+    work.say(event, since=stopped_at)
 
 
 def begins_anew(group: Group) -> bool:
@@ -404,4 +405,4 @@ def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
         previous_outcome=group.state,
         created_at=group.created_at,
     )
-    work.say(events.JobBegan(group_id=group.group_id, job=work.group.job))
+    work.say(events.job_began(group.group_id, work.group.job))

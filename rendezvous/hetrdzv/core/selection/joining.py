@@ -12,8 +12,8 @@ from hetrdzv.core.selection.ready import READ, ready_nodes
 from hetrdzv.core.selection.select import Shortfall, select
 from hetrdzv.core.selection.units import in_units, value_of
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.protocol.facts import reasons
-from hetrdzv.protocol.facts.reasons import SpareReason
+from hetrdzv.protocol.reasons import waiting
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.addresses import is_loopback
@@ -49,17 +49,17 @@ def growth(group: Group) -> Growth:
     if active is None or _nobody_joins(group) is not None:
         return Growth()
     local = is_loopback(active.master.address)
-    waiting = [node for node in ready_nodes(group) if is_loopback(node.address) is local]
-    if not waiting:
+    spares = [node for node in ready_nodes(group) if is_loopback(node.address) is local]
+    if not spares:
         return Growth()
     members = [group.nodes[member.node_id] for member in active.members]
     last = frozenset(member.node_id for member in active.members)
     sized = group.spec.sized
-    if sized and not _may_grow(group.spec, active, waiting):
+    if sized and not _may_grow(group.spec, active, spares):
         return Growth()
     answer = select(
         group.spec,
-        [*members, *waiting],
+        [*members, *spares],
         group.seats,
         former_round(group),
         group.unreachable,
@@ -114,37 +114,36 @@ def _as_ready(node: Node) -> Node:
     )
 
 
-def _may_grow(spec: GroupSpec, active: Round, waiting: Iterable[Node]) -> bool:
+def _may_grow(spec: GroupSpec, active: Round, spares: Iterable[Node]) -> bool:
     """Whether there are enough slots for a larger world, on whichever nodes."""
-    slots = active.world_size + sum(node.slots for node in waiting)
+    slots = active.world_size + sum(node.slots for node in spares)
     return (Worlds.of(spec).up_to(slots) or 0) > active.world_size
 
 
-def spare_reason(group: Group, node: Node, active: Round) -> SpareReason:
+def spare_reason(group: Group, node: Node, active: Round) -> Reason:
     """Why a ready node that is not a joiner is kept as a spare."""
-    reason, most = _nobody_joins(group), group.spec.max_nodes
-    if isinstance(reason, reasons.Full) and node.node_id in group.used_last:
-        failures = group.failed_rounds[node.node_id]
-        return reasons.UsedLast(group_id=group.group_id, node_id=node.node_id, failures=failures)
-    if reason is not None:
-        return reason
+    code, most, node_id = _nobody_joins(group), group.spec.max_nodes, node.node_id
+    match code:
+        case ReasonCode.MAX_NODES if node_id in group.used_last:
+            return waiting.used_last(group.group_id, node_id, group.failed_rounds[node_id])
+        case ReasonCode.MAX_NODES:
+            return waiting.max_nodes(node_id, most)
+        case ReasonCode.ON_JOIN_SPARE:
+            return waiting.on_join_spare(node_id)
+        case ReasonCode.OTHERS_SUCCEEDED:
+            return waiting.others_succeeded(node_id)
     master, bounds = active.master, Worlds.of(group.spec)
     loopback = is_loopback(master.address) and not is_loopback(node.address)
-    if loopback or (node.node_id, master.node_id) in group.unreachable:
-        return reasons.OutOfReach(master=master.node_id, address=master.address, loopback=loopback)
+    if loopback or (node_id, master.node_id) in group.unreachable:
+        return waiting.out_of_reach(node_id, master.node_id, master.address, loopback=loopback)
     unit = _ready_units(group).get(value_of(group.spec, node)) or (node,)
     slots = sum(each.slots for each in unit)
-    if not bounds.allows(active.world_size + slots):
-        return reasons.Misfit(
-            nodes=len(unit),
-            unit=group.spec.unit,
-            slots=slots,
-            world_size=active.world_size + slots,
-            bounds=bounds.bounds,
-        )
+    size = active.world_size + slots
+    if not bounds.allows(size):
+        return waiting.world_size(node_id, slots, size, bounds.bounds, nodes=len(unit), unit=group.spec.unit)
     if most is not None and len(active.members) + len(unit) > most:
-        return reasons.Full(max_nodes=most)
-    return reasons.Spare(kind="not_larger")
+        return waiting.max_nodes(node_id, most)
+    return waiting.world_not_larger(node_id)
 
 
 @kept
@@ -157,15 +156,15 @@ def _ready_units(group: Group) -> Mapping[str | None, Sequence[Node]]:
 
 
 @kept
-def _nobody_joins(group: Group) -> SpareReason | None:
+def _nobody_joins(group: Group) -> ReasonCode | None:
     """Why a running round takes in nobody at all; None: it would."""
     active = group.active_round
     assert active is not None
     if group.spec.on_join is not OnJoin.RESTART:
-        return reasons.Spare(kind="on_join")
+        return ReasonCode.ON_JOIN_SPARE
     most = group.spec.max_nodes
     if most is not None and len(active.members) >= most and not group.spec.sized:
-        return reasons.Full(max_nodes=most)
+        return ReasonCode.MAX_NODES
     if active.finished or any(group.phase_of(member) is NodePhase.SUCCEEDED for member in active.members):
-        return reasons.Spare(kind="others_succeeded")
+        return ReasonCode.OTHERS_SUCCEEDED
     return None

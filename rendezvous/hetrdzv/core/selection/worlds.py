@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import fields
 from math import gcd, lcm
 
-from hetrdzv.protocol.facts.parts import WorldBounds
+from hetrdzv.protocol.reasons.waiting import WorldBounds
 from hetrdzv.protocol.settings import GroupSpec
 
 

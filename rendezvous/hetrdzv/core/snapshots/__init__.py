@@ -24,21 +24,17 @@ from hetrdzv.core.snapshots.complete import (
 )
 from hetrdzv.core.snapshots.told import chosen, told, wrong
 from hetrdzv.protocol.errors import GroupFinished, StaleRound
-from hetrdzv.protocol.facts.parts import quoted
-from hetrdzv.protocol.facts.warnings import AnyWarning
+from hetrdzv.protocol.reasons import snapshots as reasons
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.rooms.snapshots import (
-    BeganFromSnapshot,
     Holdings,
     Kept,
     NoSuchSnapshot,
-    NotOnDisk,
-    NotTaken,
-    SnapshotWanted,
     Stamp,
     ValuesDiffer,
 )
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.protocol.texts.who import Nodes
+from hetrdzv.protocol.texts.who import NOBODY, Nodes
 
 MOST_SERVES_S = 600.0
 """How long an agent that leaves counts as one that serves what it holds, whatever it says (seconds)."""
@@ -74,9 +70,10 @@ def begin(work: Work, before: Group) -> None:
         work.change(round=replace(current, snapshot=snapshot))
         who = Nodes.of([node.node_id for node, _ in taken.holders])
         on_disk = taken.on_disk is not None
-        work.say(BeganFromSnapshot(stamp=taken.stamp, nodes=who, on_disk=on_disk, lost=lost, newer=newer))
+        number = current.number
+        work.say(reasons.began_from_snapshot(number, taken.stamp, who, lost, newer, on_disk=on_disk))
     elif lost != 0:
-        work.say(BeganFromSnapshot(stamp=None, lost=lost, newer=newer))
+        work.say(reasons.began_from_snapshot(current.number, None, NOBODY, lost, newer))
     _say_not_taken(work, current, members)
 
 
@@ -116,13 +113,13 @@ def end_parting(work: Work) -> None:
         work.change(snapshots=replace(known, parting=parting))
 
 
-def found(group: Group, current: Round) -> Sequence[AnyWarning]:
+def found(group: Group, current: Round) -> Sequence[Reason]:
     """What to know of the snapshots of a round that runs."""
     if group.snapshots is None:
         return ()
     differ = (one.lack for one in gathered(group) if isinstance(one.lack, ValuesDiffer))
     members = [node for node in map(group.speaker, current.members) if node is not None]
-    return (*differ, *_not_on_disk(members), *_not_taken(members))
+    return (*map(reasons.values_differ, differ), *_not_on_disk(members), *_not_taken(members))
 
 
 def violations(current: Round) -> Iterator[str]:
@@ -160,13 +157,13 @@ def _goes_on(group: Group) -> bool:
     return any(not node.gone for node in group.nodes.values())
 
 
-def _not_on_disk(members: Sequence[Node]) -> Iterator[NotOnDisk]:
+def _not_on_disk(members: Sequence[Node]) -> Iterator[Reason]:
     """One for all: mostly the directory that they share is full. Of the newest that any of them could not write."""
     lacks = {node.node_id: node.snapshots.not_written for node in members if node.snapshots is not None}
     known = {node_id: lack for node_id, lack in lacks.items() if lack is not None}
     if known:
         newest = max(known.values(), key=lambda lack: lack.stamp.newness)
-        yield NotOnDisk(stamp=newest.stamp, nodes=Nodes.of(known), why=quoted(newest.why))
+        yield reasons.not_on_disk(newest.stamp, Nodes.of(known), newest.why)
 
 
 def _lacks(node: Node | None) -> bool:
@@ -179,14 +176,14 @@ def _say_not_taken(work: Work, current: Round, nodes: Sequence[Node]) -> None:
     known, lack = work.group.snapshots, next(_not_taken(nodes), None)
     if known is not None and lack is not None and known.given_up != current.number:
         work.change(snapshots=replace(known, given_up=current.number))
-        work.say(lack, lack.nodes.first[0])
+        work.say(lack)
 
 
-def _not_taken(members: Sequence[Node]) -> Iterator[NotTaken]:
+def _not_taken(members: Sequence[Node]) -> Iterator[Reason]:
     """One for all: mostly no node has enough memory."""
     whys = {node.node_id: node.snapshots.not_taken for node in members if node.snapshots is not None}
     if without := [node_id for node_id, why in whys.items() if why]:
-        yield NotTaken(nodes=Nodes.of(without), why=quoted(whys[without[0]]))
+        yield reasons.not_taken(Nodes.of(without), whys[without[0]])
 
 
 def _origin(before: Group, members: Sequence[Node]) -> str | None:
@@ -317,8 +314,7 @@ class Declare(FeatureCommand):
             work.change_node(node, snapshots=self.holdings)
             lack = self.holdings.not_written
             if lack is not None and not any(map(_lacks, map(group.speaker, current.members))):
-                why = quoted(lack.why)
-                work.say(NotOnDisk(stamp=lack.stamp, nodes=Nodes.of([node.node_id]), why=why), node.node_id)
+                work.say(reasons.not_on_disk(lack.stamp, Nodes.of([node.node_id]), lack.why))
             _say_not_taken(work, current, [work.group.nodes[node.node_id]])
 
 
@@ -346,7 +342,7 @@ class Use(FeatureCommand):
             )
         if group.snapshots.wanted != stamp:
             work.change(snapshots=replace(group.snapshots, wanted=stamp))
-            work.say(SnapshotWanted(stamp=stamp))
+            work.say(reasons.snapshot_wanted(stamp))
 
 
 def _there_are(complete: Sequence[Stamp]) -> str:

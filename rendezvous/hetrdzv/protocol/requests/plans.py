@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from hetrdzv.protocol.bounds import MAX_PLANNED, AtMost, Body, Id, Labels, OrNewer, Slots, Weight
-from hetrdzv.protocol.facts.causes import ShownCause
-from hetrdzv.protocol.facts.reasons import LeftOutReason, Reason
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.states import GroupState
 
 # -- what is supposed ----------------------------------------------------------------------------------------
@@ -62,27 +61,24 @@ class LeftOutNode:
     """A node that would be in no round.
 
     Attributes:
-        reason, why: why it would be a spare, or gone, and the same in a clause; None: no round would run.
+        reason: why it would be a spare, or gone; None: no round would run.
     """
 
     node_id: str
     slots: int
-    reason: LeftOutReason | None = None
-    why: str = ""
+    reason: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What would happen. The core leaves its sentences empty (api/plans.py makes them).
+    """What would happen.
 
     Attributes:
-        reason_now, now: why the group stands where it stands now, and the same in a sentence.
-        state: where it would be then.
-        reason, why: why, and the same in a sentence.
+        now: why the group stands where it stands now.
+        state, reason: where it would be then, and why.
         clock: what the server's clock would read then (seconds).
         in_s: how long that would take by the group's own waits (seconds), without what workers take to save and stop.
-        cause, ended: what would end the round that runs now, and the same in a sentence; None: it would go on, or none
-            runs.
+        ended: what would end the round that runs now; None: it would go on, or none runs.
         round, world_size: of the round that would run; 0: none would.
         was_round, was_world_size: of the newest round so far; 0: there was none.
         restarts: how many restarts the job would have used.
@@ -96,15 +92,12 @@ class Plan:
     """
 
     group_id: str
-    reason_now: Reason
-    now: str = ""
+    now: Reason
     state: Annotated[GroupState | str, OrNewer()]
     reason: Reason
-    why: str = ""
     clock: float
     in_s: float
-    cause: ShownCause | None = None
-    ended: str | None = None
+    ended: Reason | None = None
     round: int
     world_size: int
     was_round: int

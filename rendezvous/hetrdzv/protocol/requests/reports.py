@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hetrdzv.protocol.bounds import Body, Count, Duration, Id, Kind, OrNewer, Text, Workers
-from hetrdzv.protocol.failure import Ended, FailureFields
+from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
@@ -28,7 +28,7 @@ class ReportRequest(Body):
     round: Count
     kind: Annotated[ReportKind | Kind, OrNewer()]
     age_s: Duration = 0.0
-    failure: FailureFields | None = None
+    failure: Failure | None = None
     ended: Ended | None = None
     met: Workers | None = None
     must_meet: bool = False

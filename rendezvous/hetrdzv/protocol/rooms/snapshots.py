@@ -12,8 +12,8 @@ from annotated_types import Ge, Le, MaxLen
 
 from hetrdzv.protocol.bounds import AtMost, Body, Count, Id, Positive, Rank, ShortText
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.facts.parts import BY_KIND, Quoted
 from hetrdzv.protocol.http.route import NODE, Route
+from hetrdzv.protocol.kinds import BY_KIND
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
 
@@ -289,63 +289,6 @@ class Kept:
     undone_before: Count = 0
     given_up: Count = 0
     parting: Mapping[str, float] = field(default_factory=dict)
-
-
-# -- what happens --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeganFromSnapshot:
-    """A round begins from a snapshot, which some nodes have, or which is on disk.
-
-    Attributes:
-        stamp: None: from none, so that all is lost.
-        lost: so many steps of the round before are lost; None: nobody who is here knows.
-        newer: what that round has left of these steps; None: nothing.
-    """
-
-    kind: Literal["began_from_snapshot"] = "began_from_snapshot"
-    stamp: Stamp | None = None
-    nodes: Nodes = NOBODY
-    on_disk: bool = False
-    lost: int | None = None
-    newer: Incomplete | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotWanted:
-    """A person has chosen the snapshot from which the next round begins."""
-
-    kind: Literal["snapshot_wanted"] = "snapshot_wanted"
-    stamp: Stamp
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotOnDisk:
-    """Nodes could not write a snapshot to disk.
-
-    Attributes:
-        stamp, why: of the newest of those that one of them could not write.
-    """
-
-    kind: Literal["not_on_disk"] = "not_on_disk"
-    stamp: Stamp
-    nodes: Nodes
-    why: Quoted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotTaken:
-    """Workers take no more snapshots in this round.
-
-    Attributes:
-        nodes: whose.
-        why: of the first of them.
-    """
-
-    kind: Literal["not_taken"] = "not_taken"
-    nodes: Nodes
-    why: Quoted
 
 
 # -- what people see -----------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from hetrdzv.protocol.states import HANGS
-from hetrdzv.protocol.texts.who import Nodes, Place, Ranks
+from hetrdzv.protocol.texts.who import Nodes, Ranks
 
 
 def count(number: int, noun: str) -> str:
@@ -36,12 +36,6 @@ def rank_list(numbers: Iterable[int] | Ranks) -> str:
 def ranked(numbers: Iterable[int] | Ranks) -> str:
     """`rank 3`, or `ranks 0 to 2 and 4`."""
     return str(numbers if isinstance(numbers, Ranks) else Ranks.of(numbers))
-
-
-def placed(place: Place) -> str:
-    """The ranks of a place: `rank 4`, or `ranks 8 to 11`."""
-    last = place.rank_offset + place.slots - 1
-    return f"rank {last}" if place.slots == 1 else f"ranks {place.rank_offset} to {last}"
 
 
 def one_or_more(who: Nodes | Ranks, one: str, more: str) -> str:

@@ -26,11 +26,6 @@ class Clock:
         left = self.left(until)
         return f"at most {left} more" if self.here is None else f"until {self._time(until)}, {left} from now"
 
-    def starts(self, at: float) -> str:
-        """`starts in 8 s`, or `starts at 13:53:20, 8 s from now`."""
-        left = self.left(at)
-        return f"starts in {left}" if self.here is None else f"starts at {self._time(at)}, {left} from now"
-
     def _time(self, moment: float) -> str:
         assert self.here is not None
         return clock_time(self.here + timedelta(seconds=max(0, round(moment - self.now))), self.here)

@@ -40,17 +40,21 @@ class Nodes:
 NOBODY = Nodes()
 
 
+RankRange = tuple[int, int]
+"""The first and the last of some ranks in a row."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
     """Some ranks: the first few ranges (first and last rank of each), and how many more ranks there are."""
 
-    ranges: tuple[tuple[int, int], ...] = ()
+    ranges: tuple[RankRange, ...] = ()
     more: int = 0
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> "Ranks":
         """These ranks, in order."""
-        ranges: list[tuple[int, int]] = []
+        ranges: list[RankRange] = []
         for rank in sorted(numbers):
             if ranges and rank == ranges[-1][1] + 1:
                 ranges[-1] = (ranges[-1][0], rank)
@@ -85,12 +89,3 @@ NO_RANKS = Ranks()
 def listed(parts: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A member's part of the ranks: so many from `rank_offset` on."""
-
-    node_id: str
-    rank_offset: int
-    slots: int

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from hetrdzv.protocol.facts.parts import Quoted
-from hetrdzv.protocol.facts.warnings import Unseen
 from hetrdzv.protocol.progress import UNKNOWN, NodeProgress, Worker
 from hetrdzv.service.progress.trail import Point, Trail
 
@@ -72,13 +70,11 @@ class Seen:
     collectives: Rate
     steps: Rate
 
-    def unseen(self, now: float) -> Unseen | None:
-        """Why its collectives cannot be known now; None: they are."""
+    def unseen(self, now: float) -> str:
+        """Why its collectives cannot be known now: of `UNSEEN`, or as its agent says; empty: they are."""
         if now > self.known_until:
-            return Unseen(kind="stale")
-        if self.sample.unseen:
-            return Unseen(kind="told", said=Quoted(self.sample.unseen))
-        return Unseen(kind="no_torch") if self.sample.state == UNKNOWN else None
+            return "stale"
+        return self.sample.unseen or ("no_torch" if self.sample.state == UNKNOWN else "")
 
     def worker(self, now: float) -> Worker:
         """The worker as it is now, as far as was seen: only one that stands still was idle after its agent looked."""

@@ -5,6 +5,7 @@ import click
 from hetrdzv.cli.hetctl import get
 from hetrdzv.cli.hetctl.tables import lines
 from hetrdzv.protocol.pages import CountsReply, GroupsReply, GroupSummary
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.urgency import RECENT_S, urgency
 
 
@@ -12,7 +13,7 @@ def group(group_id: str, state: str, ended_s_ago: float | None = None) -> GroupS
     return GroupSummary(
         group_id=group_id,
         state=state,
-        why="",
+        reason=Reason(code="?", message=""),
         job=1,
         round=0,
         world_size=0,

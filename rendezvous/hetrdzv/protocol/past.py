@@ -1,39 +1,28 @@
 """The rounds of a group's past, added up from its history: how long each ran, what ended it, what that cost.
 
-All that is needed is in the facts of events, so servers, pages and tools work it out alike. Times are wall-clock times
-of one server after another; where their clocks disagree, no duration is below 0.
+All that is needed is in the codes and data of events, so servers, pages and tools work it out alike. Times are
+wall-clock times of one server after another; where their clocks disagree, no duration is below 0.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from hetrdzv.protocol.facts.causes import FailedWorker
-from hetrdzv.protocol.facts.events import (
-    GroupFailed,
-    GroupSucceeded,
-    RestartSpent,
-    RoundEnded,
-    RoundFormed,
-    RoundJudged,
-    RoundRunning,
-    Stalled,
-)
-from hetrdzv.protocol.facts.parts import Other
-from hetrdzv.protocol.pages import EventReply
+from hetrdzv.protocol.pages import Event
+from hetrdzv.protocol.phases import Phase, Times, divided
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts.times import lasted
-from hetrdzv.words.causes import ending, failed_because, failed_worker
-from hetrdzv.words.phases import Phase, Times, divided
-from hetrdzv.words.snapshots import COSTS
 
 OUTCOMES = {f"group_{state}": state.value for state in GroupState if state.terminal}
-"""What an event says about the outcome of a job, by its kind."""
+"""What an event says about the outcome of a job, by its code."""
 
 _OF_A_ROUND = ("round_formed", "round_running", "training_began", "stalled", "goes_on", "round_ended")
 
-KINDS = {*_OF_A_ROUND, "round_judged", "restart_spent", *OUTCOMES, *COSTS}
-"""The kinds of events that `past` looks at."""
+_COSTS = ("began_from_snapshot",)
+
+CODES = {*_OF_A_ROUND, "round_judged", "restart_spent", *OUTCOMES, *_COSTS}
+"""The codes of events that `past` looks at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +244,7 @@ class _Round:
         )
 
 
-def past(events: Iterable[EventReply], now: datetime) -> PastReply:
+def past(events: Iterable[Event], now: datetime) -> PastReply:
     """What a group's history says about its rounds.
 
     Args:
@@ -265,63 +254,56 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
     rounds: list[_Round] = []
     spans: list[tuple[datetime, datetime | None]] = []  # of jobs: from its first round on, to its end
     for event in events:
-        at = datetime.fromisoformat(event.at)
+        at, what = datetime.fromisoformat(event.at), event.reason
         current = rounds[-1] if rounds and rounds[-1].job_ended is None else None
-        if isinstance(event.facts, RoundFormed) and event.round is not None:
+        if what.code == ReasonCode.ROUND_FORMED and what.round is not None:
             if current is None:
                 spans.append((at, None))
-            formed = _Round(event.round, at)
+            formed = _Round(what.round, at)
             if current is not None:
-                current.after, current.formed_s = formed, event.after_s
-                current.cause = event.facts.cause or current.cause
-            current = formed
-            current.formed = at
-            current.world_size = event.facts.world_size
-            rounds.append(current)
+                current.after, current.formed_s = formed, _number(what, "after_s")
+                current.cause = _text(what, "after") or current.cause
+            formed.formed = at
+            size = _number(what, "world_size")
+            formed.world_size = None if size is None else int(size)
+            rounds.append(formed)
             continue
         if current is None:
-            if event.round is None or event.kind not in _OF_A_ROUND:
+            if what.round is None or what.code not in _OF_A_ROUND:
                 continue
-            current = _Round(event.round, at)
+            current = _Round(what.round, at)
             rounds.append(current)
             spans.append((at, None))
-        match event.kind:  # known even where the facts are not, since a newer server knows more
-            case "round_running":
-                current.running = at
-                current.watched = isinstance(event.facts, RoundRunning) and event.facts.watched
-            case "training_began":
-                current.began = at - timedelta(seconds=event.after_s or 0.0)
-            case "stalled":
-                current.stalled(at, event.facts.hang.for_s if isinstance(event.facts, Stalled) else 0.0)
-            case "goes_on":
+        match what.code:
+            case ReasonCode.ROUND_RUNNING:
+                current.running, current.watched = at, bool(what.data.get("watched"))
+            case ReasonCode.TRAINING_BEGAN:
+                current.began = at - timedelta(seconds=_number(what, "after_s") or 0.0)
+            case ReasonCode.STALLED:
+                current.stalled(at, _number(what, "for_s") or 0.0)
+            case ReasonCode.GOES_ON:
                 current.goes_on(at)
-            case "round_ended":
-                current.ends(at, event.after_s)
-                current.why = _why(event)
-                if isinstance(event.facts, RoundEnded):
-                    current.idle_s, current.watched = event.facts.idle_s, event.facts.watched
-                    cause = event.facts.cause
-                    current.hangs = isinstance(cause, FailedWorker) and cause.hang is not None
-            case "round_judged":
-                current.why = _why(event)
-            case "restart_spent":
+            case ReasonCode.ROUND_ENDED:
+                current.ends(at, _number(what, "after_s"))
+                current.why = _why(what)
+                current.idle_s, current.watched = _number(what, "idle_s"), bool(what.data.get("watched"))
+                current.hangs = bool(what.data.get("hung"))
+            case ReasonCode.ROUND_JUDGED:
+                current.why = _why(what)
+            case ReasonCode.RESTART_SPENT:
                 current.stopped, current.cost_restart, current.cause = at, True, "failed"
-                current.why = _why(event)
-            case kind if kind in COSTS:
-                if (
-                    len(rounds) > 1
-                    and rounds[-2].job_ended is None
-                    and not isinstance(event.facts, Other)
-                    and (cost := COSTS[kind](event.facts))
-                ):
+                current.why = _why(what)
+            case code if code in _COSTS:
+                if len(rounds) > 1 and rounds[-2].job_ended is None and (cost := _text(what, "cost")):
                     rounds[-2].costs.append(cost)
-            case kind if kind in OUTCOMES:
+            case code if code in OUTCOMES:
                 if current.ended is None:
                     current.ended = at
-                    if isinstance(event.facts, GroupSucceeded):
-                        current.idle_s, current.watched = event.facts.idle_s, event.facts.watched
-                current.formed_s = event.after_s
-                current.cause, current.why, current.job_ended = OUTCOMES[kind], _why(event), at
+                    if code == ReasonCode.GROUP_SUCCEEDED:
+                        current.idle_s = _number(what, "idle_s")
+                        current.watched = bool(what.data.get("watched"))
+                current.formed_s = _number(what, "after_s")
+                current.cause, current.why, current.job_ended = OUTCOMES[code], _why(what), at
                 spans[-1] = (spans[-1][0], at)
     replies = tuple(past_round.reply(now) for past_round in rounds)
     return PastReply(
@@ -333,19 +315,19 @@ def past(events: Iterable[EventReply], now: datetime) -> PastReply:
     )
 
 
-def _why(event: EventReply) -> str:
-    """What ended a round, in a sentence; the server's own where only that knows it."""
-    match event.facts:
-        case RoundEnded(cause=cause):
-            return ending(cause)
-        case RoundJudged(cause=cause):
-            return ending(cause, consequences=True)
-        case RestartSpent(worker=worker):
-            return failed_worker(worker)
-        case GroupFailed(reason=reason):
-            return failed_because(reason)
-        case _:
-            return event.text
+def _number(of: Reason, name: str) -> float | None:
+    value = of.data.get(name)
+    return value if isinstance(value, int | float) else None
+
+
+def _text(of: Reason, name: str) -> str:
+    value = of.data.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _why(of: Reason) -> str:
+    """What ended a round, in a sentence."""
+    return str(of.cause or of)
 
 
 def _sum(rounds: Iterable[PastRoundReply], phase: Phase) -> float:

@@ -13,16 +13,13 @@ NOW = 1000.0
 def test_where_there_is_no_clock_only_durations_are_shown() -> None:
     clock = Clock(NOW)
     assert clock.at_most(NOW + 598) == "at most 9 min 58 s more"
-    assert clock.starts(NOW + 8) == "starts in 8 s"
     assert clock.left(NOW - 3) == "0 s", "it is overdue"
 
 
 def test_durations_get_a_clock_time() -> None:
     clock = Clock(NOW, HERE)
     assert clock.at_most(NOW + 598) == "until 14:03:10, 9 min 58 s from now"
-    assert clock.starts(NOW + 8) == "starts at 13:53:20, 8 s from now"
     assert clock.at_most(NOW + 86_400) == "until 2026-11-23 13:53:12, 1 d 0 h from now"
-    assert clock.starts(NOW - 3) == "starts at 13:53:12, 0 s from now"
 
 
 def test_a_date_is_shown_for_another_day_only() -> None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+from hetrdzv.protocol.reasons.reason import shown
+from hetrdzv.protocol.reasons.waiting import ended
 from hetrdzv.protocol.requests.plans import Plan
 from hetrdzv.protocol.states import OVER
 from hetrdzv.protocol.texts.phrasing import names
 from hetrdzv.protocol.texts.times import Clock
-from hetrdzv.words.reasons import ended, why
 
 
 def sentences(plan: Plan) -> Iterator[str]:
@@ -19,7 +20,7 @@ def sentences(plan: Plan) -> Iterator[str]:
     if plan.restarted:
         yield f"Workers of {names(plan.restarted)} are stopped and started again."
     if not plan.world_size:
-        yield f"Then no round runs: {why(plan.reason, Clock(plan.clock))}."
+        yield f"Then no round runs: {shown(plan.reason, Clock(plan.clock))}."
     elif plan.round == plan.was_round:
         yield f"Round {plan.round} goes on."
     else:

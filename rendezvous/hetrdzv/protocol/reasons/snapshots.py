@@ -1,25 +1,21 @@
-"""Words for snapshots: which step is safe, what is missing of one, and what was lost."""
+"""Snapshots: which step is safe, what is missing of one, and what was lost."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, assert_never
+from typing import assert_never
 
-from hetrdzv.protocol.facts.events import Event
 from hetrdzv.protocol.pages import GroupSummary
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason
 from hetrdzv.protocol.rooms.snapshots import (
-    BeganFromSnapshot,
     Incomplete,
     Lack,
     NobodyHasAll,
-    NotOnDisk,
     NotReadable,
-    NotTaken,
     PartsMissing,
     SafeShown,
-    SnapshotWanted,
     Stamp,
     ValuesDiffer,
 )
 from hetrdzv.protocol.texts.phrasing import count, have, names, one_or_more, ranked
+from hetrdzv.protocol.texts.who import Nodes
 
 NOBODY_HAS = "no node that is here has a step (what was written to --snapshot-to is found by the next ones)"
 """Of a job whose nodes hold none."""
@@ -94,46 +90,62 @@ def _which(stamp: Stamp) -> str:
     return f"step {stamp.step} of round {stamp.round}{_earlier(stamp)}"
 
 
-def _values_differ(value: ValuesDiffer) -> str:
+def values_differ(value: ValuesDiffer) -> Reason:
+    """A plain value should be alike on all ranks, but is not."""
     advice = "name it in per_rank, or make it the same"
-    return f"the snapshot of {_which(value.stamp)} is not complete: {lacks(value)}; {advice}"
+    text = f"the snapshot of {_which(value.stamp)} is not complete: {lacks(value)}; {advice}"
+    return reason(ReasonCode.VALUES_DIFFER, text, nodes=value.nodes, step=value.stamp.step, name=value.name)
 
 
-def _is_not_on_disk(value: NotOnDisk) -> str:
-    return f"the snapshot of {_which(value.stamp)} is not on disk: {value.why} ({names(value.nodes)})"
+def not_on_disk(stamp: Stamp, nodes: Nodes, why: str) -> Reason:
+    """Nodes could not write a snapshot to disk: the newest of those that one of them could not write."""
+    text = f"the snapshot of {_which(stamp)} is not on disk: {clipped(why)} ({names(nodes)})"
+    return reason(ReasonCode.NOT_ON_DISK, text, nodes=nodes, quote=why, step=stamp.step)
 
 
-def _is_not_taken(value: NotTaken) -> str:
-    return f"no snapshots are taken on {names(value.nodes)}: {value.why}"
+def not_taken(nodes: Nodes, why: str) -> Reason:
+    """Workers of some nodes take no more snapshots in this round; why those of the first of them."""
+    text = f"no snapshots are taken on {names(nodes)}: {clipped(why)}"
+    return reason(ReasonCode.NOT_TAKEN, text, nodes=nodes, quote=why)
 
 
-def _began(facts: BeganFromSnapshot, event: Event) -> str:
-    if facts.stamp is None:
-        return f"round {event.round} begins anew: {lost(facts.lost, facts.newer)}"
-    whose = "is on disk" if facts.on_disk else have(facts.nodes)
-    where = f"the snapshot of {_which(facts.stamp)}, which {whose}"
-    cost = f": {lost(facts.lost, facts.newer)}" if _is_said(facts.stamp, facts.lost) else ""
-    return f"round {event.round} begins from {where}{cost}"
+def began_from_snapshot(
+    number: int,
+    stamp: Stamp | None,
+    nodes: Nodes,
+    steps_lost: int | None,
+    newer: Incomplete | None,
+    *,
+    on_disk: bool = False,
+) -> Reason:
+    """A round begins from a snapshot, which some nodes have, or which is on disk.
+
+    Args:
+        stamp: None: from none, so that all is lost.
+        steps_lost: of the round before; None: nobody who is here knows.
+        newer: what that round has left of these steps; None: nothing.
+    """
+    cost = lost(steps_lost, newer)
+    if stamp is None:
+        text = f"round {number} begins anew: {cost}"
+    else:
+        whose = "is on disk" if on_disk else have(nodes)
+        said = f": {cost}" if _is_said(stamp, steps_lost) else ""
+        text = f"round {number} begins from the snapshot of {_which(stamp)}, which {whose}{said}"
+    step = stamp.step if stamp is not None else None
+    return reason(
+        ReasonCode.BEGAN_FROM_SNAPSHOT,
+        text,
+        nodes=nodes,
+        round=number,
+        step=step,
+        of_round=stamp.round if stamp is not None else None,
+        lost=steps_lost,
+        cost=cost if steps_lost != 0 else None,
+    )
 
 
-def _wanted(facts: SnapshotWanted, event: Event) -> str:
-    return f"the next round is to begin from the snapshot of {_which(facts.stamp)}"
-
-
-EVENTS: Mapping[type, Callable[[Any, Event], str]] = {
-    BeganFromSnapshot: _began,
-    NotOnDisk: lambda facts, _: _is_not_on_disk(facts),
-    NotTaken: lambda facts, _: _is_not_taken(facts),
-    SnapshotWanted: _wanted,
-}
-
-WARNINGS: Mapping[type, Callable[[Any], str]] = {
-    ValuesDiffer: _values_differ,
-    NotOnDisk: _is_not_on_disk,
-    NotTaken: _is_not_taken,
-}
-
-COSTS: Mapping[str, Callable[[Any], str]] = {
-    "began_from_snapshot": lambda facts: lost(facts.lost, facts.newer) if facts.lost != 0 else "",
-}
-"""What a round that begins says about what the end of the one before has cost, by the kind of event; empty: nothing."""
+def snapshot_wanted(stamp: Stamp) -> Reason:
+    """A person has chosen the snapshot from which the next round begins."""
+    text = f"the next round is to begin from the snapshot of {_which(stamp)}"
+    return reason(ReasonCode.SNAPSHOT_WANTED, text, step=stamp.step)

@@ -2,10 +2,9 @@
 
 import pytest
 
-from hetrdzv.protocol.facts.causes import FailedWorker
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.reasons.ends import worker_failed
 from hetrdzv.protocol.texts.raised import raised
-from hetrdzv.words.causes import failed_worker
 
 PLAIN = """Traceback (most recent call last):
   File "/work/train.py", line 7, in <module>
@@ -98,4 +97,4 @@ def test_what_is_no_exception(text: str) -> None:
 )
 def test_a_failure_in_a_line(message: str, exit_code: int, line: str) -> None:
     failure = Failure(rank=1, local_rank=1, exit_code=exit_code, message=message)
-    assert failed_worker(FailedWorker.of("gpu1", failure)) == line
+    assert worker_failed("gpu1", failure).message == line

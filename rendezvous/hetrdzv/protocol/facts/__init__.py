@@ -1,1 +1,0 @@
-"""What happened and why, as values: `words` makes sentences of them."""

@@ -1,0 +1,278 @@
+"""What ends a round, and why a job fails."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from hetrdzv.protocol.failure import Ended, Failure
+from hetrdzv.protocol.hangs import Hang
+from hetrdzv.protocol.reasons.hangs import HANGS
+from hetrdzv.protocol.reasons.reason import (
+    MOST_CHARACTERS,
+    Datum,
+    Reason,
+    ReasonCode,
+    clipped,
+    one_line,
+    reason,
+)
+from hetrdzv.protocol.reasons.waiting import (
+    NoMaster,
+    NotReady,
+    NoWorld,
+    Ready,
+    also_not_ready,
+    may_not_be_master,
+    no_master,
+    no_world,
+    standing,
+)
+from hetrdzv.protocol.texts.misplaced import misplaced
+from hetrdzv.protocol.texts.phrasing import count, names, one_or_more
+from hetrdzv.protocol.texts.raised import raised
+from hetrdzv.protocol.texts.who import MOST_NAMES, Nodes, Ranks
+
+# -- workers -------------------------------------------------------------------------------------------------
+
+
+def worker_failed(node_id: str, failure: Failure, before: Ended | None = None) -> Reason:
+    """A worker failed.
+
+    A worker that was killed did not choose its last words: they may be anything, such as half a progress bar. One that
+    chose its status may have logged an exception before: that counts only if it is the last that it wrote.
+
+    Args:
+        before: workers that had ended with exit code 0 before that.
+    """
+    text = failure.message.rstrip()
+    if failure.exit_code is None and failure.signal is None and not failure.lingers:
+        said = clipped(text)
+        message = f"{node_id} could not start its workers{f': {said}' if said else ''}"
+        return reason(ReasonCode.START_FAILED, message, nodes=[node_id], quote=text)
+    said = where = flags = ""
+    if failure.signal is None:
+        last, exception = text.rpartition("\n")[2].strip(), raised(text)
+        if exception is not None and (
+            failure.exit_code == 1 or failure.lingers or exception.end == len(text)
+        ):
+            said, where = exception.headline, exception.where
+        elif last != f"exit code {failure.exit_code}":
+            said, flags = last, ", ".join(misplaced(last))
+    ended = ""
+    if before is not None:
+        others = f" and {count(before.others, 'other worker')}" if before.others else ""
+        ended = f"; rank {before.rank} on {before.node_id}{others} had ended with exit code 0 before that"
+    who = _worker(node_id, failure.rank)
+    if failure.lingers:
+        message = f"{who} raised {clipped(said)}{f' ({where})' if where else ''} and has not ended since"
+    elif where:
+        message = f"{clipped(said)} ({clipped(where)}, {who})"
+    else:
+        how = f"was killed by {failure.signal}" if failure.signal else f"exited with code {failure.exit_code}"
+        message = f"{who} {how}{f': {clipped(said)}' if said else ''}"
+    return reason(
+        ReasonCode.WORKER_FAILED,
+        f"{message}{ended}",
+        nodes=[node_id],
+        ranks=Ranks.of([failure.rank]) if failure.rank >= 0 else None,
+        quote=said,
+        exit_code=failure.exit_code,
+        signal=failure.signal,
+        where=where or None,
+        lingers=1 if failure.lingers else None,
+        weights_only=1 if said and _WEIGHTS_ONLY in failure.message else None,
+        misplaced=flags or None,
+    )
+
+
+_WEIGHTS_ONLY = "Weights only load failed"
+"""What torch from 2.6 on says of a checkpoint that is more than tensors."""
+
+
+def hangs(hang: Hang, node_id: str | None = None, rank: int = -1) -> Reason:
+    """Workers have waited for too long: for one, or for nobody in particular."""
+    who = "a worker hangs" if rank >= 0 else "the workers hang"
+    return reason(
+        ReasonCode(hang.kind),
+        f"{who}: {hang.message(hang.for_s)}",
+        nodes=[node_id] if node_id is not None else [],
+        ranks=Ranks.of([rank]) if rank >= 0 else None,
+        for_s=round(hang.for_s, 3),
+    )
+
+
+def briefly(failed: Reason) -> str:
+    """Which worker failed and how, where what it said is known already; of anything else, its message."""
+    data, rank = failed.data, failed.ranks[0][0] if failed.ranks else -1
+    who, code = _worker(failed.nodes[0] if failed.nodes else "", rank), failed.code
+    if code == ReasonCode.WORKER_FAILED:
+        if "lingers" in data:
+            how = "failed and has not ended since"
+        elif "signal" in data:
+            how = f"was killed by {data['signal']}"
+        else:
+            how = "failed" if "where" in data else f"exited with code {data['exit_code']}"
+        text = f"{who} {how}"
+    elif code == ReasonCode.START_FAILED:
+        text = f"{failed.nodes[0]} could not start its workers"
+    elif code in HANGS:
+        text = f"{who} hangs" if rank >= 0 else "the workers hang"
+    else:
+        return failed.message
+    return "; ".join(filter(None, (text, _no_restart(failed.data))))
+
+
+def _worker(node_id: str, rank: int) -> str:
+    """Which worker it is: `rank 1 on gpu1`, or `the program of gpu1`."""
+    return f"rank {rank} on {node_id}" if rank >= 0 else f"the program of {node_id}"
+
+
+def never_met(met: int, world_size: int) -> Reason:
+    """Only so many workers of a round have found each other in its store."""
+    hint = "unless they meet in another way than init_process_group with env:// or hvd.init()"
+    if met:
+        text = f"only {met} of {world_size} workers met: the others may have trained alone, {hint}"
+    else:
+        few = ", ".join(map(str, range(world_size))) if world_size <= MOST_NAMES else f"0 to {world_size - 1}"
+        text = f"ranks {few} never met: each may have trained alone, {hint}"
+    return reason(ReasonCode.NEVER_MET, text, met=met, world_size=world_size)
+
+
+# -- members -------------------------------------------------------------------------------------------------
+
+
+def node_lost(node_id: str, why: Reason) -> Reason:
+    """A node is lost."""
+    return reason(ReasonCode.NODE_LOST, f"{node_id} lost: {why}", nodes=[node_id], why=why.code)
+
+
+def node_left(node_id: str, why: Reason) -> Reason:
+    """A node has left."""
+    return reason(ReasonCode.NODE_LEFT, f"{node_id} left: {why}", nodes=[node_id], why=why.code)
+
+
+def node_leaving(node_id: str, why: Reason) -> Reason:
+    """A node is about to leave."""
+    return reason(ReasonCode.NODE_LEAVING, f"{node_id} is leaving: {why}", nodes=[node_id], why=why.code)
+
+
+def node_drained(node_id: str) -> Reason:
+    """A person took a node out."""
+    return reason(ReasonCode.NODE_DRAINED, f"{node_id} was drained", nodes=[node_id])
+
+
+def workers_stopped(node_id: str, why: str = "") -> Reason:
+    """An agent stopped its workers in a round that would go on (`why`: as it goes on after "the round, which")."""
+    how = f"left the round, which {clipped(why)}" if why else "stopped its workers on its own"
+    return reason(ReasonCode.WORKERS_STOPPED, f"{node_id} {how}", nodes=[node_id], quote=why)
+
+
+def nodes_joined(node_ids: Iterable[str]) -> Reason:
+    """Nodes joined that make the world larger."""
+    who = Nodes.of(node_ids)
+    return reason(ReasonCode.NODES_JOINED, f"{names(who)} joined", nodes=who)
+
+
+def master_unreachable(node_id: str, master: str, error: str = "") -> Reason:
+    """A member cannot reach the master; `error` is what its agent says."""
+    text = f"{node_id} cannot reach the master {master}: {clipped(error)}"
+    return reason(ReasonCode.MASTER_UNREACHABLE, text, nodes=[node_id], quote=error, master=master)
+
+
+# -- people --------------------------------------------------------------------------------------------------
+
+
+def restart_requested(hang: Hang | None = None) -> Reason:
+    """A person asked for a restart; `hang`: of a round that hung."""
+    return reason(ReasonCode.RESTART_REQUESTED, f"a restart was requested{_hung(hang)}")
+
+
+def cancelled(by: str = "", hang: Hang | None = None) -> Reason:
+    """A person cancels the job.
+
+    Args:
+        by: which role, from where; empty: nobody knows.
+        hang: if it hung.
+    """
+    text = f"the job was cancelled{f' by {by}' if by else ''}{_hung(hang)}"
+    return reason(ReasonCode.GROUP_CANCELLED, text, by=by or None)
+
+
+def _hung(hang: Hang | None) -> str:
+    return f"; it hung: {hang.message(hang.for_s)}" if hang is not None else ""
+
+
+# -- why a job fails -----------------------------------------------------------------------------------------
+
+
+def without_restart(failed: Reason, why: str, max_restarts: int | None = None) -> Reason:
+    """A worker's failure on which no restart could be spent.
+
+    Args:
+        why: `permanent` (it would end the same way), `no_restart_on` (that has its exit code), or `used_up`.
+    """
+    data: dict[str, Datum] = {**failed.data, "no_restart": why}
+    if max_restarts is not None:
+        data["max_restarts"] = max_restarts
+    return _again(failed, "; ".join(filter(None, (failed.message, _no_restart(data)))), data)
+
+
+def _no_restart(data: Mapping[str, Datum]) -> str:
+    match data.get("no_restart"):
+        case "permanent":
+            return "no restart, since it would end the same way"
+        case "no_restart_on":
+            return f"no restart, since no_restart_on has exit code {data['exit_code']}"
+        case "used_up" if data["max_restarts"] == 1:
+            return "the only restart is used up"
+        case "used_up" if data["max_restarts"]:
+            return f"all {data['max_restarts']} restarts are used up"
+    return ""
+
+
+def consequences(of: Reason) -> Reason:
+    """A member's departure, after which others failed: before it was known, or since."""
+    return _again(of, f"{of}; failures elsewhere were a consequence", of.data)
+
+
+def _again(of: Reason, message: str, data: Mapping[str, Datum]) -> Reason:
+    return replace(of, message=one_line(message, MOST_CHARACTERS), data=data)
+
+
+def no_node_can_be_master(of: NoMaster) -> Reason:
+    """No node can be reached by all others."""
+    text = f"no node can be master: {no_master(of)}"
+    return reason(ReasonCode.NO_MASTER, text, nodes=[cut_off.master for cut_off in of.masters])
+
+
+def join_timeout(
+    within_s: float,
+    ready: Ready,
+    *,
+    rule: str | None = None,
+    world: NoWorld | None = None,
+    not_ready: NotReady | None = None,
+) -> Reason:
+    """Not enough nodes joined in time, or none that may be master.
+
+    Args:
+        rule: the setting `master`, where enough were ready, but none of them may be master.
+        world: why those that are ready make no round; None: they are just too few.
+        not_ready: who was here, but not ready.
+    """
+    nodes, late = ready.nodes, also_not_ready(not_ready)
+    if rule is not None:
+        have = f"{names(nodes)} {one_or_more(nodes, 'is', 'are')} ready"
+        text = f"no node that may be master joined within {within_s:g} s: {have}, but {may_not_be_master(nodes, rule)}"
+    else:
+        who = f" ({names(nodes)})" if len(nodes) else ""
+        lack = f"; {no_world(world)}" if world is not None else ""
+        text = f"not enough nodes joined within {within_s:g} s: {standing(ready)} ready{who}{lack}"
+    never = world is not None and bool(world.never)
+    code = ReasonCode.IMPOSSIBLE_WORLD if never else ReasonCode.JOIN_TIMEOUT
+    lacking = "master" if rule is not None else "world_size" if world is not None else "nodes"
+    return reason(code, f"{text}{late}", nodes=nodes, within_s=within_s, lacking=lacking)
+
+
+def unknown() -> Reason:
+    """A job failed, and nobody knows why."""
+    return reason(ReasonCode.GROUP_FAILED, "the job failed: unknown cause")

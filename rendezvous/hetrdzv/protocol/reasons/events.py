@@ -1,0 +1,225 @@
+"""What happens to a group, as its history tells it; what ends rounds is in ends.py, hangs and snapshots are apart."""
+
+from collections.abc import Iterable, Sequence
+
+from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.reasons import ends
+from hetrdzv.protocol.reasons.hangs import HANGS
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason
+from hetrdzv.protocol.reasons.waiting import Ready, standing
+from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
+from hetrdzv.protocol.texts.phrasing import count, names, one_or_more, ranked
+from hetrdzv.protocol.texts.who import Nodes
+
+# -- a job from its beginning to its end ---------------------------------------------------------------------
+
+
+def group_created(group_id: str) -> Reason:
+    """An agent or a person named a group that did not exist."""
+    return reason(ReasonCode.GROUP_CREATED, f"group '{group_id}' was created")
+
+
+def job_began(group_id: str, job: int) -> Reason:
+    """A finished group begins another job, which is its `job`-th."""
+    return reason(ReasonCode.JOB_BEGAN, f"job {job} of group '{group_id}' started", job=job)
+
+
+def settings_changed(node_id: str | None, changes: Sequence[Difference]) -> Reason:
+    """Agents, or without a node a person, came back to a group without nodes with other settings."""
+    what = ", ".join(f"{change.name} {change.group} -> {change.given}" for change in changes)
+    text = f"{node_id or 'a person'} changed the settings, since no other node was left: {what}"
+    return reason(ReasonCode.SETTINGS_CHANGED, text, nodes=[node_id] if node_id is not None else ())
+
+
+def round_formed(
+    number: int, size: int, places: Sequence[tuple[str, range]], more: int = 0, cause: str | None = None
+) -> Reason:
+    """The server chose nodes, ranks and master.
+
+    Args:
+        places: the first few members, with their ranks.
+        more: how many members there are besides.
+        cause: the kind of what ended the round before; None for the first of a job.
+    """
+    members = ", ".join(f"{node_id} {ranked(ranks)}" for node_id, ranks in places)
+    besides = f" and {count(more, 'more node')}" if more else ""
+    text = f"round {number} formed: world size {size}, {members}{besides}"
+    nodes = Nodes(first=tuple(node_id for node_id, _ in places), more=more)
+    return reason(ReasonCode.ROUND_FORMED, text, nodes=nodes, round=number, world_size=size, after=cause)
+
+
+def started_unbounded(nodes: int, *, restarts: bool) -> Reason:
+    """The first round formed without bounds, with those nodes that were there; later ones restart the job, or wait."""
+    later = "restart the job" if restarts else "are kept as spares"
+    text = f"started with {count(nodes, 'node')}, since no --nnodes was given; nodes that join later {later}"
+    return reason(ReasonCode.STARTED_UNBOUNDED, text)
+
+
+def round_running(number: int, nodes: int, world_size: int, *, watched: bool) -> Reason:
+    """All members have started their workers; `watched`: it can be seen when these begin to train."""
+    text = f"round {number} runs on {count(nodes, 'node')}, world size {world_size}"
+    return reason(ReasonCode.ROUND_RUNNING, text, round=number, world_size=world_size, watched=int(watched))
+
+
+def training_began(number: int) -> Reason:
+    """The first worker of the round has asked for its first collective, or said its first step."""
+    return reason(ReasonCode.TRAINING_BEGAN, f"round {number} trains", round=number)
+
+
+def round_ended(number: int, why: Reason, cause: str, idle_s: float | None, *, watched: bool) -> Reason:
+    """The round is over for all members; of a failure, an event has told what the worker said.
+
+    Args:
+        cause: the kind of what ended it.
+        idle_s: how long before that a worker last asked for a collective, or said a step (seconds); None: unknown.
+        watched: whether it can be seen if none ever did.
+    """
+    hung = why.code in HANGS
+    text = f"round {number} ended: {why if hung else ends.briefly(why)}"
+    return reason(
+        ReasonCode.ROUND_ENDED,
+        text,
+        nodes=Nodes(first=why.nodes, more=why.more_nodes),
+        round=number,
+        cause=why,
+        kind=cause,
+        hung=1 if hung else None,
+        idle_s=idle_s,
+        watched=int(watched),
+    )
+
+
+def round_judged(number: int, why: Reason) -> Reason:
+    """Something else than a failure that had ended the round turned out to be the cause."""
+    why = ends.consequences(why)
+    text = f"round {number} ended because {why}"
+    return reason(ReasonCode.ROUND_JUDGED, text, nodes=why.nodes, round=number, cause=why)
+
+
+def restart_spent(failed: Reason, restarts: int, budget: int) -> Reason:
+    """A failure was the cause, so one restart more is used: `restarts` of `budget`."""
+    text = f"restart {spent_of(restarts, budget)}: {ends.briefly(failed)}"
+    return reason(ReasonCode.RESTART_SPENT, text, nodes=failed.nodes, cause=failed, restarts=restarts)
+
+
+def spent_of(restarts: int, budget: int) -> str:
+    """How many restarts were spent: `1 of 3`, or `1` where there is no limit to speak of."""
+    return str(restarts) if budget >= UNLIMITED_RESTARTS else f"{restarts} of {budget}"
+
+
+def group_succeeded(
+    apart: Reason | None = None, idle_s: float | None = None, *, watched: bool = False
+) -> Reason:
+    """All workers of all nodes ended with status 0; `apart`: but they never met. For the others see `round_ended`."""
+    but = f", but {apart}" if apart is not None else ""
+    text = f"the job succeeded{but}"
+    return reason(ReasonCode.GROUP_SUCCEEDED, text, idle_s=idle_s, watched=int(watched))
+
+
+def group_failed(why: Reason, gave_up: Nodes | None = None, left: Ready | None = None) -> Reason:
+    """The job is over and failed.
+
+    Args:
+        gave_up, left: these nodes gave up, and too few were left.
+    """
+    text = f"the job failed: {ends.briefly(why)}"
+    if why.data.get("max_restarts") == 0:
+        text += "; max_restarts is 0"
+    if gave_up is not None and left is not None:
+        few = f"{standing(left)} {one_or_more(left.nodes, 'is', 'are')} left"
+        text += f"; {names(gave_up)} gave up, and {few}"
+    return reason(ReasonCode.GROUP_FAILED, text, nodes=why.nodes, cause=why)
+
+
+# -- nodes ---------------------------------------------------------------------------------------------------
+
+
+def _node(code: ReasonCode, node_id: str, text: str, quote: str = "") -> Reason:
+    return reason(code, f"{node_id} {text}", nodes=[node_id], quote=quote)
+
+
+def node_joined(node_id: str, slots: int, address: str, not_ready: str = "") -> Reason:
+    """An agent joined; `not_ready`: why its node takes part in no round yet."""
+    late = f", not ready yet: {clipped(not_ready)}" if not_ready else ""
+    text = f"{node_id} joined with {count(slots, 'slot')} at {address}{late}"
+    return reason(ReasonCode.NODE_JOINED, text, nodes=[node_id], quote=not_ready, slots=slots)
+
+
+def node_returned(node_id: str) -> Reason:
+    """A lost node is back."""
+    return _node(ReasonCode.NODE_RETURNED, node_id, "is back")
+
+
+def node_not_ready(node_id: str, why: str) -> Reason:
+    """A node takes part in no round for now."""
+    return _node(ReasonCode.NODE_NOT_READY, node_id, f"is not ready: {clipped(why)}", why)
+
+
+def node_ready(node_id: str) -> Reason:
+    """It can take part again."""
+    return _node(ReasonCode.NODE_READY, node_id, "is ready")
+
+
+def node_refused(node_id: str, differences: Iterable[Difference]) -> Reason:
+    """A node wanted to join with other settings than the group's."""
+    differences = tuple(differences)
+    has = ", ".join(f"{one.name}={clipped(one.group, 60)}" for one in differences)
+    gave = ", ".join(f"{one.name}={clipped(one.given, 60)}" for one in differences)
+    text = f"is refused, since it gave {gave}, and the group has {has}"
+    return _node(ReasonCode.NODE_REFUSED, node_id, text)
+
+
+def node_rejected(node_id: str, why: Reason) -> Reason:
+    """Its agent has to exit."""
+    return reason(ReasonCode.NODE_REJECTED, why.message, nodes=[node_id], why=why.code)
+
+
+def node_left_out(node_id: str, master: str) -> Reason:
+    """It is a spare, since it cannot reach the master."""
+    text = f"is left out: it cannot reach {master}, and no node can be reached by all"
+    return _node(ReasonCode.NODE_LEFT_OUT, node_id, text)
+
+
+def node_undrained(node_id: str) -> Reason:
+    """A person let it in again."""
+    return _node(ReasonCode.NODE_UNDRAINED, node_id, "may join again")
+
+
+def node_used_last(node_id: str, failures: int) -> Reason:
+    """Its workers were the root cause of so many failed rounds in a row that others are used before it."""
+    text = f"workers on {node_id} caused the last {failures} failures: other nodes are preferred to it"
+    return reason(ReasonCode.NODE_USED_LAST, text, nodes=[node_id], failures=failures)
+
+
+def node_succeeded(node_id: str) -> Reason:
+    """All its workers ended with status 0."""
+    return reason(ReasonCode.NODE_SUCCEEDED, f"all workers of {node_id} succeeded", nodes=[node_id])
+
+
+def daemon_started(node_id: str, program: str) -> Reason:
+    """The master has the other nodes run a launcher's daemon."""
+    text = f"{node_id}, the master, has the others run {program}"
+    return reason(ReasonCode.DAEMON_STARTED, text, nodes=[node_id], program=program)
+
+
+# -- planned stops -------------------------------------------------------------------------------------------
+
+
+def stop_announced(number: int, why: Reason, notice_s: float) -> Reason:
+    """Something is about to end the round; its workers may save for so long (seconds)."""
+    text = f"round {number} is about to end ({why}): its workers have {notice_s:g} s to save"
+    nodes = Nodes(first=why.nodes, more=why.more_nodes)
+    return reason(ReasonCode.STOP_ANNOUNCED, text, nodes=nodes, round=number, cause=why, notice_s=notice_s)
+
+
+def ready_to_stop(took_s: float) -> Reason:
+    """All workers have saved, so long after they were told (seconds)."""
+    text = f"all nodes are ready to stop, {took_s:.1f} s after they were told"
+    return reason(ReasonCode.READY_TO_STOP, text, took_s=took_s)
+
+
+def notice_expired(late: Iterable[str], notice_s: float) -> Reason:
+    """The time to save (seconds) was over before all had."""
+    who = Nodes.of(late)
+    text = f"{names(who)} {one_or_more(who, 'was', 'were')} not ready to stop within {notice_s:g} s"
+    return reason(ReasonCode.NOTICE_EXPIRED, text, nodes=who, notice_s=notice_s)

@@ -1,0 +1,209 @@
+"""Why something is as it is, or what has happened: a code for programs, a message for people, and fields.
+
+Programs compare codes and read fields; nobody parses a message. `since` and `until` are on the server's clock, and a
+reply that has any says what that clock reads: whoever shows a reason subtracts (texts/times.py).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Annotated
+
+from hetrdzv.protocol.bounds import OrNewer
+from hetrdzv.protocol.texts.inert import inert
+from hetrdzv.protocol.texts.times import Clock, lasted
+from hetrdzv.protocol.texts.who import NOBODY, Nodes, RankRange, Ranks
+
+MOST_CHARACTERS = 300
+"""The longest message."""
+
+MOST_QUOTED = 4_000
+"""The longest quote (characters)."""
+
+MOST_IN_MESSAGE = 200
+"""How much of somebody else's text a message quotes (characters)."""
+
+
+class ReasonCode(StrEnum):
+    """All codes; docs/events.md says what each of them means, and which data it has."""
+
+    # a job and its rounds
+    GROUP_CREATED = "group_created"
+    JOB_BEGAN = "job_began"
+    SETTINGS_CHANGED = "settings_changed"
+    ROUND_FORMED = "round_formed"
+    STARTED_UNBOUNDED = "started_unbounded"
+    ROUND_STARTING = "round_starting"
+    ROUND_RUNNING = "round_running"
+    TRAINING_BEGAN = "training_began"
+    STOP_ANNOUNCED = "stop_announced"
+    READY_TO_STOP = "ready_to_stop"
+    NOTICE_EXPIRED = "notice_expired"
+    ROUND_ENDED = "round_ended"
+    ROUND_JUDGED = "round_judged"
+    RESTART_SPENT = "restart_spent"
+    GROUP_SUCCEEDED = "group_succeeded"
+    GROUP_FAILED = "group_failed"
+    GROUP_CANCELLED = "group_cancelled"
+    EARLIER_JOB = "earlier_job"
+    CAME_LATE = "came_late"
+    QUARANTINED = "quarantined"
+    # what ends a round, and a job
+    WORKER_FAILED = "worker_failed"
+    START_FAILED = "start_failed"
+    NEVER_MET = "never_met"
+    NODE_LOST = "node_lost"
+    NODE_LEFT = "node_left"
+    NODE_LEAVING = "node_leaving"
+    NODE_DRAINED = "node_drained"
+    NODES_JOINED = "nodes_joined"
+    RESTART_REQUESTED = "restart_requested"
+    MASTER_UNREACHABLE = "master_unreachable"
+    NO_MASTER = "no_master"
+    JOIN_TIMEOUT = "join_timeout"
+    IMPOSSIBLE_WORLD = "impossible_world"
+    # why a node goes
+    LEASE_EXPIRED = "lease_expired"
+    CONNECTION_LOST = "connection_lost"
+    AGENT_REPLACED = "agent_replaced"
+    AGENT_LEFT = "agent_left"
+    AGENT_DIED = "agent_died"
+    WORKERS_STOPPED = "workers_stopped"
+    BAD_ADDRESS = "bad_address"
+    # what else happens to nodes
+    NODE_JOINED = "node_joined"
+    NODE_RETURNED = "node_returned"
+    NODE_NOT_READY = "node_not_ready"
+    NODE_READY = "node_ready"
+    NODE_REFUSED = "node_refused"
+    NODE_REJECTED = "node_rejected"
+    NODE_LEFT_OUT = "node_left_out"
+    NODE_UNDRAINED = "node_undrained"
+    NODE_USED_LAST = "node_used_last"
+    NODE_SUCCEEDED = "node_succeeded"
+    DAEMON_STARTED = "daemon_started"
+    # hangs
+    BEHIND = "behind"
+    NO_ANSWER = "no_answer"
+    DEADLOCK = "deadlock"
+    MISMATCH = "mismatch"
+    NOTHING_COMPLETES = "nothing_completes"
+    STALLED = "stalled"
+    GOES_ON = "goes_on"
+    # what a group waits for
+    STOPPING = "stopping"
+    NO_ALLOWED_MASTER = "no_allowed_master"
+    NO_COMMAND = "no_command"
+    TOO_FEW_NODES = "too_few_nodes"
+    TOO_FEW_SLOTS = "too_few_slots"
+    RECONNECTING = "reconnecting"
+    RESTART_BACKOFF = "restart_backoff"
+    LAST_CALL = "last_call"
+    # why a node is in no round
+    JOINS_NEXT_ROUND = "joins_next_round"
+    ON_JOIN_SPARE = "on_join_spare"
+    OTHERS_SUCCEEDED = "others_succeeded"
+    WORLD_NOT_LARGER = "world_not_larger"
+    MAX_NODES = "max_nodes"
+    OUT_OF_REACH = "out_of_reach"
+    WORLD_SIZE = "world_size"
+    USED_LAST = "used_last"
+    # warnings
+    VERSIONS_DIFFER = "versions_differ"
+    NO_LABEL = "no_label"
+    NO_WEIGHTS = "no_weights"
+    NOT_WATCHED = "not_watched"
+    # snapshots
+    BEGAN_FROM_SNAPSHOT = "began_from_snapshot"
+    NOT_ON_DISK = "not_on_disk"
+    NOT_TAKEN = "not_taken"
+    VALUES_DIFFER = "values_differ"
+    SNAPSHOT_WANTED = "snapshot_wanted"
+
+
+Datum = int | float | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why something is as it is, or what has happened.
+
+    Attributes:
+        message: one line, with nothing in it that means anything to a terminal.
+        nodes, more_nodes: which nodes it is about: the first few, and how many more.
+        ranks: which ranks: the first few ranges, first and last rank of each.
+        since, until: from when, and until when at the latest (seconds on the server's clock).
+        quote: what a worker, an agent or a system has said: it is shown, and never searched.
+        data: what else programs may want to know, by code (docs/events.md).
+        cause: what led to it: the message of an event says that, too.
+    """
+
+    code: Annotated[ReasonCode | str, OrNewer()]
+    message: str
+    nodes: tuple[str, ...] = ()
+    more_nodes: int = 0
+    ranks: tuple[RankRange, ...] = ()
+    round: int | None = None
+    since: float | None = None
+    until: float | None = None
+    quote: str = ""
+    data: Mapping[str, Datum] = field(default_factory=dict)
+    cause: "Reason | None" = None
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def reason(
+    code: ReasonCode,
+    message: str,
+    *,
+    nodes: Iterable[str] | Nodes = NOBODY,
+    ranks: Ranks | None = None,
+    quote: str = "",
+    cause: Reason | None = None,
+    round: int | None = None,  # noqa: A002
+    since: float | None = None,
+    until: float | None = None,
+    **data: Datum | None,
+) -> Reason:
+    """A reason, its texts and lists no longer than they may be; data without a value are left out."""
+    who = nodes if isinstance(nodes, Nodes) else Nodes.of(nodes)
+    return Reason(
+        code=code,
+        message=one_line(message, MOST_CHARACTERS),
+        nodes=who.first,
+        more_nodes=who.more,
+        ranks=ranks.ranges if ranks is not None else (),
+        round=round,
+        since=since,
+        until=until,
+        quote=clipped(quote, MOST_QUOTED),
+        data={name: value for name, value in data.items() if value is not None},
+        cause=cause if cause is None or cause.cause is None else replace(cause, cause=None),
+    )
+
+
+def shown(of: Reason, clock: Clock) -> str:
+    """Why something is as it is, with what is left of each wait, and with the end of the last round."""
+    times = [f"for {lasted(max(0.0, clock.now - of.since))}"] if of.since is not None else []
+    times += [clock.at_most(of.until)] if of.until is not None else []
+    parts = [of.message, *([", ".join(times)] if times else [])]
+    if of.cause is not None and of.cause.round is not None:
+        parts.append(f"round {of.cause.round} ended ({of.cause})")
+    return "; ".join(parts)
+
+
+def news(of: Reason | None) -> Reason | None:
+    """What makes a reason another one for who reads of it: all but the moments, which pass."""
+    return None if of is None else replace(of, since=None, until=None)
+
+
+def clipped(text: str, most: int = MOST_IN_MESSAGE) -> str:
+    """Somebody else's text, no longer than that."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def one_line(text: str, most: int) -> str:
+    """A text on one line, harmless to a terminal, no longer than that."""
+    return clipped(text if text.isprintable() else " ".join(inert(text).split()), most)

@@ -1,0 +1,92 @@
+"""What people should know of the nodes and workers of a group, though it runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
+from hetrdzv.protocol.texts.phrasing import count, have, one_or_more, ranked
+from hetrdzv.protocol.texts.who import Nodes, Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something whose version should be the same on all nodes.
+
+    Attributes:
+        title: what people call it.
+        counts: how much of the version counts: 1 is the major number, 2 the minor one as well, 3 the patch level too;
+            0: all of it, which is no number, and only among nodes of a role.
+    """
+
+    title: str
+    counts: int
+
+
+PARTS: Mapping[str, Part] = {
+    "torch": Part("torch", 3),
+    "cuda": Part("CUDA", 3),
+    "rocm": Part("ROCm", 3),
+    "nccl": Part("NCCL", 3),
+    "python": Part("Python", 2),
+    "driver": Part("GPU driver", 1),
+    "script": Part("a script with checksum", 0),
+}
+"""By the fact of a node that has it (a key of `Offer.device`)."""
+
+Version = tuple[str, Nodes]
+"""A version of something, and the nodes that have it."""
+
+
+def versions_differ(
+    part: str, odd: Sequence[Version], usual: Version, *, clear: bool, more: int = 0
+) -> Reason:
+    """Nodes have different versions of something that should be the same.
+
+    Args:
+        part: of what, one of `PARTS`.
+        odd: the first few versions that few have.
+        more: how many versions there are besides.
+        usual: the version that most have.
+        clear: whether more have that than any other; else all are named.
+    """
+    (first, of_first), *others = odd
+    shown = [f"{have(of_first)} {PARTS[part].title} {first}", *map(_has, others)]
+    if more:
+        shown.append(f"{count(more, 'more version')} on other nodes")
+    shown.append(f"the others {usual[0]}" if clear else _has(usual))
+    return reason(ReasonCode.VERSIONS_DIFFER, ", ".join(shown), nodes=of_first, part=part)
+
+
+def _has(version: Version) -> str:
+    return f"{have(version[1])} {version[0]}"
+
+
+def no_label(label: str, nodes: Nodes, *, units: bool = False) -> Reason:
+    """Nodes lack a label by which ranks are ordered, or units are formed."""
+    if units:
+        by, so = "units are formed", f"{one_or_more(nodes, 'it', 'each')} is a unit by itself"
+    else:
+        by, so = "ranks are ordered", f"{one_or_more(nodes, 'it comes', 'they come')} last"
+    text = f"{have(nodes)} no label {label}, by which {by}: {so}"
+    return reason(ReasonCode.NO_LABEL, text, nodes=nodes, label=label)
+
+
+def no_weights() -> Reason:
+    """`rank_order` is speed, but no node has a weight."""
+    text = "rank_order is speed, but no node has a --weight: ranks are sticky"
+    return reason(ReasonCode.NO_WEIGHTS, text)
+
+
+UNSEEN = {
+    "never": ("its agent has not reported on it", "their agents have not reported on them"),
+    "stale": ("its agent has stopped reporting on it", "their agents have stopped reporting on them"),
+    "no_torch": ("its script has not imported torch", "their script has not imported torch"),
+}
+"""Why a worker's collectives cannot be known, of one worker and of several; else its agent says why."""
+
+
+def not_watched(ranks: Ranks, why: str) -> Reason:
+    """Workers of which nobody can tell whether they hang; `why`: of `UNSEEN`, or as their agent says."""
+    said = one_or_more(ranks, *UNSEEN[why]) if why in UNSEEN else why
+    text = f"{ranked(ranks)} cannot be watched: {said}"
+    return reason(ReasonCode.NOT_WATCHED, text, ranks=ranks, quote="" if why in UNSEEN else why)

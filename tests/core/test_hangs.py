@@ -7,7 +7,7 @@ import pytest
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.protocol.hangs import Hang
+from hetrdzv.protocol.hangs import Hang, culprits_of
 from hetrdzv.protocol.reasons import ends, events, hangs
 from hetrdzv.protocol.states import StallKind
 from hetrdzv.protocol.texts.who import Ranks
@@ -137,7 +137,7 @@ def test_more_who_are_behind_are_no_news_but_another_is() -> None:
     stalled(
         story,
         for_s=60,
-        hang=replace(behind(2, "b"), ranks=(2, 3)),
+        hang=replace(behind(2, "b"), culprits=culprits_of([("b", 2, 0), ("b", 3, 0)])),
     )
     assert len(story.said("stalled")) == 1
     assert story.reason.ranks == ((2, 3),)

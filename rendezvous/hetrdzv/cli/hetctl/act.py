@@ -14,6 +14,7 @@ from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, ID, NODE, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import GroupReply
+from hetrdzv.protocol.plans import sentences
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes
 from hetrdzv.protocol.rooms.snapshots import USE_SNAPSHOT, UseRequest
@@ -21,7 +22,6 @@ from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
 from hetrdzv.protocol.texts.phrasing import count
-from hetrdzv.words.plans import sentences
 
 NNODES, WORLD_SIZE = Typed("N|MIN:MAX", typed.nodes), Typed("N|MIN:MAX", typed.world_size)
 

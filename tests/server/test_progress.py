@@ -394,7 +394,12 @@ async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_sh
         refused = await client.post(f"{GROUP}/stacks", params={"round": 2})
         assert refused.json()["detail"] == ("group 'g' has no round 2: its newest is round 1")
         clock.pass_by(service, 20)
-        while service.traces.of("g", About.STACKS) is None:
+
+        def first_stack() -> str:
+            active = service.group("g").active_round
+            return active.stall.stack if active is not None and active.stall is not None else ""
+
+        while not first_stack():
             for name, rank in (("a", 0), ("b", 1)):
                 said = progress(worker(rank, 17 - rank, completed=16, still=True, idle_s=22.0))
                 told = (await poll(client, name, said)).json()
@@ -403,10 +408,7 @@ async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_sh
                     body = {"incarnation": "1", "number": question["number"], "stacks": [stack]}
                     await client.post(f"{GROUP}/nodes/{name}/stacks", json=body)
             await settled(20)
-        active = service.group("g").active_round
-        assert active is not None
-        assert active.stall is not None
-        assert active.stall.stack == "line 1", "of the worker that is waited for"
+        assert first_stack() == "line 1", "of the worker that is waited for"
         (await client.post(f"{GROUP}/cancel")).raise_for_status()
         reply = (await client.post(f"{GROUP}/stacks")).json()
         assert [(one["rank"], one["node_id"], one["text"]) for one in reply["stacks"]] == [
@@ -423,6 +425,28 @@ async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_sh
         del service.traces.of("g", About.STACKS).by_rank[1]  # type: ignore[union-attr]
         missing = (await client.post(f"{GROUP}/stacks", params={"round": 1, "rank": 1})).json()["stacks"]
         assert missing[0]["why"] == "its stack was not taken when round 1 hung"
+
+
+async def test_a_round_that_hangs_ends_once_its_stacks_were_asked_for_however_late_it_was_seen() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _), api(service) as client:
+        await two_nodes(service, hang_timeout_s=3.0, max_restarts=0)
+        clock.pass_by(service, 20)
+        while (active := service.group("g").active_round) is not None:
+            for name, rank in (("a", 0), ("b", 1)):
+                said = progress(worker(rank, 17 - rank, completed=16, still=True, idle_s=20.0))
+                question = (await poll(client, name, said)).json().get("stacks")
+                assert question is None or active.stall is not None, (
+                    "it has not ended before it was asked for"
+                )
+                await answer(client, name, question)
+            await settled(20)
+        for name in "ab":
+            await service.execute("g", join(name, after_round=1))
+        cause = service.group("g").root_cause
+        assert cause is not None
+        assert cause.failure is not None
+        assert cause.failure.message == "line 1"
 
 
 async def test_stacks_of_a_group_that_is_deleted_meanwhile_are_not_kept() -> None:
@@ -465,11 +489,24 @@ async def hanging(client: httpx.AsyncClient, service: Service, **spec: Any) -> N
 
 
 async def stands(client: httpx.AsyncClient, service: Service, idle_s: float, **more: Any) -> None:
-    """Both agents say again that their workers stand still."""
-    await poll(client, "a", progress(worker(0, 17, completed=16, still=True, idle_s=idle_s)))
-    await poll(client, "b", progress(worker(1, 16, still=True, idle_s=idle_s), **more))
-    await asyncio.sleep(0.3)
-    await settled(20)
+    """Both agents say again that their workers stand still, and answer whoever asks for their stacks."""
+    for _ in range(3):
+        for name, said, others in (
+            ("a", worker(0, 17, completed=16, still=True, idle_s=idle_s), {}),
+            ("b", worker(1, 16, still=True, idle_s=idle_s), more),
+        ):
+            reply = (await poll(client, name, progress(said, **others))).json()
+            await answer(client, name, reply.get("stacks"))
+        await asyncio.sleep(0.3)
+        await settled(20)
+
+
+async def answer(client: httpx.AsyncClient, name: str, question: dict[str, Any] | None) -> None:
+    """The stacks that an agent is asked for, if it is."""
+    if question is not None:
+        stack = {"rank": "ab".index(name), "text": f"line {'ab'.index(name)}"}
+        body = {"incarnation": "1", "number": question["number"], "stacks": [stack]}
+        await client.post(f"{GROUP}/nodes/{name}/stacks", json=body)
 
 
 async def test_a_hang_ends_its_round_once_its_workers_were_seen_to_stand_for_so_long() -> None:

@@ -134,9 +134,9 @@ async def settled(turns: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def two_nodes(service: Service, group_id: str = "g") -> Group:
+async def two_nodes(service: Service, group_id: str = "g", **settings: Any) -> Group:
     """Make a group that runs round 1 on nodes a and b."""
-    await service.execute(group_id, join("a", min_nodes=2, max_nodes=2))
+    await service.execute(group_id, join("a", min_nodes=2, max_nodes=2, **settings))
     await service.execute(group_id, join("b"))
     await service.execute(group_id, started("a"))
     return await service.execute(group_id, started("b"))

@@ -19,6 +19,7 @@ from hetrdzv.core.rounds.timers import STALL_TOLD_S
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.progress import UNKNOWN, Worker
+from hetrdzv.protocol.stacks import About
 from hetrdzv.service.progress.questions import WITHIN_S, Questions
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.traces import Traces
@@ -78,17 +79,22 @@ class Hangs:
         self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
         self._aside: set[str] = set()  # groups that are judged in a thread now
         self._pause_s: dict[str, float] = {}  # how long each is left alone at least
-        self._kept: dict[str, tuple[int, float, tuple[int, ...]]] = {}  # of which stall stacks are kept
+        self._asked: dict[
+            str, tuple[int, float, tuple[int, ...]]
+        ] = {}  # of which stall stacks were asked for
+        self._open: set[str] = set()  # groups whose agents have not answered that yet
 
     def forget(self, group_id: str) -> None:
         """A group is over."""
         self._pause_s.pop(group_id, None)
-        self._kept.pop(group_id, None)
+        self._open.discard(group_id)
+        self._asked.pop(group_id, None)
 
     def clear(self) -> None:
         """The groups were loaded again."""
         self._pause_s.clear()
-        self._kept.clear()
+        self._open.clear()
+        self._asked.clear()
 
     def _active(self, group_id: str) -> Round | None:
         group = self._groups().get(group_id)
@@ -134,7 +140,7 @@ class Hangs:
     def _conclude(self, group_id: str, active: Round, look: "_Look", now: float) -> None:
         self._pause_s[group_id] = look.took_s / SHARE
         noted = active.stall
-        stall = self._stall(group_id, look, look.hang, noted, now) if look.hang is not None else None
+        stall = self._stall(group_id, active, look, look.hang, now) if look.hang is not None else None
         maybe = stall is None and noted is not None and noted.told and look.unclear
         if not maybe and not _is_same(noted, stall, now):
             self._spawn(self._tell(group_id, NoteStall(active.number, stall)))
@@ -143,16 +149,23 @@ class Hangs:
         if stall is not None:
             self._take_stacks(group_id, active, stall, now)
 
-    def _stall(self, group_id: str, look: "_Look", hang: Hang, noted: Stall | None, now: float) -> Stall:
-        """What is found as it is noted; it ends its round only once everybody in it was seen to stand for so long."""
-        since, known_until = now - hang.for_s, look.known_until
+    def _stall(self, group_id: str, active: Round, look: "_Look", hang: Hang, now: float) -> Stall:
+        """What is found as it is noted; it ends its round only once everybody in it was seen to stand for so long.
+
+        Nor before the stacks were asked for: nobody can take them when the round is over.
+        """
+        noted, since, known_until = active.stall, now - hang.for_s, look.known_until
         if noted is not None and abs(noted.since - since) <= SAME_S:
             since = noted.since
         group = self._groups().get(group_id)
         timeout_s = group.spec.hang_timeout_s if group is not None else None
-        if timeout_s is not None and look.stood_s < timeout_s:
+        answered = self._asked.get(group_id, (0,))[0] == active.number and group_id not in self._open
+        if timeout_s is not None and (look.stood_s < timeout_s or not answered):
             known_until = min(known_until, since + timeout_s - SOONER_S)
-        return Stall(hang=replace(hang, for_s=0.0), since=since, known_until=known_until)
+        trace = self._traces.of(group_id, About.STACKS, active.number)
+        first = trace.by_rank.get(hang.ranks[0]) if trace is not None and hang.ranks else None
+        stack = first.text or first.why if first is not None else ""
+        return Stall(hang=replace(hang, for_s=0.0), since=since, known_until=known_until, stack=stack)
 
     async def _tell(self, group_id: str, command: NoteStall) -> None:
         try:
@@ -166,34 +179,33 @@ class Hangs:
             self.look_soon(group_id)
 
     def _take_stacks(self, group_id: str, active: Round, stall: Stall, now: float) -> None:
-        """Have the stacks of all workers kept once a stall has lasted: nobody can take them when its round is over."""
+        """Ask for the stacks of workers once a stall has lasted."""
         group, of = self._groups().get(group_id), (active.number, stall.since, stall.ranks[:1])
-        if group is None or self._kept.get(group_id) == of:
+        if group is None or group_id in self._open or self._asked.get(group_id) == of:
             return
         lasts_s = min(STALL_TOLD_S, (group.spec.hang_timeout_s or inf) / 2)
         if now < stall.since + lasts_s:
             self.look_soon(group_id, stall.since + lasts_s - now)
         else:
-            self._kept[group_id] = of
+            self._asked[group_id] = of
+            self._open.add(group_id)
             self._spawn(self._fetch_stacks(group, active, stall))
 
     async def _fetch_stacks(self, group: Group, active: Round, stall: Stall) -> None:
         """Keep the stacks, unless the group is gone by then; ask again if no agent has answered."""
         group_id = group.group_id
-        stacks = await self._questions.of_most(group, active, stall.ranks)
+        try:
+            stacks = await self._questions.of_most(group, active, stall.ranks)
+        finally:
+            self._open.discard(group_id)
         there = self._groups().get(group_id)
         if there is None or there.created_at != group.created_at:
             return
         self._traces.hung(group_id, active.number, stacks)
-        first = next((stack for stack in stacks if stack.rank in stall.ranks[:1]), None)
-        latest = self._active(group_id)
-        noted = latest.stall if latest is not None and latest.number == active.number else None
-        if first is not None and noted is not None and noted.ranks[:1] == stall.ranks[:1]:
-            noted = replace(noted, stack=first.text or first.why)
-            await self._tell(group_id, NoteStall(active.number, noted))
+        self.look_soon(group_id)
         if not any(stack.text for stack in stacks):
             await asyncio.sleep(WITHIN_S)
-            self._kept.pop(group_id, None)
+            self._asked.pop(group_id, None)
             self.look_soon(group_id)
 
 
@@ -243,7 +255,7 @@ def _is_same(noted: Stall | None, stall: Stall | None, now: float) -> bool:
     """Whether the group knows already what was found, and will know it for a while."""
     if noted is None or stall is None:
         return noted is stall
-    same = noted.hang == stall.hang
+    same = noted.hang == stall.hang and (noted.stack == stall.stack or not stall.stack)
     return same and abs(noted.since - stall.since) < SAME_S and not _lasts_longer(stall, noted, now)
 
 

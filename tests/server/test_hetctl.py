@@ -328,6 +328,19 @@ def test_restart_drain_undrain_cancel_delete_say_what_happened(ctl: Callable[...
     assert "there is no group" in ctl("get", name, status=1)
 
 
+def test_a_dry_run_of_create_checks_and_makes_nothing(ctl: Callable[..., str]) -> None:
+    said = ctl("create", "dry", "--dry-run", "--nnodes", "2:4", "--", "a.py")
+    assert said == "group 'dry' would be created: min_nodes=2, max_nodes=4, command=('a.py',)\n"
+    assert "there is no group 'dry'" in ctl("get", "dry", status=1)
+    wrong = ("--world-size", "9:11", "--world-size-multiple", "4")
+    assert "there is no multiple of it" in ctl("create", "dry", "--dry-run", *wrong, status=1)
+    ctl("create", "dry", "--nnodes", "2:4", "--no-restart-on", "2", "--", "a.py")
+    same = ("create", "dry", "--dry-run", "--nnodes", "2:4", "--no-restart-on", "2", "--", "a.py")
+    assert ctl(*same) == "nothing: group 'dry' exists with these settings\n"
+    said = ctl("create", "dry", "--dry-run", "--max-restarts", "9", status=1)
+    assert "group 'dry' exists with max_restarts=3, not 9" in said
+
+
 def test_dry_runs_change_nothing(ctl: Callable[..., str], job: Job) -> None:
     job.run()
     before = job.ask(lambda client: client.events(job.group)).last
@@ -738,7 +751,7 @@ def test_what_a_group_waits_for_has_a_clock_time(ctl: Callable[..., str]) -> Non
         offer = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 1, "spec": {"min_nodes": 2}}
         http.put("/v1/groups/clock/nodes/a", json=offer).raise_for_status()
         shown = " ".join(ctl("--server", server.url, "get", "clock").split())
-        assert re.search(r"waiting for 1 more; until \d\d:\d\d:\d\d, \d+ min \d+ s from now", shown)
+        assert re.search(r"waiting for 1 more; until .*\d\d:\d\d:\d\d, \d+ min \d+ s from now", shown)
 
 
 def test_who_is_not_ready_and_what_differs_is_shown(ctl: Callable[..., str], job: Job) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,12 +13,13 @@ from hetrdzv.cli.hetctl.calls import call, look, say, standing, stands
 from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, ID, NODE, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
+from hetrdzv.protocol.errors import Problem, UnknownGroup
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.plans import sentences
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes
 from hetrdzv.protocol.rooms.snapshots import USE_SNAPSHOT, UseRequest
-from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
+from hetrdzv.protocol.settings import METAVARS, SETTINGS, GroupSpec, Setting
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
 from hetrdzv.protocol.texts.phrasing import count
@@ -61,9 +62,11 @@ def flag_type(setting: Setting) -> click.ParamType:  # type: ignore[type-arg]
 @GROUP
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]")
 @settings_of_a_group
+@DRY_RUN
 def create(
     group: str,
     command: tuple[str, ...],
+    dry_run: bool,
     nnodes: tuple[int, int] | None,
     world_size: tuple[int | None, int | None] | None,
     **spec: object,
@@ -76,8 +79,35 @@ def create(
     spec["min_world_size"], spec["max_world_size"] = world_size or (None, None)
     spec["command"] = command or None
     given: dict[str, Any] = {name: value for name, value in spec.items() if value is not None}
+    if dry_run:
+        _create_dry(group, given)
+        return
     reply = call(lambda client: client.put(group, SpecFields(**given)))
     say(reply, f"group '{group}' exists, {standing(reply)}")
+
+
+def _create_dry(group: str, given: Mapping[str, Any]) -> None:
+    """Check settings, and say whether the group exists and has others."""
+
+    async def ask(client: Client) -> tuple[GroupSpec, GroupReply | None]:
+        spec = GroupSpec(**given)
+        try:
+            return spec, await client.group(group)
+        except Problem as problem:
+            if problem.code != UnknownGroup.code:
+                raise
+            return spec, None
+
+    spec, there = call(ask)
+    for name, value in given.items():
+        has = there.spec.get(name) if there is not None else value
+        if has != value and has != list(value if isinstance(value, tuple) else ()):
+            raise click.ClickException(f"group '{group}' exists with {name}={has}, not {value}")
+    chosen = ", ".join(f"{name}={getattr(spec, name)}" for name in given) or "defaults only"
+    if there is not None:
+        say(there, f"nothing: group '{group}' exists with these settings")
+    else:
+        tables.write(tables.one_line(f"group '{group}' would be created: {chosen}"))
 
 
 @command("End a group's round so that another forms.")

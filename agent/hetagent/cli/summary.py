@@ -73,7 +73,7 @@ def _root_cause(group: str, outcome: DirectiveReply, cause: RootCause) -> list[s
         lines.append(f"  next: {step}")
     if cause.failure is None:
         return lines
-    ended = cause.failure.signal is not None or cause.failure.exit_code is not None
-    if cause.failure.message and (ended or cause.failure.rank >= 0):  # else nothing was started: all is said
-        lines += [f"  | {line}" for line in cause.failure.message.rstrip().splitlines()]
+    said = cause.failure.message.rstrip()
+    if not cause.failure.is_start or " ".join(said.split()) not in cause.reason.message:  # else all is said
+        lines += [f"  | {line}" for line in said.splitlines()]
     return lines

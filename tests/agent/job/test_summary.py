@@ -86,6 +86,16 @@ def test_workers_that_could_not_be_started_have_no_rank() -> None:
     ]
 
 
+def test_all_is_said_of_workers_that_could_not_be_started() -> None:
+    """A message that is clipped ends before what to do."""
+    said = f"{'word ' * 100}\nstart every agent with the same --gpus"
+    failure = Failure(local_rank=-1, rank=-1, message=said)
+    cause = RootCause(reason=ends.worker_failed("a", failure), round=1, node_id="a", failure=failure)
+    assert block(directive(outcome="failed", root_cause=cause))[-1] == (
+        "  | start every agent with the same --gpus"
+    )
+
+
 def test_a_cause_without_a_worker() -> None:
     reason = ends.join_timeout(within_s=2.0, ready=Ready(nodes=Nodes.of(["a"]), want=2))
     failed = directive(outcome="failed", root_cause=RootCause(reason=reason))

@@ -22,7 +22,7 @@ from hetagent.health.ready_file import ReadyFile
 from hetagent.launch.choose import launch_of
 from hetagent.launch.choose import notes as launch_notes
 from hetagent.launch.command import WorkerCommand, checksum, script_name
-from hetagent.launch.slots import narrow, slots_of
+from hetagent.launch.slots import check_files, narrow, slots_of
 from hetagent.monitor.watcher import Watcher
 from hetagent.node import console, names
 from hetagent.node.address import find_address
@@ -130,6 +130,7 @@ def _context(
     for note in (*notes, *options.notes, *launch_notes(options, command)):
         tell(note)
     chosen, slots = slots_of(options)
+    check_files(slots)
     place = find_address(
         options.local_addr, options.interface, access.servers, options.connect_timeout_s, tell
     )

@@ -141,7 +141,7 @@ assert "<i>always waiting</i>" in page.text, page.text
     "a warning about nodes": Addition(
         new={},
         changes={
-            f"{SERVER}/core/health/drift.py": (
+            f"{SERVER}/core/drift.py": (
                 ("def unordered(", "def mottos(nodes):\n    return [no_motto(len(nodes))]\n\n\n"),
                 (
                     "from hetrdzv.protocol.reasons.reason",

@@ -20,7 +20,7 @@ from hetrdzv.core.rounds import settle, timers, transitions
 from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.service import clock, ledger
-from hetrdzv.service.leases import Leases
+from hetrdzv.service.leases import LeaseTable
 from hetrdzv.service.service import Service
 from tests.sim.rooms import PLANTED_IN_ROOMS
 from tests.sim.world import run
@@ -58,7 +58,7 @@ def _without_nodes(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _deaf_to_polls(real: Callable[..., Any]) -> Callable[..., Any]:
-    def heard(leases: Leases, *args: Any, polls: bool = False, **more: Any) -> None:
+    def heard(leases: LeaseTable, *args: Any, polls: bool = False, **more: Any) -> None:
         if not polls:
             real(leases, *args, **more)
 
@@ -91,8 +91,8 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "the master is not of the round": (directive, "_start", _start_elsewhere(directive._start)),
     "what is not committed is read": (Service, "group", _ahead(Service.group)),
     "nodes are not stored": (ledger, "_changes", _without_nodes(ledger._changes)),
-    "no lease after a load": (Leases, "restore", lambda leases, groups, now: None),
-    "polls renew no lease": (Leases, "heard", _deaf_to_polls(Leases.heard)),
+    "no lease after a load": (LeaseTable, "restore", lambda leases, groups: None),
+    "polls renew no lease": (LeaseTable, "heard", _deaf_to_polls(LeaseTable.heard)),
     "time in which the server stood still counts": (clock, "LATE_S", inf),
     "nobody stops without a server": (Backoff, "ends_at", lambda backoff, max_disconnect_s: None),
     "nobody corrects who is ready": (Session, "_is_contradicted", lambda session, number, directive: False),

@@ -608,4 +608,5 @@ class Agent:
 
 def _hang(directive: DirectiveReply) -> str:
     """Who is waited for in the round that runs; empty: nobody."""
-    return f"hanging: {directive.reason}" if directive.code == "stalled" else ""
+    who = directive.reason.message.removeprefix(f"round {directive.round}: ")
+    return f"hanging: {who}" if directive.code == "stalled" else ""

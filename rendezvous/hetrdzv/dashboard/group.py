@@ -15,9 +15,11 @@ from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.past import CODES, PastReply, past
 from hetrdzv.protocol.phases import Phase
 from hetrdzv.protocol.reasons.advice import after_exit, step_in_parts
+from hetrdzv.protocol.reasons.reason import beside
 from hetrdzv.protocol.reasons.snapshots import of_group
 from hetrdzv.protocol.stacks import EARLIER, About, line_of
 from hetrdzv.protocol.states import GroupState
+from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.service.progress.unseen import unwatched
 from hetrdzv.service.service import Service
 
@@ -133,6 +135,7 @@ class GroupPage:
             notes=notes,
             stack=stall.stack if stall is not None else "",
             at=line_of(stall.stack) if stall is not None else "",
+            beside=beside(brief.reason, Clock(brief.clock)),
             stack_of=stall.ranks[0] if stall is not None and stall.ranks else None,
         )
 

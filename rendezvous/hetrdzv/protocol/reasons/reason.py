@@ -186,12 +186,17 @@ def reason(
 
 def shown(of: Reason, clock: Clock) -> str:
     """Why something is as it is, with what is left of each wait, and with the end of the last round."""
+    return "; ".join([of.message, *beside(of, clock)])
+
+
+def beside(of: Reason, clock: Clock) -> list[str]:
+    """What is shown after a reason's message: its times, and the end of the last round."""
     times = [f"for {lasted(max(0.0, clock.now - of.since))}"] if of.since is not None else []
     times += [clock.at_most(of.until)] if of.until is not None else []
-    parts = [of.message, *([", ".join(times)] if times else [])]
+    parts = [", ".join(times)] if times else []
     if of.cause is not None and of.cause.round is not None:
         parts.append(f"round {of.cause.round} ended ({of.cause})")
-    return "; ".join(parts)
+    return parts
 
 
 def news(of: Reason | None) -> Reason | None:

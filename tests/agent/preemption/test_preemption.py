@@ -4,6 +4,7 @@ import re
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from hetagent.runloop.shutdown import Shutdown, WorkerActivity
 
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 
-MINE = "announced-test"
+MINE = f"preemption-{uuid.uuid4().hex}"
 
 
 class Told:

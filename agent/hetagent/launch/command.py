@@ -40,8 +40,8 @@ def explained(error: Exception) -> Exception:
     match error:
         case OSError(errno=errno.ENOEXEC, filename=path):
             return PermanentStartError(
-                f"'{path}' is no program that this machine can run: a script begins with a line such as #!/bin/bash, "
-                "and for Python --no-python is left out"
+                f"'{path}' is not executable here: a script starts with a line such as #!/bin/bash; "
+                "for Python leave out --no-python"
             )
         case OSError(errno=errno.ENOENT, filename=str() as path) if os.path.isfile(path):
             return PermanentStartError(

@@ -233,8 +233,8 @@ def test_a_command_that_this_node_cannot_run_is_the_rounds_failure(rig: Make) ->
         (
             "echo no #! in front\n",
             (
-                "is no program that this machine can run: a script begins with a line such as #!/bin/bash, "
-                "and for Python --no-python is left out"
+                "is not executable here: a script starts with a line such as #!/bin/bash; "
+                "for Python leave out --no-python"
             ),
         ),
         (

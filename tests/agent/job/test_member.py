@@ -121,7 +121,7 @@ def test_a_failure_that_nobody_else_speaks_of_is_told(begun: Round) -> None:
         lambda: soon(lambda: begun.told("worker_failed") == ["a"], "the failure"),
         lambda: begun.ready(1),
         lambda: begun.daemon("refused", 2),
-        lambda: soon(lambda: begun.told("worker_failed") == ["a", "a"], "the refusal"),
+        lambda: soon(lambda: begun.told("start_failed") == ["a"], "the refusal"),
         lambda: begun.ready(2),
     )
     assert status == 1

@@ -726,6 +726,21 @@ async def test_a_connection_cut_during_a_stall_makes_nobody_suspect() -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_a_slow_start_excuses_no_cut() -> None:
+    """Imports and the load of the store come before anybody is connected."""
+    clock = HandClock()
+    service = Service(FaultyStore(), clock.make)
+    clock.at += 10.0
+    await service.start()
+    try:
+        await two_nodes(service)
+        clock.pass_by(service, clock_module.BEAT_S)
+        await service.cut("g", "a", "1")
+        assert service.group("g").nodes["a"].cut_at is not None
+    finally:
+        await service.close()
+
+
 async def test_a_poll_cut_while_the_event_loop_was_blocked_makes_nobody_suspect() -> None:
     async with serving() as (service, _):
         await two_nodes(service)

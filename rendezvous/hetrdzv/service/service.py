@@ -120,6 +120,7 @@ class Service:
         await self._load()
         is_empty = not (self._ledger.groups or self._ledger.quarantined)
         logger.log(logging.DEBUG if is_empty else logging.INFO, "%s", self._ledger.summary())
+        self._clock.restart(self.now())  # what it took to get here makes no beat late, so it excuses no cut
         self._spawn(self._commit_forever())
         self._spawn(self._keep_time())
 

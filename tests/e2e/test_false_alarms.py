@@ -48,7 +48,7 @@ def run(folder: Path, kind: str, *words: str, pause_s: int = PAUSE_S) -> "subpro
 
 def no_alarm(done: "subprocess.CompletedProcess[str]") -> None:
     assert done.returncode == 0, done.stdout
-    assert " waited " not in done.stdout
+    assert not re.search(r" waited | waits? for (rank|each|collective)", done.stdout), done.stdout
 
 
 def ended_for(done: "subprocess.CompletedProcess[str]") -> str:

@@ -136,12 +136,13 @@ def test_a_hang_that_somebody_ends_is_named_where_its_time_is_accounted_for(
     with cluster(tmp_path, "--nnodes", "2", "--stop-timeout-s", "2") as job:
         for name, slots in PAIR.items():
             job.agent(name, slots, script=str(script))
-        job.wait_for(lambda: (job.group().get("current_round") or {}).get("stall"), "a hang")
+        hang = "round 1: ranks 0 and 2 wait for rank 1"
+        job.wait_for(lambda: job.group().get("reason", {}).get("message", "").startswith(hang), "a hang")
         hetctl.cli(["get", "job", "--ranks", "--server", job.server.url], standalone_mode=False)
         shown = capsys.readouterr().out
         assert re.findall(r"^ +\d +\w +(waits|waited for|runs) ", shown, re.MULTILINE) == [
-            "waits",
             "waited for",
+            "waits",
             "waits",
         ], shown
         job.post("cancel")

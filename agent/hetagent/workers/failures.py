@@ -38,10 +38,12 @@ class WorkerRemains:
     Attributes:
         error_file: what the runner or torch's `@record` wrote, if anything; it may be missing, broken or hostile.
         stderr: the end of what it wrote to stderr.
+        stderr_file: the file that its stderr went to; empty: to none.
     """
 
     error_file: str = ""
     stderr: bytes = b""
+    stderr_file: str = ""
 
 
 def failure_message(remains: WorkerRemains, exitcode: int, secrets: Collection[str] = ()) -> str:
@@ -53,11 +55,11 @@ def failure_message(remains: WorkerRemains, exitcode: int, secrets: Collection[s
 
     Returns:
         The end of the traceback, else of stderr, in whole lines and at most `MAX_CHARACTERS`; else what the exit status
-        says. All of it is `sendable`.
+        says, and that the disk is full if that is why nothing else is known. All of it is `sendable`.
     """
     output = _end(concealed(_recorded(remains.error_file), secrets))
     output = output or _last_words(concealed(plain_text(remains.stderr), secrets))
-    return output or describe_exit(exitcode)
+    return output or sendable(describe_exit(exitcode) + _lost_output(remains))
 
 
 def is_permanent(remains: WorkerRemains) -> bool:
@@ -194,6 +196,16 @@ def plain_text(written: bytes) -> str:
         for line in text.split("\n")
     )
     return "\n".join(lines).translate(_CONTROLS)
+
+
+def _lost_output(remains: WorkerRemains) -> str:
+    """Why nothing is there of what a worker wrote, if a full disk explains it."""
+    for folder in {os.path.dirname(path) for path in (remains.error_file, remains.stderr_file) if path}:
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(folder)
+            if disk.f_blocks and disk.f_bavail * disk.f_frsize < MAX_CHARACTERS:
+                return f"; its error output is lost: No space left on device ({folder})"
+    return ""
 
 
 _BEGINNING, _ENDING = 500, 300

@@ -89,9 +89,11 @@ class Workers:
         """What a local rank has left behind."""
         captured = self.started.captured.get(local_rank)
         stderr = captured.stderr.read() if captured is not None else b""
+        stderr_file = self.started.stderr_files.get(local_rank, "")
         return WorkerRemains(
             error_file=self.started.error_files.get(local_rank, ""),
-            stderr=stderr or tail(self.started.stderr_files.get(local_rank, "")),
+            stderr=stderr or tail(stderr_file),
+            stderr_file=stderr_file,
         )
 
     def output(self, local_rank: int) -> tuple[bytes, bytes] | None:

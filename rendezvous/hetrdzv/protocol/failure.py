@@ -52,7 +52,7 @@ class Failure(Body):
             return f"killed by {self.signal}"
         if self.exit_code is not None:
             return f"exit code {self.exit_code}"
-        return "an exception, and it has not ended" if self.lingers else "hangs"
+        return "has not ended" if self.lingers else "hangs"
 
     def __str__(self) -> str:
         """Which worker of a node it was, and how it ended: `rank 1: exit code 1`."""

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,6 +56,19 @@ def test_the_traceback_comes_first(tmp_path: Path) -> None:
 )
 def test_records_of_any_kind(tmp_path: Path, content: object, message: str) -> None:
     assert failure_message(WorkerRemains(error_file(tmp_path, content)), 7) == message
+
+
+def test_a_full_disk_explains_why_a_worker_left_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "stderr.log"
+    path.touch()
+    remains = WorkerRemains(stderr_file=str(path))
+    assert failure_message(remains, 1) == "exit code 1"
+    full = SimpleNamespace(f_blocks=1 << 20, f_bavail=0, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda folder: full)
+    lost = f"exit code 1; its error output is lost: No space left on device ({tmp_path})"
+    assert failure_message(remains, 1) == lost
 
 
 def test_a_file_name_that_is_not_utf_8_can_be_told(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Networks other than a single plain IPv4 one: two per node, IPv6 only, a firewall between nodes."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from tests.netns.hosts import Host, Hosts
 
 NODES = ("server", "a", "b")
 NOBODY = "no node can be master: a cannot be reached from b; b cannot be reached from a"
-ADVICE = "Check the firewall, --port-range, --interface and --local-addr"
+ADVICE = "check the firewall, --port-range, --interface and --local-addr; to begin again: start hetagent on each node"
 
 
 def start_two(job: HostCluster, *flags: str) -> None:
@@ -23,8 +24,12 @@ def expect_no_master(job: HostCluster) -> None:
     start_two(job)
     assert {name: job.agents[name].wait() for name in "ab"} == {"a": 1, "b": 1}, job.report()
     for name in "ab":
-        assert f"{NOBODY}. {ADVICE}" in job.agents[name].stderr
-    assert f"{NOBODY}. {ADVICE}" in job.hetctl("get", "job")
+        said = job.agents[name].stderr
+        assert f"root cause: {NOBODY}\n" in said
+        assert f"  next: {ADVICE}\n" in said
+    status = job.hetctl("get", "job")
+    assert NOBODY in status
+    assert re.search(rf"^next +{re.escape(ADVICE)}$", status, re.MULTILINE), status
     first, second = job.told("round_ended")
     assert first.startswith("round 1 ended: b cannot reach the master a: timed out after 3 s (10.77.1.2:")
     assert second.startswith("round 2 ended: a cannot reach the master b: timed out after 3 s (10.77.1.3:")

@@ -7,7 +7,7 @@ from hetagent.runloop.account import Spent, account_lines
 from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.advice import next_step
-from hetrdzv.protocol.reasons.reason import shown
+from hetrdzv.protocol.reasons.reason import clipped, shown
 from hetrdzv.protocol.texts.times import Clock
 
 RULE = "=" * 72
@@ -74,6 +74,6 @@ def _root_cause(group: str, outcome: DirectiveReply, cause: RootCause) -> list[s
     if cause.failure is None:
         return lines
     said = cause.failure.message.rstrip()
-    if not cause.failure.is_start or " ".join(said.split()) not in cause.reason.message:  # else all is said
+    if not cause.failure.is_start or clipped(said) != said:  # else all is said
         lines += [f"  | {line}" for line in said.splitlines()]
     return lines

@@ -608,5 +608,4 @@ class Agent:
 
 def _hang(directive: DirectiveReply) -> str:
     """Who is waited for in the round that runs; empty: nobody."""
-    who = directive.reason.message.removeprefix(f"round {directive.round}: ")
-    return f"hanging: {who}" if directive.code == "stalled" else ""
+    return f"hanging: {directive.reason.message}" if directive.code == "stalled" else ""

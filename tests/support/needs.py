@@ -21,7 +21,7 @@ PART = "HET_TEST_PART"
 LONG = "HET_TEST_LONG_S"
 """For how long the tests of a part may take, all together (seconds); those that are left then are skipped."""
 
-AUTO_LONG_S = 60.0
+AUTO_LONG_S = 20.0
 """That of `auto`: a third of it beside the other tests."""
 
 PARTS = 24

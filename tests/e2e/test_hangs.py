@@ -38,7 +38,7 @@ def stacks(job: Cluster) -> dict[int, str]:
 def test_the_worker_that_is_waited_for_is_blamed_with_its_stack_and_the_job_goes_on(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SLEEPER)
-    with cluster(tmp_path, "--nnodes", "2", "--hang-timeout-s", "6", "--stop-timeout-s", "5") as job:
+    with cluster(tmp_path, "--nnodes", "2", "--hang-timeout-s", "12", "--stop-timeout-s", "5") as job:
         for name, slots in PAIR.items():
             job.agent(name, slots, script=str(script))
 

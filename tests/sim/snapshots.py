@@ -98,7 +98,8 @@ class Holding(InAgent):
         if start.origin != self._memory.get("origin"):
             self._memory.clear()
             self._memory["origin"] = start.origin
-        self._start, self._reached, self._asked, self._due = directive, 0, None, None
+        self._start, self._reached, self._asked, began = directive, 0, None, start.snapshot
+        self._due = stamp_of(began) if began is not None and not began.on_disk else None
         self._declaring.begin(directive.round, start.nnodes, start.snapshot)
         self._step = start.snapshot.step if start.snapshot is not None else 0
 

@@ -50,7 +50,8 @@ class Schedule:
         self._calls = self._named = 0
         self._at: deque[float] = deque(maxlen=16)
         self._next: tuple[int, bool] | None = None
-        self._looks_at = self._names_at = self._writes_at = 0.0
+        self._looks_at = self._writes_at = 0.0
+        self._names_at: float | None = None
         self._wait_s = FIRST_S
         self.to_disk = False
 
@@ -62,7 +63,7 @@ class Schedule:
         Args:
             every_s: how far apart they are (seconds).
             is_ready: one can be taken here.
-            waits: whether the last one is not safe yet; it is given another interval.
+            waits: whether the last one, or the one that was loaded, is not safe yet; it is given another interval.
             to_disk: one is wanted on disk.
         """
         self._calls += 1
@@ -80,6 +81,7 @@ class Schedule:
         if self._leads or store is None:
             if store is not None and len(self._at) < FEW_STEPS:
                 return
+            self._names_at = now if self._names_at is None else self._names_at
             if now >= self._names_at and not (waits() and now < self._names_at + every_s):
                 call = self._calls + (self._ahead() if store is not None else 0)
                 self._next = call, to_disk and now >= self._writes_at

@@ -47,7 +47,7 @@ class Snapshots:
         if found is None:
             return None
         loader.load(found, self._state)
-        self._taker.begins_at_loaded()
+        self._taker.begins_at_loaded(found.stamp)
         self._last = found.stamp.step
         return found.stamp.step
 

@@ -127,8 +127,9 @@ class Taker:
             self._stand_still()
         self._ended_at = time.perf_counter()
 
-    def begins_at_loaded(self) -> None:
-        """A state was loaded, which an optimizer has made."""
+    def begins_at_loaded(self, stamp: Stamp) -> None:
+        """A state was loaded, which an optimizer has made; one that nodes keep in memory is copied before others."""
+        self._due = stamp if stamp in self._folder.control().kept else None
         self._told, self._versions = bool(self._state.optimizers), self._state.versions()
 
     def _changes(self) -> None:
@@ -195,7 +196,7 @@ class Taker:
         return self._closing is not None and self._closing.is_alive()
 
     def _is_unsafe(self, safe: Stamp | None) -> bool:
-        """Whether others have no copies yet of the last snapshot that was due."""
+        """Whether others have no copies yet of the last snapshot that was due, or of the one that was loaded."""
         if self._due is None or not self._asked or not self._copier.sharded:
             return False
         return safe is None or safe < self._due

@@ -96,3 +96,12 @@ def test_that_one_is_for_the_disk_is_told_to_all_ranks_and_only_once() -> None:
         seen += [[rank.to_disk for rank in world]] if all(due) else []
     assert len(seen) > 2
     assert seen == [[True, True], *([False, False] for _ in seen[1:])]
+
+
+def test_the_first_of_a_round_waits_until_the_loaded_one_is_safe_for_an_interval_at_most() -> None:
+    alone = Schedule(0, 1)
+    due = [is_due(alone, 1000.0 + at, waits=True) for at in range(40)]
+    assert due.index(True) == EVERY_S
+    alone = Schedule(0, 1)
+    due = [is_due(alone, 1000.0 + at, waits=at < 5) for at in range(10)]
+    assert due.index(True) == 5

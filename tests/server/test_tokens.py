@@ -35,6 +35,8 @@ def test_lines_with_roles_and_patterns() -> None:
         (f"{LONG} admni", "line 1: the second word is not a role"),
         (f"{LONG} ADMIN", "line 1: the second word is not a role"),
         (f"{LONG} {LONG}2", "line 1: the second word is not a role"),
+        ("admin", "line 1: it does not begin with a token"),
+        ("group=team-a", "line 1: it does not begin with a token"),
         (f"admin {LONG}", "line 1: it does not begin with a token"),
         (f"group=a {LONG}", "line 1: it does not begin with a token"),
         (f"{LONG}1 read\n\n{LONG}", "line 3: the role is missing"),

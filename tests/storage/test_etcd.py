@@ -639,3 +639,19 @@ async def test_users(version: str, caplog: pytest.LogCaptureFixture) -> None:
 
 def _base64(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
+
+
+async def test_what_answers_but_is_no_etcd_is_not_taken_for_an_empty_one() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = Etcd(access_from(f"etcd://127.0.0.1:{port}"))
+    with pytest.raises(EtcdAway, match="does another program listen there"):
+        await client.get(b"leader", within_s=1.0)
+    await client.close()
+    server.close()

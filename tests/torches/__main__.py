@@ -58,7 +58,7 @@ def environment(name: str, folder: Path) -> Path:
         constraints.flush()
         _run(
             *(str(python), "-m", "pip", "install", "-q", "-c", constraints.name),
-            *("-e", f"{ROOT}[agent,etcd]", "--group", f"{ROOT / 'pyproject.toml'}:dev"),
+            *("-e", f"{ROOT}[agent]", "--group", f"{ROOT / 'pyproject.toml'}:dev"),
         )
     after = _frozen(python)
     if changed := [line for package, line in before.items() if after.get(package) != line]:

@@ -18,7 +18,6 @@ from hetagent.node.processes import init
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.files import AccessError
 from hetrdzv.auth.tls import ClientTls, TlsError, speaks_tls
-from hetrdzv.client.explain import TLS_HINT
 
 if TYPE_CHECKING:
     from hetagent.options.model import Options
@@ -99,7 +98,7 @@ def _refuse_plain_http(options: "Options", token: str | None, tls: ClientTls) ->
     """
     from hetagent.errors import UsageError
     from hetrdzv.client.client import Client
-    from hetrdzv.protocol.errors import HetError
+    from hetrdzv.protocol.errors import HetError, NotHetserver, Unreachable
 
     async def ask() -> None:
         async with asyncio.timeout(LOOK_S), Client(options.servers, token=token, tls=tls) as client:
@@ -111,7 +110,7 @@ def _refuse_plain_http(options: "Options", token: str | None, tls: ClientTls) ->
         return
     except HetError as error:
         plain = (url for url in options.servers if url.startswith("http://"))
-        if TLS_HINT in str(error) and (url := next(filter(speaks_tls, plain), "")):
+        if isinstance(error, Unreachable | NotHetserver) and (url := next(filter(speaks_tls, plain), "")):
             raise UsageError(f"{url} answered, but speaks TLS: use https://") from None
 
 

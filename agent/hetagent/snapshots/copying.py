@@ -249,7 +249,7 @@ class Copier:
         """
         alike, own = self._parts(stamp.step if now else None)
         self._alike = {place.name: place.bytes for place, _ in alike}
-        slot = self._folder.begin(stamp, sharded=bool(own), to_disk=to_disk)
+        slot = self._folder.begin(stamp, sharded=bool(own), to_disk=to_disk, due=not now)
         copies = self.devices.copies(now=now)
         with copies.begun():
             small = self._bank.kept(stamp.step, copies) if self._bank is not None else None

@@ -233,21 +233,22 @@ class Folder:
             if stamp is not None
         }
 
-    def begin(self, stamp: Stamp, *, sharded: bool = False, to_disk: bool = False) -> Slot:
+    def begin(self, stamp: Stamp, *, sharded: bool = False, to_disk: bool = False, due: bool = False) -> Slot:
         """The slot for a snapshot, which may be that which another worker of this node has begun.
 
         Args:
             sharded: it is of use only with those of other ranks, see `SLOTS`.
             to_disk: it is to be written to disk as well.
+            due: another one will follow.
 
         Raises:
-            Overtaken: newer ones are here.
+            Overtaken: newer ones are here, or what is here is to be kept.
         """
         with self._locked():
             stamps = self._stamps()
             number = next((number for number, known in stamps.items() if known == stamp), None)
             if number is None:
-                number = room_for(stamp, stamps, self.control().kept, sharded=sharded)
+                number = room_for(stamp, stamps, self.control().kept, sharded=sharded, due=due)
                 if number is None:
                     raise Overtaken(f"newer snapshots than that of step {stamp.step} are here")
                 Slot(self.path / str(number), number, stamp).empty()
@@ -333,23 +334,31 @@ def put(path: Path, content: bytes) -> None:
 
 
 def room_for(
-    stamp: Stamp, slots: Mapping[int, Stamp | None], kept: Sequence[Stamp], *, sharded: bool
+    stamp: Stamp,
+    slots: Mapping[int, Stamp | None],
+    kept: Sequence[Stamp],
+    *,
+    sharded: bool,
+    due: bool = False,
 ) -> int | None:
     """The slot for a snapshot: an empty one, or that of the oldest which need not be kept. Pure.
 
     Args:
         slots: what they hold.
         kept: what the agent says, see `Control`.
+        due: another one will follow, so that the one that is being written to disk is spared; the last step of a round
+            needs a slot.
 
     Returns:
-        None: all others are newer.
+        None: all others are newer, or to be kept.
     """
     count = SLOTS if sharded else REPLICATED_SLOTS
     mine = {number: known for number, known in slots.items() if number < count}
     free = [number for number, known in mine.items() if known is None]
+    spared = kept if due and not sharded else kept[: count - 1]
     older = {
         number: known
         for number, known in mine.items()
-        if known is not None and known < stamp and known not in kept[: count - 1]
+        if known is not None and known < stamp and known not in spared
     }
     return free[0] if free else min(older, key=older.__getitem__, default=None)

@@ -44,11 +44,6 @@ class Source:
         self._connection: http.client.HTTPConnection | None = None
         self._path = path_of(told["path"]) if told.get("path") else None
 
-    @property
-    def local(self) -> bool:
-        """Whether its files are on this node."""
-        return self._path is not None
-
     def index(self, rank: int) -> bytes:
         """The index of a rank's part.
 

@@ -148,10 +148,11 @@ class Standbys(RoundHook):
                     return
                 self._make_due()
                 wait_s = min(LOOK_S, max(0.01, self._not_before - time.monotonic()))
-                watched = [self._waker.fileno(), *(standby.fileno() for standby in self._standbys.values())]
+                poll = select.poll()  # select.select takes no descriptor beyond 1,023
+                for fd in (self._waker.fileno(), *map(Standby.fileno, self._standbys.values())):
+                    poll.register(fd, select.POLLIN)
             # One that is taken in the meantime has closed its descriptor, which need not even be a socket's now.
-            with contextlib.suppress(OSError):
-                select.select(watched, [], [], wait_s)
+            poll.poll(1000 * wait_s)
             self._waker.clear()
             with self._lock:
                 for rank, standby in list(self._standbys.items()):
@@ -190,7 +191,9 @@ class Standbys(RoundHook):
 
     def _look(self, rank: int, standby: Standby) -> None:
         """See what has become of a standby."""
-        if select.select([standby], [], [], 0)[0]:
+        poll = select.poll()
+        poll.register(standby, select.POLLIN)
+        if poll.poll(0):
             if standby.receive():
                 self._died = 0
             else:

@@ -56,11 +56,13 @@ class Standby:
         self.left_out: tuple[str, str] | None = None
         self._channel, theirs = socket.socketpair()
         self._channel.settimeout(END_TIMEOUT_S)
-        self._printed = [scratch.nameless(), scratch.nameless()]
+        self._printed: list[int] = []
         marks = {name: program.environ[name] for name in MARKS if name in program.environ}
         order = {"fd": theirs.fileno(), "preload": [*preload], "notes": notes, "left_out": [*without]}
         try:
             with theirs:
+                self._printed += [scratch.nameless()]
+                self._printed += [scratch.nameless()]
                 self.process = subprocess.Popen(
                     program.args,
                     env={**_static_env(program), **marks, AHEAD: WAITING, ORDER: json.dumps(order)},

@@ -1,5 +1,6 @@
 """Equal lines of several ranks of a node become one line that names the ranks (`--collapse`)."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -103,9 +104,11 @@ class LineMerger:
                 break
             numbers = sorted(entry.ranks)
             begin = self._prefix(ranges([self._offset + rank for rank in numbers]), ranges(numbers))
-            self._out.write(f"{begin}{entry.line}")
+            with contextlib.suppress(OSError, ValueError):  # the console has gone, or cannot show it
+                self._out.write(f"{begin}{entry.line}")
             del self._waiting[0]
-        self._out.flush()
+        with contextlib.suppress(OSError, ValueError):
+            self._out.flush()
 
 
 def ranges(numbers: Sequence[int]) -> str:

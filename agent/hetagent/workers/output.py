@@ -244,7 +244,7 @@ def _terminal(console: int) -> tuple[int, int]:
         mode[3] &= ~(termios.ECHO | termios.ECHONL)
         termios.tcsetattr(inner, termios.TCSANOW, mode)
         fcntl.ioctl(inner, termios.TIOCSWINSZ, fcntl.ioctl(console, termios.TIOCGWINSZ, b"\0" * 8))
-    except termios.error as error:
+    except (termios.error, OSError) as error:
         os.close(outer)
         os.close(inner)
         raise OSError(*error.args) from None

@@ -123,7 +123,6 @@ def directive_reply(group: Group, directive: Directive, pace: Pace) -> Directive
         directive,
         poll_s=pace.poll_s,
         lease_s=pace.lease_s,
-        keepalive_s=group.spec.lease_s,
         stop_timeout_s=group.spec.stop_timeout_s,
         max_disconnect_s=group.spec.max_disconnect_s,
         restarts=group.restarts,

@@ -68,9 +68,7 @@ def parse(text: str, path: Path) -> dict[str, Grant]:
         try:
             if token in grants:
                 raise ValueError("the same token is in a line before: keep one of the two")
-            grants[token] = (
-                EVERYTHING if len(words) == len(lines) == 1 and is_token(token) else _grant(*words)
-            )
+            grants[token] = _grant(*words, alone=len(words) == len(lines) == 1)
         except ValueError as error:
             raise AccessError(f"token file {path}, line {number}: {error}") from None
         if len(token) < SHORT:
@@ -84,8 +82,11 @@ def parse(text: str, path: Path) -> dict[str, Grant]:
     return grants
 
 
-def _grant(token: str, role: str = "", scope: str = "", *more: str) -> Grant:
+def _grant(token: str, role: str = "", scope: str = "", *more: str, alone: bool) -> Grant:
     """What a line grants.
+
+    Args:
+        alone: the file has nothing but this token.
 
     Raises:
         ValueError: says what is wrong with it.
@@ -95,6 +96,8 @@ def _grant(token: str, role: str = "", scope: str = "", *more: str) -> Grant:
         raise ValueError("the token may only have ASCII letters, digits and punctuation")
     if token in roles or token.startswith("group="):
         raise ValueError("it does not begin with a token: write TOKEN ROLE [group=PATTERN]")
+    if alone:
+        return EVERYTHING
     if not role:
         raise ValueError("the role is missing: write read, agent or admin after the token")
     if role not in roles:
@@ -119,11 +122,15 @@ def require_token_file(path: Path) -> bool:
                 f"made (every node will need it), or keep this one with chmod 600 {path}"
             )
         return False
+    is_made = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(path, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
+            is_made = True
             file.write(secrets.token_urlsafe(32) + "\n")
     except OSError as error:
+        if is_made:  # the disk is full: the next start would find an empty one
+            path.unlink(missing_ok=True)
         raise AccessError(
             f"token file {path} cannot be written ({error.strerror}): name a file that holds a token with "
             f"--token-file, or listen on loopback only (--host 127.0.0.1)"

@@ -14,9 +14,6 @@ from hetrdzv.storage.base import StateStore
 
 logger = logging.getLogger("hetrdzv")
 
-LEADER_LEASE_S = 3
-"""How long a leader may be silent before it is replaced (seconds)."""
-
 
 def elected(
     url: str,
@@ -45,7 +42,7 @@ def elected(
 
     password = _password(password_file)
     access = access_from(url, user=user, password=password, ca_cert=ca_cert, cert=cert, key=key)
-    return lambda: leadership.ElectedReplica(Etcd(access), advertise, LEADER_LEASE_S, make_service)
+    return lambda: leadership.ElectedReplica(Etcd(access), advertise, make_service=make_service)
 
 
 def advertised(given: str | None, listener: socket.socket, *, tls: bool) -> str:

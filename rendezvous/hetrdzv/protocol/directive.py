@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from hetrdzv.protocol.bounds import OrNewer
+from hetrdzv.protocol.bounds import OrNewer, Seconds
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.reason import Reason, shown
@@ -116,7 +116,6 @@ class DirectiveReply:
         job: how many jobs the group has had, this one included.
         poll_s: how long the next poll may wait (seconds).
         lease_s: without a heartbeat for this long, the node is lost (seconds).
-        keepalive_s: how soon TCP keepalive should notice that the other end's host is gone (seconds).
         restarts: how many restarts the job has used.
         replaced: the settings of the group that this node's join replaced, as they were and as it gave them.
         came_late: with `exit`: the node joined after the job was over.
@@ -134,12 +133,11 @@ class DirectiveReply:
     round: int
     code: str
     reason: Reason
-    clock: float = 0.0
+    clock: Seconds = 0.0
     poll_s: float
     lease_s: float
     stop_timeout_s: float
     max_disconnect_s: float
-    keepalive_s: float | None = None
     restarts: int = 0
     job: int = 1
     start: StartReply | None = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from hetrdzv import __version__
-from hetrdzv.protocol.bounds import OrNewer
+from hetrdzv.protocol.bounds import OrNewer, Seconds
 from hetrdzv.protocol.directive import (
     DirectiveReply,
     MasterReply,
@@ -218,7 +218,7 @@ class GroupSummary:
     group_id: str
     state: Annotated[GroupState | str, OrNewer()]
     reason: Reason
-    clock: float = 0.0
+    clock: Seconds = 0.0
     job: int
     round: int
     world_size: int

@@ -41,6 +41,17 @@ def test_what_the_agent_says_is_kept_however_old_it_is(tmp_path: Path) -> None:
     assert set(folder.slots()) == {ONE, TWO, FOUR}, "but one, which the last step of a round needs"
 
 
+def test_what_is_written_to_disk_is_spared_by_all_but_the_last_step_of_a_round(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    for stamp in (ONE, TWO):
+        folder.begin(stamp)
+    control(folder, round=1, kept=[TWO.told(), ONE.told()])
+    with pytest.raises(Overtaken):
+        folder.begin(THREE, due=True)
+    folder.begin(THREE)
+    assert set(folder.slots()) == {TWO, THREE}
+
+
 def test_two_steps_fit_beside_the_safe_one(tmp_path: Path) -> None:
     """Living workers may be a step apart when a round ends."""
     folder = Folder(tmp_path)

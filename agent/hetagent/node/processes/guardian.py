@@ -95,7 +95,9 @@ class Guardian:
         except OSError as error:  # no process or file descriptor is left
             raise GuardianError(f"{self._who} cannot be started ({error}): {WITHOUT}") from None
         self._send({**self._message, "sys_path": sys_path()})
-        if not select.select([self], [], [], START_TIMEOUT_S)[0]:
+        poll = select.poll()  # select.select takes no descriptor beyond 1,023
+        poll.register(self, select.POLLIN)
+        if not poll.poll(1000 * START_TIMEOUT_S):
             self._process.kill()
         if os.read(self.fileno(), 64) != b"ready\n":
             status = self._bury()

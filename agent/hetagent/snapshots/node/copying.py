@@ -12,7 +12,7 @@ from xxhash import xxh3_64_hexdigest
 from hetagent.node.console import WarnOnce
 from hetagent.node.network import host_port
 from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import INDEX, OWN, SHARED, SMALL, Folder, Index, Slot, Stamp, put
+from hetagent.snapshots.folder import INDEX, OWN, SHARED, SMALL, Folder, Index, Slot, Stamp
 from hetagent.snapshots.node.exchange import SLOTS
 from hetagent.snapshots.sources import Source, SourceError, read_index
 from hetrdzv.protocol.rooms.snapshots import Copy
@@ -95,7 +95,9 @@ def fetch(
                     if memory is not None:
                         _require_room(path, file.size, memory)
                     _fetch(folder, source, slot, file, pause)
-            put(slot.path / INDEX.format(rank), text)
+            name = INDEX.format(rank)
+            (slot.path / f"{name}.fetched").write_bytes(text)
+            folder.rename(slot, f"{name}.fetched", name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import secrets
 import stat
 import threading
@@ -21,7 +22,7 @@ PATH = re.compile(r"/([0-9]{1,16})-([0-9]{1,16})/(shared\.bin|[0-9]{1,10}\.(?:bi
 
 RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
 
-CHUNK = 16 << 20
+CHUNK = 1 << 20
 """How much is sent at once (bytes)."""
 
 SILENT_S = 30.0
@@ -101,7 +102,11 @@ class _Server(ThreadingHTTPServer):
         self.expected = f"Bearer {key}".encode()
         self.sent = 0
         self._folder = folder
-        self._free = threading.Semaphore(MOST_CONNECTIONS)
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = (
+            MOST_CONNECTIONS if files == resource.RLIM_INFINITY else files // 4
+        )  # this is the agent's process
+        self._free = threading.Semaphore(max(16, min(MOST_CONNECTIONS, most)))
 
     def opened(self, path: str) -> BinaryIO | None:
         """A file; None: this node does not have that."""
@@ -160,7 +165,12 @@ class _Request(BaseHTTPRequestHandler):
                 self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
             self.end_headers()
             for at in range(first, last + 1, CHUNK):
-                self.server.sent += self.connection.sendfile(file, at, min(CHUNK, last + 1 - at))
+                wanted = min(CHUNK, last + 1 - at)
+                sent = self.connection.sendfile(file, at, wanted)
+                self.server.sent += sent
+                if sent < wanted:  # its slot was given away, and it has been cut
+                    self.close_connection = True
+                    return
 
     def log_message(self, *_: Any) -> None:
         """Nothing."""

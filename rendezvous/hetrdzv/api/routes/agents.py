@@ -257,5 +257,4 @@ def report_command(node_id: str, body: ReportRequest) -> Report:
     if not isinstance(body.kind, ReportKind):
         *most, last = map(repr, map(str, ReportKind))
         raise InvalidField("kind", f"Input should be {', '.join(most)} or {last}")
-    failure = body.failure
-    return codec.picked(Report, body, node_id=node_id, failure=failure, unserved_s=0.0)
+    return codec.picked(Report, body, node_id=node_id, unserved_s=0.0)

@@ -6,9 +6,6 @@ from hetrdzv.core.rounds.transitions import Work
 LASTED_S = 60.0
 """A round that ran this long has probably made progress (seconds)."""
 
-FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
-"""Signals of preemption, of a stop or of a lack of memory: they say nothing about the script."""
-
 
 def count_failed_round(work: Work, ended: Round) -> None:
     """Count a round that failed among those in quick succession, unless it lasted."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated
 
-from hetrdzv.protocol.bounds import OrNewer
+from hetrdzv.protocol.bounds import OrNewer, Seconds
 from hetrdzv.protocol.texts.inert import inert
 from hetrdzv.protocol.texts.times import Clock, lasted
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, RankRange, Ranks
@@ -144,8 +144,8 @@ class Reason:
     more_nodes: int = 0
     ranks: tuple[RankRange, ...] = ()
     round: int | None = None
-    since: float | None = None
-    until: float | None = None
+    since: Seconds | None = None
+    until: Seconds | None = None
     quote: str = ""
     data: Mapping[str, Datum] = field(default_factory=dict)
     cause: "Reason | None" = None

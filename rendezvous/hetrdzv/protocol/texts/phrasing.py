@@ -28,11 +28,6 @@ def names(node_ids: Iterable[str] | Nodes) -> str:
     return str(nodes) if nodes else "nobody"
 
 
-def rank_list(numbers: Iterable[int] | Ranks) -> str:
-    """Ranks in order, in ranges: `3`, `0 to 2 and 4`, `0, 2, 4, 6, 8 and 37 more`."""
-    return (numbers if isinstance(numbers, Ranks) else Ranks.of(numbers)).listed
-
-
 def ranked(numbers: Iterable[int] | Ranks) -> str:
     """`rank 3`, or `ranks 0 to 2 and 4`."""
     return str(numbers if isinstance(numbers, Ranks) else Ranks.of(numbers))

@@ -169,7 +169,7 @@ class Etcd:
         try:
             await self._call("lease/revoke", {"ID": lease}, within_s)
         except EtcdRefused as error:
-            if "lease not found" not in str(error):
+            if "lease not found" not in str(error.__cause__):
                 raise
 
     # -- members ---------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Etcd:
                     raise EtcdAway(f"no etcd member answers ({why or 'no time left to ask'})")
                 try:
                     return await self._ask(member, path, content, timeout_s)
-                except (httpx.TransportError, TimeoutError, _MemberAway) as error:
+                except (httpx.RequestError, TimeoutError, _MemberAway) as error:
                     if timeout_s >= attempt_s or member not in reasons:  # else it had hardly any time
                         reasons[member] = _reason(error, timeout_s)
                     self._members.remove(member)  # from now on the next one is asked first
@@ -228,6 +228,8 @@ class Etcd:
                 f"no answer of etcd's (HTTP {response.status_code}): is its gateway on?{hint}"
             ) from None
         if response.is_success and error is None:
+            if not {"header", "result"} & reply.keys():
+                raise _MemberAway("no answer of etcd's: does another program listen there?")
             return reply
         problem = error if isinstance(error, dict) else reply
         text = str(problem.get("message") or error)

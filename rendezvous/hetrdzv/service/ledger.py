@@ -248,7 +248,7 @@ class Ledger:
             began = time.perf_counter()
             self._clock_stored = now  # if this fails, the next attempt can wait as long
             await self._store.commit(Batch(puts=puts, deletes=frozenset(deletes), clock=now))
-            self._metrics.committed(time.perf_counter() - began)
+            self._metrics.commits.observe(time.perf_counter() - began)
             self.is_failing = False
         loud = {p.group_id for p in proposals if not p.quiet}
         published = [
@@ -387,7 +387,7 @@ class Ledger:
 
     def refuse(self, error: Exception) -> set[str]:
         """Fail every proposal with a commit's error; what is committed stays. Returns the groups they were about."""
-        self._metrics.commit_failed()
+        self._metrics.commit_failures.inc()
         self.is_failing = True
         proposals = [*self._in_flight, *self._pending]
         self._in_flight, self._pending = [], []

@@ -425,7 +425,7 @@ class Service:
     async def _keep_time(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
-            self._metrics.loop_was_late(self.leases.beat())
+            self._metrics.late.observe(self.leases.beat())
             for group_id in self.leases.look():
                 self._judge(group_id)
             now = self.now()

@@ -10,7 +10,7 @@ from hetrdzv.api import views
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.dashboard.nodes import ORDINARY, on_map, paces
 from hetrdzv.dashboard.render import section
-from hetrdzv.dashboard.timeline import bars, speed_line, step_line
+from hetrdzv.dashboard.timeline import bars
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.past import CODES, PastReply, past
 from hetrdzv.protocol.phases import Phase
@@ -73,7 +73,6 @@ class GroupPage:
         self._now, self._wall = service.now(), wall()
         self._events, _ = service.history(group.group_id)
         self._seen = dict(service.progress.workers(group))
-        self._trail = tuple(service.progress.trail(group.group_id))
         self._heard_at = partial(service.leases.heard_at, group)
         self.sections: Mapping[str, Callable[[], str]] = {
             "now": self._now_section,
@@ -172,14 +171,12 @@ class GroupPage:
 
     def _pace(self) -> str:
         shown = paces(self._seen.values(), self._now, stall=self._stall, whole=self._whole)
-        lines = [("steps/s", speed_line(self._trail)), ("step", step_line(self._trail))]
         return section(
             "pace.html",
             group=self._brief,
             paces=shown if self._group.active_round is not None else None,
             behind=views.ranks_behind(self._group),
             whole=self._whole,
-            lines=[line for line in lines if line[1] is not None],
         )
 
     def _rounds(self) -> str:

@@ -1,13 +1,11 @@
-"""The past of a group, to be drawn: one bar after another, and the steps of the last hour as lines. Pure."""
+"""The past of a group, to be drawn: one bar after another. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 
 from hetrdzv.protocol.past import PastReply, PastRoundReply
 from hetrdzv.protocol.phases import Phase
-from hetrdzv.service.progress.trail import EVERY_S, Point
 
 SHORTEST_S = 0.002
 """What is left of a job's time is drawn from this on: lengths are rounded to the millisecond (seconds)."""
@@ -76,65 +74,3 @@ def _moment(at: str | None) -> datetime | None:
 
 def _seconds(since: datetime, until: datetime) -> float:
     return max(0.0, (until - since).total_seconds())
-
-
-WIDTH, HEIGHT = 300.0, 36.0
-"""Of the field that a line is drawn in."""
-
-FEWEST = 4
-"""A line has at least so many points."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A number over time.
-
-    Attributes:
-        pieces: the points of each connected piece, as SVG has them; it is interrupted where nothing is known.
-        least, most, last: of the numbers.
-        since_s: how long ago it begins (seconds).
-    """
-
-    pieces: Sequence[str]
-    least: float
-    most: float
-    last: float
-    since_s: float
-
-
-def step_line(trail: Sequence[Point]) -> Line | None:
-    """Which steps a job has made; None: too little is known."""
-    return _line(trail, [[(point.at, float(point.step)) for point in trail]])
-
-
-def speed_line(trail: Sequence[Point]) -> Line | None:
-    """How many steps a second a job has made; None: too little is known."""
-    pieces: list[list[tuple[float, float]]] = [[]]
-    for before, after in pairwise(trail):
-        if after.round != before.round:
-            pieces.append([])
-        elif after.at - before.at >= EVERY_S / 2:  # of the newest two, the second is under way
-            pieces[-1].append((after.at, max(0, after.step - before.step) / (after.at - before.at)))
-    return _line(trail, pieces, from_zero=True)
-
-
-def _line(
-    trail: Sequence[Point], pieces: Sequence[Sequence[tuple[float, float]]], *, from_zero: bool = False
-) -> Line | None:
-    known = [point for piece in pieces for point in piece]
-    if len(known) < FEWEST:
-        return None
-    began, over = trail[0].at, trail[-1].at
-    numbers = [number for _, number in known]
-    least, most = min(numbers), max(numbers)
-    floor = 0.0 if from_zero else least
-    wide, high = over - began or 1.0, most - floor or 1.0
-    drawn = [
-        " ".join(
-            f"{(at - began) / wide * WIDTH:.1f},{HEIGHT - (number - floor) / high * HEIGHT:.1f}"
-            for at, number in piece
-        )
-        for piece in pieces
-        if piece
-    ]
-    return Line(drawn, least, most, numbers[-1], over - began)

@@ -89,21 +89,6 @@ async def test_who_is_not_watched_is_not_said_of_a_job_that_is_over() -> None:
         assert "cannot be watched" not in shown(service, "now")
 
 
-async def test_steps_of_the_last_hour_are_lines_where_a_script_says_them(
-    service: Service, clock: HandClock
-) -> None:
-    for minute in range(6):
-        told = NodeProgress(round=1, workers=(Worker(rank=0, step=60 * minute),))
-        service.progress.note("g", "n000", told, 60.0)
-        if minute == 2:
-            assert "<polyline" not in shown(service, "pace"), "too few to be a line"
-        clock.pass_by(service, 60)
-    pace = shown(service, "pace")
-    assert pace.count("<polyline") == 2
-    assert "steps/s <b>1</b>" in pace
-    assert "step <b>300</b>" in pace
-
-
 async def test_a_node_says_how_its_worker_failed() -> None:
     async with serving() as (service, _):
         await two_nodes(service)

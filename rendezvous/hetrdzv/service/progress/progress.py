@@ -1,7 +1,7 @@
 """How far the workers of all groups have come: takes what agents tell."""
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -14,7 +14,6 @@ from hetrdzv.service.progress.hangs import Hangs
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.table import LATE_S, Seen, Table
 from hetrdzv.service.progress.traces import Traces
-from hetrdzv.service.progress.trail import Point
 
 logger = logging.getLogger(__name__)
 
@@ -91,10 +90,6 @@ class Progress:
     def workers(self, group: Group) -> Mapping[int, Seen]:
         """How far the workers of a group's newest round have come, by global rank, as far as is known."""
         return self._table.workers(group.group_id, group.round.number) if group.round is not None else {}
-
-    def trail(self, group_id: str) -> Sequence[Point]:
-        """Which steps its job has made over the last hour, as far as its script says."""
-        return self._table.trail(group_id)
 
     def completed(self, group_id: str, report: Report) -> Report:
         """A report on the end of workers, with when those of other nodes last moved, which its agent does not know."""

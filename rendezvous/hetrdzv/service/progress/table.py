@@ -3,12 +3,11 @@
 In memory only: after a restart of the server the next polls bring it again. No clock of its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
 from hetrdzv.protocol.progress import UNKNOWN, NodeProgress, Worker
-from hetrdzv.service.progress.trail import Point, Trail
 
 RATE_S = 5.0
 """A rate is measured over at least this long (seconds)."""
@@ -95,7 +94,6 @@ class Table:
 
     def __init__(self) -> None:
         self._rounds: dict[str, tuple[int, dict[int, Seen]]] = {}
-        self._trails: dict[str, Trail] = {}
 
     def note(
         self,
@@ -130,29 +128,19 @@ class Table:
                 (before.collectives if before is not None else Rate()).at(sample.count, seen_at),
                 (before.steps if before is not None else Rate()).at(sample.step, seen_at),
             )
-        told = [sample.step for sample in progress.workers if sample.step is not None]
-        if told:
-            trail = self._trails.setdefault(group_id, Trail())
-            trail.note(Point(seen_at, progress.round, max(told)))
 
     def workers(self, group_id: str, round_number: int) -> Mapping[int, Seen]:
         """The workers of a round, by global rank; empty if nothing of it is known."""
         number, workers = self._rounds.get(group_id, (0, {}))
         return workers if number == round_number else {}
 
-    def trail(self, group_id: str) -> Sequence[Point]:
-        """Which steps its job has made over the last hour, across its rounds."""
-        return self._trails[group_id].points if group_id in self._trails else ()
-
     def forget(self, group_id: str) -> None:
         """A group was deleted."""
         self._rounds.pop(group_id, None)
-        self._trails.pop(group_id, None)
 
     def clear(self) -> None:
         """The groups were loaded again."""
         self._rounds.clear()
-        self._trails.clear()
 
 
 def _began_at(sample: Worker, before: Seen | None, seen_at: float) -> float:

@@ -7,13 +7,12 @@ import pytest
 from hetrdzv.core.commands import NoteStall
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.protocol.hangs import Hang, culprits_of
+from hetrdzv.protocol.hangs import culprits_of
 from hetrdzv.protocol.reasons import ends, events, hangs
 from hetrdzv.protocol.states import StallKind
-from hetrdzv.protocol.texts.who import Ranks
 from hetrdzv.storage.records import changes
 from tests.core.driver import Story, bare
-from tests.support.hangs import behind, deadlock
+from tests.support.hangs import behind, of_nobody
 from tests.support.restored import restore
 
 OF_A = Stall(hang=behind(0, "a", waiting=(1,)), since=0.0)
@@ -196,17 +195,9 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     assert cause.reason == ends.without_restart(hang, "used_up", 1)
 
 
-OF_NOBODY = [
-    deadlock(0, 2),
-    *(
-        Hang(kind=kind, waiting=Ranks.of(range(4)), wait_for="collective 5")
-        for kind in (StallKind.NOTHING_COMPLETES, StallKind.MISMATCH)
-    ),
-]
-
-
-@pytest.mark.parametrize("hang", OF_NOBODY, ids=[hang.kind for hang in OF_NOBODY])
-def test_a_hang_of_nobody_in_particular_blames_no_node(hang: Hang) -> None:
+@pytest.mark.parametrize("kind", [StallKind.NOTHING_COMPLETES, StallKind.MISMATCH])
+def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
+    hang = of_nobody(*range(4), kind=kind)
     story = job(hang_timeout_s=5, max_restarts=0)
     stalled(story, for_s=4, hang=hang)
     assert story.said("stalled") == []

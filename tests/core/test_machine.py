@@ -381,7 +381,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(
         ago_s=st.sampled_from([None, 0.0, 2.0, 20.0]),
-        kind=st.sampled_from([StallKind.BEHIND, StallKind.DEADLOCK]),
+        kind=st.sampled_from([StallKind.BEHIND, StallKind.NOTHING_COMPLETES]),
     )
     def workers_wait(self, ago_s: float | None, kind: StallKind) -> None:
         """The server sees who is waited for, or that nobody is any more (None)."""

@@ -87,7 +87,7 @@ class Faults:
         if active is None:
             return False
         member = self._rng.choice(active.members)
-        kind = self._rng.choice((StallKind.BEHIND, StallKind.NO_ANSWER, StallKind.DEADLOCK))
+        kind = self._rng.choice((StallKind.BEHIND, StallKind.NO_ANSWER, StallKind.NOTHING_COMPLETES))
         stall = Stall(
             hang=of_kind(kind, member.rank_offset, member.node_id),
             since=server.served_s - self._later(0, 3),

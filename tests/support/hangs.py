@@ -30,17 +30,11 @@ def behind(
     )
 
 
-def deadlock(*ranks: int) -> Hang:
-    """Workers wait for each other."""
-    waiting = Ranks.of(ranks)
-    return Hang(
-        kind=StallKind.DEADLOCK,
-        waiting=waiting,
-        wait_for=f"each other: {waiting} at collective 5",
-        ranks=ranks,
-    )
+def of_nobody(*ranks: int, kind: StallKind = StallKind.NOTHING_COMPLETES) -> Hang:
+    """Workers wait, and nobody is to blame."""
+    return Hang(kind=kind, waiting=Ranks.of(ranks), wait_for="collective 5")
 
 
 def of_kind(kind: StallKind, rank: int, node_id: str) -> Hang:
-    """Workers wait for one, in one of three ways."""
-    return deadlock(rank) if kind is StallKind.DEADLOCK else behind(rank, node_id, kind=kind)
+    """Workers wait for one, or for nobody in particular."""
+    return of_nobody(rank) if kind is StallKind.NOTHING_COMPLETES else behind(rank, node_id, kind=kind)

@@ -4,13 +4,14 @@ In each of torch's process groups the most advanced members wait for those behin
 collective there is not complete and its numbers no longer change. To blame is who is waited for and waits for nobody.
 The numbers say nothing about point-to-point operations (`send`, `recv`). A healthy job is never blamed as long as each
 of its workers moves, or has announced a long pause; a worker of which nothing is known is neither blamed nor waits.
+Where only steps are known, they are compared as the collectives of one group.
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby, islice
+from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf, prod
 from operator import attrgetter
 
@@ -23,7 +24,7 @@ from hetrdzv.protocol.hangs import MOST_RANKS, MOST_SHOWN, Culprit, Hang, culpri
 from hetrdzv.protocol.progress import NO_ANSWER, Collectives, Worker
 from hetrdzv.protocol.reasons import ends, hangs
 from hetrdzv.protocol.states import EndKind, StallKind
-from hetrdzv.protocol.texts.who import Ranks
+from hetrdzv.protocol.texts.who import Ranks, listed
 
 NOTED_S = 1.0
 """Whoever has moved within this time does not wait (seconds)."""
@@ -49,9 +50,6 @@ MOST_WIDE = 4
 
 MOST_FREE = 64
 """Up to how many workers that wait nowhere may be the ones that have not used a group yet."""
-
-MOST_OPS = 1024
-"""Of how many different operations, in one collective, it is worth finding out which of them are alike."""
 
 MIXED = "/nccl"
 """Ends the name of a group whose numbers count collectives or what was sent and received, whichever was last."""
@@ -81,7 +79,7 @@ class Place:
 
     Attributes:
         at: its collectives there; None: none yet.
-        level: what members are compared by: a wait is for those of a lower level.
+        level: what members are compared by: a wait is for those of the lowest level.
         pending: whether its last collective there is not complete, and the worker does not move.
         waits: whether it waits, for members behind it or because nothing completes.
     """
@@ -104,27 +102,16 @@ class ProcessGroup:
 
     Attributes:
         places: of its known members, the furthest behind first.
-        missing: how many members are not known; at least one where the group's size is not, as long as it may be new to
-            some members.
-        excused: whether a member has announced that nothing need move.
+        missing: how many members are not known.
+        unit: what its numbers count.
         stuck: whether all members stand at the same collective, and it completes for none of them.
     """
 
     name: str
     places: list[Place]
-    missing: int
-    excused: bool
+    missing: int = 0
+    unit: str = "collective"
     stuck: bool = False
-
-    @property
-    def top(self) -> int:
-        """The number of the last collective that a member has asked for."""
-        return max((place.number for place in self.places), default=0)
-
-    @property
-    def waiting(self) -> list[Place]:
-        """The members that wait."""
-        return [place for place in self.places if place.waits]
 
     def arrange(self) -> None:
         """Put the members in order, and see which of them wait."""
@@ -137,40 +124,31 @@ class ProcessGroup:
         for place in places:
             place.waits = place.pending and (self.stuck or place.level > lowest or self.missing > 0)
 
+    @property
+    def top(self) -> int:
+        """The number of the last collective that a member has asked for."""
+        return max(place.number for place in self.places)
+
+    @property
+    def waiting(self) -> list[Worker]:
+        """The members that wait."""
+        return [place.worker for place in self.places if place.waits]
+
+    @property
+    def excused(self) -> bool:
+        """Whether a member has announced that nothing need move."""
+        return any(place.worker.long_s > 0 for place in self.places)
+
     def named(self, preposition: str) -> str:
         """` of process group tp`; empty for the default group."""
         default = self.name.partition("/")[0] in DEFAULT_GROUPS
         return "" if default else f" {preposition} process group {self.name}"
 
-    def collective(self, number: int) -> str:
+    def position(self, number: int) -> str:
         """`collective 5`, `collective 5 of 6 in process group tp`."""
         if number == self.top:
-            return f"collective {number:,}{self.named('of')}"
-        return f"collective {number:,} of {self.top:,}{self.named('in')}"
-
-
-@dataclass(slots=True)
-class _Blame:
-    """A worker that is waited for and waits for nobody: for how long (seconds), and where it is behind."""
-
-    wait_s: float
-    group: ProcessGroup
-    place: Place
-
-
-@dataclass(slots=True)
-class _Waits:
-    """Who waits for whom.
-
-    Attributes:
-        groups: the process groups in which a member's last collective is not complete.
-        ranks: the ranks that wait anywhere.
-        of: the groups and places of each rank.
-    """
-
-    groups: list[ProcessGroup]
-    ranks: set[int]
-    of: dict[int, list[tuple[ProcessGroup, Place]]] = field(default_factory=dict)
+            return f"{self.unit} {number:,}{self.named('of')}"
+        return f"{self.unit} {number:,} of {self.top:,}{self.named('in')}"
 
 
 def judge(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Hang | None:
@@ -180,65 +158,70 @@ def judge(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Hang |
         workers: of one round, at most one per rank.
     """
     known = sorted((worker for worker in workers if worker.state in _SEEN), key=attrgetter("rank"))
-    if not any(worker.collectives for worker in known):
-        return _by_steps(workers, world_size, node_of)
-    waits = _who_waits(known, world_size)
-    if not waits.ranks:
+    if any(worker.collectives for worker in known):
+        groups = _process_groups(known, world_size)
+    else:
+        groups = _steps(workers, world_size)
+    waiting = {worker.rank for group in groups for worker in group.waiting}
+    groups = [group for group in groups if not group.excused]
+    if not waiting or not groups:
         return None
-    everybody = len(waits.ranks) == world_size
-    nobody_moves = len(known) == world_size and not any(
-        _moves(worker) or worker.long_s > 0 for worker in known
+    quiet = len(known) == world_size and all(
+        worker.idle_s >= NOTED_S and not worker.long_s for worker in known
     )
     return (
-        _mismatch(waits, node_of)
-        or _behind(waits, node_of)
-        or (_deadlock(waits) if everybody else None)
-        or _nothing_completes(waits)
-        or (_first_use(waits) if nobody_moves else None)
+        _mismatch(groups, node_of)
+        or _behind(groups, waiting, node_of)
+        or _nothing_completes([group for group in groups if group.stuck or (quiet and group.waiting)])
     )
 
 
 # -- who waits for whom --------------------------------------------------------------------------------------
 
 
-def _who_waits(workers: Sequence[Worker], world_size: int) -> _Waits:
+def _process_groups(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
+    """The process groups in which somebody waits, of the world's known workers."""
     moving = sum(map(_moves, workers))
     groups, wide = [], MOST_WIDE
     for (name, size), members in _members(workers).items():
         if name.endswith(MIXED) and not _agree([at for _, at in members]):
             continue
-        absent: Sequence[Worker] = ()
+        # where all have asked for the same, who has begun less is behind
+        same = len(members) == size and len({at.enqueued for _, at in members}) == 1
+        places = [_place(worker, at, at.started if same else 0) for worker, at in members]
         if len(members) < size == world_size and wide:
             here, wide = {worker.rank for worker, _ in members}, wide - 1
-            absent = [worker for worker in workers if worker.rank not in here]
-        group = _group(name, size, members, absent)
+            places += [_absent(worker) for worker in workers if worker.rank not in here]
+        missing = max(0, size - len(places))
         if not size and len(members) < world_size:
             # nobody knows whether these are all: who moves elsewhere may be about to come
             others_move = moving > sum(_moves(worker) for worker, _ in members)
             unknown = len(workers) < world_size or not any(at.completed for _, at in members)
-            group.missing = int(unknown or others_move)
+            missing = int(unknown or others_move)
+        group = ProcessGroup(name, places, missing)
         group.arrange()
         groups.append(group)
-    waits = _Waits(groups, {place.worker.rank for group in groups for place in group.waiting})
-    free = [worker for worker in workers if worker.rank not in waits.ranks]
-    if waits.ranks and len(workers) == world_size and len(free) <= MOST_FREE:
+    waiting = {worker.rank for group in groups for worker in group.waiting}
+    free = [worker for worker in workers if worker.rank not in waiting]
+    if len(workers) == world_size and len(free) <= MOST_FREE:  # these may not have used a group yet
         for group in groups:
-            _find_missing(group, free)
-    for group in groups:
-        for place in group.places:
-            waits.of.setdefault(place.worker.rank, []).append((group, place))
-    return waits
+            here = {place.worker.rank for place in group.places} if group.missing else set()
+            absent = [worker for worker in free if worker.rank not in here]
+            if absent and len(absent) <= group.missing:
+                group.places += map(_absent, absent)
+                group.missing -= len(absent)
+                group.arrange()
+    return groups
 
 
-def _members(workers: Sequence[Worker]) -> dict[tuple[str, int], list[tuple[Worker, Collectives]]]:
+def _members(workers: Sequence[Worker]) -> Mapping[tuple[str, int], list[tuple[Worker, Collectives]]]:
     """The process groups in which somebody waits, by name and size, with the workers that have used them."""
-    waiting = Counter(
-        (at.name, at.size)
+    members: dict[tuple[str, int], list[tuple[Worker, Collectives]]] = {
+        (at.name, at.size): []
         for worker in workers
-        if worker.idle_s >= NOTED_S and worker.state == "runs"
+        if _is_still(worker)
         for at in islice((at for at in worker.collectives if at.completed < at.enqueued), MOST_GROUPS)
-    )
-    members: dict[tuple[str, int], list[tuple[Worker, Collectives]]] = {group: [] for group in waiting}
+    }
     for worker in workers if members else ():
         for at in worker.collectives:
             if (here := members.get((at.name, at.size))) is not None:
@@ -246,39 +229,28 @@ def _members(workers: Sequence[Worker]) -> dict[tuple[str, int], list[tuple[Work
     return members
 
 
-def _group(
-    name: str, size: int, members: Sequence[tuple[Worker, Collectives]], absent: Sequence[Worker]
-) -> ProcessGroup:
-    # where all have asked for the same, who has begun less is behind
-    same = len(members) == size and len({at.enqueued for _, at in members}) == 1
-    places = [
-        Place(
-            worker,
-            at,
-            (at.enqueued, at.started if same else 0, worker.answers),
-            at.completed < at.enqueued and worker.idle_s >= NOTED_S and worker.state == "runs",
-        )
-        for worker, at in members
-    ]
-    places += map(_absent, absent)
-    excused = any(place.worker.long_s > 0 for place in places)
-    return ProcessGroup(name, places, max(0, size - len(places)), excused)
+def _steps(workers: Sequence[Worker], world_size: int) -> list[ProcessGroup]:
+    """The steps of scripts as collectives; nothing unless those of all are known and none has moved for long."""
+    known = [worker for worker in workers if worker.state in _SEEN or worker.step is not None]
+    places = []
+    for worker in known:
+        if worker.step is not None and worker.idle_s >= STEPS_S:
+            at = Collectives(name="0", size=world_size, enqueued=worker.step, completed=worker.step - 1)
+            places.append(Place(worker, at, (worker.step, 0, worker.answers), worker.answers))
+    if len(known) < world_size or not places or len(places) < sum(not worker.ended for worker in known):
+        return []
+    group = ProcessGroup("0", places, unit="step")
+    group.arrange()
+    return [group]
+
+
+def _place(worker: Worker, at: Collectives, started: int) -> Place:
+    pending = at.completed < at.enqueued and _is_still(worker)
+    return Place(worker, at, (at.enqueued, started, worker.answers), pending)
 
 
 def _absent(worker: Worker) -> Place:
     return Place(worker, None, (-1, 0, worker.answers), False)
-
-
-def _find_missing(group: ProcessGroup, free: Sequence[Worker]) -> None:
-    """Who has not asked for a group's first collective: those who wait nowhere, if there are not too many of them."""
-    if group.missing and len(free) <= group.missing + len(group.places):
-        here = {place.worker.rank for place in group.places}
-        absent = [worker for worker in free if worker.rank not in here]
-        if absent and len(absent) <= group.missing:
-            group.places += map(_absent, absent)
-            group.missing -= len(absent)
-            group.excused = group.excused or any(worker.long_s > 0 for worker in absent)
-            group.arrange()
 
 
 def _agree(members: Sequence[Collectives]) -> bool:
@@ -290,103 +262,39 @@ def _moves(worker: Worker) -> bool:
     return worker.idle_s < NOTED_S and not worker.ended
 
 
+def _is_still(worker: Worker) -> bool:
+    return worker.idle_s >= NOTED_S and worker.state == "runs"
+
+
 # -- somebody is behind --------------------------------------------------------------------------------------
 
 
-def _behind(waits: _Waits, node_of: NodeOf) -> Hang | None:
-    blames = _blames(waits)
-    if not blames:
+def _behind(groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of: NodeOf) -> Hang | None:
+    """Those who are furthest behind in a group, and wait in none, keep all others waiting."""
+    waiting = frozenset(waiting)
+    found: dict[int, tuple[ProcessGroup, Place]] = {}
+    wait_s: dict[int, float] = {}
+    for group in groups:
+        above = min((worker.idle_s for worker in group.waiting), default=inf)
+        lowest = [place for place in group.places if place.level == group.places[0].level]
+        # that others are behind it may be wrong where one alone says so, and they agree on what is not complete
+        alone = 1 < len(lowest) == len(group.places) - 1 and all(place.pending for place in lowest)
+        for place in lowest if above < inf and not alone else ():
+            worker = place.worker
+            if worker.rank not in waiting and worker.idle_s >= NOTED_S:
+                found.setdefault(worker.rank, (group, place))
+                wait_s[worker.rank] = min(wait_s.get(worker.rank, worker.idle_s), above)
+    if not found:
         return None
-    for_s = max(blame.wait_s for blame in blames)
-    worst = [blame for blame in blames if blame.wait_s >= for_s - SAME_WAIT_S]
-    worst.sort(key=lambda blame: (blame.place.worker.answers, blame.place.worker.rank))
-    culprits = [blame.place.worker for blame in worst]
-    group, place, first = worst[0].group, worst[0].place, culprits[0]
-    alike = all(blame.group is group and blame.place.level == place.level for blame in worst)
-    where = group.collective(place.number) if place.at is not None else ""
-    if place.at is None and not first.ended:
-        state = f"asked for no collective{group.named('of')} yet"
-    elif place.number == group.top:
-        state = f"not begun {where}"
-    else:
-        state = ""
-    waiting = _waiting_for(waits, [worker.rank for worker in culprits])
-    return _blaming(culprits, node_of, waiting, for_s, where=where, has=state, alike=alike)
-
-
-def _blames(waits: _Waits) -> list[_Blame]:
-    """Those who are waited for and wait for nobody themselves."""
-    blames: dict[int, _Blame] = {}
-    for group in waits.groups:
-        if group.excused or not group.waiting:
-            continue
-        above = inf  # the least idle of those who wait at a higher level
-        for _, level in groupby(reversed(group.places), key=attrgetter("level")):
-            places = list(level)
-            if above < inf and not _contradicted(group, places):
-                for place in places:
-                    worker = place.worker
-                    if worker.rank in waits.ranks or worker.long_s > 0 or worker.idle_s < NOTED_S:
-                        continue
-                    blame = blames.setdefault(worker.rank, _Blame(worker.idle_s, group, place))
-                    blame.wait_s = min(blame.wait_s, above)
-            above = min([above, *(place.worker.idle_s for place in places if place.waits)])
-    return list(blames.values())
-
-
-def _contradicted(group: ProcessGroup, places: Sequence[Place]) -> bool:
-    """Whether only one member says that these are behind it, who agree that what they have asked for is not done."""
-    alone = len(group.places) > len(places) and group.places[-2] is places[0]
-    return alone and len(places) > 1 and all(place.pending for place in places)
-
-
-def _waiting_for(waits: _Waits, ranks: Sequence[int]) -> set[int]:
-    """Who waits for any of these, directly or through others."""
-    waiting: set[int] = set()
-    heads = {id(group): len(group.places) for group in waits.groups}
-    queue = list(ranks)
-    while queue:
-        for group, place in waits.of.get(queue.pop(), ()):
-            head = heads[id(group)]
-            while head and group.places[head - 1].level > place.level:
-                head -= 1
-                if group.places[head].waits and (rank := group.places[head].worker.rank) not in waiting:
-                    waiting.add(rank)
-                    queue.append(rank)
-            heads[id(group)] = head
-    return waiting
-
-
-def _blaming(
-    culprits: Sequence[Worker],
-    node_of: NodeOf,
-    waiting: Iterable[int],
-    for_s: float,
-    *,
-    where: str,
-    has: str = "",
-    alike: bool = True,
-) -> Hang:
-    """Some wait for others.
-
-    Args:
-        where: how far the first of those is; empty: unknown.
-        has: what it has not done, if that says more.
-        alike: whether the others are there, too.
-    """
-    first, plural = culprits[0], alike and len(culprits) > 1
-    is_, has_, s = ("are", "have", "") if plural else ("is", "has", "s")
-    cpu = _cpu(culprits if alike else [first], s)
-    match first.state:
-        case "stopped" | "blocked":
-            what = "stopped by a signal" if first.state == "stopped" else "stuck in the kernel (state D)"
-            state = f"{is_} {what}{f', last seen at {where}' if where else ''}"
-        case "ended":
-            state = f"{has_} ended{f' after {where}' if where else ''}"
-        case _:
-            state = f"{has_} {has}{cpu}" if has else f"{is_} at {where}{cpu}"
-    which = "which" if alike or len(culprits) == 1 else f"of which rank {first.rank}"
+    for_s = max(wait_s.values())
+    worst = [found[rank] for rank, waited_s in wait_s.items() if waited_s >= for_s - SAME_WAIT_S]
+    worst.sort(key=lambda blame: (blame[1].worker.answers, blame[1].worker.rank))
+    culprits = [place.worker for _, place in worst]
+    group, place, first = *worst[0], culprits[0]
+    alike = all(other is group and one.level == place.level for other, one in worst)
     by_node = _by_node(culprits, node_of)
+    which = "which" if alike else f"of which rank {first.rank}"
+    state = _state(group, place, culprits if alike else [first])
     return Hang(
         kind=StallKind.BEHIND if first.answers else StallKind.NO_ANSWER,
         waiting=Ranks.of(waiting),
@@ -398,12 +306,23 @@ def _blaming(
     )
 
 
-def _cpu(workers: Sequence[Worker], s: str) -> str:
-    """Whether workers that are behind compute or sleep; empty where nobody can tell, or they differ."""
-    shares = [worker.cpu for worker in workers if worker.cpu is not None]
-    if len(shares) == len(workers) and min(shares) > BURNS:
-        return f", and burn{s} CPU"
-    return f", and sleep{s}" if len(shares) == len(workers) and max(shares) < SLEEPS else ""
+def _state(group: ProcessGroup, place: Place, culprits: Sequence[Worker]) -> str:
+    """What those do that are waited for: `is at collective 5 of 6, and sleeps`."""
+    is_, has, s = ("are", "have", "") if len(culprits) > 1 else ("is", "has", "s")
+    state, at = place.worker.state, group.position(place.number) if place.at is not None else ""
+    if state in NO_ANSWER:
+        what = "stopped by a signal" if state == "stopped" else "stuck in the kernel (state D)"
+        return f"{is_} {what}{f', last seen at {at}' if at else ''}"
+    if state == "ended":
+        return f"{has} ended{f' after {at}' if at else ''}"
+    shares = [worker.cpu for worker in culprits if worker.cpu is not None]
+    cpu = ""
+    if len(shares) == len(culprits):
+        burns, sleeps = min(shares) > BURNS, max(shares) < SLEEPS
+        cpu = f", and burn{s} CPU" if burns else f", and sleep{s}" if sleeps else ""
+    if place.at is None:
+        return f"{has} asked for no collective{group.named('of')} yet{cpu}"
+    return f"{has} not begun {at}{cpu}" if place.number == group.top else f"{is_} at {at}{cpu}"
 
 
 def _first(workers: Iterable[Worker]) -> tuple[int, ...]:
@@ -414,102 +333,60 @@ def _by_node(workers: Iterable[Worker], node_of: NodeOf) -> tuple[Culprit, ...]:
     return culprits_of((node_of(worker.rank), worker.rank, worker.pid) for worker in workers)
 
 
+def _ranks(workers: Iterable[Worker]) -> Ranks:
+    return Ranks.of(worker.rank for worker in workers)
+
+
 # -- nobody is -----------------------------------------------------------------------------------------------
 
 
-def _ranks(places: Iterable[Place]) -> Ranks:
-    return Ranks.of(place.worker.rank for place in places)
-
-
-def _idle_s(places: Iterable[Place]) -> float:
-    return min(place.worker.idle_s for place in places)
-
-
-def _deadlock(waits: _Waits) -> Hang | None:
-    """Everybody waits, and in no process group do all stand at the same collective: so they wait for each other."""
-    if any(group.stuck or group.excused for group in waits.groups):
-        return None
-    waiting = [(group, places) for group in waits.groups if (places := group.waiting)]
-    parts = [
-        f"{_ranks(places)} at {group.collective(max(place.number for place in places))}"
-        for group, places in waiting[:MOST_SHOWN]
-    ]
-    if (more := len(waiting) - MOST_SHOWN) > 0:
-        parts.append(f"others in {more} more process group{'' if more == 1 else 's'}")
-    return Hang(
-        kind=StallKind.DEADLOCK,
-        waiting=Ranks.of(waits.ranks),
-        wait_for=f"each other: {', '.join(parts)}",
-        ranks=tuple(sorted(waits.ranks)[:MOST_RANKS]),
-        for_s=min(_idle_s(places) for _, places in waiting),
-    )
-
-
-def _nothing_completes(waits: _Waits) -> Hang | None:
-    stuck = [group for group in waits.groups if group.stuck and not group.excused]
-    if not stuck:
-        return None
-    group = max(stuck, key=lambda candidate: _idle_s(candidate.places))
-    return Hang(
-        kind=StallKind.NOTHING_COMPLETES,
-        waiting=_ranks(group.places),
-        wait_for=f"{group.collective(group.top)}, which does not complete although nobody is behind",
-        for_s=_idle_s(group.places),
-    )
-
-
-def _first_use(waits: _Waits) -> Hang | None:
-    """Members of a group wait for one that cannot be told, since it has not used the group yet: anybody may be it."""
-    groups = [group for group in waits.groups if group.missing and not group.excused and group.waiting]
+def _nothing_completes(groups: Sequence[ProcessGroup]) -> Hang | None:
+    """Members wait at the same collective, or for each other in several groups, or for some that cannot be told."""
     if not groups:
         return None
-    group = max(groups, key=lambda candidate: _idle_s(candidate.waiting))
-    others, has = ("another member", "has") if group.missing == 1 else ("other members", "have")
+    workers = {worker.rank: worker for group in groups for worker in group.waiting}
+    shown = [group.position(group.top) for group in groups[:MOST_SHOWN]]
+    more = [f"{len(groups) - MOST_SHOWN} more"] if len(groups) > MOST_SHOWN else []
+    do = "does" if len(groups) == 1 else "do"
     return Hang(
-        kind=StallKind.BEHIND,
-        waiting=_ranks(group.waiting),
-        wait_for=f"{others}{group.named('of')}, which {has} asked for none of its collectives yet",
-        for_s=_idle_s(group.waiting),
+        kind=StallKind.NOTHING_COMPLETES,
+        waiting=Ranks.of(workers),
+        wait_for=f"{listed([*shown, *more])}, which {do} not complete although nobody is behind",
+        for_s=min(worker.idle_s for worker in workers.values()),
     )
 
 
-def _mismatch(waits: _Waits, node_of: NodeOf) -> Hang | None:
+def _mismatch(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | None:
     """Members of a group have asked for different operations; if most agree, the others are to blame."""
-    for group in waits.groups:
-        if group.excused:
+    for group in groups:
+        top, asked = group.top, defaultdict[str, list[Worker]](list)
+        pending = [place for place in group.places if place.pending and place.number == top]
+        by_op = Counter(place.at.op for place in pending if place.at is not None)
+        if len(by_op) < 2:  # almost always
             continue
-        top, by_op = group.top, dict[str, list[Worker]]()
-        for place in group.places:
-            if place.pending and place.at is not None and place.number == top:
-                by_op.setdefault(place.at.op, []).append(place.worker)
-        if not 1 < len(by_op) <= MOST_OPS:  # almost always all of them say the same
-            continue
-        asked: dict[str, list[Worker]] = {}
-        for op, workers in by_op.items():
-            if alike := _comparable(op):
-                asked.setdefault(alike, []).extend(workers)
+        alike = {op: _comparable(op) for op in by_op}
+        for place in pending:
+            if place.at is not None and (op := alike[place.at.op]):
+                asked[op].append(place.worker)
         if len(asked) > 1:
             return _unlike(group, asked, node_of)
     return None
 
 
 def _unlike(group: ProcessGroup, asked: Mapping[str, list[Worker]], node_of: NodeOf) -> Hang:
-    sides = sorted(asked.items(), key=lambda item: -len(item[1]))
-    (op, most), others = sides[0], sides[1:]
-    by_rank = {op: Ranks.of(worker.rank for worker in side) for op, side in sides}
+    (op, most), *others = sorted(asked.items(), key=lambda item: -len(item[1]))
     wrong = sorted((worker for _, side in others for worker in side), key=attrgetter("rank"))
     for_s = min(worker.idle_s for worker in [*most, *wrong])
-    as_what = f"as {group.collective(group.top)}, {by_rank[op]} asked for {op}"
+    as_what = f"as {group.position(group.top)}, {_ranks(most)} asked for {op}"
     if len(most) <= len(others[0][1]) + group.missing:  # those may have asked for the same as the others
-        rest = "".join(f", {by_rank[other]} for {other}" for other, _ in others[: MOST_SHOWN - 1])
-        waiting = Ranks.of(worker.rank for worker in [*most, *wrong])
-        wait_for = f"each other: {as_what}{rest}"
+        rest = "".join(f", {_ranks(side)} for {other}" for other, side in others[: MOST_SHOWN - 1])
+        waiting, wait_for = _ranks([*most, *wrong]), f"each other: {as_what}{rest}"
         return Hang(kind=StallKind.MISMATCH, waiting=waiting, wait_for=wait_for, for_s=for_s)
     by_node = _by_node(wrong, node_of)
     return Hang(
         kind=StallKind.MISMATCH,
-        waiting=by_rank[op],
-        wait_for=f"{Ranks.of(worker.rank for worker in wrong)}: {as_what}, {culprits_text(by_node)} for {others[0][0]}",
+        waiting=_ranks(most),
+        wait_for=f"{_ranks(wrong)}: {as_what}, {culprits_text(by_node)} for {others[0][0]}",
         ranks=_first(wrong),
         culprits=by_node[:MOST_SHOWN],
         for_s=for_s,
@@ -517,42 +394,18 @@ def _unlike(group: ProcessGroup, asked: Mapping[str, list[Worker]], node_of: Nod
 
 
 def _comparable(op: str) -> str:
-    """What members of a group must agree on; empty: nothing."""
+    """What members of a group must agree on; empty: nothing.
+
+    Inputs of the same size may have different shapes: only how many elements each has is compared.
+    """
     name, _, sizes = op.partition(" ")
     name = name.rpartition(":")[2]
     if any(word in name for word in _PAIRED):
         return ""
-    return f"{name} {_elements(sizes)}".strip() if any(word in name for word in _SIZED) else name
-
-
-def _elements(sizes: str) -> str:
-    """How many elements each input has, since members may give them different shapes; empty: it does not say."""
-    if not sizes.endswith("]]"):
-        return ""
+    if not any(word in name for word in _SIZED) or not sizes.endswith("]]"):
+        return name
     shapes = [re.findall(r"\d{1,18}", shape) for shape in re.findall(r"\[([\d,]*)\]", sizes)]
-    return f"[{','.join(f'[{prod(map(int, shape))}]' for shape in shapes)}]"
-
-
-def _by_steps(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Hang | None:
-    """As `judge`, where nothing is known but the steps that scripts say."""
-    known = [worker for worker in workers if worker.state in _SEEN or worker.step is not None]
-    working = sorted((worker for worker in known if not worker.ended), key=attrgetter("rank"))
-    steps = [worker.step for worker in working if worker.step is not None]
-    if len(known) < world_size or len(steps) < len(working) or not steps:
-        return None
-    for_s, first, last = min(worker.idle_s for worker in working), min(steps), max(steps)
-    if for_s < STEPS_S or any(worker.long_s > 0 for worker in working):
-        return None
-    no_answer = [worker for worker in working if not worker.answers]
-    if not no_answer and first == last:
-        waiting = Ranks.of(worker.rank for worker in working)
-        wait_for = f"the end of step {first:,}, and none is behind"
-        return Hang(kind=StallKind.NOTHING_COMPLETES, waiting=waiting, wait_for=wait_for, for_s=for_s)
-    culprits = no_answer or [worker for worker in working if worker.step == first]
-    step, ranks = culprits[0].step, {worker.rank for worker in culprits}
-    where = f"step {step:,}" if step == last else f"step {step:,} of {last:,}"
-    waits = [worker.rank for worker in working if worker.rank not in ranks]
-    return _blaming(culprits, node_of, waits, for_s, where=where)
+    return f"{name} [{','.join(f'[{prod(map(int, shape))}]' for shape in shapes)}]"
 
 
 # -- what follows for the round ------------------------------------------------------------------------------
@@ -605,7 +458,7 @@ def hang_of(active: Round | None, now: float) -> Hang | None:
 def _failure(active: Round, stall: Stall) -> Failure:
     """The hang as a failure of the first worker that is waited for, or of nobody."""
     member = active.holder(stall.ranks)
-    if member is None or stall.kind is StallKind.DEADLOCK:
+    if member is None:
         return Failure(local_rank=-1, rank=-1, at=stall.since)
     rank = stall.ranks[0]
     local_rank = rank - member.rank_offset

@@ -30,8 +30,7 @@ class StallReply:
 
     Attributes:
         reason: who waits for whom; its code is `behind` (some are behind the others), `no_answer` (their processes do
-            not answer), `deadlock` (they wait for each other), `mismatch` (they asked for different collectives) or
-            `nothing_completes` (nobody is behind).
+            not answer), `mismatch` (they asked for different collectives) or `nothing_completes` (nobody is behind).
         ranks: the first few that are waited for; for `nothing_completes`, none.
         node_id: the node of the first of them.
         since_s: for how long (seconds).

@@ -67,7 +67,6 @@ class StallKind(StrEnum):
 
     BEHIND = "behind"
     NO_ANSWER = "no_answer"
-    DEADLOCK = "deadlock"
     MISMATCH = "mismatch"
     NOTHING_COMPLETES = "nothing_completes"
 

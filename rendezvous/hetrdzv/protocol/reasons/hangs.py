@@ -8,7 +8,6 @@ HANGS = frozenset(
     {
         ReasonCode.BEHIND,
         ReasonCode.NO_ANSWER,
-        ReasonCode.DEADLOCK,
         ReasonCode.MISMATCH,
         ReasonCode.NOTHING_COMPLETES,
     }

@@ -85,7 +85,6 @@ class ReasonCode(StrEnum):
     # hangs
     BEHIND = "behind"
     NO_ANSWER = "no_answer"
-    DEADLOCK = "deadlock"
     MISMATCH = "mismatch"
     NOTHING_COMPLETES = "nothing_completes"
     STALLED = "stalled"

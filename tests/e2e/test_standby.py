@@ -107,8 +107,8 @@ def test_dead_standbys_cost_no_restart(job: Cluster) -> None:
 
 IMPORTS = """
 import json, os, sys, time
-before = [name for name in ("decimal", "httpx_sse", "own") if name in sys.modules]
-import httpx_sse, own
+before = [name for name in ("decimal", "prometheus_client", "own") if name in sys.modules]
+import prometheus_client, own
 path = f"{sys.argv[1]}/{os.environ['HET_ROUND']}.{os.environ['RANK']}"
 with open(f"{path}~", "w") as file:
     json.dump([os.getpid(), before], file)
@@ -134,7 +134,7 @@ def test_what_the_script_imports_is_imported_ahead_if_it_is_installed(job: Clust
     number, ahead = 1, False
     while not ahead:
         lines = job.wait_for(lambda of=number: said(of), f"round {number}")
-        ahead = [modules for _, modules in lines] == [[MODULE, "httpx_sse"]] * 2
+        ahead = [modules for _, modules in lines] == [[MODULE, "prometheus_client"]] * 2
         ready, number = two_standbys(agent), number + 1
         os.kill(lines[0][0], 9)
     assert number > 2, "nobody could know in the first round"

@@ -17,7 +17,6 @@ import pytest
 from hetrdzv.client import Client, normal_url, servers_from
 from hetrdzv.protocol.errors import HetError, NotHetserver, Problem, Unreachable, VersionMismatch
 from hetrdzv.protocol.http.versions import MAJOR
-from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.reports import ReportRequest
 
@@ -126,8 +125,6 @@ class Fake:
                     return
                 writer.write(data)
                 await writer.drain()
-                if b"event-stream" in data:
-                    return
         except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             pass
         finally:
@@ -742,91 +739,6 @@ async def test_a_restart_that_a_deposed_leader_may_have_done_is_not_asked_of_ano
     assert new.seen == []
     await (await net.client(old.url, new.url)).cancel("g")
     assert len(new.seen) == 1
-
-
-# -- following a history -------------------------------------------------------------------------------
-
-
-def stream(
-    *numbers: int, text: str = "a joined", kind: str = "text/event-stream", life: str = "@30"
-) -> bytes:
-    """A piece of a followed history; the connection ends after it."""
-    head = f"HTTP/1.1 200 OK\r\nHet-Api-Version: {MAJOR}\r\nContent-Type: {kind}\r\n\r\n"
-    events = [
-        {**EVENT, "number": number, "reason": {"code": "node_joined", "message": text}} for number in numbers
-    ]
-    sent = [
-        f"id: {e['number']}{life}\ndata: {json.dumps(e, ensure_ascii=False)}\n\n: quiet\n\n" for e in events
-    ]
-    return f"{head}: follows\n\n{''.join(sent)}".encode()
-
-
-async def followed(client: Client, after: int, most: int) -> list[tuple[int, str]]:
-    """Number and text of the first events of a followed history."""
-    events: list[Event] = []
-    history = client.follow("g", after)
-    async with asyncio.timeout(10.0):
-        while len(events) < most:
-            events.append(await anext(history))
-    await history.aclose()  # type: ignore[attr-defined]
-    return [(event.number, event.reason.message) for event in events]
-
-
-async def test_a_history_goes_on_after_a_cut_at_the_place_that_the_server_gave(net: Net) -> None:
-    pieces = iter([stream(6, 7), CUT, stream(8), stream(), stream(9)])
-    fake = await net.serve(lambda _: next(pieces))
-    client = await net.client(fake.url)
-    events = await followed(client, 5, 4)
-    assert [number for number, _ in events] == [6, 7, 8, 9]
-    asked = [seen.headers["last-event-id"] for seen in fake.seen]
-    assert asked == ["5", "7@30", "7@30", "8@30", "8@30"]
-    assert fake.seen[0].headers["accept"] == "text/event-stream"
-
-
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        [stream(6, 7), stream(1, 2, text="new", life="@40")],
-        [stream(6, 7), stream(), stream(1, text="new", life="@40"), stream(2, text="new", life="@40")],
-        [stream(6, 7) + stream(1, 2, text="new", life="@40").partition(b"follows\n\n")[2]],
-        [stream(6, 7), stream(*range(1, 9), text="new", life="@40")],
-    ],
-    ids=["shorter", "growing", "within one stream", "longer"],
-)
-async def test_a_group_that_was_created_again_is_followed_from_its_start(
-    net: Net, pieces: list[bytes]
-) -> None:
-    """Its events count from 1 again."""
-    left = iter(pieces)
-    fake = await net.serve(lambda _: next(left, CUT))
-    events = await followed(await net.client(fake.url), 5, 4)
-    assert events == [(6, "a joined"), (7, "a joined"), (1, "new"), (2, "new")]
-
-
-async def test_a_number_that_the_group_has_not_reached_belongs_to_an_older_group(net: Net) -> None:
-    fake = await net.serve(stream(1, 2))
-    assert [number for number, _ in await followed(await net.client(fake.url), 5, 2)] == [1, 2]
-
-
-async def test_texts_may_contain_any_character(net: Net) -> None:
-    """Some characters end a line elsewhere, but not in server-sent events."""
-    text = "next\x85line\u2028separator\u2029end"
-    fake = await net.serve(stream(1, text=text))
-    assert await followed(await net.client(fake.url), 0, 1) == [(1, text)]
-
-
-async def test_an_answer_that_is_no_event_stream(net: Net) -> None:
-    fake = await net.serve(stream(1, kind="text/html"))
-    with pytest.raises(NotHetserver, match="not with an event stream"):
-        await followed(await net.client(fake.url), 0, 1)
-
-
-async def test_a_history_that_does_not_exist_raises(net: Net, dead: str) -> None:
-    with pytest.raises(Unreachable):
-        await anext((await net.client(dead)).follow("g"))
-    fake = await net.serve(answer(404, {"code": "unknown_group", "detail": "there is no group 'g'"}))
-    with pytest.raises(Problem, match="there is no group"):
-        await anext((await net.client(fake.url)).follow("g"))
 
 
 # -- the token -----------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Self
 
-import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -114,15 +113,6 @@ class Job:
         connection.request("GET", self.query(node_id, incarnation, wait_s))
         return connection
 
-    def follow(self, **headers: str) -> socket.socket:
-        """Follow the history; returns the connection."""
-        stream = socket.create_connection(("127.0.0.1", self.server.port), timeout=WAIT_S)
-        self.open.enter_context(closing(stream))
-        lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
-        head = f"GET {self.group}/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n"
-        stream.sendall(f"{head}{''.join(lines)}\r\n".encode())
-        return stream
-
 
 @pytest.fixture
 def job(shared: Hetserver) -> Iterator[Job]:
@@ -142,16 +132,6 @@ def ask(server: Hetserver, method: str, path: str, body: object = None, **header
 def answer(connection: http.client.HTTPConnection) -> Any:
     """The JSON in the reply to a request that was sent."""
     return json.loads(connection.getresponse().read())
-
-
-def read_until(stream: socket.socket, text: str) -> str:
-    """Read a stream up to some text."""
-    said = b""
-    while text.encode() not in said:
-        more = stream.recv(65_536)
-        assert more, f"the stream ended before {text!r}: {said.decode()}"
-        said += more
-    return said.decode()
 
 
 # -- polls and cuts ----------------------------------------------------------------------------------------
@@ -232,51 +212,13 @@ def test_a_connection_that_is_cut_between_polls_says_nothing(job: Job) -> None:
     assert job.state("a") == "running"
 
 
-# -- streams -----------------------------------------------------------------------------------------------
-
-
-def test_a_followed_history_tells_old_and_new(job: Job) -> None:
-    job.join("a")
-    stream = job.follow()
-    said = read_until(stream, '"nodes":["a"]')
-    assert "content-type: text/event-stream" in said
-    first = re.search(r"id: (1@\d+)\ndata: {", said)
-    assert first is not None
-    job.join("b")
-    assert "id: 2@" in read_until(stream, '"code":"round_formed"')
-    for place in ("1", first[1]):
-        later = read_until(job.follow(**{"Last-Event-ID": place}), '"code":"round_formed"')
-        assert re.search(r"id: 1@\d+\n: follows", later), "it begins with the place that it starts from"
-        assert re.search(r"id: 1@\d+\ndata: ", later) is None
-
-
-def test_a_follower_that_goes_away_is_let_go(server: Hetserver) -> None:
-    def sockets() -> int:
-        return len(psutil.Process(server.pid).net_connections())
-
-    with Job(server) as job:
-        job.join("a")
-        before = sockets()
-        for stream in [job.follow() for _ in range(20)]:
-            read_until(stream, ": follows")
-            stream.close()
-        wait_for(lambda: sockets() <= before, "their connections were closed")
-        job.join("b")
-        assert server.stop() == 0
-        assert "Traceback" not in server.log
-
-
 # -- stopping and standing still ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, None])
-def test_a_stop_answers_polls_and_streams_and_exits_with_zero(
-    server: Hetserver, how: signal.Signals | None
-) -> None:
+def test_a_stop_answers_polls_and_exits_with_zero(server: Hetserver, how: signal.Signals | None) -> None:
     with Job(server).run() as job:
         polls = [job.poll(node_id) for node_id in "ab"]
-        stream = job.follow()
-        read_until(stream, '"code":"round_running"')
         time.sleep(SETTLE_S)
         if how is None:
             assert server.process.stdin is not None
@@ -284,8 +226,6 @@ def test_a_stop_answers_polls_and_streams_and_exits_with_zero(
         else:
             server.process.send_signal(how)
         assert [answer(poll)["kind"] for poll in polls] == ["start", "start"]
-        while stream.recv(65_536):
-            pass
         assert server.process.wait(WAIT_S) == 0
         for word in ("Traceback", "Fatal", "rror"):
             assert word not in server.log
@@ -301,7 +241,7 @@ def test_a_stop_waits_for_no_half_request_and_no_idle_connection(server: Hetserv
         assert ask(server, "GET", "/healthz")["status"] == "ok"
         assert server.stop() == 0
         assert "Traceback" not in server.log
-        assert read_until(half, "}").startswith("HTTP/1.1 503")
+        assert half.recv(65_536).startswith(b"HTTP/1.1 503")
 
 
 def test_state_outlives_a_kill(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from hetrdzv.service import clock as clock_module
 from hetrdzv.service import leases as leases_module
 from hetrdzv.service import ledger
 from hetrdzv.service import service as service_module
-from hetrdzv.service.history import Place, follow
 from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.directives import directive_of, heading_of, watch
 from hetrdzv.service.polls.polls import Polls
@@ -42,8 +41,6 @@ from tests.support.served import FaultyStore, HandClock, join, serving, settled,
 
 WAIT_S = 20.0
 """How long a poll of these tests may wait: none should."""
-
-START = Place(0)
 
 
 def heard_at(service: Service, node_id: str) -> float:
@@ -416,21 +413,16 @@ async def test_a_replaced_agent_hears_so_at_once() -> None:
             waiting.result()
 
 
-async def test_the_polls_and_followers_of_a_deleted_group_end_at_once() -> None:
+async def test_the_polls_of_a_deleted_group_end_at_once() -> None:
     async with serving() as (service, _):
         await two_nodes(service)
         await service.execute("g", Cancel())
-        waiting, following = poll(service, "a"), follow(service, "g", START, WAIT_S)
-        while (news := await anext(following)) is not None and news[1].reason.code != "group_cancelled":
-            pass
-        end = begun(anext(following))
+        waiting = poll(service, "a")
         await settled()
         await service.delete("g")
         await settled()
         with pytest.raises(UnknownGroup):
             waiting.result()
-        with pytest.raises(StopAsyncIteration):
-            end.result()
         assert service.waiting() == 0
 
 
@@ -439,16 +431,11 @@ async def test_nothing_is_kept_of_polls_that_are_gone() -> None:
         await two_nodes(service)
         for ending in (lambda poll: poll.cancel(), lambda _: service.begin_stop()):
             waiting = [poll(service, "a"), poll(service, "a"), poll(service, "b")]
-            follower = follow(service, "g", START, WAIT_S)
-            while not (follows := begun(anext(follower))).done():
-                await settled()
-                if not follows.done():
-                    break
-            assert service.waiting() == 4
+            await settled()
+            assert service.waiting() == 3
             for each in waiting:
                 ending(each)
-            follows.cancel()
-            await asyncio.gather(*waiting, follows, return_exceptions=True)
+            await asyncio.gather(*waiting, return_exceptions=True)
             assert service.waiting() == 0
             assert not service._watchers._groups
             assert not service._watchers._wakes._due
@@ -593,19 +580,25 @@ async def test_a_stop_stores_what_was_proposed_by_somebody_who_is_gone() -> None
         assert any("/a" in key for key in store.keys)
 
 
-async def test_a_stop_answers_polls_and_followers() -> None:
+async def test_a_stop_answers_polls() -> None:
     async with serving() as (service, _):
         await two_nodes(service)
-        waiting, following = poll(service, "a"), follow(service, "g", START, WAIT_S)
-        async for news in following:
-            if news is not None and news[1].reason.code == "round_running":
-                break
-        end = begun(anext(following))
+        waiting = poll(service, "a")
         await settled()
         service.begin_stop()
         assert await told(waiting) == "start"
-        with pytest.raises(StopAsyncIteration):
-            await end
+
+
+async def test_history_is_numbered_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "EVENTS_KEPT", 5)
+    async with serving() as (service, store):
+        for i in range(8):
+            await service.execute("g", join(f"n{i}", min_nodes=100))
+        events, last = service.history("g")
+        assert ([stored.number for stored in events], last) == ([4, 5, 6, 7, 8], 8)
+        assert len([key for key in store.keys if "/events/" in key]) == 5
+        assert service.history("g", 7)[0] == events[-1:]
+        assert service.history("g", 8)[0] == []
 
 
 # -- time --------------------------------------------------------------------------------------------------

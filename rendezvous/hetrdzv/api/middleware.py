@@ -157,7 +157,7 @@ def _permit(authorization: str, tokens: Tokens | None) -> Permit:
     entry = tokens.entry(given.strip())
     if entry is None:
         raise Unauthorized("this server does not accept the token: compare it with hetserver's token file")
-    return Permit(entry.grant, entry, tokens)
+    return Permit(entry.grant, entry)
 
 
 async def _with_body(headers: Mapping[str, str], receive: Receive) -> Receive:

@@ -1,6 +1,6 @@
 """What a request may do: the grant of its token, held against the role that its route requires (docs/security.md)."""
 
-from hetrdzv.auth.tokens import Entry, Grant, Role, Tokens
+from hetrdzv.auth.tokens import Entry, Grant, Role
 from hetrdzv.protocol.errors import Forbidden
 
 
@@ -10,18 +10,11 @@ class Permit:
     Args:
         grant: of its token.
         entry: that token; None if none is required.
-        tokens: those that the server accepts.
     """
 
-    def __init__(self, grant: Grant, entry: Entry | None = None, tokens: Tokens | None = None) -> None:
+    def __init__(self, grant: Grant, entry: Entry | None = None) -> None:
         self.grant = grant
         self.entry = entry
-        self._tokens = tokens
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether the token still has this grant; ask again during a long reply."""
-        return self._tokens is None or (self.entry is not None and self._tokens.holds(self.entry))
 
     def bearer(self, host: str) -> str:
         """Who made the request, as far as the server knows: `an admin of team-a-* at 10.0.0.9`. Never the token.

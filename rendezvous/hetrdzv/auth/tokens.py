@@ -72,10 +72,6 @@ class Tokens:
                 known = entry
         return known
 
-    def holds(self, entry: Entry) -> bool:
-        """Whether a token is still accepted, with the same grant."""
-        return entry in self._entries
-
 
 def entries(granted: Mapping[str, Grant]) -> list[Entry]:
     """Tokens as a server keeps them: hashed."""

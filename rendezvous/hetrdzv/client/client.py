@@ -5,7 +5,7 @@ session does, with pauses of its own). Proxies named in the environment are not 
 """
 
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from types import NoneType, TracebackType
 from typing import Any, Generic, Self, cast
@@ -14,7 +14,7 @@ import httpx
 
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.auth.tokens import is_token
-from hetrdzv.client import failover, follow
+from hetrdzv.client import failover
 from hetrdzv.client.explain import parsed, problem_of
 from hetrdzv.client.failover import Servers
 from hetrdzv.client.urls import servers_from
@@ -23,7 +23,6 @@ from hetrdzv.protocol.directive import DirectiveReply
 from hetrdzv.protocol.errors import Unauthorized
 from hetrdzv.protocol.http import routes, versions
 from hetrdzv.protocol.http.route import Reply, Route
-from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.texts.ids import ID_RULE, is_id
@@ -164,23 +163,6 @@ class Client:
         """The URL of the server that answered last."""
         return self._servers.last
 
-    def follow(self, group: str, after: int = 0) -> AsyncIterator[Event]:
-        """A group's events after number `after`, each once, for as long as the caller wants.
-
-        Raises `Unreachable` only if the first connection fails; after that, lost connections are retried forever,
-        since servers get restarted. If the group is deleted and created again, its events follow, from number 1.
-        """
-
-        async def connect(place: str) -> httpx.Response:
-            headers = {"Accept": "text/event-stream", "Last-Event-ID": place}
-            silence_s = follow.SILENCE_S - self._timeout_s
-            return await self._send(routes.EVENTS, (group,), headers=headers, wait_s=silence_s, stream=True)
-
-        def parse(data: str) -> Event:
-            return parsed(Event, data, self._servers.last)
-
-        return follow.history(connect, parse, after)
-
     # -- sending -------------------------------------------------------------------------------------------
 
     async def ask(self, route: Route[Reply], *given: Any, wait: float = 0.0, **query: Any) -> Reply:
@@ -211,11 +193,9 @@ class Client:
         names: Sequence[str],
         *,
         query: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
         body: object = None,
         wait_s: float = 0.0,
         late_s: float | None = None,
-        stream: bool = False,
     ) -> httpx.Response:
         """The first usable answer if it is a success, else a `Problem` raised.
 
@@ -223,13 +203,11 @@ class Client:
             names: what the path names.
             wait_s: how long the server was asked to wait before it answers.
             late_s: how long an answer may take beyond `wait_s`; None: the client's `timeout_s`.
-            stream: leave the body of a success unread.
         """
         path, params = _path(route, names), _params(query or {})
         answer_s = wait_s + (self._timeout_s if late_s is None else late_s)
         timeout = httpx.Timeout(self._timeout_s, connect=self._connect_timeout_s, read=answer_s)
-        head = dict(headers or {})
-        content = None
+        content, head = None, {}
         if body is not None:
             content, head["Content-Type"] = codec.write(body, given=True), "application/json"
 
@@ -237,15 +215,11 @@ class Client:
             request = self._http.build_request(
                 route.method, f"{server}{path}", params=params, headers=head, content=content, timeout=timeout
             )
-            response = await self._http.send(request, stream=True)
-            if not stream or not response.is_success:
-                await response.aread()
-                await response.aclose()
-            return response
+            return await self._http.send(request)
 
         silence_s = None
         if not route.once and len(self.servers) > 1:
-            silence_s = (0.0 if stream else wait_s) + failover.SILENCE_S
+            silence_s = wait_s + failover.SILENCE_S
         response = await self._servers.ask(send, timeout, silence_s=silence_s, once=route.once)
         if response.status_code == Unauthorized.status and self._got_new_token():
             response = await self._servers.ask(send, timeout, silence_s=silence_s, once=route.once)

@@ -85,7 +85,6 @@ class Servers:
                         failures[server] = failure
                         ask_again.add(server)
                         unsent = not isinstance(failure, MaybeDone)
-                        await response.aclose()
                     if once and not unsent:
                         queue.clear()
         finally:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args
 from annotated_types import Ge, Le, Lt, MaxLen
 
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
-from hetrdzv.protocol.texts.ids import ID_PATTERN, MAX_ID_LENGTH, MAX_PLACE_LENGTH, PLACE_PATTERN
+from hetrdzv.protocol.texts.ids import ID_PATTERN, MAX_ID_LENGTH
 
 MAX_BODY_BYTES = 1 << 20
 """The largest body of a request."""
@@ -166,8 +166,6 @@ class Body:
 # -- texts -----------------------------------------------------------------------------------------------------
 
 Id = Annotated[str, MaxLen(MAX_ID_LENGTH), Matches(ID_PATTERN)]
-Place = Annotated[str, MaxLen(MAX_PLACE_LENGTH), Matches(PLACE_PATTERN)]
-"""In a history."""
 Text = Annotated[str, MaxLen(16_384)]
 ShortText = Annotated[str, MaxLen(256)]
 Kind = Annotated[str, MaxLen(MAX_KIND)]

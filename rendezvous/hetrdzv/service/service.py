@@ -34,7 +34,7 @@ from hetrdzv.service.ledger import Change, Ledger, checked_changes, in_words, qu
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.plans import Plans
 from hetrdzv.service.polls.caller import Caller
-from hetrdzv.service.polls.watchers import FOLLOWERS, Watchers
+from hetrdzv.service.polls.watchers import Watchers
 from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.progress.questions import Questions
 from hetrdzv.service.progress.traces import Traces
@@ -387,8 +387,6 @@ class Service:
         self.progress.published(change.group_id, change.new)
         self.refusals.published(change.group_id, change.new)
         self._watchers.wake_nodes(change.group_id, change.old, change.new)
-        if change.new is None or change.events:
-            self._watchers.wake(change.group_id, [FOLLOWERS])
 
     async def _reload(self) -> None:
         while not self._ledger.is_loaded:

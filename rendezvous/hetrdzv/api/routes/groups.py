@@ -1,12 +1,11 @@
 """What people ask of groups and nodes: inspect, create, restart, cancel, drain, delete, follow."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from hetrdzv.api import snapshots, views
 from hetrdzv.api.dependencies import (
@@ -22,23 +21,15 @@ from hetrdzv.api.dependencies import (
     cancellation,
 )
 from hetrdzv.api.workers import shown
-from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import Drain, Put, Restart, Undrain
 from hetrdzv.core.snapshots import Use
-from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_NUMBER, Id
-from hetrdzv.protocol.bounds import Place as PlaceText
 from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, LogsReply, StacksReply
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.protocol.rooms.snapshots import SnapshotsShown, UseRequest
 from hetrdzv.protocol.stacks import About
-from hetrdzv.service.history import Place, follow
-from hetrdzv.service.service import Service
-
-KEEPALIVE_S = 15.0
-"""A followed history sends something at least this often, so that both ends notice a dead connection (seconds)."""
 
 READ, ADMIN = [Depends(Requires(Role.READ))], [Depends(Requires(Role.ADMIN))]
 
@@ -177,43 +168,10 @@ async def use_snapshot(
 # -- the history ---------------------------------------------------------------------------------------------
 
 
-@router.get(
-    "/{group_id}/events",
-    response_model=EventsReply,
-    dependencies=READ,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
-)
+@router.get("/{group_id}/events", response_model=EventsReply, dependencies=READ)
 async def get_events(
-    request: Request,
-    service: CurrentService,
-    permit: CurrentPermit,
-    group_id: Id,
-    after: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0,
-    last_event_id: Annotated[PlaceText | None, Header()] = None,
+    service: CurrentService, group_id: Id, after: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0
 ) -> Response:
-    """The numbered history; with `Accept: text/event-stream` it follows (to resume: `Last-Event-ID`)."""
+    """The numbered history, from event `after` on; to follow it, ask again with the `last` of the reply."""
     news, last = service.history(group_id, after)
-    if "text/event-stream" in request.headers.get("accept", ""):
-        asked = Place(after) if last_event_id is None else Place.parse(last_event_id)
-        stream = _stream(service, group_id, asked.within(service.group(group_id), last), permit)
-        return StreamingResponse(
-            stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
-        )
     return await views.made(len(news), lambda: EventsReply(events=tuple(news), last=last))
-
-
-async def _stream(service: Service, group_id: str, after: Place, permit: Permit) -> AsyncIterator[str]:
-    """Server-sent events: one per event of the history, a comment when nothing happens.
-
-    Begins with the id of the place it starts from, for a client that is cut off before the first event. Ends when the
-    token of the request is no longer valid.
-    """
-    yield f"id: {after}\n: follows\n\n"
-    async for news in follow(service, group_id, after, KEEPALIVE_S):
-        if not permit.is_valid:
-            return
-        if news is None:
-            yield ": quiet\n\n"
-        else:
-            place, event = news
-            yield f"id: {place}\ndata: {codec.write(event, nulls=True).decode()}\n\n"

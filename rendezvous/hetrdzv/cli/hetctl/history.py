@@ -10,19 +10,17 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, complain, look, print_json
+from hetrdzv.cli.hetctl.calls import call, complain, interruptible, look, print_json, retrying
 from hetrdzv.cli.hetctl.options import GROUP, WATCH, command, shared
 from hetrdzv.client import Client
-from hetrdzv.protocol import codec
-from hetrdzv.protocol.errors import Problem, UnknownGroup, Unreachable
-from hetrdzv.protocol.pages import Event
+from hetrdzv.protocol.errors import Problem, UnknownGroup
 from hetrdzv.protocol.past import PastReply, PastRoundReply, past
 from hetrdzv.protocol.phases import Phase
 from hetrdzv.protocol.texts.phrasing import count, percent
 from hetrdzv.protocol.texts.times import LEAST_S
 
-RETRY_S = 1.0
-"""Pause before a server that went away is tried again (seconds)."""
+PAUSE_S = 1.0
+"""How long to pause before asking whether there are new events (seconds)."""
 
 
 @command("Show a group's history, or follow it.")
@@ -33,42 +31,32 @@ RETRY_S = 1.0
 )
 def events(group: str, follow: bool, after: int) -> None:
     """Show the history of GROUP: number, local time, what happened."""
-    as_json = shared().as_json
     if follow:
-        try:
-            call(lambda client: _follow(client, group, after, as_json))
-        except KeyboardInterrupt:
-            return
-        complain(f"group '{group}' was deleted: its history ends here")
+        interruptible(lambda client: _follow(client, group, after))
         return
     reply = call(lambda client: client.events(group, after=after))
-    if as_json:
+    if shared().as_json:
         print_json(reply)
-    elif reply.events:
-        tables.write("\n".join(tables.event_line(event) for event in reply.events))
+    else:
+        for event in reply.events:
+            tables.write(tables.event_line(event))
 
 
-async def _follow(client: Client, group: str, after: int, as_json: bool) -> None:
+async def _follow(client: Client, group: str, last: int) -> None:
     """Print the history as it grows; returns when the group is deleted."""
-
-    def show(event: Event) -> None:
-        tables.write(codec.write(event, nulls=True).decode() if as_json else tables.event_line(event))
-
-    known = await client.events(group, after=after)
-    for event in known.events:
-        show(event)
-    last = known.last
+    reply = await client.events(group, after=last)
     while True:
+        for event in reply.events:
+            print_json(event, indent=None) if shared().as_json else tables.write(tables.event_line(event))
+        last = reply.last if reply.last >= last else 0  # the group was deleted and created again
+        await asyncio.sleep(PAUSE_S)
         try:
-            async for event in client.follow(group, last):
-                show(event)
-                last = event.number
-        except Unreachable:  # it answered before, so it may come back
-            await asyncio.sleep(RETRY_S)
+            reply = await retrying(partial(client.events, group, after=last))
         except Problem as problem:
-            if problem.code == UnknownGroup.code:
-                return
-            raise
+            if problem.code != UnknownGroup.code:
+                raise
+            complain(f"group '{group}' was deleted: its history ends here")
+            return
 
 
 # -- rounds ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The rule for ids of groups, nodes and agents, and their natural order; places in a history."""
+"""The rule for ids of groups, nodes and agents, and their natural order."""
 
 import re
 from functools import lru_cache
@@ -10,11 +10,6 @@ MAX_ID_LENGTH = 128
 
 ID_RULE = f"1 to {MAX_ID_LENGTH} letters, digits, '.', '_' or '-' (not only dots)"
 """The rule in words, for error messages."""
-
-PLACE_PATTERN = r"^[0-9]{1,18}(@[0-9]{1,18})?$"
-"""How a place in a history is written: `17@3000000`. A number alone counts in whichever group has the name now."""
-
-MAX_PLACE_LENGTH = 64
 
 
 def is_id(value: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which polls and followers wait for news of which group, and which of them a change wakes."""
+"""Which polls wait for news of which group, and which of them a change wakes."""
 
 import asyncio
 from collections.abc import Iterable
@@ -8,12 +8,9 @@ from hetrdzv.core.model import Group
 from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.wakes import Wakes
 
-FOLLOWERS = ""
-"""The name under which followers of a group's history wait; polls wait under their node ids."""
-
 
 class Watchers:
-    """Polls and followers waiting for news; once woken, they look for themselves what is new."""
+    """Polls waiting for news, by their node ids; once woken, they look for themselves what is new."""
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, dict[asyncio.Future[bool], None]]] = {}
@@ -52,7 +49,7 @@ class Watchers:
 
     def wake_nodes(self, group_id: str, old: Group | None, new: Group | None) -> None:
         """Wake the polls whose directive a change of a group may have changed."""
-        names = [name for name in self._groups.get(group_id, ()) if name != FOLLOWERS]
+        names = list(self._groups.get(group_id, ()))
         if new is not None and old is not None and not _concerns_all(old, new):
             names = [name for name in names if old.nodes.get(name) is not new.nodes.get(name)]
         self.wake(group_id, names)

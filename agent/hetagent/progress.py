@@ -24,7 +24,6 @@ import mmap
 import os
 import struct
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -63,7 +62,6 @@ _looks = [
 ]  # when to look for a notice again (CLOCK_MONOTONIC, seconds), and what the last look found
 _maps: list[mmap.mmap | bytearray] = []  # one, once it is opened
 _pauses: dict[object, float] = {}  # until when (CLOCK_MONOTONIC, seconds), by the block that announced it
-_locks = [threading.RLock()]  # one; a signal's handler may announce a pause while its thread does
 
 
 def progress(step: int) -> None:
@@ -117,21 +115,11 @@ def long(seconds: float) -> Iterator[None]:
 
 def _announce(block: object, until: float | None) -> None:
     """Begin a block's pause, or end it (None)."""
-    with _locks[0]:
-        if until is None:
-            _pauses.pop(block, None)
-        else:
-            _pauses[block] = until
-        _pack_time(_opened(), _UNTIL_AT, max([0.0, *_pauses.values()]))
-
-
-def _forget_pauses() -> None:
-    """Begin anew in a child that was forked: it has no thread that would end these blocks or give back the lock."""
-    _locks[:] = [threading.RLock()]
-    _pauses.clear()
-
-
-os.register_at_fork(after_in_child=_forget_pauses)
+    if until is None:
+        _pauses.pop(block, None)
+    else:
+        _pauses[block] = until
+    _pack_time(_opened(), _UNTIL_AT, max([0.0, *_pauses.values()]))
 
 
 class Notice(NamedTuple):
@@ -165,8 +153,7 @@ def stop_requested() -> bool:
 def _note_asked() -> None:
     """Show the agent that this worker saves when its round is about to end, so that it is waited for."""
     with contextlib.suppress(Exception):
-        path = os.environ[NOTICE_FILE]
-        os.close(os.open(path + ASKED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        open(os.environ[NOTICE_FILE] + ASKED, "ab").close()
 
 
 def notice() -> Notice | None:
@@ -194,11 +181,8 @@ def ready_to_stop() -> None:
         if os.path.exists(path):
             if snapshots := sys.modules.get("hetagent.snapshots"):
                 snapshots.save_now()
-            descriptor = os.open(path + READY, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(descriptor, b"%d\n" % os.getpid())
-            finally:
-                os.close(descriptor)
+            with open(path + READY, "ab", buffering=0) as file:
+                file.write(b"%d\n" % os.getpid())
 
 
 def _opened() -> mmap.mmap | bytearray:
@@ -215,16 +199,13 @@ def _opened() -> mmap.mmap | bytearray:
                 finally:
                     os.close(descriptor)
             except (OSError, ValueError) as error:
-                _say_unseen(path + SUFFIX, error)
+                why = getattr(error, "strerror", None) or error
+                with contextlib.suppress(Exception):
+                    print(
+                        f"hetagent.progress: the agent does not see how far this process is: {why}: {path + SUFFIX}; "
+                        "the agent's TMPDIR has to be writable and have room",
+                        file=sys.stderr,
+                        flush=True,
+                    )
         _maps.append(opened)
     return _maps[0]
-
-
-def _say_unseen(path: str, error: Exception) -> None:
-    with contextlib.suppress(Exception):
-        print(
-            f"hetagent.progress: the agent does not see how far this process is: "
-            f"{getattr(error, 'strerror', None) or error}: {path}; the agent's TMPDIR has to be writable and have room",
-            file=sys.stderr,
-            flush=True,
-        )

@@ -15,7 +15,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 FILE = "HET_WEIGHTS_FILE"
@@ -77,13 +77,9 @@ class Shares:
         """How many ranks there are."""
         return len(self.weights)
 
-    def batch_sizes(self, global_batch: int, memory: "Memory" = None) -> list[int]:
+    def batch_sizes(self, global_batch: int) -> list[int]:
         """How many samples each rank takes: see `batch_sizes` of this module."""
-        return batch_sizes(global_batch, self.weights, memory)
-
-
-Memory = int | Sequence[int | None] | None
-"""How many samples a rank can take at once: one number for all ranks, or a list (None: any number)."""
+        return batch_sizes(global_batch, self.weights)
 
 
 def current(rank: int | None = None, world_size: int | None = None) -> Shares:
@@ -100,7 +96,29 @@ def current(rank: int | None = None, world_size: int | None = None) -> Shares:
     path = os.environ.get(FILE)
     if not path:
         return Shares((1.0,) * world_size, rank, given=False)
-    return _read(path, rank, world_size)
+    try:
+        with open(path, "rb") as file:
+            text = file.read()
+    except OSError as error:
+        raise SharesError(
+            f"rank {rank} cannot read the weights of its round: {error.strerror}: {path} (from {FILE}); the file is "
+            "there while the round runs, on the worker's own node: start the worker through hetagent, or unset it"
+        ) from None
+    try:
+        content = json.loads(text)
+        weights, given = tuple(content["weights"]), bool(content["given"])
+        mine = Shares(weights, min(rank, len(weights) - 1), int(content["round"]), given)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise SharesError(
+            f"rank {rank}: {path} (from {FILE}) is no file of weights that this version of hetagent.shares knows "
+            f"({error!r}): install the same hetrdzv for the script as for the agent"
+        ) from None
+    if mine.world_size != world_size:
+        raise SharesError(
+            f"rank {rank}: {path} (from {FILE}) has {len(weights)} weights, but the world size is {world_size}: it is "
+            "of another round or another world; unset it, or pass the rank and world size of the whole job"
+        )
+    return mine
 
 
 def refresh(
@@ -170,9 +188,7 @@ def _write_speed(path: str | None, speed: int) -> None:
         os.replace(f"{path}.new", path)
 
 
-def batch_sizes(
-    global_batch: int, weights: Sequence[float], memory: Memory = None, *, least: int = 1
-) -> list[int]:
+def batch_sizes(global_batch: int, weights: Sequence[float], *, least: int = 1) -> list[int]:
     """How many samples of a batch each rank takes: in proportion to its weight, none zero, and as many as add up.
 
     What is left after rounding down goes to the largest remainders (of equal ones, to lower ranks). It is computed in
@@ -181,80 +197,37 @@ def batch_sizes(
     Args:
         global_batch: samples over all ranks.
         weights: of all ranks, above 0.
-        memory: how many samples a rank can take at most. What one cannot take goes to the others.
-        least: how many each gets at least, where the batch has as many and its memory holds them.
+        least: how many each gets at least, where the batch has as many.
 
     Raises:
-        ValueError: a weight that is not a number above 0, fewer samples than ranks, or more than memory allows.
+        ValueError: a weight that is not a number above 0, or fewer samples than ranks.
     """
     _check_weights(weights)
     ranks = len(weights)
-    _check_count("the global batch", global_batch)
+    if type(global_batch) is not int or global_batch < 1:
+        raise ValueError(f"the global batch is {global_batch!r}: it has to be a whole number of at least 1")
     if global_batch < ranks:
         raise ValueError(
             f"a global batch of {global_batch} is too small for {ranks} ranks: each needs at least one sample"
         )
-    most = [global_batch if bound is None else bound for bound in bounds(memory, ranks)]
-    if sum(most) < global_batch:
-        raise ValueError(
-            f"the memory of {ranks} ranks holds {sum(most)} samples, not a global batch of {global_batch}: "
-            "use UnevenBatchSampler(memory=...), which splits it and accumulates gradients, or make it smaller"
-        )
+    least = least if global_batch >= least * ranks else 1
     ratios = [weight.as_integer_ratio() for weight in weights]
     unit = max(denominator for _, denominator in ratios)  # all are powers of two
     exact = [numerator * (unit // denominator) for numerator, denominator in ratios]
-    if global_batch < sum(min(least, bound) for bound in most):
-        least = 1
-    return _shared(global_batch, exact, [min(least, bound) for bound in most], most)
-
-
-def _shared(left: int, exact: Sequence[int], least: Sequence[int], most: Sequence[int]) -> list[int]:
-    """Share a number in proportion to integers, at least and at most so many for each, by the largest remainder.
-
-    Whatever would get less than its least or more than its most is fixed there and the rest is shared again; first on
-    the side on which more is missing, since fixing there can only relieve the other.
-    """
-    sizes = [0] * len(exact)
-    free = list(range(len(exact)))
-    while free:
-        total = sum(exact[i] for i in free)
-        below = [i for i in free if left * exact[i] < least[i] * total]
-        above = [i for i in free if left * exact[i] > most[i] * total]
-        if not below and not above:
+    sizes, free, left = [least] * ranks, list(range(ranks)), global_batch
+    while True:
+        total = sum(exact[rank] for rank in free)
+        enough = [rank for rank in free if left * exact[rank] >= least * total]
+        if len(enough) == len(free):
             break
-        missing = sum(least[i] * total - left * exact[i] for i in below)
-        excess = sum(left * exact[i] - most[i] * total for i in above)
-        for i in below if missing >= excess else ():
-            sizes[i] = least[i]
-        for i in above if excess >= missing else ():
-            sizes[i] = most[i]
-        left -= sum(sizes[i] for i in free)
-        free = [i for i in free if not sizes[i]]
-    if free:
-        rests = {i: left * exact[i] % total for i in free}
-        for i in free:
-            sizes[i] = left * exact[i] // total
-        more = left - sum(sizes[i] for i in free)
-        for i in sorted(free, key=lambda i: (-rests[i], i))[:more]:
-            sizes[i] += 1
+        left -= least * (len(free) - len(enough))
+        free = enough
+    for rank in free:
+        sizes[rank] = left * exact[rank] // total
+    more = global_batch - sum(sizes)
+    for rank in sorted(free, key=lambda rank: (-(left * exact[rank] % total), rank))[:more]:
+        sizes[rank] += 1
     return sizes
-
-
-def bounds(memory: Memory, ranks: int) -> list[int | None]:
-    """How many samples each rank can take at once; None: any number.
-
-    Raises:
-        ValueError: a bound below 1, or not as many as there are ranks.
-    """
-    listed = [memory] * ranks if memory is None or isinstance(memory, int) else list(memory)
-    if len(listed) != ranks:
-        raise ValueError(
-            f"memory has {len(listed)} bounds for {ranks} ranks: give one for each, in their order"
-        )
-    for rank, bound in enumerate(listed):
-        if bound is not None:
-            _check_count(f"the memory of rank {rank}", bound)
-    return listed
 
 
 def _check_weights(weights: Sequence[object]) -> None:
@@ -263,11 +236,6 @@ def _check_weights(weights: Sequence[object]) -> None:
     for rank, weight in enumerate(weights):
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
             raise ValueError(f"the weight of rank {rank} is {weight!r}: it has to be a number above 0")
-
-
-def _check_count(what: str, count: int) -> None:
-    if type(count) is not int or count < 1:
-        raise ValueError(f"{what} is {count!r}: it has to be a whole number of at least 1")
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -296,44 +264,3 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise ValueError(f"there is no rank {rank} in a world of {world_size}")
     return rank, world_size
-
-
-def _read(path: str, rank: int, world_size: int) -> Shares:
-    """What the file of a round says, for this rank.
-
-    Raises:
-        SharesError: it cannot be read, is none of these files, or is of another world.
-    """
-    try:
-        with open(path, "rb") as file:
-            text = file.read()
-    except OSError as error:
-        raise SharesError(
-            f"rank {rank} cannot read the weights of its round: {error.strerror}: {path} (from {FILE}); the file is "
-            "there while the round runs, on the worker's own node: start the worker through hetagent, or unset it"
-        ) from None
-    content: object = None
-    with contextlib.suppress(ValueError, RecursionError):
-        content = json.loads(text)
-    try:
-        if not isinstance(content, Mapping):
-            raise ValueError("it is no JSON object")
-        if lacking := [name for name in ("round", "weights", "given") if name not in content]:
-            raise ValueError(f"it has no {lacking[0]}")
-        if type(content["round"]) is not int:
-            raise ValueError("round has to be a whole number")
-        if not isinstance(content["weights"], list):
-            raise ValueError("weights have to be a list")
-        _check_weights(content["weights"])
-    except ValueError as error:
-        raise SharesError(
-            f"rank {rank}: {path} (from {FILE}) is no file of weights that this version of hetagent.shares knows: "
-            f"{error}; install the same hetrdzv for the script as for the agent"
-        ) from None
-    weights = tuple(content["weights"])
-    if len(weights) != world_size:
-        raise SharesError(
-            f"rank {rank}: {path} (from {FILE}) has {len(weights)} weights, but the world size is {world_size}: it is "
-            "of another round or another world; unset it, or pass the rank and world size of the whole job"
-        )
-    return Shares(weights, rank, content["round"], bool(content["given"]))

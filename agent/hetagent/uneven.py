@@ -26,8 +26,7 @@ import contextlib
 import hashlib
 import itertools
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -35,7 +34,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from hetagent.shares import Memory, Shares, batch_sizes, bounds, current, refresh
+from hetagent.shares import Shares, batch_sizes, current, refresh
 from hetagent.work_timer import WARM_UP, WorkTimer
 
 VERSION = 2
@@ -55,7 +54,8 @@ LEAST_PAUSE, MOST_PAUSE = 16, 1024
 
 Batch = TypeVar("Batch")
 
-_drawing = threading.RLock()  # held while a loader draws a batch, and while shares are decided
+Memory = int | Sequence[int | None] | None
+"""How many samples a rank can take at once: one number for all ranks, or a list (None: any number)."""
 
 
 @dataclass(frozen=True)
@@ -95,41 +95,6 @@ class Part:
         return self.count * self.world_size / self.total
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """How the ranks share a step, whichever samples it has.
-
-    Attributes:
-        shares: how fast they are.
-        memory: how many samples each takes at once at most; None: any number.
-        least: how many each batch has, where the step has so many.
-    """
-
-    shares: Shares
-    memory: tuple[int | None, ...]
-    least: int
-
-    def sizes(self, total: int) -> list[int]:
-        """Samples of each rank. A step that has not enough for all is shared by the fastest."""
-        weights = self.shares.weights
-        enough = max(1, min(len(weights), total // self.least))
-        fastest = sorted(sorted(range(len(weights)), key=lambda rank: (-weights[rank], rank))[:enough])
-        theirs = batch_sizes(total, [weights[rank] for rank in fastest], least=self.least)
-        sizes = dict(zip(fastest, theirs, strict=True))
-        return [sizes.get(rank, 0) for rank in range(len(weights))]
-
-    def split(self, size: int, parts: int) -> list[int]:
-        """Where this rank's part of a step begins and ends in each of its parts, some of which may be empty."""
-        bound = self.memory[self.shares.rank] or size
-        used = max(1, min(parts, size // self.least), -(-size // bound) if size else 0)
-        return [size * (number * used // parts) // used for number in range(parts + 1)]
-
-    def parts(self, sizes: list[int]) -> int:
-        """In how many parts everybody's share fits into memory."""
-        bounded = ((size, bound) for size, bound in zip(sizes, self.memory, strict=True) if bound is not None)
-        return max((-(-size // bound) for size, bound in bounded), default=1) or 1
-
-
 class UnevenBatchSampler(Sampler[list[int]]):
     """Gives this rank its part of every global batch, in proportion to its weight; for `DataLoader(batch_sampler=)`.
 
@@ -149,6 +114,9 @@ class UnevenBatchSampler(Sampler[list[int]]):
         drop_last: leave out the last step of an epoch, on all ranks, if it is smaller than the others.
         group: the ranks that share the batches [all].
 
+    Attributes:
+        shares: as given, or decided since.
+
     Raises:
         ValueError: a number that makes no sense, or fewer samples in a step than ranks, or none left by `drop_last`.
     """
@@ -167,47 +135,26 @@ class UnevenBatchSampler(Sampler[list[int]]):
     ) -> None:
         if type(samples) is not int or samples < 1:
             raise ValueError(f"samples is {samples!r}: give their number, as in len(dataset)")
+        self.shares = current() if shares is None else shares
+        self.shares.batch_sizes(global_batch)  # says what is wrong with them
+        if drop_last and samples < global_batch:
+            raise ValueError(
+                f"drop_last leaves no batch: there are {samples} samples, fewer than a global batch of {global_batch}"
+            )
         self._samples = samples
         self._global_batch = global_batch
+        self._memory = _bounds(memory, self.shares.world_size)
+        allowed = [bound for bound in self._memory if bound is not None]
+        self._least = min(LEAST, global_batch // self.shares.world_size, *allowed)
         self._shuffle = shuffle
         self._seed = seed
         self._drop_last = drop_last
         self._group = group
         self._epoch = 0
         self._consumed = 0
-        self._memory: Memory = None
         self._timer = WorkTimer()
-        self._drawn = 0  # up to which position a loader has drawn batches
         self._is_new = True  # no step was trained on since the sampler was made
         self._pause = self._untimed = 0  # steps that are not timed after the next decision, and from now on
-        self.set_shares(current() if shares is None else shares, memory)
-        if drop_last and samples < global_batch:
-            raise ValueError(
-                f"drop_last leaves no batch: there are {samples} samples, fewer than a global batch of {global_batch}"
-            )
-
-    def set_shares(self, shares: Shares, memory: Memory = None) -> None:
-        """Share the batches otherwise from the next `parts` on.
-
-        Args:
-            shares: of all ranks, the same on each.
-            memory: as for the sampler [as before].
-
-        Raises:
-            ValueError: fewer samples in a step than ranks, or bounds of memory for another number of ranks.
-        """
-        memory = self._memory if memory is None else memory
-        batch_sizes(self._global_batch, shares.weights)  # says what is wrong with them
-        most = tuple(bounds(memory, shares.world_size))
-        allowed = [self._global_batch // shares.world_size, *(bound for bound in most if bound is not None)]
-        self._plans = [(0, _Plan(shares, most, min(LEAST, *allowed)))]  # from which position on each holds
-        self._memory = memory
-        self._timer.clear()
-
-    @property
-    def shares(self) -> Shares:
-        """How fast the ranks are, as decided last."""
-        return self._plans[-1][1].shares
 
     @property
     def epoch(self) -> int:
@@ -239,10 +186,13 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
         It is the same on all ranks, and can be loaded with other shares, another number of ranks and another batch.
         """
+        return {"epoch": self.epoch, "consumed": self.consumed, **self._order_of}
+
+    @property
+    def _order_of(self) -> dict[str, object]:
+        """What the order of samples follows from."""
         return {
             "version": VERSION,
-            "epoch": self.epoch,
-            "consumed": self.consumed,
             "samples": self._samples,
             "shuffle": self._shuffle,
             "seed": self._seed,
@@ -254,18 +204,13 @@ class UnevenBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: that one had another order of other samples, so that some would be missed or come twice.
         """
-        if state.get("version") != VERSION:
-            raise ValueError(
-                f"this is no state of an UnevenBatchSampler of version {VERSION} (version: {state.get('version')!r}): "
-                "go on with the hetrdzv that saved it, or from the beginning of an epoch"
-            )
-        for name, here in (("samples", self._samples), ("shuffle", self._shuffle), ("seed", self._seed)):
+        for name, here in self._order_of.items():
             if state.get(name) != here:
                 raise ValueError(
                     f"the checkpoint is of a sampler with {name} {state.get(name)!r}, this one has {here!r}: samples "
                     "would be missed or come twice; make it alike, or go on from the beginning of an epoch"
                 )
-        consumed, epoch = state.get("consumed"), state.get("epoch")
+        epoch, consumed = state.get("epoch"), state.get("consumed")
         if type(consumed) is not int or not 0 <= consumed < self._samples:
             raise ValueError(
                 f"the checkpoint has seen {consumed!r} of {self._samples} samples: it is damaged"
@@ -275,47 +220,30 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """How many batches this rank has left in the epoch, the same for all ranks."""
-        epoch, consumed, number = self.epoch, self.consumed, 0
-        while total := self._next_step(consumed):
-            end, plan = self._same_until(self._plans, epoch, consumed)
-            steps = max(1, (end - consumed) // self._global_batch)
-            number += steps * plan.parts(plan.sizes(total))
-            consumed += steps * total
-        return number
-
-    def _position(self, epoch: int, consumed: int) -> int:
-        """A place in the training as one number."""
-        return epoch * self._samples + consumed
-
-    def _same_until(self, plans: list[tuple[int, _Plan]], epoch: int, consumed: int) -> tuple[int, _Plan]:
-        """The plan that holds at a place, and up to where in the epoch it does; the last small step is by itself."""
-        here = self._position(epoch, consumed)
-        whole = (self._samples - consumed) // self._global_batch * self._global_batch
-        ends = [at - epoch * self._samples for at, _ in plans if at > here]
-        plan = next(plan for at, plan in reversed(plans) if at <= here)
-        return min([consumed + whole if whole else self._samples, *ends]), plan
+        steps, rest = divmod(self._samples - self.consumed, self._global_batch)
+        totals = {self._global_batch: steps, rest: 0 if self._drop_last else 1}
+        return sum(
+            steps * self._parts_of(self._sizes(self.shares, total))
+            for total, steps in totals.items()
+            if total and steps
+        )
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches from here to the end of the epoch, as indices; the sampler does not move by itself."""
-        return self._drawn_batches(self._plans, self._order(), self.epoch, self.consumed)
-
-    def _drawn_batches(
-        self, plans: list[tuple[int, _Plan]], order: torch.Tensor, epoch: int, consumed: int
-    ) -> Iterator[list[int]]:
-        batches = self._batches(plans, order, epoch, consumed)
-        while True:
-            with _drawing:
-                drawn = next(batches, None)
-                if drawn is None:
-                    return
-                self._drawn = max(self._drawn, self._position(epoch, drawn[1].consumed))
-            yield drawn[0]
+        order = torch.arange(self._samples)
+        if self._shuffle:
+            order = torch.randperm(
+                self._samples, generator=torch.Generator().manual_seed(self._seed + self.epoch)
+            )
+        batches = self._batches(self.shares, self.consumed)
+        return (order[first:last].tolist() for first, last, _ in batches)
 
     def parts(self, loader: Iterable[Batch]) -> Iterator[tuple[Batch, Part]]:
         """What is left of the epoch: each batch of a loader, with the part that it is.
 
         All ranks have to call it. It compares first whether all of them are about to train on the same batches. Where
-        no person gave the shares, the ranks exchange after some steps how long they needed.
+        no person gave the shares, the ranks exchange after some steps how long they needed; if the shares change, the
+        loader begins again where the ranks are. One that cannot (a generator) gets other shares at the next call.
 
         Args:
             loader: gives this sampler's batches in order, a `DataLoader` or what a framework has made of one.
@@ -323,107 +251,102 @@ class UnevenBatchSampler(Sampler[list[int]]):
         Raises:
             RuntimeError: ranks have other weights, another position or seed, ...; or the loader gives other batches.
         """
-        is_shared = self._compare_ranks()
+        follows = self._compare_ranks() and not self.shares.given
         self.set_epoch(self.epoch)
-        self._timer.pause()
-        plans, epoch, expected = self._plans, self._epoch, len(self)
-        parts = (part for _, part in self._batches(plans, None, epoch, self._consumed))
-        if isinstance(loader, Sized) and len(loader) != expected:
-            raise _other_batches(len(loader), expected)
-        for given, (batch, part) in enumerate(itertools.zip_longest(loader, parts)):
-            if batch is None or part is None:
-                raise _other_batches(given + (batch is not None), expected)
-            here = self._position(epoch, part.consumed - part.total)
-            is_timed = (
-                is_shared
-                and not self.shares.given
-                and not self._untimed
-                and part.total == self._global_batch
-                and self._plans is plans
-                and plans[-1][0] <= here
-            )
-            if part.last:
-                self._consumed = part.consumed
-            yield batch, replace(part, timer=self._timer) if is_timed else part
-            if part.last and is_shared and not self.shares.given and self._plans is plans:
-                self._step_done(here + part.total, is_timed=is_timed)
+        while self._next_step(self._consumed):
+            self._timer.pause()
+            expected = len(self)
+            if isinstance(loader, Sized) and len(loader) != expected:
+                raise _other_batches(len(loader), expected)
+            batches = self._batches(self.shares, self._consumed)
+            for given, (batch, own) in enumerate(itertools.zip_longest(loader, batches)):
+                if batch is None or own is None:
+                    raise _other_batches(given + (batch is not None), expected)
+                part = own[2]
+                is_timed = follows and not self._untimed and part.total == self._global_batch
+                if part.last:
+                    self._consumed = part.consumed
+                yield batch, replace(part, timer=self._timer) if is_timed else part
+                if part.last and follows and self._step_done(is_timed=is_timed):
+                    if not isinstance(loader, Iterator):
+                        break
+                    follows = False
 
-    def _step_done(self, here: int, *, is_timed: bool) -> None:
+    def _step_done(self, *, is_timed: bool) -> bool:
         """Decide the shares anew where enough steps were timed, and before that by what the round before has measured.
 
-        Args:
-            here: the place after the step.
+        Returns:
+            whether they are others.
         """
         if self._is_new:
             self._is_new = False
-            self._decide(here, None)
-        elif is_timed:
-            self._timer.end_step()
-            if self._timer.steps == WARM_UP + TIMED:
-                time_ns = self._timer.median_ns()
-                self._timer.clear()
-                is_changed = self._decide(here, time_ns)
-                self._pause = 0 if is_changed else min(max(LEAST_PAUSE, 2 * self._pause), MOST_PAUSE)
-                self._untimed = self._pause
-        else:
+            return self._decide(None)
+        if not is_timed:
             self._untimed = max(0, self._untimed - 1)
+            return False
+        self._timer.end_step()
+        if self._timer.steps < WARM_UP + TIMED:
+            return False
+        is_changed = self._decide(self._timer.median_ns())
+        self._pause = 0 if is_changed else min(max(LEAST_PAUSE, 2 * self._pause), MOST_PAUSE)
+        self._untimed = self._pause
+        return is_changed
 
-    def _decide(self, here: int, time_ns: int | None) -> bool:
-        """Have all ranks decide the shares, from the first step on that no loader has drawn; whether they are others.
-
-        A loader that draws from a copy of this sampler would not see them: then they stay.
-        """
-        plan = self._plans[-1][1]
-        before = plan.sizes(self._global_batch)
-        with _drawing:
-            shares = refresh(plan.shares, before, lambda value: gathered(value, self._group), time_ns)
-            drawn = gathered(self._drawn if self._drawn >= here else -1, self._group)
-            if shares.weights == plan.shares.weights or min(drawn) < 0:
-                return False
-            plan = replace(plan, shares=shares)
-            self._plans.append((max(drawn), plan))
-        if shares.rank == 0:
-            after = plan.sizes(self._global_batch)
+    def _decide(self, time_ns: int | None) -> bool:
+        """Have all ranks decide the shares; whether they are others."""
+        self._timer.clear()
+        was = self.shares
+        sizes = self._sizes(was, self._global_batch)
+        self.shares = refresh(was, sizes, lambda value: gathered(value, self._group), time_ns)
+        if self.shares.weights == was.weights:
+            return False
+        if was.rank == 0:
+            now = self._sizes(self.shares, self._global_batch)
             what = "by the ranks' own time" if time_ns is not None else "as measured in the round before"
-            print(
-                f"hetagent.uneven: batches of {_short(after)} instead of {_short(before)}, {what}",
-                file=sys.stderr,
-                flush=True,
-            )
+            text = f"hetagent.uneven: batches of {_short(now)} instead of {_short(sizes)}, {what}"
+            print(text, file=sys.stderr, flush=True)
         return True
 
-    def _order(self) -> torch.Tensor:
-        """The samples of the epoch."""
-        if not self._shuffle:
-            return torch.arange(self._samples)
-        return torch.randperm(self._samples, generator=torch.Generator().manual_seed(self._seed + self.epoch))
+    def _sizes(self, shares: Shares, total: int) -> list[int]:
+        """Samples of each rank. A step that has not enough for all is shared by the fastest."""
+        weights = shares.weights
+        enough = max(1, min(len(weights), total // self._least))
+        fastest = sorted(sorted(range(len(weights)), key=lambda rank: (-weights[rank], rank))[:enough])
+        sizes = [0] * len(weights)
+        theirs = batch_sizes(total, [weights[rank] for rank in fastest], least=self._least)
+        for rank, size in zip(fastest, theirs, strict=True):
+            sizes[rank] = size
+        return sizes
 
-    def _batches(
-        self, plans: list[tuple[int, _Plan]], order: torch.Tensor | None, epoch: int, consumed: int
-    ) -> Iterator[tuple[list[int], Part]]:
-        """This rank's batches and parts, from a position of the epoch on.
+    def _parts_of(self, sizes: list[int]) -> int:
+        """In how many parts everybody's share fits into memory."""
+        return max(
+            -(-size // (bound or max(1, size))) for size, bound in zip(sizes, self._memory, strict=True)
+        )
 
-        Args:
-            plans: from which position on each holds; more may be added meanwhile, for what was not given out yet.
-            order: the samples of the epoch; None: only the parts are wanted.
-        """
-        rank, ranks = self.shares.rank, self.shares.world_size
-        end, offset, split = consumed, 0, [0]
-        known = 0
+    def _borders(self, shares: Shares, total: int) -> list[int]:
+        """Where this rank's parts of a step begin and end, some of which may be empty."""
+        sizes = self._sizes(shares, total)
+        size, offset, parts = sizes[shares.rank], sum(sizes[: shares.rank]), self._parts_of(sizes)
+        bound = self._memory[shares.rank] or max(1, size)
+        used = max(1, min(parts, size // self._least), -(-size // bound))
+        return [offset + size * (number * used // parts) // used for number in range(parts + 1)]
+
+    def _batches(self, shares: Shares, consumed: int) -> Iterator[tuple[int, int, Part]]:
+        """This rank's parts from a position of the epoch on, each with where it begins and ends in the epoch."""
+        borders: dict[int, list[int]] = {}
         while total := self._next_step(consumed):
-            if consumed >= end or len(plans) != known:
-                end, plan = self._same_until(plans, epoch, consumed)
-                known, sizes = len(plans), plan.sizes(total)
-                offset, split = sum(sizes[:rank]), plan.split(sizes[rank], plan.parts(sizes))
-            parts = len(split) - 1
-            for number, (begin, end) in enumerate(itertools.pairwise(split)):
-                part = Part(number, parts, end - begin, total, ranks, consumed + total)
-                first, last = consumed + offset + begin, consumed + offset + end
-                if not part.count:
-                    first = max(0, min(consumed, self._samples - plan.least))
-                    last = first + plan.least
-                yield [] if order is None else order[first:last].tolist(), part
-            consumed += total
+            if total not in borders:
+                borders[total] = self._borders(shares, total)
+            after = consumed + total
+            for number, (begin, end) in enumerate(itertools.pairwise(borders[total])):
+                part = Part(number, len(borders[total]) - 1, end - begin, total, shares.world_size, after)
+                first, last = consumed + begin, consumed + end
+                if not part.count:  # what it computes counts for nothing
+                    first = max(0, min(consumed, self._samples - self._least))
+                    last = first + self._least
+                yield first, last, part
+            consumed = after
 
     def _compare_ranks(self) -> bool:
         """Compare on all ranks what the batches follow from; returns whether there are several, in a process group.
@@ -440,25 +363,20 @@ class UnevenBatchSampler(Sampler[list[int]]):
                 f"{ranks} for torch.distributed: pass shares.current(rank, world_size), or Shares(weights, rank)"
             )
         values = {
-            "version of hetagent.uneven": VERSION,
             "round": shares.round,
             "weights": shares.weights,
             "who gave the weights": shares.given,
-            "memory": self._plans[-1][1].memory,
+            "memory": self._memory,
             "global batch": self._global_batch,
-            "number of samples": self._samples,
-            "shuffle": self._shuffle,
-            "seed": self._seed,
             "drop_last": self._drop_last,
-            "epoch": self.epoch,
-            "position in the epoch": self.consumed,
+            **self.state_dict(),
         }
         rows = _all_gather([_digest(value) for value in values.values()], self._group)
         for at, (what, value) in enumerate(values.items()):
             if other := [rank for rank in range(ranks) if rows[rank][at] != rows[0][at]]:
                 raise RuntimeError(
-                    f"{what}: {_ranks(other)} and rank 0 differ (rank {here} has {_short(value)}): all ranks have to "
-                    "make the sampler with the same arguments, from the same checkpoint; a rank without "
+                    f"{what}: ranks {_short(other)} and rank 0 differ (rank {here} has {_short(value)}): all ranks "
+                    "have to make the sampler with the same arguments, from the same checkpoint; a rank without "
                     "HET_WEIGHTS_FILE was not started by hetagent"
                 )
         return ranks > 1
@@ -495,7 +413,11 @@ def accumulate(model: torch.nn.Module, part: Part) -> Iterator[None]:
             yield
         except ValueError as error:
             if part.count < LEAST and _NEEDS_MORE in str(error):
-                error.add_note(_single_sample(part))
+                error.add_note(
+                    f"a step of {part.total} samples over {part.world_size} ranks, in {part.parts} parts, leaves a "
+                    f"single one for this rank: give the sampler a global batch of at least {LEAST * part.world_size}, "
+                    f"memory of more than {LEAST} where a rank has a bound, and drop_last=True for a small last step"
+                )
             raise
 
 
@@ -515,15 +437,23 @@ def _all_gather(values: list[int], group: dist.ProcessGroup | None) -> list[list
     return [row.tolist() for row in rows]
 
 
-def _single_sample(part: Part) -> str:
-    """Why a batch is too small for BatchNorm, and what to do."""
-    if part.total == 1:
-        return "the last step of the epoch has one sample over all ranks: give the sampler drop_last=True"
-    return (
-        f"a step of {part.total} samples over {part.world_size} ranks, in {part.parts} parts, leaves a single one for "
-        f"this rank: give the sampler a global batch of at least {LEAST * part.world_size}, and memory of more than "
-        f"{LEAST} where a rank has a bound"
-    )
+def _bounds(memory: Memory, ranks: int) -> list[int | None]:
+    """How many samples each rank can take at once; None: any number.
+
+    Raises:
+        ValueError: a bound below 1, or not as many as there are ranks.
+    """
+    listed = [memory] * ranks if memory is None or isinstance(memory, int) else list(memory)
+    if len(listed) != ranks:
+        raise ValueError(
+            f"memory has {len(listed)} bounds for {ranks} ranks: give one for each, in their order"
+        )
+    for rank, bound in enumerate(listed):
+        if bound is not None and (type(bound) is not int or bound < 1):
+            raise ValueError(
+                f"the memory of rank {rank} is {bound!r}: it has to be a whole number of at least 1"
+            )
+    return listed
 
 
 def _other_batches(given: int, expected: int) -> RuntimeError:
@@ -536,13 +466,6 @@ def _other_batches(given: int, expected: int) -> RuntimeError:
 
 def _digest(value: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "big", signed=True)
-
-
-def _ranks(ranks: list[int]) -> str:
-    """`rank 2`, `ranks 1, 2`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:8]))}{', ...' if len(ranks) > 8 else ''}"
 
 
 def _short(value: object) -> str:

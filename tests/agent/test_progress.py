@@ -1,7 +1,6 @@
 """What scripts say with hetagent.progress, or in the file that HET_PROGRESS_FILE names, and what the agent reads."""
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -93,17 +92,6 @@ def test_a_pause_ends_with_the_last_block_of_all_threads(file: str) -> None:
             "the other one has ended, this one has not"
         )
     assert read(file) == Claim()
-
-
-def test_a_child_that_was_forked_knows_its_own_pauses_only(file: str) -> None:
-    with progress.long(6000), progress._locks[0]:
-        if (pid := os.fork()) == 0:
-            signal.alarm(30)
-            thread = threading.Thread(target=lambda: progress.long(600).__enter__(), daemon=True)
-            thread.start()  # the lock is held by a thread of the parent
-            thread.join()
-            os._exit(0 if read(file).until < time.monotonic() + 601 else 1)
-        assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_a_pause_may_be_announced_for_ever(file: str) -> None:

@@ -64,6 +64,16 @@ def full(tensor: Tensor) -> Tensor:
     return getattr(tensor, "full_tensor", lambda: tensor)()
 
 
+class Loader:
+    """Gives a world's batches, and begins again as a `DataLoader` does."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return ((self._world.inputs[batch], self._world.targets[batch]) for batch in self._world.sampler)
+
+
 class World:
     """One rank, and beside it a model that trains alone with whole batches.
 
@@ -109,7 +119,7 @@ class World:
         whole = uneven.UnevenBatchSampler(SAMPLES, SAMPLES, Shares((1.0,)), seed=3)
         whole.set_epoch(self.sampler.epoch)
         order = next(iter(whole))
-        loader = ((self.inputs[batch], self.targets[batch]) for batch in self.sampler)
+        loader = Loader(self)
         for (inputs, targets), part in self.sampler.parts(loader):
             self.counts.append(part.count)
             with uneven.accumulate(self.model, part):
@@ -199,7 +209,7 @@ def differing(folder: Path) -> None:
         }
         for what, sampler in cases.items():
             said = refusal(sampler)
-            assert said.startswith(f"{what}: rank 1 and rank 0 differ (rank {rank} has "), said
+            assert said.startswith(f"{what}: ranks [1] and rank 0 differ (rank {rank} has "), said
         said = refusal(uneven.UnevenBatchSampler(8, 4, Shares((1.0, 1.0, 1.0), rank)))
         assert f"rank {rank} of 3, but this is rank {rank} of 2" in said, said
         assert uneven.gathered(rank + 5) == [5, 6]

@@ -273,7 +273,7 @@ def test_what_cannot_work_ends_the_job_at_once(
 PROBE = f"""{sys.executable} -c '
 import os
 from hetagent.cli.slurm import step_of
-step = step_of(os.environ)
+step = step_of(os.environ, reads_gpus=True)
 print("IT IS", None if step is None else (step.node, step.nodes, step.job_nodes, step.tasks, step.gpus))
 '"""
 

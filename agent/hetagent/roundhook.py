@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.workers.processes import Workers
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 
 Environ = Mapping[str, str | None]
 """Changes to a worker's environment; None removes a variable."""
@@ -59,7 +59,7 @@ class RoundHook:
     def begin(self, workers: Workers) -> None:
         """The workers were started."""
 
-    def on_directive(self, directive: DirectiveReply) -> None:
+    def on_directive(self, directive: Directive) -> None:
         """The server has said this of the round that runs; a start was obeyed before, a stop or an exit is after.
 
         An exit comes between rounds, too.

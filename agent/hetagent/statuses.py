@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hetrdzv.protocol.states import EXIT_CANCELLED, EXIT_DRAINED, EXIT_FAILED
 
 if TYPE_CHECKING:
-    from hetrdzv.protocol.directive import DirectiveReply
+    from hetrdzv.protocol.directive import Directive
 
 FAILED = EXIT_FAILED
 """The job failed, and no worker's own code says how; or a bug."""
@@ -30,7 +30,7 @@ NO_SERVER = ("unreachable", "no server")
 NO_PLACE = ("refused", "rejected", "left")
 
 
-def status_of(outcome: "DirectiveReply | None", *, fixed: bool) -> int:
+def status_of(outcome: "Directive | None", *, fixed: bool) -> int:
     """The exit status of an agent that got no signal.
 
     Args:

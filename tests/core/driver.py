@@ -17,12 +17,13 @@ from hetrdzv.core.commands import (
     Tick,
     Undrain,
 )
-from hetrdzv.core.directive import Directive, directive, heading
+from hetrdzv.core.directive import directive, heading
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.requests.plans import LeftOutNode

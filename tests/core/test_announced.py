@@ -23,7 +23,7 @@ def test_all_workers_may_save_before_the_node_goes_and_the_others_go_on_at_once(
         told = story.told(node_id)
         assert (told.kind, told.code, told.round) == ("start", "notice", 1)
         assert told.notice is not None
-        assert (told.notice.cause.reason, told.notice.left_s) == (leaves("b"), 20.0)
+        assert (told.notice.reason, told.notice.left_s) == (leaves("b"), 20.0)
     for node_id in ("a", "b", "c"):
         assert story.ended is None
         story.report(node_id, "ready_to_stop")

@@ -27,7 +27,7 @@ from hetrdzv.core.commands import (
     Tick,
     Undrain,
 )
-from hetrdzv.core.directive import Directive, directive
+from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group, Stall
@@ -35,6 +35,7 @@ from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.core.why import why
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused, StaleIncarnation
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import DirectiveKind, EndKind, ReportKind, StallKind
@@ -286,7 +287,10 @@ class GroupMachine(RuleBasedStateMachine):
                 if agent.round < told.round:
                     assert not agent.at_work, "told to start while its old workers run"
                     assert told.start is not None
-                    assert told.start.member.incarnation == agent.incarnation
+                    assert self.group.round is not None
+                    member = self.group.round.member(agent.node_id)
+                    assert member is not None
+                    assert member.incarnation == agent.incarnation
                     agent.round = told.round
                     agent.at_work = (agent.node_id, told.start.master.node_id) not in self.cut
                     started = ReportKind.STARTED if agent.at_work else ReportKind.MASTER_UNREACHABLE
@@ -570,7 +574,6 @@ class GroupMachine(RuleBasedStateMachine):
         assert len({t.round for t in told if t.start is not None}) <= 1, "two rounds are current"
         for t in told:
             if t.start is not None:
-                assert self.group.nodes[t.start.member.node_id].incarnation == t.start.member.incarnation
                 assert t.start.restart_count <= t.start.max_restarts
 
     @invariant()

@@ -75,7 +75,7 @@ def test_the_workers_are_told_and_the_round_ends_once_all_are_ready(planned: tup
         told = story.told(node_id)
         assert (told.kind, told.code, told.round) == ("start", "notice", 1)
         assert told.notice is not None
-        assert (told.notice.cause.reason, told.notice.left_s) == (cause, 30.0)
+        assert (told.notice.reason, told.notice.left_s) == (cause, 30.0)
     until = story.now + 30.0
     ending = waiting.about_to_end(1, cause, ["a", "b"], until)
     assert story.reason == story.told("a").reason == ending

@@ -26,10 +26,11 @@ def test_first_round_waits_for_the_last_call() -> None:
     assert a.kind == b.kind == "start"
     assert a.start is not None
     assert b.start is not None
-    assert (a.start.member.group_rank, a.start.member.rank_offset) == (0, 0)
-    assert (b.start.member.group_rank, b.start.member.rank_offset) == (1, 8)
+    assert (a.start.group_rank, a.start.rank_offset) == (0, 0)
+    assert (b.start.group_rank, b.start.rank_offset) == (1, 8)
     assert a.start.world_size == b.start.world_size == 12
-    assert a.start.master == b.start.master == a.start.member
+    assert a.start.master == b.start.master
+    assert a.start.master.node_id == "a"
 
 
 def test_late_node_does_not_prolong_the_last_call() -> None:

@@ -16,6 +16,7 @@ from hetrdzv.core.directive import directive
 from hetrdzv.core.group import step
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Group
+from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.service.leases import Pace
 from hetrdzv.storage import records
@@ -154,7 +155,7 @@ def live_with(group: Group) -> None:
     """What a server does with every group that it has read."""
     views.group_reply(group, NOW, lambda node: node.heard_at)
     for node in group.nodes.values():
-        views.directive_reply(group, directive(group, node, NOW), PACE)
+        codec.write(directive(group, node, NOW))
     for seconds in (0.0, 6.0, 1e6):
         try:
             group = step(group, Tick(), NOW + seconds).group

@@ -354,7 +354,7 @@ async def test_values_added_by_a_newer_server_are_shown_as_they_are(net: Net) ->
 
 async def test_an_unknown_directive_is_not_obeyed(net: Net) -> None:
     fake = await net.serve(answer(200, {**DIRECTIVE, "kind": "jump"}))
-    with pytest.raises(NotHetserver, match=r"not with a DirectiveReply \(kind: .*upgrade hetrdzv here"):
+    with pytest.raises(NotHetserver, match=r"not with a Directive \(kind: .*upgrade hetrdzv here"):
         await (await net.client(fake.url)).directive("g", "a", "i")
 
 
@@ -568,7 +568,7 @@ async def test_a_program_that_does_not_speak_http_answers(net: Net) -> None:
 @pytest.mark.parametrize("body", [None, {"kind": "jump"}])
 async def test_an_answer_of_the_wrong_form(net: Net, body: object) -> None:
     fake = await net.serve(answer(200, body))
-    with pytest.raises(NotHetserver, match="not with a DirectiveReply"):
+    with pytest.raises(NotHetserver, match="not with a Directive"):
         await (await net.client(fake.url)).directive("g", "a", "i")
 
 

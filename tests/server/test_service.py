@@ -445,7 +445,7 @@ async def test_a_poll_is_answered_when_its_time_is_over() -> None:
     async with serving() as (service, _):
         await two_nodes(service)
         version = directive_of(service, "g", "a", "1")[1].version
-        _, same, _ = await watch(service, "g", "a", "1", version, 0.01)
+        _, same = await watch(service, "g", "a", "1", version, 0.01)
         assert same.version == version
 
 

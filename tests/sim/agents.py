@@ -15,7 +15,7 @@ from hetagent.session.connection import LEAVE_S
 from hetagent.session.joining import Offer
 from hetagent.session.requests import Answer, Request
 from hetagent.session.session import Session
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import DirectiveKind
@@ -82,12 +82,12 @@ class Agent:
             connect_timeout_s=world.scenario.connect_timeout_s,
         )
         # the connection
-        self._fresh: deque[DirectiveReply] = deque()
+        self._fresh: deque[Directive] = deque()
         self._trying = False
         self._newest_told = 0
         self._wakes_at = -1.0
         # the main thread
-        self._inbox: deque[DirectiveReply] = deque()
+        self._inbox: deque[Directive] = deque()
         self._busy_until = 0.0
         self.stopping = False
         self._kill_at = 0.0
@@ -178,7 +178,7 @@ class Agent:
         if isinstance(answer, Problem):
             told = answer.body.get("directive")
         match told:
-            case DirectiveReply(kind="start" | "stop", round=number) | {
+            case Directive(kind="start" | "stop", round=number) | {
                 "kind": "start" | "stop",
                 "round": int(number),
             }:
@@ -198,7 +198,7 @@ class Agent:
                 self._trying = True
                 self._try_master(directive, self.world.timeline.now + PREFLIGHT_S)
 
-    def _try_master(self, directive: DirectiveReply, until: float) -> None:
+    def _try_master(self, directive: Directive, until: float) -> None:
         start = directive.start
         assert start is not None
         if not self._fresh:
@@ -215,7 +215,7 @@ class Agent:
         self._trying = False
         self._deliver()
 
-    def _hand_over(self, directive: DirectiveReply) -> None:
+    def _hand_over(self, directive: Directive) -> None:
         self._inbox.append(directive)
         self.after(self._rng.uniform(0, 0.02) * self.link.slow, self._main)
 
@@ -229,7 +229,7 @@ class Agent:
             self._obey(self._inbox.popleft())
             self.after(0.0, self._main)
 
-    def _obey(self, directive: DirectiveReply) -> None:
+    def _obey(self, directive: Directive) -> None:
         if self._signalled and directive.kind is DirectiveKind.START and directive.round > self.round:
             return
         self.world.checks.say(
@@ -250,7 +250,7 @@ class Agent:
                 self._exit_told = True
                 self._stop(directive.stop_timeout_s)
 
-    def _start(self, directive: DirectiveReply) -> None:
+    def _start(self, directive: Directive) -> None:
         world, scenario = self.world, self.world.scenario
         world.checks.acts_on_start(self.node_id, self.incarnation, directive, self._newest_told)
         assert directive.start is not None
@@ -282,7 +282,7 @@ class Agent:
         world.workers_start(self.machine, workers)
         self.after(launch_s, self._launched, workers)
 
-    def _heed(self, directive: DirectiveReply) -> None:
+    def _heed(self, directive: Directive) -> None:
         """News of the round; if it is about to end, workers may save, say so, and go on or exit."""
         workers, told = self.workers, directive.notice
         takes_notice = self.session.offer.takes_notice

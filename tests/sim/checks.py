@@ -20,7 +20,7 @@ from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group, Round
 from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.core.why import why
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.rooms.snapshots import Stamp
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
@@ -262,7 +262,7 @@ class Checks:
     def answered(self, request: Request, answer: Answer, disk: Disk) -> None:
         """The server is about to send an answer: is all that it implies on the disk?"""
         problem = None
-        if isinstance(answer, DirectiveReply):
+        if isinstance(answer, Directive):
             problem = self._told_too_early(answer, disk, request.node_id)
         if not isinstance(answer, Exception):
             match request:
@@ -283,7 +283,7 @@ class Checks:
                 "replies survive", f"{_words(request)} of {request.node_id}: {problem}, not on the disk"
             )
 
-    def _told_too_early(self, told: DirectiveReply, disk: Disk, node_id: str) -> str | None:
+    def _told_too_early(self, told: Directive, disk: Disk, node_id: str) -> str | None:
         group, current = disk.group, disk.round
         if group is None:
             return "a group"
@@ -310,7 +310,7 @@ class Checks:
             case commands.Cancel() if group["state"] != "cancelled" and not _will_cancel(disk):
                 self.violate("replies survive", "the group was cancelled, not on the disk")
 
-    def heeds(self, node_id: str, incarnation: str, told: DirectiveReply, *, takes_notice: bool) -> None:
+    def heeds(self, node_id: str, incarnation: str, told: Directive, *, takes_notice: bool) -> None:
         """An agent is told news of the round that it is in, which starts nothing."""
         self._agrees(node_id, incarnation, told)
         warned = told.code == "notice"
@@ -356,13 +356,13 @@ class Checks:
 
     # -- the nodes -------------------------------------------------------------------------------------------
 
-    def acts_on_start(self, node_id: str, incarnation: str, told: DirectiveReply, newest_told: int) -> None:
+    def acts_on_start(self, node_id: str, incarnation: str, told: Directive, newest_told: int) -> None:
         """An agent is about to start workers."""
         if told.round != newest_told:
             self.violate("only the newest start", f"{node_id} acts on {told.round}, was told {newest_told}")
         self._agrees(node_id, incarnation, told)
 
-    def _agrees(self, node_id: str, incarnation: str, told: DirectiveReply) -> None:
+    def _agrees(self, node_id: str, incarnation: str, told: Directive) -> None:
         """What a member is told of its round is what was stored."""
         start, current = told.start, self._rounds.get(told.round)
         assert start is not None

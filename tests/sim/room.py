@@ -5,7 +5,7 @@ from typing import Any
 from hetagent.session.requests import Answer, Request
 from hetagent.session.send_queue import Answered
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from tests.sim.workers import Workers
 
 
@@ -15,7 +15,7 @@ class InAgent:
     def ready(self) -> None:
         """The agent is about to join."""
 
-    def starts(self, directive: DirectiveReply) -> None:
+    def starts(self, directive: Directive) -> None:
         """Workers are about to be started."""
 
     def launched(self, workers: Workers) -> None:

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from hetagent.session.requests import Answer
-from hetrdzv.api import errors, views
+from hetrdzv.api import errors
 from hetrdzv.api.errors import StaleReport
 from hetrdzv.api.routes.agents import join_command, report_command
 from hetrdzv.core.commands import Command, Leave, Renew
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem, StaleRound, StorageError, Unavailable
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.progress import PollRequest
@@ -58,24 +58,24 @@ class Connection:
         """The client has gone."""
         self._caller.hang_up()
 
-    async def join(self, group: str, node: str, request: JoinRequest) -> DirectiveReply:
+    async def join(self, group: str, node: str, request: JoinRequest) -> Directive:
         """As `PUT /v1/groups/{g}/nodes/{n}`."""
         found = await self._polls.answer(self._caller, group, join_command(node, request), None, 0.0)
         if found is None:
             raise _HungUp
-        return views.directive_reply(*found)
+        return found[1]
 
     async def directive(
         self, group: str, node: str, incarnation: str, after: str | None, wait_s: float
-    ) -> DirectiveReply:
+    ) -> Directive:
         """As `GET .../directive`."""
         renew = Renew(node, incarnation, after)
         found = await self._polls.answer(self._caller, group, renew, after, wait_s)
         if found is None:
             raise _HungUp
-        return views.directive_reply(*found)
+        return found[1]
 
-    async def poll(self, group: str, node: str, request: PollRequest) -> DirectiveReply:
+    async def poll(self, group: str, node: str, request: PollRequest) -> Directive:
         """As `POST .../directive`."""
         renew = Renew(node, request.incarnation, request.after)
         found = await self._polls.answer(
@@ -83,7 +83,7 @@ class Connection:
         )
         if found is None:
             raise _HungUp
-        return views.directive_reply(*found)
+        return found[1]
 
     async def ask(self, route: Any, group: str, node: str, body: Any) -> Any:
         """As the client does; no agent of the simulation asks anything else."""
@@ -92,13 +92,13 @@ class Connection:
         answer = next(answers[route] for answers in ANSWERS if route in answers)
         return await answer(self._service, group, node, body)
 
-    async def _report(self, group: str, node: str, request: ReportRequest) -> DirectiveReply:
+    async def _report(self, group: str, node: str, request: ReportRequest) -> Directive:
         try:
             await self._service.execute(group, report_command(node, request))
         except StaleRound as error:
-            told = views.directive_reply(*tell(self._service, group, node, request.incarnation))
+            told = tell(self._service, group, node, request.incarnation)[1]
             raise as_a_client_sees(StaleReport(str(error), told)) from None
-        return views.directive_reply(*tell(self._service, group, node, request.incarnation))
+        return tell(self._service, group, node, request.incarnation)[1]
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str, died: int = 0) -> None:
         """As `DELETE /v1/groups/{g}/nodes/{n}`."""

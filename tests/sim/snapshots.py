@@ -17,7 +17,7 @@ from hetrdzv.core import snapshots as room
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots import complete, copies
 from hetrdzv.core.snapshots.complete import began_from, gathered, is_copied, stamp_of, stamp_on_disk
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.rooms import snapshots
 from hetrdzv.protocol.rooms.snapshots import (
     MOST_ON_DISK,
@@ -63,7 +63,7 @@ class Holding(InAgent):
         self._to_disk = of_story.random() < 0.3
         self._rng = random.Random(f"{seed}.snapshots.{agent.incarnation}")
         self._refused: tuple[Stamp, ...] = ()
-        self._start: DirectiveReply | None = None
+        self._start: Directive | None = None
         self._step = self._reached = 0
         self._due: Stamp | None = None
         self._declaring = Declaring()
@@ -91,7 +91,7 @@ class Holding(InAgent):
             )
             self._agent.session.send(report, self._agent.world.timeline.now)
 
-    def starts(self, directive: DirectiveReply) -> None:
+    def starts(self, directive: Directive) -> None:
         start = directive.start
         if not self._on or start is None:
             return

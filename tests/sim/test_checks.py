@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands
 from hetrdzv.core.model import Stall
 from hetrdzv.core.rounds.timers import STALL_TOLD_S
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import ReportKind, StallKind
-from hetrdzv.service.leases import Pace
 from hetrdzv.storage import records
 from tests.core.driver import Story
 from tests.sim.checks import Checks, Violation
@@ -47,9 +45,9 @@ def stored_round(story: Story) -> dict[str, Any]:
     return record
 
 
-def told(story: Story, node_id: str) -> DirectiveReply:
+def told(story: Story, node_id: str) -> Directive:
     """What the server tells a node."""
-    return directive_reply(story.group, story.told(node_id), Pace(2.5, 5.0))
+    return replace(story.told(node_id), poll_s=2.5, lease_s=5.0)
 
 
 def workers(node_id: str, number: int) -> Workers:

@@ -27,8 +27,9 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Cancellation, Cause, End, Group, Member, Node, Notice, Round
+from hetrdzv.core.model import Cancellation, Cause, End, Group, Node, Notice, Round
 from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.pages import Event

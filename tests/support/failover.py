@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from hetrdzv.client.client import Client
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Unreachable
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.reports import ReportRequest
@@ -100,7 +100,7 @@ class Node:
     """
 
     def __init__(self, client: Client, group: str, node_id: str) -> None:
-        self.told: list[DirectiveReply] = []
+        self.told: list[Directive] = []
         self._news = asyncio.Event()
         self._client = client
         self._group = group
@@ -143,12 +143,12 @@ class Node:
             if self.told[-1].version == last:
                 await asyncio.sleep(max(0.0, began + 0.1 - time.monotonic()))
 
-    def _note(self, directive: DirectiveReply) -> None:
+    def _note(self, directive: Directive) -> None:
         if not self.told or directive.version != self.told[-1].version:
             self.told.append(directive)
             self._news.set()
 
-    async def _until(self, call: Callable[[], Awaitable[DirectiveReply]]) -> DirectiveReply:
+    async def _until(self, call: Callable[[], Awaitable[Directive]]) -> Directive:
         pause_s = 0.1
         while True:
             try:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from hetagent.runloop.account import Spent, account_lines
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.advice import next_step
 from hetrdzv.protocol.reasons.reason import clipped, shown
@@ -19,7 +19,7 @@ REFUSALS = ("refused", "rejected")
 def closing_block(
     group: str,
     node_id: str,
-    outcome: DirectiveReply | None,
+    outcome: Directive | None,
     round_number: int,
     ended_by: str,
     spent: Spent | None = None,
@@ -64,7 +64,7 @@ def closing_block(
     return "\n".join(lines)
 
 
-def _root_cause(group: str, outcome: DirectiveReply, cause: RootCause) -> list[str]:
+def _root_cause(group: str, outcome: Directive, cause: RootCause) -> list[str]:
     lines = ["", f"root cause: {cause.reason}"]
     if cause.failure is not None:
         lines.append(f"  {cause.details}")

@@ -11,7 +11,7 @@ from hetagent.errors import CommandError
 from hetagent.launch.command import WorkerCommand, group_command
 from hetagent.options.values import Flags
 from hetagent.session.requests import Report
-from hetrdzv.protocol.directive import StartReply
+from hetrdzv.protocol.directive import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Assignment:
     group: str
     node_id: str
     round: int
-    start: StartReply
+    start: Start
     script_port: socket.socket | None = None
     ask: Callable[[Report[Any]], "Future[Any]"] | None = None
     interrupted: Callable[[], bool] = lambda: False

@@ -14,7 +14,7 @@ from hetagent.launch.command import WorkerCommand, python
 from hetagent.launch.gpu import PerGpu
 from hetagent.node import network
 from hetagent.node.processes.quick import CommandFailed, output_of
-from hetrdzv.protocol.directive import MemberReply
+from hetrdzv.protocol.directive import Member
 
 STORE = Path(worker.__path__[0]) / "horovod_store.py"
 
@@ -101,7 +101,7 @@ class Horovod(PerGpu):
             store.stdin.close()
 
 
-def ranks(members: Sequence[MemberReply], node_id: str, local_rank: int) -> dict[str, str]:
+def ranks(members: Sequence[Member], node_id: str, local_rank: int) -> dict[str, str]:
     """A worker's place in the job, in Horovod's variables.
 
     The cross communicator of a local rank connects the workers with that local rank on all nodes that have one: with
@@ -120,7 +120,7 @@ def ranks(members: Sequence[MemberReply], node_id: str, local_rank: int) -> dict
     }
 
 
-def _members(assignment: Assignment) -> Sequence[MemberReply]:
+def _members(assignment: Assignment) -> Sequence[Member]:
     assert assignment.start.members is not None, "this node joined with wants_members"
     return assignment.start.members
 

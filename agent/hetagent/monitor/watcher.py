@@ -16,7 +16,7 @@ from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import DirectiveReply, LogsAsked, StacksAsked
+from hetrdzv.protocol.directive import Directive, LogsAsked, StacksAsked
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.stacks import EARLIER, About, LogsRequest, Stack, StacksRequest, fitting_of
@@ -144,7 +144,7 @@ class Watcher(RoundHook):
         """When the workers moved in the round; None: nobody can tell."""
         return self._watch.motion() if self._watch is not None else None
 
-    def on_directive(self, directive: DirectiveReply) -> None:
+    def on_directive(self, directive: Directive) -> None:
         """Keep the stacks of workers that hang and are about to be stopped, for whoever looks into the logs."""
         watch = self._watch
         ends = directive.kind in (DirectiveKind.STOP, DirectiveKind.EXIT) and directive.hang

@@ -31,7 +31,7 @@ from hetagent.session.connection import LEAVE_S, UNHEARD_LEAVE_S, ServerConnecti
 from hetagent.workers import failures
 from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.starter import Exit
-from hetrdzv.protocol.directive import DirectiveReply, StartReply
+from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.settings import DEFAULTS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
@@ -83,7 +83,7 @@ class Agent:
         secrets: Callable[[], Collection[str]] = tuple,
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     ) -> None:
-        self.outcome: DirectiveReply | None = None
+        self.outcome: Directive | None = None
         self.last_words: list[str] = []
         self.hangs = False
         self._identity = identity
@@ -102,7 +102,7 @@ class Agent:
         self._secrets = secrets
         self._signals = signals
         self._got_signals: list[int] = []
-        self._directives: deque[DirectiveReply] = deque()  # not obeyed yet
+        self._directives: deque[Directive] = deque()  # not obeyed yet
         self._woken: socket.socket | None = None  # by a signal, or the end of a child
         self._round = 0  # the newest round that was started here, or over before it was
         self._local: LocalRound | None = None  # this node's part of it
@@ -371,7 +371,7 @@ class Agent:
         self._logged_cause = cause
         return f": {cause}" if news else ""
 
-    def _obey(self, directive: DirectiveReply) -> None:
+    def _obey(self, directive: Directive) -> None:
         self._group_stop_timeout_s = directive.stop_timeout_s
         starts = directive.kind is DirectiveKind.START and directive.round > self._round
         if starts and self._shutdown.ended_by:
@@ -409,7 +409,7 @@ class Agent:
                 self._pass_on(directive)
                 self._stop(signal.SIGTERM, self._stop_s())
 
-    def _pass_on(self, directive: DirectiveReply) -> None:
+    def _pass_on(self, directive: Directive) -> None:
         runs = self._local is not None and self._local.present and not self._local.stopping
         if runs or directive.kind is DirectiveKind.EXIT:
             for hook in self._parts.hooks:
@@ -515,7 +515,7 @@ class Agent:
         if programs := self._starter.predict_programs(self._launch.predict_command, self._environ()):
             standbys.predict(programs)
 
-    def _on_start(self, number: int, start: StartReply) -> None:
+    def _on_start(self, number: int, start: Start) -> None:
         if self._has_workers or number < self._round:
             return
         if number == self._round:
@@ -606,6 +606,6 @@ class Agent:
         self._leave_if(f"it cannot start workers: {message}" if failure.final else "")
 
 
-def _hang(directive: DirectiveReply) -> str:
+def _hang(directive: Directive) -> str:
     """Who is waited for in the round that runs; empty: nobody."""
     return f"hanging: {directive.reason.message}" if directive.code == "stalled" else ""

@@ -14,7 +14,7 @@ from hetagent.runloop.parts import Parts
 from hetagent.workers.failures import failure_message, is_permanent
 from hetagent.workers.processes import Cleared, Workers
 from hetagent.workers.starter import Exit, no_process
-from hetrdzv.protocol.directive import StartReply
+from hetrdzv.protocol.directive import Start
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.reasons.ends import worker_failed
@@ -187,7 +187,7 @@ class LocalRound:
 
     # -- start -----------------------------------------------------------------------------------------------
 
-    def start_again(self, start: StartReply) -> None:
+    def start_again(self, start: Start) -> None:
         """Another `start` of this round: it brings what the launch could not do without."""
         is_news = start != self.assignment.start
         self.assignment.start = start

@@ -17,7 +17,7 @@ from hetagent.roundhook import Environ, RoundHook
 from hetagent.session import reports
 from hetagent.session.connection import ServerConnection
 from hetagent.workers.processes import Workers
-from hetrdzv.protocol.directive import DirectiveReply, NoticeReply
+from hetrdzv.protocol.directive import Directive, StopNotice
 from hetrdzv.protocol.states import DirectiveKind
 
 PREFIX = "hetn_"
@@ -77,7 +77,7 @@ class Notices(RoundHook):
     def begin(self, workers: Workers) -> None:
         self._workers = workers
 
-    def on_directive(self, directive: DirectiveReply) -> None:
+    def on_directive(self, directive: Directive) -> None:
         """Pass a notice on, once."""
         self._notice_s = directive.notice_s
         notice, workers = directive.notice, self._workers
@@ -92,7 +92,7 @@ class Notices(RoundHook):
             if self._signum is not None:
                 self._send(self._signum, workers)
 
-    def _write(self, notice: NoticeReply, until: float, workers: Workers) -> None:
+    def _write(self, notice: StopNotice, until: float, workers: Workers) -> None:
         text = json.dumps({"kind": notice.kind, "why": notice.reason.message, "until": until})
         for local_rank in workers.pids:
             if (path := self.environ(local_rank).get(NOTICE_FILE)) is not None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hetagent import statuses
 from hetagent.roundhook import PreemptionNotice
 from hetagent.workers import failures
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 
 INTERACTIVE = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 """Interactive signals: stop at once. Schedulers send others, which announce a stop."""
@@ -181,7 +181,7 @@ class Shutdown:
             self.stop_at = None
         return is_over
 
-    def status(self, outcome: DirectiveReply | None, *, fixed: bool) -> int:
+    def status(self, outcome: Directive | None, *, fixed: bool) -> int:
         """The exit status of this agent; see `statuses.status_of`."""
         if self.announced and outcome is None:
             return statuses.RESUME
@@ -189,7 +189,7 @@ class Shutdown:
             return statuses.SIGNAL + self.signum
         return statuses.status_of(outcome, fixed=fixed)
 
-    def goodbye(self, outcome: DirectiveReply | None) -> str:
+    def goodbye(self, outcome: Directive | None) -> str:
         """Why this node has left, for the server."""
         if self.signum is not None:
             return f"its agent got {self.signum.name}"
@@ -197,7 +197,7 @@ class Shutdown:
             return self.ended_by
         return "its agent has finished" if outcome is not None else "its agent failed"
 
-    def unfinished(self, outcome: DirectiveReply | None) -> str | None:
+    def unfinished(self, outcome: Directive | None) -> str | None:
         """Why this agent did not see the job to its end; None if it did."""
         if self.signum is not None:
             return f"got {self.signum.name}"
@@ -205,7 +205,7 @@ class Shutdown:
             return outcome.why
         return self.ended_by or None
 
-    def write_error_file(self, outcome: DirectiveReply | None) -> None:
+    def write_error_file(self, outcome: Directive | None) -> None:
         """Write the root cause, or why this agent did not see the job to its end."""
         why = self.unfinished(outcome)
         if outcome is not None and outcome.root_cause is not None:

@@ -16,7 +16,7 @@ from hetagent.session.requests import Answer, R, Report, Request
 from hetagent.session.session import LEAVE_TIMEOUT_S, Session
 from hetagent.session.waiting import TICK_S, WaitDisplay, never_live
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
+from hetrdzv.protocol.directive import Directive, StacksAsked
 from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.progress import NodeProgress
 
@@ -79,7 +79,7 @@ class ServerConnection:
         """A descriptor that is readable while there are directives to take."""
         return self._queue.fileno()
 
-    def take(self) -> list[DirectiveReply]:
+    def take(self) -> list[Directive]:
         """The directives that came since the last call, in order."""
         return self._queue.take()
 
@@ -289,7 +289,7 @@ class ServerConnection:
             self._display.pause()
             self._hopeless = self._hopeless or (self._closing and not self._answered)
         self._session.received(request, answer, time.monotonic())
-        if isinstance(answer, DirectiveReply):
+        if isinstance(answer, Directive):
             self._log_notices()
             self._display.update(answer, leaving=self._closing)
         self._kick.set()
@@ -317,7 +317,7 @@ class ServerConnection:
                 answer.set_result(outcome)
             self._queue.wake()
 
-    def _on_put(self, directive: DirectiveReply) -> None:
+    def _on_put(self, directive: Directive) -> None:
         """The agent is handed a directive; a hook for subclasses."""
 
     def _master_unreachable(self, round_number: int, why: str) -> None:

@@ -8,7 +8,7 @@ counted.
 from collections import deque
 from enum import Enum
 
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.settings import DEFAULTS
@@ -51,7 +51,7 @@ class Directives:
         self.exit_sent = False
         self.version: str | None = None
         given = spec.given()
-        self.current = DirectiveReply(
+        self.current = Directive(
             kind=DirectiveKind.WAIT,
             version="",
             round=0,
@@ -65,14 +65,14 @@ class Directives:
         self._counts_from = 1  # replies to requests with smaller numbers are late
         self._doubted_since: float | None = None
         self._handed_version = ""
-        self._out: deque[DirectiveReply] = deque()
+        self._out: deque[Directive] = deque()
 
     @property
     def workers_may_run(self) -> bool:
         """Whether a start was handed out and no `ready` has come since."""
         return self.newest_round > self.over_round
 
-    def take(self) -> list[DirectiveReply]:
+    def take(self) -> list[Directive]:
         """What the agent has to obey, since the last call, in order."""
         taken, self._out = list(self._out), deque()
         return taken
@@ -99,7 +99,7 @@ class Directives:
     def received(
         self,
         number: int,
-        directive: DirectiveReply,
+        directive: Directive,
         *,
         next_number: int,
         leaving: bool,
@@ -163,7 +163,7 @@ class Directives:
                 return Need.JOIN
         return Need.NOTHING
 
-    def _doubt(self, directive: DirectiveReply, since: float, now: float) -> None:
+    def _doubt(self, directive: Directive, since: float, now: float) -> None:
         """The server contradicts what it has committed: a deposed leader is answering, or its store was restored.
 
         The former ends within a lease; after that, the server does not have the round that runs here.
@@ -173,12 +173,12 @@ class Directives:
             why = f"the server no longer knows round {self.newest_round} (it says: {directive.why})"
             self.stop("forgotten", why)
 
-    def _hand(self, directive: DirectiveReply) -> None:
+    def _hand(self, directive: Directive) -> None:
         if directive.version != self._handed_version:
             self._handed_version = directive.version
             self._out.append(directive)
 
-    def _exit(self, directive: DirectiveReply) -> None:
+    def _exit(self, directive: Directive) -> None:
         if not self.exit_sent:
             self.exit_sent = True
             self._hand(directive)
@@ -195,14 +195,12 @@ class Directives:
         """Have the agent stop its workers and exit."""
         self._exit(self.local_exit(code, why))
 
-    def local_exit(self, code: str, why: str) -> DirectiveReply:
+    def local_exit(self, code: str, why: str) -> Directive:
         """A directive to exit with 1 that no server has sent."""
         return self._local(DirectiveKind.EXIT, code, why, exit_code=1)
 
-    def _local(
-        self, kind: DirectiveKind, code: str, why: str, exit_code: int | None = None
-    ) -> DirectiveReply:
-        return DirectiveReply(
+    def _local(self, kind: DirectiveKind, code: str, why: str, exit_code: int | None = None) -> Directive:
+        return Directive(
             kind=kind,
             version=f"own.{kind}.{self.newest_round}.{code}",
             round=self.newest_round,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hetagent.node.network import host_port
 from hetagent.node.self_pipe import SelfPipe
 from hetagent.session import preflight
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 
 
 class DirectiveQueue(SelfPipe):
@@ -21,25 +21,25 @@ class DirectiveQueue(SelfPipe):
         put_at: when the last directive was put (monotonic seconds).
     """
 
-    def __init__(self, on_put: Callable[[DirectiveReply], None]) -> None:
+    def __init__(self, on_put: Callable[[Directive], None]) -> None:
         super().__init__()
         self.put_at = 0.0
         self._on_put = on_put
-        self._queue: deque[DirectiveReply] = deque()
+        self._queue: deque[Directive] = deque()
 
     @property
     def closed(self) -> bool:
         """Whether the descriptors were given back."""
         return self.fileno() < 0
 
-    def put(self, directive: DirectiveReply) -> None:
+    def put(self, directive: Directive) -> None:
         """Add a directive; from any thread."""
         self.put_at = time.monotonic()
         self._queue.append(directive)
         self.wake()
         self._on_put(directive)
 
-    def take(self) -> list[DirectiveReply]:
+    def take(self) -> list[Directive]:
         """The directives since the last call, in order."""
         self.clear()
         taken = []
@@ -68,11 +68,11 @@ class DirectiveDispatcher:
         self._queue = queue
         self._unreachable = unreachable
         self._log = log
-        self._pending: deque[DirectiveReply] = deque()
+        self._pending: deque[Directive] = deque()
         self._arrived = asyncio.Event()
         self._started_round = 0
 
-    def add(self, directive: DirectiveReply) -> None:
+    def add(self, directive: Directive) -> None:
         """A directive has come."""
         self._pending.append(directive)
         self._arrived.set()
@@ -89,7 +89,7 @@ class DirectiveDispatcher:
                         self._started_round = directive.round
                     self._queue.put(directive)
 
-    async def _is_due(self, directive: DirectiveReply) -> bool:
+    async def _is_due(self, directive: Directive) -> bool:
         """Whether to hand it over: not a start whose master is unreachable, or that was overtaken."""
         start = directive.start
         if start is None or start.master.node_id == self._node_id or directive.round == self._started_round:

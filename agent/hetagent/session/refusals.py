@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.differences import SCRIPT, Difference, as_flags
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Conflict, HetError, Problem
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.texts.phrasing import names
@@ -46,9 +46,9 @@ def conflict_of(error: HetError) -> Conflict | None:
     return _part(error, "conflict", Conflict)
 
 
-def directive_of(error: HetError) -> DirectiveReply | None:
+def directive_of(error: HetError) -> Directive | None:
     """The directive that came with the refusal of a stale report, if it can be read."""
-    return _part(error, "directive", DirectiveReply)
+    return _part(error, "directive", Directive)
 
 
 def _part(error: HetError, name: str, kind: type[_R]) -> _R | None:

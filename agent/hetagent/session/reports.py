@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from hetagent.session.requests import Report, ReportRoute
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.progress import Moved
@@ -14,7 +14,7 @@ from hetrdzv.protocol.states import ReportKind
 
 REPORT = ReportRoute(route=routes.REPORT, in_order=True, dated=True)
 
-RoundReport = Report[DirectiveReply]
+RoundReport = Report[Directive]
 
 
 def started(round_number: int, met: int | None = None, **more: Any) -> RoundReport:

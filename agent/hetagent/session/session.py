@@ -29,7 +29,7 @@ from hetagent.session.requests import (
     SendReport,
 )
 from hetagent.session.send_queue import Answered, Lane, SendQueue
-from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
+from hetrdzv.protocol.directive import Directive, StacksAsked
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
@@ -183,7 +183,7 @@ class Session:
                 self._queue(request.route).settle(answer)
             case Leave():
                 self._finished = True
-        if isinstance(answer, DirectiveReply):
+        if isinstance(answer, Directive):
             if isinstance(request, Poll) and request.posts:
                 self._samples.accepted(answer.stacks or answer.logs, now)
             if answer.replaced:
@@ -217,11 +217,11 @@ class Session:
             moments.append(self._goodbye_until)
         return min((moment for moment in moments if moment is not None), default=None)
 
-    def directives(self) -> list[DirectiveReply]:
+    def directives(self) -> list[Directive]:
         """The directives that came since the last call, in order."""
         return self._directives.take()
 
-    def local_exit(self, code: str, why: str) -> DirectiveReply:
+    def local_exit(self, code: str, why: str) -> Directive:
         """A directive to exit with 1 that no server has sent."""
         return self._directives.local_exit(code, why)
 
@@ -349,7 +349,7 @@ class Session:
 
     # -- directives ----------------------------------------------------------------------------------------
 
-    def _take(self, number: int, directive: DirectiveReply, now: float) -> None:
+    def _take(self, number: int, directive: Directive, now: float) -> None:
         ends_at = self._backoff.ends_at(self._directives.current.max_disconnect_s)
         need = self._directives.received(
             number,
@@ -366,7 +366,7 @@ class Session:
         elif self._is_contradicted(number, directive):
             self._join(self._joining.next_at(now, CONTRADICTED_S))
 
-    def _is_contradicted(self, number: int, directive: DirectiveReply) -> bool:
+    def _is_contradicted(self, number: int, directive: Directive) -> bool:
         """Whether the server, which has had our last join, takes this node for ready, and it is not; or the reverse."""
         if directive.kind is not DirectiveKind.WAIT or self.workers_may_run:
             return False

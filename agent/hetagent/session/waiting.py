@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons.reason import news, shown
 from hetrdzv.protocol.texts.times import Clock
 
@@ -34,12 +34,12 @@ class WaitDisplay:
     ) -> None:
         self._log = log
         self._show_live = show_live
-        self._shown: DirectiveReply | None = None  # in the live line
+        self._shown: Directive | None = None  # in the live line
         self._received_at = (0.0, _clock())  # monotonic seconds, this machine's clock
         self._logged: tuple[object, float] = (None, 0.0)
         self._stall: object = None  # who was said to be waited for
 
-    def waits(self, directive: DirectiveReply) -> None:
+    def waits(self, directive: Directive) -> None:
         """The server says what this node waits for."""
         now = time.monotonic()
         self._shown, self._received_at = directive, (now, _clock())
@@ -51,7 +51,7 @@ class WaitDisplay:
             self._logged = (what, now)
             self._log(self._sentence(directive, self._clock_of(directive, 0)))
 
-    def runs(self, directive: DirectiveReply) -> None:
+    def runs(self, directive: Directive) -> None:
         """A round runs here: show who is waited for in it, and that it goes on."""
         stall: object = None
         if directive.code == "stalled":
@@ -71,10 +71,10 @@ class WaitDisplay:
         left = "" if until is None else clock.left(until)
         return self._show_live(self._sentence(self._shown, clock), left)
 
-    def _clock_of(self, directive: DirectiveReply, elapsed_s: int) -> Clock:
+    def _clock_of(self, directive: Directive, elapsed_s: int) -> Clock:
         return Clock(directive.clock + elapsed_s, self._received_at[1] + timedelta(seconds=elapsed_s))
 
-    def _sentence(self, directive: DirectiveReply, clock: Clock) -> str:
+    def _sentence(self, directive: Directive, clock: Clock) -> str:
         return f"waiting: {shown(directive.reason, clock)}"
 
     def pause(self) -> None:
@@ -88,7 +88,7 @@ class WaitDisplay:
         self._logged = (None, 0.0)
         self.pause()
 
-    def update(self, directive: DirectiveReply, *, leaving: bool) -> None:
+    def update(self, directive: Directive, *, leaving: bool) -> None:
         """A directive has come."""
         if directive.kind == "wait" and not leaving:
             self.waits(directive)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from hetagent.session.connection import ServerConnection
 from hetagent.torchrun.messages import ending, exit_error
 from hetagent.torchrun.store import PAUSE_S, Call, RoundOverError
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.states import DirectiveKind
 
 EXPLAIN_S = 2.0
@@ -36,12 +36,12 @@ class Directives:
         self._log = log
         self.round = 0
         self.in_round = False
-        self.start: DirectiveReply | None = None
-        self.stop: DirectiveReply | None = None
-        self.exit: DirectiveReply | None = None
+        self.start: Directive | None = None
+        self.stop: Directive | None = None
+        self.exit: Directive | None = None
 
     @property
-    def over(self) -> DirectiveReply | None:
+    def over(self) -> Directive | None:
         """What ended the round, if anything has."""
         return self.exit or self.stop
 
@@ -73,7 +73,7 @@ class Directives:
         while not self.over and (until is None or time.monotonic() < until):
             self.wait(timeout_s=None if until is None else max(0.0, until - time.monotonic()))
 
-    def next_start(self) -> DirectiveReply | None:
+    def next_start(self) -> Directive | None:
         """Wait for a round; None if it was over before this node could enter it."""
         while self.start is None:
             if self.exit is not None:
@@ -107,7 +107,7 @@ class Directives:
         finally:
             del answer  # an exception's traceback refers to this frame
 
-    def explain(self) -> DirectiveReply | None:
+    def explain(self) -> Directive | None:
         """What ended the round, after its store went away; the server gets a moment to say so."""
         self.wait_until_over(EXPLAIN_S)
         return self.over

@@ -35,7 +35,7 @@ from hetagent.torchrun.messages import log, with_options
 from hetagent.torchrun.store import PAUSE_S, Call, RoundOverError, RoundStore, look_for, visit
 from hetagent.workers.failures import MAX_CHARACTERS
 from hetagent.workers.store import STORE_TIMEOUT, HetRendezvousHandler
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.failure import Failure
 
@@ -244,7 +244,7 @@ class TorchrunHandler(HetRendezvousHandler):
 
     # -- a round ---------------------------------------------------------------------------------------------
 
-    def _enter(self, directives: Directives, directive: DirectiveReply) -> RendezvousInfo | None:
+    def _enter(self, directives: Directives, directive: Directive) -> RendezvousInfo | None:
         """Meet the other agents of a round in its store; None if that did not come about.
 
         torch's agent gets the store only when all are there, so that all that it asks the store for will come.

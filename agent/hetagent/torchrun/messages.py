@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from hetagent.node import console
 from hetagent.torch_compat.callers import torchrun_is_calling
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 
 
 def with_options(text: str) -> str:
@@ -22,12 +22,12 @@ def log(node_id: str, text: str) -> None:
     console.log(f"hetrdzv[{node_id}]", text)
 
 
-def ending(directive: DirectiveReply) -> str:
+def ending(directive: Directive) -> str:
     """What an `exit` directive says, also to who does not see the outcome beside it."""
     return f"the job failed: {directive.why}" if directive.outcome == "failed" else directive.why
 
 
-def exit_error(directive: DirectiveReply) -> BaseException:
+def exit_error(directive: Directive) -> BaseException:
     """The exception that ends torch's agent after an `exit` directive.
 
     Under torchrun, a job that succeeded and a node that was drained become a `SystemExit` with hetagent's status.

@@ -18,7 +18,7 @@ from hetagent.torch_compat.callers import (
     role_info,
 )
 from hetagent.workers.store import STORE_TIMEOUT
-from hetrdzv.protocol.directive import StartReply
+from hetrdzv.protocol.directive import Start
 from hetrdzv.protocol.settings import MAX_SLOTS
 
 PAUSE_S = 0.02
@@ -114,7 +114,7 @@ def _stand_in(key: str) -> bytes:
     raise RoundOverError("the round of this store is over")
 
 
-def visit(start: StartReply) -> Store:
+def visit(start: Start) -> Store:
     """A client of the store that the round's master hosts."""
     return TCPStore(
         host_name=start.master.address, port=start.master.port, is_master=False, timeout=STORE_TIMEOUT

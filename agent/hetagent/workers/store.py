@@ -10,7 +10,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from hetagent.node.network import WILDCARDS
 from hetagent.torch_compat.flags import RELEASE
-from hetrdzv.protocol.directive import StartReply
+from hetrdzv.protocol.directive import Start
 
 STORE_TIMEOUT = timedelta(seconds=60)
 
@@ -41,7 +41,7 @@ class HetRendezvousHandler(RendezvousHandler):
         self._hold = hold
         self._held: socket.socket | None = None
         self._store: Store | None = None
-        self._start: StartReply | None = None
+        self._start: Start | None = None
         self._hosted_at: tuple[str, int] | None = None  # our store, if we are the master
 
     def offer(self) -> int:
@@ -51,12 +51,12 @@ class HetRendezvousHandler(RendezvousHandler):
         port: int = self._held.getsockname()[1]
         return port
 
-    def accept(self, start: StartReply) -> None:
+    def accept(self, start: Start) -> None:
         """Take a round as the next one."""
         self._start = start
 
     @property
-    def start(self) -> StartReply:
+    def start(self) -> Start:
         """This node's place in the round accepted last."""
         assert self._start is not None, "no round has been accepted"
         return self._start
@@ -71,7 +71,7 @@ class HetRendezvousHandler(RendezvousHandler):
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
         return RendezvousInfo(self._store, start.group_rank, start.nnodes, place)
 
-    def _host(self, start: StartReply) -> TCPStore:
+    def _host(self, start: Start) -> TCPStore:
         assert self._held is not None, "a member has offered a socket"
         listener, self._held = self._held, None
         # Where it listens, not where peers find it: a router in between may not lead back to this host.

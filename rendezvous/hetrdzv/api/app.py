@@ -17,7 +17,7 @@ from hetrdzv.api.routes import agents, docs, groups, health
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
 from hetrdzv.dashboard.app import PATHS, dashboard
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.pages import GroupReply, ProblemReply
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.replica import Replica, SingleReplica
@@ -60,7 +60,7 @@ def create_app(
         metrics: shared by services that follow one another.
     """
     records.prepare()
-    codec.prepare(DirectiveReply, ProblemReply, GroupReply)
+    codec.prepare(Directive, ProblemReply, GroupReply)
     app = Api(
         title="hetrdzv",
         version=__version__,

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.codec import Mistake
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import (
     HetError,
     InvalidRequest,
@@ -59,7 +59,7 @@ class StaleReport(StaleRound):
         directive: what the node has to do now.
     """
 
-    def __init__(self, message: str, directive: DirectiveReply) -> None:
+    def __init__(self, message: str, directive: Directive) -> None:
         super().__init__(message)
         self.directive = directive
 

@@ -1,7 +1,7 @@
 """Converts values of the core to replies of the API."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from types import MappingProxyType
@@ -12,23 +12,15 @@ from starlette.responses import Response
 from hetrdzv.api import snapshots
 from hetrdzv.api.workers import told_stall, worker_replies
 from hetrdzv.core.commands import Command
-from hetrdzv.core.directive import Directive, Start, Warned, late_exit_code, warned
+from hetrdzv.core.directive import late_exit_code, stop_notice
 from hetrdzv.core.drift import drift
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import OFFERED, Group, Member, Node, Round, Stall
+from hetrdzv.core.model import OFFERED, Group, Node, Round, Stall
 from hetrdzv.core.shares import shares_of
 from hetrdzv.core.snapshots import found as snapshot_warnings
 from hetrdzv.core.why import hang, why, why_ended, why_left_out
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import (
-    DirectiveReply,
-    LogsAsked,
-    MasterReply,
-    MemberReply,
-    NoticeReply,
-    StacksAsked,
-    StartReply,
-)
+from hetrdzv.protocol.directive import Directive, LogsAsked, Member, StacksAsked
 from hetrdzv.protocol.pages import (
     QUARANTINED,
     CountsReply,
@@ -44,7 +36,6 @@ from hetrdzv.protocol.reasons import advice, waiting
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import GroupState, NodePhase
-from hetrdzv.service.leases import Pace
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress.table import Seen
 from hetrdzv.service.progress.unseen import unwatched
@@ -56,23 +47,17 @@ def json_response(reply: object) -> Response:
     return Response(codec.write(reply, nulls=True), media_type="application/json")
 
 
-def directive_json(group: Group, directive: Directive, pace: Pace) -> bytes:
-    """A node's directive as JSON, kept small since it is sent all the time."""
-    return codec.write(directive_reply(group, directive, pace))
-
-
-def asking_json(service: Service, node_id: str, told: Told) -> bytes:
-    """The directive of a node that may be asked something, as JSON, with the question if there is one."""
-    group, directive, pace = told
+def asked_of(service: Service, node_id: str, told: Told) -> Directive:
+    """The directive of a node that may be asked something, with the question if there is one."""
+    group, directive = told
     question = service.questions.next(group.group_id, node_id)
     if question is None:
-        return directive_json(group, directive, pace)
+        return directive
     question.handed_at = service.now()
-    reply = directive_reply(group, directive, pace)
     asked: dict[str, Any] = {"number": question.number, "round": question.round, "ranks": question.ranks}
     if question.about is About.LOGS:
-        return codec.write(replace(reply, logs=LogsAsked(**asked)))
-    return codec.write(replace(reply, stacks=StacksAsked(**asked)))
+        return replace(directive, logs=LogsAsked(**asked))
+    return replace(directive, stacks=StacksAsked(**asked))
 
 
 def quarantined_summary(group_id: str, why: str) -> GroupSummary:
@@ -114,75 +99,6 @@ async def changed(service: Service, group_id: str, command: Command, nodes: str)
 async def made(items: int, make: Callable[[], object]) -> Response:
     """A reply about so many nodes or events as a response."""
     return await asyncio.to_thread(lambda: json_response(make())) if items > LARGE else json_response(make())
-
-
-def directive_reply(group: Group, directive: Directive, pace: Pace) -> DirectiveReply:
-    """A node's directive, with the times that tell it how to keep in touch."""
-    return codec.picked(
-        DirectiveReply,
-        directive,
-        poll_s=pace.poll_s,
-        lease_s=pace.lease_s,
-        stop_timeout_s=group.spec.stop_timeout_s,
-        max_disconnect_s=group.spec.max_disconnect_s,
-        restarts=group.restarts,
-        start=_start(directive.start) if directive.start is not None else None,
-        notice=_notice(directive.notice),
-        warnings=directive.start.warnings or None if directive.start is not None else None,
-        hang=directive.hang or None,
-        planned=directive.planned or None,
-        came_late=directive.came_late or None,
-        stays=directive.stays or None,
-        hang_timeout_s=group.spec.hang_timeout_s,
-        notice_s=group.spec.notice_s,
-        replaced=directive.replaced or None,
-        stacks=None,
-        logs=None,
-    )
-
-
-def _notice(warned: Warned | None) -> NoticeReply | None:
-    if warned is None:
-        return None
-    cause = warned.cause
-    return NoticeReply(kind=cause.kind, reason=cause.reason, left_s=warned.left_s)
-
-
-def _start(start: Start) -> StartReply:
-    place, restarted_by = start.member, start.restarted_by
-    return StartReply(
-        group_rank=place.group_rank,
-        rank_offset=place.rank_offset,
-        slots=place.slots,
-        role_offset=place.role_offset,
-        role_world_size=place.role_world_size,
-        world_size=start.world_size,
-        nnodes=start.nnodes,
-        restart_count=start.restart_count,
-        max_restarts=start.max_restarts,
-        master=codec.picked(MasterReply, start.master),
-        command=start.command,
-        members=_members(start.members) if start.members is not None else None,
-        daemon=start.daemon,
-        shares=start.shares,
-        restarted_by=restarted_by,
-        advice=advice.after_exit(restarted_by) if restarted_by is not None else "",
-        **start.more,
-    )
-
-
-def _members(members: Iterable[Member]) -> tuple[MemberReply, ...]:
-    return tuple(_placed(member) for member in members)
-
-
-def _placed(member: Member) -> MemberReply:
-    return MemberReply(
-        node_id=member.node_id,
-        group_rank=member.group_rank,
-        rank_offset=member.rank_offset,
-        slots=member.slots,
-        address=member.address,
-    )
 
 
 def group_summary(group: Group, now: float) -> GroupSummary:
@@ -292,12 +208,12 @@ def _round(
         number=current.number,
         world_size=current.world_size,
         restart_count=current.restart_count,
-        master=codec.picked(MasterReply, current.master),
-        members=_members(current.members if nodes else ()),
+        master=current.master,
+        members=current.members if nodes else (),
         ended=why_ended(current.number, current.end) if current.end is not None else None,
         met=current.met,
         stall=_stall(group, current, stall, now) if (stall := current.told_stall) is not None else None,
-        notice=_notice(warned(group, now)),
+        notice=stop_notice(group, now),
         workers=tuple(worker_replies(seen, told_stall(group), now)) if nodes else (),
         shares=shares_of(current),
     )

@@ -19,7 +19,7 @@ from hetrdzv.client.explain import parsed, problem_of
 from hetrdzv.client.failover import Servers
 from hetrdzv.client.urls import servers_from
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Unauthorized
 from hetrdzv.protocol.http import routes, versions
 from hetrdzv.protocol.http.route import Reply, Route
@@ -115,24 +115,24 @@ class Client:
 
     # -- what agents call ----------------------------------------------------------------------------------
 
-    async def join(self, group: str, node: str, request: JoinRequest, wait_s: float = 0.0) -> DirectiveReply:
+    async def join(self, group: str, node: str, request: JoinRequest, wait_s: float = 0.0) -> Directive:
         """Join, or declare the node ready for the next round; the server may wait `wait_s` for a directive (s)."""
         return await self.ask(routes.JOIN, group, node, request, wait=wait_s)
 
     async def directive(
         self, group: str, node: str, incarnation: str, after: str | None = None, wait_s: float = 0.0
-    ) -> DirectiveReply:
+    ) -> Directive:
         """What the node has to do; returns once its version is not `after`, at the latest after `wait_s` seconds."""
         query = {"incarnation": incarnation, "after": after, "wait": wait_s}
         return await self._poll(routes.DIRECTIVE, group, node, query=query, wait_s=wait_s)
 
-    async def poll(self, group: str, node: str, request: PollRequest) -> DirectiveReply:
+    async def poll(self, group: str, node: str, request: PollRequest) -> Directive:
         """What the node has to do, as `directive` asks; also tells how far its workers have come."""
         return await self._poll(routes.POLL, group, node, body=request, wait_s=request.wait_s)
 
     async def _poll(
-        self, route: Route[DirectiveReply], group: str, node: str, *, wait_s: float, **what: Any
-    ) -> DirectiveReply:
+        self, route: Route[Directive], group: str, node: str, *, wait_s: float, **what: Any
+    ) -> Directive:
         late_s = min(self._timeout_s, max(POLL_LATE_S, wait_s / 2)) if wait_s > 0 else None
         response = await self._send(route, (group, node), wait_s=wait_s, late_s=late_s, **what)
         return self._parsed(route, response)

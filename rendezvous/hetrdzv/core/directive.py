@@ -1,20 +1,18 @@
 """What one node has to do now. Reads a group, decides nothing."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hetrdzv.core import snapshots
-from hetrdzv.core.model import Cancellation, Cause, End, Group, Member, Node, Round
+from hetrdzv.core.model import Cancellation, End, Group, Node, Round
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.transitions import begins_anew
 from hetrdzv.core.shares import shares_of
 from hetrdzv.core.why import why, why_ended, why_waits
-from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.directive import Directive, Start, StopNotice
 from hetrdzv.protocol.failure import RootCause
-from hetrdzv.protocol.reasons import departures, waiting
+from hetrdzv.protocol.reasons import advice, departures, waiting
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.shares import Shares
 from hetrdzv.protocol.states import (
     EXIT_CANCELLED,
     EXIT_DRAINED,
@@ -26,48 +24,7 @@ from hetrdzv.protocol.states import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """What a member needs to start its workers.
-
-    Attributes:
-        members: all members in rank order, for a node that asked for them: only then does the size of a
-            `start` grow with the round.
-        daemon: what the master has this node run, if anything yet.
-        shares: by the weights that people gave; None: nobody did.
-        more: fields that optional features add (rooms/).
-        restarted_by, warnings: see `Round`.
-    """
-
-    member: Member
-    master: Member
-    world_size: int
-    nnodes: int
-    restart_count: int
-    max_restarts: int
-    command: tuple[str, ...] | None
-    members: tuple[Member, ...] | None
-    daemon: tuple[str, ...] | None
-    shares: Shares | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
-    restarted_by: Reason | None = None
-    warnings: tuple[Reason, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warned:
-    """What a member is told whose round is about to end.
-
-    Attributes:
-        cause: what will end it.
-        left_s: for how much longer its workers may save at most (seconds).
-    """
-
-    cause: Cause
-    left_s: float
-
-
-def warned(group: Group, now: float) -> Warned | None:
+def stop_notice(group: Group, now: float) -> StopNotice | None:
     """What the members of the newest round are told if it is about to end; None: it is not.
 
     Args:
@@ -76,7 +33,8 @@ def warned(group: Group, now: float) -> Warned | None:
     notice = group.round.notice if group.round is not None else None
     if notice is None:
         return None
-    return Warned(cause=notice.cause, left_s=max(0.0, notice.until - now))
+    cause = notice.cause
+    return StopNotice(kind=cause.kind, reason=cause.reason, left_s=max(0.0, notice.until - now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,39 +55,6 @@ class Heading:
     def version(self) -> str:
         """Changes with the directive's kind, round or code."""
         return f"{self.job}.{self.kind}.{self.round}.{self.code}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Directive(Heading):
-    """What one node has to do now.
-
-    Attributes:
-        reason: why.
-        clock: what the server's clock read when it was made (seconds).
-        start: with `start` only.
-        notice: with `start`, if its round is about to end.
-        outcome: with `exit`: the group's final state, if it has one.
-        exit_code: with `exit`: the agent's exit status.
-        root_cause: with `exit` of a failed group.
-        replaced: the settings of the group that this node's join replaced.
-        came_late: with `exit`: the node joined after the job was over.
-        stays: with `exit`: agents that join begin no new job.
-        hang: whether that round was ended since its workers hung.
-        planned: whether it was ended by something that happens at that moment, whatever its workers did before.
-    """
-
-    reason: Reason
-    clock: float
-    start: Start | None = None
-    notice: Warned | None = None
-    outcome: GroupState | None = None
-    exit_code: int | None = None
-    root_cause: RootCause | None = None
-    replaced: tuple[Difference, ...] = ()
-    came_late: bool = False
-    stays: bool = False
-    hang: bool = False
-    planned: bool = False
 
 
 def heading(group: Group, node: Node) -> Heading:
@@ -179,15 +104,22 @@ def directive(group: Group, node: Node, now: float) -> Directive:
     """
     head = heading(group, node)
     end = _end_of(group, head.round)
+    spec = group.spec
     return Directive(
         kind=head.kind,
+        version=head.version,
         job=head.job,
         round=head.round,
         code=head.code,
         clock=now,
-        replaced=node.replaced,
-        hang=end is not None and end.hang is not None,
-        planned=end is not None and end.kind in PLANNED,
+        stop_timeout_s=spec.stop_timeout_s,
+        max_disconnect_s=spec.max_disconnect_s,
+        hang_timeout_s=spec.hang_timeout_s,
+        notice_s=spec.notice_s,
+        restarts=group.restarts,
+        replaced=node.replaced or None,
+        hang=(end is not None and end.hang is not None) or None,
+        planned=(end is not None and end.kind in PLANNED) or None,
         **_details(group, node, head, now),
     )
 
@@ -214,8 +146,8 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             late = _came_late(group, node)
             return {
                 "reason": late or why(group, now),
-                "came_late": late is not None,
-                "stays": not begins_anew(group),
+                "came_late": late is not None or None,
+                "stays": not begins_anew(group) or None,
                 "outcome": outcome,
                 "exit_code": _exit_code(outcome, group.root_cause),
                 "root_cause": group.root_cause,
@@ -239,14 +171,14 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
 
 
 def _start_details(group: Group, current: Round, node: Node, head: Heading, now: float) -> dict[str, Any]:
-    start = _start(group, current, node)
+    details: dict[str, Any] = {"start": _start(group, current, node), "warnings": current.warnings or None}
     if head.code == "notice":
-        return {"reason": why(group, now), "start": start, "notice": warned(group, now)}
-    if node.daemon and start is not None:
+        return {**details, "reason": why(group, now), "notice": stop_notice(group, now)}
+    if node.daemon:
         program = node.daemon[0].rpartition("/")[2]
-        return {"reason": waiting.runs_daemon(start.master.node_id, program), "start": start}
+        return {**details, "reason": waiting.runs_daemon(current.master.node_id, program)}
     reason = why(group, now) if head.code == "stalled" else waiting.round_formed(head.round)
-    return {"reason": reason, "start": start}
+    return {**details, "reason": reason}
 
 
 def _came_late(group: Group, node: Node) -> Reason | None:
@@ -281,18 +213,23 @@ def _start(group: Group, current: Round, node: Node) -> Start | None:
     member = current.member(node.node_id)
     if member is None:
         return None
+    restarted_by = current.restarted_by
     return Start(
-        member=member,
-        master=current.master,
+        group_rank=member.group_rank,
+        rank_offset=member.rank_offset,
+        slots=member.slots,
+        role_offset=member.role_offset,
+        role_world_size=member.role_world_size,
         world_size=current.world_size,
         nnodes=len(current.members),
         restart_count=current.restart_count,
         max_restarts=group.spec.max_restarts,
+        master=current.master,
         command=group.spec.command if node.wants_command else None,
         members=current.members if node.wants_members else None,
         daemon=node.daemon or None,
         shares=shares_of(current),
-        more={**snapshots.of_start(group, current, member)},
-        restarted_by=current.restarted_by,
-        warnings=current.warnings,
+        restarted_by=restarted_by,
+        advice=advice.after_exit(restarted_by) if restarted_by is not None else "",
+        **snapshots.of_start(group, current, member),
     )

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from hetrdzv.core import snapshots
-from hetrdzv.core.model import Group, Member, Node, Round
+from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.numbers import has_same_numbers, not_finite
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.core.shares import violations as weight_violations
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.rank_order import OrderKind, rank_order
 

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from hetrdzv.core.patched import Patched
 from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.reasons import ends
@@ -137,28 +138,6 @@ class Node(Offer):
     def stopped(self) -> bool:
         """Whether all workers that this incarnation ever ran are known to be gone."""
         return self.acked_round >= self.member_of
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A node's place in a round, as it was when the round formed."""
-
-    node_id: str
-    incarnation: str
-    group_rank: int
-    rank_offset: int
-    slots: int
-    address: str
-    port: int
-    script_port: int
-    role: str
-    role_offset: int
-    role_world_size: int
-
-    @property
-    def ranks(self) -> range:
-        """The global ranks of its workers."""
-        return range(self.rank_offset, self.rank_offset + self.slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

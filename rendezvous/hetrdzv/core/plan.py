@@ -12,10 +12,11 @@ from math import inf, nextafter
 from hetrdzv.core.commands import Command, Drain, Join, Leave, NoteStall, Renew, Report, Restart, Tick
 from hetrdzv.core.directive import heading
 from hetrdzv.core.group import step
-from hetrdzv.core.model import OFFERED, Group, Member, Node, Round
+from hetrdzv.core.model import OFFERED, Group, Node, Round
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.rounds.transitions import begins_anew, known_node
 from hetrdzv.core.why import why, why_left_out
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.errors import NodeIdInUse, PlanTooLarge
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.requests.plans import Changes, LeftOutNode, Plan, PlannedMember

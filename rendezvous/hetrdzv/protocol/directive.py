@@ -14,28 +14,29 @@ from hetrdzv.protocol.texts.times import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MasterReply:
-    """The round's master: where its store listens."""
+class Member:
+    """A node's place in a round, as it was when the round formed. The one with group rank 0 is its master."""
 
     node_id: str
-    address: str
-    port: int
-    script_port: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberReply:
-    """A node's place in a round."""
-
-    node_id: str
+    incarnation: str
     group_rank: int
     rank_offset: int
     slots: int
     address: str
+    port: int = 0
+    script_port: int = 0
+    role: str = "default"
+    role_offset: int = 0
+    role_world_size: int = 0
+
+    @property
+    def ranks(self) -> range:
+        """The global ranks of its workers."""
+        return range(self.rank_offset, self.rank_offset + self.slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartReply:
+class Start:
     """A member's place in its round.
 
     Attributes:
@@ -58,9 +59,9 @@ class StartReply:
     nnodes: int
     restart_count: int
     max_restarts: int
-    master: MasterReply
+    master: Member
     command: tuple[str, ...] | None = None
-    members: tuple[MemberReply, ...] | None = None
+    members: tuple[Member, ...] | None = None
     daemon: tuple[str, ...] | None = None
     shares: Shares | None = None
     snapshot: Chosen | None = None
@@ -90,7 +91,7 @@ class LogsAsked(StacksAsked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeReply:
+class StopNotice:
     """A round is about to end.
 
     Attributes:
@@ -105,7 +106,7 @@ class NoticeReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DirectiveReply:
+class Directive:
     """What a node has to do now.
 
     Attributes:
@@ -134,13 +135,13 @@ class DirectiveReply:
     code: str
     reason: Reason
     clock: Seconds = 0.0
-    poll_s: float
-    lease_s: float
-    stop_timeout_s: float
-    max_disconnect_s: float
+    poll_s: float = 0.0
+    lease_s: float = 0.0
+    stop_timeout_s: float = 0.0
+    max_disconnect_s: float = 0.0
     restarts: int = 0
     job: int = 1
-    start: StartReply | None = None
+    start: Start | None = None
     outcome: Annotated[GroupState | str, OrNewer()] | None = None
     exit_code: int | None = None
     root_cause: RootCause | None = None
@@ -153,7 +154,7 @@ class DirectiveReply:
     notice_s: float = 0.0
     stacks: StacksAsked | None = None
     logs: LogsAsked | None = None
-    notice: NoticeReply | None = None
+    notice: StopNotice | None = None
     warnings: tuple[Reason, ...] | None = None
 
     @property

@@ -6,12 +6,7 @@ from typing import Annotated, Any, Literal
 
 from hetrdzv import __version__
 from hetrdzv.protocol.bounds import OrNewer, Seconds
-from hetrdzv.protocol.directive import (
-    DirectiveReply,
-    MasterReply,
-    MemberReply,
-    NoticeReply,
-)
+from hetrdzv.protocol.directive import Directive, Member, StopNotice
 from hetrdzv.protocol.errors import Conflict
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.http import versions
@@ -117,13 +112,13 @@ class RoundReply:
     number: int
     world_size: int
     restart_count: int
-    master: MasterReply
-    members: tuple[MemberReply, ...]
+    master: Member
+    members: tuple[Member, ...]
     shares: Shares | None = None
     ended: Reason | None = None
     met: int | None = None
     stall: StallReply | None = None
-    notice: NoticeReply | None = None
+    notice: StopNotice | None = None
     workers: tuple[WorkerReply, ...] = ()
 
 
@@ -317,7 +312,7 @@ class ProblemReply:
     detail: str
     code: str
     field: str | None = None
-    directive: DirectiveReply | None = None
+    directive: Directive | None = None
     conflict: Conflict | None = None
 
 

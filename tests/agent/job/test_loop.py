@@ -34,7 +34,7 @@ from hetagent.session.session import Session
 from hetagent.workers import collapse
 from hetagent.workers.logs import RoundLogsSpecs
 from hetagent.workers.torch_starter import TorchStarter
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
@@ -66,7 +66,7 @@ def test_a_stop_of_a_round_after_which_it_has_joined_changes_nothing(
     made = rig("[ $HET_ROUND -gt 1 ] || exit 7", restart_wait_s=0.0)
     take = made.line.take
 
-    def late() -> list[DirectiveReply]:
+    def late() -> list[Directive]:
         taken = list(take())
         starts = [one for one in taken if one.kind is DirectiveKind.START and one.round == 2]
         return [replace(one, kind=DirectiveKind.STOP, round=1, start=None) for one in starts] + taken
@@ -80,11 +80,11 @@ def test_a_launch_hears_of_a_stop_that_came_with_its_start(
     rig: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = rig("true")
-    taken: list[DirectiveReply] = []
+    taken: list[Directive] = []
     heard: list[bool] = []
     take, begin = made.line.take, made.launch.begin
 
-    def both() -> list[DirectiveReply]:
+    def both() -> list[Directive]:
         taken.extend(take())
         if not heard and [one.kind for one in taken][-1:] != ["stop"]:
             return []

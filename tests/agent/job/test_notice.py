@@ -23,7 +23,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.node.processes.proctree import handles
 from hetagent.runloop import notices as notice
 from hetagent.runloop.notices import Notices
-from hetrdzv.protocol.directive import NoticeReply
+from hetrdzv.protocol.directive import StopNotice
 from hetrdzv.protocol.reasons.ends import nodes_joined
 
 pytestmark = [
@@ -69,7 +69,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
 
 
 def announce(notices: Notices) -> None:
-    notice = NoticeReply(kind="joined", reason=nodes_joined(["gpu4"]), left_s=30.0)
+    notice = StopNotice(kind="joined", reason=nodes_joined(["gpu4"]), left_s=30.0)
     notices.on_directive(replace(start("a", 1), notice=notice, notice_s=30.0))
 
 

@@ -11,7 +11,7 @@ from tests.agent.job.rig import Make
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.runloop.share_files import ShareFiles
-from hetrdzv.protocol.directive import MasterReply, StartReply
+from hetrdzv.protocol.directive import Member, Start
 from hetrdzv.protocol.shares import Shares
 
 pytestmark = [
@@ -24,7 +24,7 @@ def assignment(
     *, weights: list[tuple[int, float]] | None = None, world: int = 4, offset: int = 0, slots: int = 2
 ) -> Assignment:
     """Round 3 with some weights."""
-    start = StartReply(
+    start = Start(
         group_rank=0,
         rank_offset=offset,
         slots=slots,
@@ -34,7 +34,16 @@ def assignment(
         nnodes=2,
         restart_count=0,
         max_restarts=3,
-        master=MasterReply(node_id="a", address="127.0.0.1", port=1, script_port=2),
+        master=Member(
+            incarnation="1",
+            node_id="a",
+            group_rank=0,
+            rank_offset=0,
+            slots=1,
+            address="127.0.0.1",
+            port=1,
+            script_port=2,
+        ),
         shares=Shares(round=3, weights=tuple(weights)) if weights is not None else None,
     )
     return Assignment(group="g", node_id="a", round=3, start=start)

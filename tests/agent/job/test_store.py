@@ -11,24 +11,25 @@ from torch.distributed import HashStore, TCPStore
 from hetagent.node.network import hold_port
 from hetagent.workers.store import HetRendezvousHandler
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons.waiting import round_formed
 
 
-def start(node_id: str, port: int, address: str = "127.0.0.1", **fields: Any) -> DirectiveReply:
-    master = {"node_id": node_id, "address": address, "port": port, "script_port": 0}
+def start(node_id: str, port: int, address: str = "127.0.0.1", **fields: Any) -> Directive:
+    at = {"incarnation": "1", "group_rank": 0, "rank_offset": 0, "slots": 2}
+    master = at | {"node_id": node_id, "address": address, "port": port, "script_port": 0}
     place = {"group_rank": 1, "rank_offset": 2, "slots": 2, "role_offset": 2, "role_world_size": 4}
     size = {"world_size": 4, "nnodes": 2, "restart_count": 0, "max_restarts": 3}
     timing = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 30.0, "max_disconnect_s": 600.0}
     head = {"kind": "start", "version": "1", "round": 1, "code": "round_formed", "reason": round_formed(1)}
     return codec.checked(
-        DirectiveReply,
+        Directive,
         head | timing | {"start": place | size | {"master": master} | fields},
         unknown="ignore",
     )
 
 
-def accept(handler: HetRendezvousHandler, directive: DirectiveReply) -> None:
+def accept(handler: HetRendezvousHandler, directive: Directive) -> None:
     assert directive.start is not None
     handler.accept(directive.start)
 

@@ -6,7 +6,7 @@ import pytest
 
 from hetagent.cli.summary import closing_block
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.advice import next_step
@@ -17,14 +17,14 @@ from hetrdzv.protocol.texts.who import Nodes
 WORKER = ends.worker_failed("a", Failure(local_rank=0, rank=0, exit_code=1, message="no such dataset"))
 
 
-def directive(**fields: Any) -> DirectiveReply:
+def directive(**fields: Any) -> Directive:
     reason = Reason(code="?", message=fields.pop("why", "the job failed: x"))
     default = {"kind": "exit", "version": "1", "round": 3, "code": "failed", "reason": reason}
     timing = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 30.0, "max_disconnect_s": 600.0}
-    return codec.checked(DirectiveReply, default | timing | fields, unknown="ignore")
+    return codec.checked(Directive, default | timing | fields, unknown="ignore")
 
 
-def block(outcome: DirectiveReply | None, round_number: int = 3, ended_by: str = "") -> list[str]:
+def block(outcome: Directive | None, round_number: int = 3, ended_by: str = "") -> list[str]:
     lines = closing_block("bert", "gpu7", outcome, round_number, ended_by).splitlines()
     assert lines[0] == lines[-1] == "=" * 72
     return lines[1:-1]

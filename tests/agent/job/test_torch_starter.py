@@ -34,7 +34,7 @@ from hetagent.workers.starter import Exit, Started
 from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import StartReply
+from hetrdzv.protocol.directive import Start
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
 pytestmark = [
@@ -43,7 +43,7 @@ pytestmark = [
 ]
 
 START = codec.checked(
-    StartReply,
+    Start,
     {
         "group_rank": 0,
         "rank_offset": 0,
@@ -54,7 +54,16 @@ START = codec.checked(
         "nnodes": 1,
         "restart_count": 1,
         "max_restarts": 3,
-        "master": {"node_id": "b", "address": "127.0.0.1", "port": 1, "script_port": 2},
+        "master": {
+            "incarnation": "1",
+            "group_rank": 0,
+            "rank_offset": 0,
+            "slots": 2,
+            "node_id": "b",
+            "address": "127.0.0.1",
+            "port": 1,
+            "script_port": 2,
+        },
     },
     unknown="ignore",
 )

@@ -15,17 +15,22 @@ from hetagent.launch.base import Assignment, Setup
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.horovod import Horovod, ranks
 from hetagent.node import network
-from hetrdzv.protocol.directive import MasterReply, MemberReply, StartReply
+from hetrdzv.protocol.directive import Member, Start
 
 COMMAND = WorkerCommand("/bin/true", (), is_python=False)
 
 
-def members(*slots: int) -> list[MemberReply]:
+def members(*slots: int) -> list[Member]:
     """Nodes a, b, c, ... of a round, with these slots, at 10.0.0.1, 10.0.0.2, ..."""
     offsets = itertools.accumulate(slots, initial=0)
     return [
-        MemberReply(
-            node_id="abcdefgh"[i], group_rank=i, rank_offset=offset, slots=n, address=f"10.0.0.{i + 1}"
+        Member(
+            incarnation="1",
+            node_id="abcdefgh"[i],
+            group_rank=i,
+            rank_offset=offset,
+            slots=n,
+            address=f"10.0.0.{i + 1}",
         )
         for i, (n, offset) in enumerate(zip(slots, offsets, strict=False))
     ]
@@ -37,7 +42,7 @@ def assignment(node: str, *slots: int, master: str = "10.0.0.1", mine: str | Non
     i = "abcdefgh".index(node)
     if mine is not None:
         round_members[i] = replace(round_members[i], address=mine)
-    start = StartReply(
+    start = Start(
         group_rank=i,
         rank_offset=round_members[i].rank_offset,
         slots=slots[i],
@@ -47,7 +52,16 @@ def assignment(node: str, *slots: int, master: str = "10.0.0.1", mine: str | Non
         nnodes=len(slots),
         restart_count=0,
         max_restarts=3,
-        master=MasterReply(node_id="a", address=master, port=1111, script_port=2222),
+        master=Member(
+            incarnation="1",
+            node_id="a",
+            group_rank=0,
+            rank_offset=0,
+            slots=1,
+            address=master,
+            port=1111,
+            script_port=2222,
+        ),
         members=round_members,
     )
     return Assignment(group="job", node_id=node, round=1, start=start)

@@ -23,7 +23,7 @@ from hetagent.launch.node import init_file, placeholders
 from hetagent.launch.node.init_file import InitFile
 from hetagent.launch.node.program import PerNode
 from hetagent.node.processes import proctree as processes
-from hetrdzv.protocol.directive import MasterReply, StartReply
+from hetrdzv.protocol.directive import Member, Start
 
 SERVER = ("--server", "http://h:1")
 
@@ -40,9 +40,18 @@ def assignment(node: str = "b", *, master: str = "10.0.0.1", **changes: Any) -> 
         "nnodes": 2,
         "restart_count": 4,
         "max_restarts": 9,
-        "master": MasterReply(node_id="a", address=master, port=1111, script_port=2222),
+        "master": Member(
+            incarnation="1",
+            node_id="a",
+            group_rank=0,
+            rank_offset=0,
+            slots=1,
+            address=master,
+            port=1111,
+            script_port=2222,
+        ),
     }
-    start = StartReply(**(fields | changes))
+    start = Start(**(fields | changes))
     return Assignment(group="job", node_id=node, round=7, start=start, script_port=socket.socket())
 
 

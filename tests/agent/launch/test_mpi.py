@@ -23,7 +23,7 @@ from hetagent.node import network
 from hetagent.node import scratch as folders
 from hetagent.session.requests import Report
 from hetagent.worker import rsh
-from hetrdzv.protocol.directive import MemberReply
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.errors import DaemonRefused
 from hetrdzv.protocol.requests.daemon import PROGRAM, DaemonRequest, refusal
 
@@ -100,7 +100,9 @@ def test_the_remote_shell_is_for_mpirun_alone() -> None:
 def test_hosts_have_names_that_are_nobodys() -> None:
     ids = ["gpu0", "gpu1", "GPU_2.example.org", "10.0.0.3", "x" * 128, "...-a", "_"]
     named = [
-        orted.host_name(MemberReply(node_id=node, group_rank=i, rank_offset=i, slots=1, address="x"))
+        orted.host_name(
+            Member(incarnation="1", node_id=node, group_rank=i, rank_offset=i, slots=1, address="x")
+        )
         for i, node in enumerate(ids)
     ]
     assert named == [

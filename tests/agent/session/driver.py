@@ -12,15 +12,14 @@ from hetagent.session.joining import Offer
 from hetagent.session.requests import Answer, Join, Leave, Poll, ReportRoute, Request, SendReport
 from hetagent.session.session import Session
 from hetrdzv.api.routes.agents import join_command
-from hetrdzv.api.views import directive_reply
 from hetrdzv.core import commands
-from hetrdzv.core.directive import Directive, directive
+from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import DirectiveReply, StacksAsked
+from hetrdzv.protocol.directive import Directive, StacksAsked
 from hetrdzv.protocol.errors import (
     HetError,
     Problem,
@@ -34,15 +33,14 @@ from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
-from hetrdzv.service.leases import Pace
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")
 SPEC = SpecFields(min_nodes=1, max_nodes=1, lease_s=5.0, max_disconnect_s=60.0)
 
 
-def reply_of(group: Group, told: Directive) -> DirectiveReply:
+def reply_of(group: Group, told: Directive) -> Directive:
     """A directive as the server words it."""
-    return directive_reply(group, told, Pace(group.spec.lease_s / 2, group.spec.lease_s))
+    return replace(told, poll_s=group.spec.lease_s / 2, lease_s=group.spec.lease_s)
 
 
 class Server:
@@ -74,7 +72,7 @@ class Server:
             nodes = {name: replace(node, heard_at=now, cut_at=None) for name, node in group.nodes.items()}
             self.groups[group_id] = replace(group, nodes=nodes)
 
-    def told(self, node_id: str, now: float, group_id: str = "g") -> DirectiveReply:
+    def told(self, node_id: str, now: float, group_id: str = "g") -> Directive:
         """The directive of a node."""
         group = self.groups.get(group_id)
         if group is None:
@@ -130,9 +128,7 @@ class Server:
                 more["conflict"] = codec.plain(error.conflict)
             return Problem(error.status, error.code, str(error), more)
 
-    def _polled(
-        self, progress: NodeProgress | None, node_id: str, now: float, group_id: str
-    ) -> DirectiveReply:
+    def _polled(self, progress: NodeProgress | None, node_id: str, now: float, group_id: str) -> Directive:
         if progress is not None:
             self.progress.append(progress)
         return replace(self.told(node_id, now, group_id), stacks=self.asks)
@@ -149,7 +145,7 @@ class Bench:
     now: float = 1000.0
     flight: list[tuple[Request, float]] = field(default_factory=list)
     sent: list[Request] = field(default_factory=list)
-    told: list[DirectiveReply] = field(default_factory=list)
+    told: list[Directive] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -193,7 +189,7 @@ class Bench:
         if not isinstance(request, Poll) or self.now >= sent_at + request.wait_s:
             return True
         answer = self.execute(request)
-        return not isinstance(answer, DirectiveReply) or answer.version != request.after
+        return not isinstance(answer, Directive) or answer.version != request.after
 
     def run(self, seconds: float) -> None:
         """Let time pass, with every moment in it at which something is due."""
@@ -240,7 +236,7 @@ class Bench:
         return on_route(self.sent, route)
 
     @property
-    def last(self) -> DirectiveReply:
+    def last(self) -> Directive:
         return self.told[-1]
 
     @property

@@ -13,14 +13,14 @@ from hetagent.launch.mpi.mpirun import DAEMON
 from hetagent.monitor.watcher import STACKS
 from hetagent.session import reports
 from hetagent.session.requests import Answer, Poll, Report, Request, SendReport
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.protocol.requests.daemon import DaemonRequest
 from hetrdzv.protocol.stacks import StacksRequest
 
 
-def ask(bench: Bench, number: int, round_number: int = 1, target: str = "b") -> Report[DirectiveReply]:
+def ask(bench: Bench, number: int, round_number: int = 1, target: str = "b") -> Report[Directive]:
     """The master of the round has another member run a daemon."""
     words = ("orted", str(number))
     report = Report(DAEMON, partial(DaemonRequest, master="a", round=round_number, words=words), to=target)
@@ -46,7 +46,7 @@ def test_it_is_asked_at_once_and_answered(bench: Bench) -> None:
     assert [request for request, _ in bench.flight] == [open_poll], "it goes beside the open poll"
     ((answered, answer),) = bench.session.answers()
     assert answered is report
-    assert isinstance(answer, DirectiveReply)
+    assert isinstance(answer, Directive)
     assert bench.session.answers() == []
     assert bench.group.nodes["b"].daemon == ("orted", "1")
     assert bench.kinds == [("start", 1)]
@@ -183,7 +183,7 @@ def test_a_route_that_is_refused_harms_no_other(bench: Bench, status: int) -> No
     assert told[-1].wait_s == 0, "what is news is told at once"
     first, second = (answer for _, answer in bench.session.answers())
     assert isinstance(first, HetError)
-    assert isinstance(second, DirectiveReply)
+    assert isinstance(second, Directive)
     bench.session.send(reports.failed(1, FAILURE), bench.now)
     bench.pump()
     assert bench.kinds == [("start", 1), ("stop", 1)]

@@ -18,7 +18,7 @@ from hetagent.session.joining import Offer
 from hetagent.session.requests import Answer, Poll, Request
 from hetagent.session.session import Session
 from hetrdzv.core import commands
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import (
     HetError,
     Problem,
@@ -73,7 +73,7 @@ class Agent:
             self.session.received(request, answer, self.world.now)
             self.turn()
 
-    def obey(self, told: DirectiveReply) -> None:
+    def obey(self, told: Directive) -> None:
         rng, world = self.world.rng, self.world
         assert not self.exiting, f"told {told.kind} after exit"
         match told.kind.value:
@@ -152,11 +152,7 @@ class World:
             self.at(self.delay(), agent.receive, request, REFUSED)
             return
         answer = self.server.execute(request, self.now)
-        if (
-            isinstance(request, Poll)
-            and isinstance(answer, DirectiveReply)
-            and answer.version == request.after
-        ):
+        if isinstance(request, Poll) and isinstance(answer, Directive) and answer.version == request.after:
             self.waiting.append((agent, request, self.now + request.wait_s))
             self.at(request.wait_s, self.tick)
         else:
@@ -172,7 +168,7 @@ class World:
             answer = self.answer_to(poll)
             if self.away:
                 answer = REFUSED
-            if not isinstance(answer, DirectiveReply) or answer.version != poll.after or self.now >= until:
+            if not isinstance(answer, Directive) or answer.version != poll.after or self.now >= until:
                 self.at(self.delay(), agent.receive, poll, answer)
             else:
                 still.append((agent, poll, until))

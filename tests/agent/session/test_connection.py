@@ -22,7 +22,7 @@ from hetagent.session.joining import Offer
 from hetagent.session.requests import Report
 from hetagent.session.session import Session
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.http.route import Route
@@ -32,7 +32,7 @@ from hetrdzv.protocol.requests.daemon import DaemonRequest
 TIMING = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 7.0, "max_disconnect_s": 600.0}
 
 
-def directive(kind: str, round_number: int = 0, **fields: Any) -> DirectiveReply:
+def directive(kind: str, round_number: int = 0, **fields: Any) -> Directive:
     head = {
         "kind": kind,
         "version": f"{kind}.{round_number}",
@@ -40,13 +40,14 @@ def directive(kind: str, round_number: int = 0, **fields: Any) -> DirectiveReply
         "code": kind,
         "reason": Reason(code=kind, message=kind),
     }
-    return codec.checked(DirectiveReply, head | TIMING | fields, unknown="ignore")
+    return codec.checked(Directive, head | TIMING | fields, unknown="ignore")
 
 
-def start(round_number: int, master: str = "a", address: str = "127.0.0.1", port: int = 1) -> DirectiveReply:
+def start(round_number: int, master: str = "a", address: str = "127.0.0.1", port: int = 1) -> Directive:
     place = {"group_rank": 0, "rank_offset": 0, "slots": 1, "role_offset": 0, "role_world_size": 1}
     size = {"world_size": 1, "nnodes": 1, "restart_count": 0, "max_restarts": 3}
-    who = {"node_id": master, "address": address, "port": port, "script_port": 0}
+    who = {"node_id": master, "incarnation": "1", "group_rank": 0, "rank_offset": 0, "slots": 1}
+    who |= {"address": address, "port": port, "script_port": 0}
     return directive("start", round_number, start=place | size | {"master": who})
 
 
@@ -67,7 +68,7 @@ class FakeClient:
     ) -> None:
         pass
 
-    async def _answer(self, what: str, detail: Any = None) -> DirectiveReply:
+    async def _answer(self, what: str, detail: Any = None) -> Directive:
         self.asked.append((what, detail))
         while self.hangs:  # noqa: ASYNC110 (set from another thread)
             await asyncio.sleep(0.01)
@@ -75,18 +76,18 @@ class FakeClient:
             raise self.fails
         return self.says
 
-    async def join(self, group: str, node: str, request: Any) -> DirectiveReply:
+    async def join(self, group: str, node: str, request: Any) -> Directive:
         return await self._answer("join", request)
 
     async def directive(
         self, group: str, node: str, incarnation: str, after: str | None, wait_s: float
-    ) -> DirectiveReply:
+    ) -> Directive:
         until = time.monotonic() + wait_s
         while self.says.version == after and self.fails is None and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         return await self._answer("poll")
 
-    async def ask(self, route: Route[Any], group: str, node: str, body: Any) -> DirectiveReply:
+    async def ask(self, route: Route[Any], group: str, node: str, body: Any) -> Directive:
         return await self._answer(route.path.rpartition("/")[2], body)
 
     async def leave(self, group: str, node: str, *, incarnation: str, reason: str) -> None:
@@ -116,13 +117,13 @@ class Talk:
         self.line.start()
         self.line.ready(0, 1000, 1001)
 
-    def news(self, timeout_s: float = 10.0) -> list[DirectiveReply]:
+    def news(self, timeout_s: float = 10.0) -> list[Directive]:
         """What comes next; nothing within the time gives []."""
         if not select.select([self.line], [], [], timeout_s)[0]:
             return []
         return self.line.take()
 
-    def next(self) -> DirectiveReply:
+    def next(self) -> Directive:
         (found,) = self.news()
         return found
 
@@ -358,7 +359,7 @@ def test_one_that_was_never_started_can_be_left_and_closed(talk: Talk) -> None:
 # -- a launcher's daemon -----------------------------------------------------------------------------------
 
 
-def with_daemon(found: DirectiveReply, words: tuple[str, ...]) -> DirectiveReply:
+def with_daemon(found: Directive, words: tuple[str, ...]) -> Directive:
     assert found.start is not None
     head = {"version": f"{found.version}.daemon", "code": "daemon"}
     return replace(found, start=replace(found.start, daemon=words), **head)
@@ -412,7 +413,7 @@ def test_a_daemon_that_comes_during_the_preflight_waits_for_one(
 # -- questions ---------------------------------------------------------------------------------------------
 
 
-def daemon() -> Report[DirectiveReply]:
+def daemon() -> Report[Directive]:
     return Report(DAEMON, partial(DaemonRequest, master="a", round=1, words=("orted",)), to="b")
 
 

@@ -9,7 +9,7 @@ from tests.agent.session.driver import REFUSED, Bench
 from hetagent.session.joining import Offer
 from hetagent.session.session import Session
 from hetrdzv.core import commands
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Unavailable, Unreachable
 from hetrdzv.protocol.requests.joining import SpecFields
 
@@ -112,7 +112,7 @@ def test_a_start_that_was_too_long_on_its_way_is_asked_for_again() -> None:
         commands.Join(node_id="b", incarnation="1", slots=1, address="10.0.0.2", port=1), bench.now
     )
     answer = bench.execute(poll)
-    assert isinstance(answer, DirectiveReply)
+    assert isinstance(answer, Directive)
     assert answer.kind == "start"
     bench.now = sent_at + 6.0  # longer than workers would run without a server
     bench.flight.clear()

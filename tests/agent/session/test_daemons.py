@@ -11,7 +11,7 @@ from hetagent.launch.mpi.mpirun import DAEMON
 from hetagent.session import reports
 from hetagent.session.requests import Poll, Report
 from hetrdzv.core import commands
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.requests.daemon import DaemonRequest
 from hetrdzv.protocol.requests.joining import SpecFields
@@ -118,7 +118,7 @@ def test_every_round_has_a_daemon_of_its_own(member: Bench) -> None:
     assert member.last.start.daemon == (*ORTED, "anew")
 
 
-def give(bench: Bench, target: str = "b") -> Report[DirectiveReply]:
+def give(bench: Bench, target: str = "b") -> Report[Directive]:
     """The master of round 1 has another member run its daemon."""
     message = Report(DAEMON, partial(DaemonRequest, master="a", round=1, words=ORTED), to=target)
     bench.session.ask(message, bench.now)
@@ -130,7 +130,7 @@ def test_the_master_hears_that_its_daemon_was_taken(master: Bench) -> None:
     master.pump()
     ((answered, answer),) = master.session.answers()
     assert answered is message
-    assert isinstance(answer, DirectiveReply)
+    assert isinstance(answer, Directive)
     assert master.group.nodes["b"].daemon == ORTED
     master.run(10)
     assert master.kinds == [("start", 1)]
@@ -160,7 +160,7 @@ def test_a_daemon_is_sent_again_until_the_server_has_it(master: Bench, error: He
     assert master.session.answers() == []
     master.run(3)
     ((_, answer),) = master.session.answers()
-    assert isinstance(answer, DirectiveReply)
+    assert isinstance(answer, Directive)
 
 
 def test_a_daemon_of_a_round_that_is_over_is_nothing_and_the_stop_is_taken(master: Bench) -> None:

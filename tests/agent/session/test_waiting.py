@@ -6,7 +6,7 @@ import pytest
 
 from hetagent.session import waiting as shown_waiting
 from hetagent.session.waiting import NEWS_S, WaitDisplay
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.reasons import waiting
 from hetrdzv.protocol.reasons.ends import worker_failed
@@ -19,9 +19,9 @@ A = Ready(nodes=Nodes.of(["a"]), want=2)
 WHAT = waiting.too_few(ready=A, missing=1, until=560.0)
 
 
-def answer(what: Reason = WHAT, clock: float = 500.0) -> DirectiveReply:
+def answer(what: Reason = WHAT, clock: float = 500.0) -> Directive:
     """What a server says to a node that waits, when its clock reads so many seconds."""
-    return DirectiveReply(
+    return Directive(
         kind=DirectiveKind.WAIT,
         version="1",
         round=0,

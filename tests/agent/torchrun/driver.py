@@ -16,7 +16,7 @@ from hetagent.torchrun.conf import conf_of
 from hetagent.torchrun.connection import Connection
 from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.handler import TorchrunHandler
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests.reports import ReportRequest
 
@@ -30,7 +30,7 @@ def params(
     return RendezvousParameters("hetrdzv", endpoint, run_id, 1, 3, local_addr, **conf)
 
 
-def directive(kind: str, round_number: int = 1, **fields: Any) -> DirectiveReply:
+def directive(kind: str, round_number: int = 1, **fields: Any) -> Directive:
     """Any directive except a start."""
     return replace(
         start("a", 1), **{"kind": kind, "round": round_number, "start": None, "reason": FOR} | fields
@@ -43,10 +43,10 @@ class ScriptedLine:
     handed_at = 0.0
 
     def __init__(self) -> None:
-        self.news: list[DirectiveReply] = []
+        self.news: list[Directive] = []
         self.said: list[tuple[Any, ...]] = []
 
-    def take(self) -> list[DirectiveReply]:
+    def take(self) -> list[Directive]:
         taken, self.news = self.news, []
         return taken
 
@@ -62,7 +62,7 @@ class ScriptedLine:
 class LoudLine(ScriptedLine):
     """A scripted line that can be polled."""
 
-    def __init__(self, *news: DirectiveReply) -> None:
+    def __init__(self, *news: Directive) -> None:
         super().__init__()
         self._read_fd, self._write_fd = os.pipe()
         for one in news:
@@ -71,12 +71,12 @@ class LoudLine(ScriptedLine):
     def fileno(self) -> int:
         return self._read_fd
 
-    def hear(self, one: DirectiveReply) -> None:
+    def hear(self, one: Directive) -> None:
         """The server says something."""
         self.news.append(one)
         os.write(self._write_fd, b"!")
 
-    def take(self) -> list[DirectiveReply]:
+    def take(self) -> list[Directive]:
         if self.news:
             os.read(self._read_fd, len(self.news))
         return super().take()
@@ -94,7 +94,7 @@ def connect(handler: TorchrunHandler, line: ScriptedLine) -> Directives:
 
 
 @contextlib.contextmanager
-def port_holder(*news: DirectiveReply) -> Iterator[tuple[TorchrunHandler, Any, int]]:
+def port_holder(*news: Directive) -> Iterator[tuple[TorchrunHandler, Any, int]]:
     """Node a, which may offer one port only; its line; the port."""
     with hold_port("127.0.0.1", None) as free:
         port: int = free.getsockname()[1]

@@ -34,7 +34,7 @@ from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.environment import WorkerEnvironment
 from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.handler import LONGEST_INTERVAL_S, TorchrunHandler, _abandon
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 
 # -- how torch finds it --------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ def test_torch_stops_workers_before_a_restart_with_its_own_default() -> None:
 
 @pytest.mark.parametrize("news", [[directive("stop", 1)], []], ids=["stop", "time-out"])
 def test_a_round_whose_agents_did_not_meet_frees_its_port(
-    news: list[DirectiveReply], monkeypatch: pytest.MonkeyPatch
+    news: list[Directive], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once: a store that lives until garbage collection would hold the only port of a port_range."""
     monkeypatch.setattr(torchrun_handler, "STORE_TIMEOUT", timedelta(seconds=0.05))
@@ -124,7 +124,7 @@ def test_a_round_whose_agents_did_not_meet_frees_its_port(
         gc.enable()
 
 
-def assigned(handler: TorchrunHandler, start_: DirectiveReply, after: Callable[[], None]) -> list[Any]:
+def assigned(handler: TorchrunHandler, start_: Directive, after: Callable[[], None]) -> list[Any]:
     """The two workers that torch's agent creates if something happens as soon as the agents have met."""
     assert handler._directives is not None
     info = handler._enter(handler._directives, start_)
@@ -175,7 +175,7 @@ def test_a_member_goes_on_when_the_master_never_assigns_ranks(
             assert handler._directives is not None
             handler._directives.update()
 
-        def stop_late(directives: Directives) -> DirectiveReply | None:
+        def stop_late(directives: Directives) -> Directive | None:
             stop()
             return explain(directives)
 
@@ -227,7 +227,7 @@ def in_round_2() -> Iterator[tuple[TorchrunHandler, ScriptedLine]]:
     ],
 )
 def test_nodes_wait_exactly_when_the_round_is_over(
-    in_round_2: tuple[TorchrunHandler, ScriptedLine], news: list[DirectiveReply], waiting: int
+    in_round_2: tuple[TorchrunHandler, ScriptedLine], news: list[Directive], waiting: int
 ) -> None:
     handler, line = in_round_2
     assert handler.num_nodes_waiting() == 0

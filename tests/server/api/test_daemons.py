@@ -27,7 +27,10 @@ async def test_the_open_poll_of_the_member_is_answered_with_its_daemon() -> None
     async with serving() as (service, _), api(service) as client:
         await begin(client)
         before = {node_id: await polled(client, node_id) for node_id in "ab"}
-        assert before["b"]["start"]["members"] == [
+        assert [
+            {name: place[name] for name in ("node_id", "group_rank", "rank_offset", "slots", "address")}
+            for place in before["b"]["start"]["members"]
+        ] == [
             {"node_id": "a", "group_rank": 0, "rank_offset": 0, "slots": 1, "address": "10.0.0.1"},
             {"node_id": "b", "group_rank": 1, "rank_offset": 1, "slots": 1, "address": "10.0.0.1"},
         ]

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from hetrdzv.api import views
 from hetrdzv.api.views import LARGE
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from tests.support.served import api, join, serving, settled, two_nodes
 
 NODES = "/v1/groups/g/nodes"
@@ -34,7 +34,7 @@ async def test_a_join_that_waits_costs_one_request() -> None:
         first = await begun(client.put(f"{NODES}/a?wait=60", json=offer(spec=spec)))
         assert not first.done()
         second = await client.put(f"{NODES}/b?wait=60", json=offer(slots=4))
-        starts = [codec.read(DirectiveReply, r.content, unknown="ignore") for r in (await first, second)]
+        starts = [codec.read(Directive, r.content, unknown="ignore") for r in (await first, second)]
         assert [(s.kind, s.round) for s in starts] == [("start", 1)] * 2
         places = [s.start for s in starts if s.start is not None]
         assert [(p.group_rank, p.rank_offset, p.slots, p.world_size) for p in places] == [

@@ -17,7 +17,7 @@ from hetagent.launch.mpi.relay import Relay
 from hetagent.node import network, scratch
 from hetagent.node.processes.quick import CommandFailed, output_of
 from hetagent.session.requests import Report, ReportRoute
-from hetrdzv.protocol.directive import MemberReply
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.daemon import PROGRAM, DaemonRequest, refusal
 
@@ -126,7 +126,7 @@ class Mpi(Launch):
 
 
 def mpirun_words(
-    members: Sequence[MemberReply],
+    members: Sequence[Member],
     program: Sequence[str],
     agent: str | None,
     port_range: tuple[int, int] | None = None,
@@ -169,7 +169,7 @@ def _is_set(name: str) -> bool:
     return any(os.environ.get(f"OMPI_MCA_{setting}") for setting in names)
 
 
-def _networks(members: Sequence[MemberReply]) -> str | None:
+def _networks(members: Sequence[Member]) -> str | None:
     """The networks of the members' addresses in Open MPI's notation; None: let Open MPI choose."""
     try:
         addresses = [ipaddress.IPv4Address(member.address) for member in members]
@@ -185,7 +185,7 @@ def _networks(members: Sequence[MemberReply]) -> str | None:
 
 
 def _pass_on(
-    assignment: Assignment, members: Sequence[MemberReply], host: str, words: Sequence[str]
+    assignment: Assignment, members: Sequence[Member], host: str, words: Sequence[str]
 ) -> "Future[Any]":
     """Have a member run mpirun's daemon."""
     assert assignment.ask is not None

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from hetagent.errors import CommandError
-from hetrdzv.protocol.directive import MemberReply
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.requests.daemon import PROGRAM
 
 MCA_FLAGS = frozenset({"-mca", "--mca", "-gmca", "--gmca"})
@@ -38,7 +38,7 @@ LEFT_OUT = frozenset({"plm_rsh_agent"})
 """Settings that mpirun also gives its daemons but only needs itself: here they would name a program."""
 
 
-def host_name(member: MemberReply) -> str:
+def host_name(member: Member) -> str:
     """What mpirun calls a member: a plain word that is no real host's name, since mpirun interprets host names.
 
     It contains the node's id, so that Open MPI's messages lead people to the node.

@@ -29,7 +29,7 @@ from hetagent.snapshots.node.serving import Serving
 from hetagent.snapshots.node.space import Space
 from hetagent.worker.runner import TO_DISK
 from hetagent.workers.processes import Workers
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.rooms.snapshots import (
     MOST_REFUSED,
     SNAPSHOTS,
@@ -180,7 +180,7 @@ class Snapshots(RoundHook):
     def begin(self, workers: Workers) -> None:
         self._workers, self._reached = workers, 0
 
-    def on_directive(self, directive: DirectiveReply) -> None:
+    def on_directive(self, directive: Directive) -> None:
         if directive.kind is DirectiveKind.EXIT:
             self._over, self._drained = directive.outcome is not None, directive.code == "drained"
 

@@ -26,7 +26,7 @@ from hetrdzv.core.model import OFFERED, Group
 from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import UNSET, Id, ShortText
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import DaemonRefused, SpecConflict, StaleRound
 from hetrdzv.protocol.progress import NodeProgress, PollRequest
 from hetrdzv.protocol.reasons.reason import Reason
@@ -55,7 +55,7 @@ router = APIRouter(
 # -- joins and polls -----------------------------------------------------------------------------------------
 
 
-@router.put("", response_model=DirectiveReply)
+@router.put("", response_model=Directive)
 async def join(
     request: Request,
     group_id: Id,
@@ -74,7 +74,7 @@ async def join(
         raise
 
 
-@router.get("/directive", response_model=DirectiveReply)
+@router.get("/directive", response_model=Directive)
 async def get_directive(
     request: Request,
     group_id: Id,
@@ -88,7 +88,7 @@ async def get_directive(
     return await _answer_poll(request, group_id, command, after, wait)
 
 
-@router.post("/directive", response_model=DirectiveReply)
+@router.post("/directive", response_model=Directive)
 async def poll(request: Request, group_id: Id, node_id: Id, body: Annotated[PollRequest, AGENTS]) -> Response:
     """The same poll, which also says how far the node's workers have come. May be answered with a question."""
     command = Renew(node_id, body.incarnation, body.after)
@@ -119,7 +119,7 @@ async def _answer_poll(
     if told is None:  # nobody reads it
         return Response(status_code=204)
     asked = asks and polls.service.questions.next(group_id, node_id) is not None
-    return _json(views.asking_json(polls.service, node_id, told)) if asked else _directive(told)
+    return _json(codec.write(views.asked_of(polls.service, node_id, told))) if asked else _directive(told)
 
 
 async def _hang_up(request: Request, caller: Caller) -> None:
@@ -135,16 +135,16 @@ def _json(body: bytes) -> Response:
 
 def _directive(told: Told) -> Response:
     """A directive as JSON. All waiting nodes of a group get the same."""
-    group, directive, pace = told
+    group, directive = told
     if directive.start is not None or directive.root_cause is not None or directive.replaced:
-        return _json(views.directive_json(group, directive, pace))
+        return _json(codec.write(directive))
     known = _replies(group)
-    key = (directive.version, int(directive.clock), pace)
+    key = (directive.version, int(directive.clock), directive.poll_s, directive.lease_s)
     reason, body = known.get(key, (None, b""))
     if reason != directive.reason:
         if len(known) >= REPLIES_KEPT:
             known.clear()
-        body = views.directive_json(group, directive, pace)
+        body = codec.write(directive)
         known[key] = directive.reason, body
     return _json(body)
 
@@ -157,7 +157,7 @@ def _replies(group: Group) -> dict[tuple[object, ...], tuple[Reason, bytes]]:
 # -- what agents tell ----------------------------------------------------------------------------------------
 
 
-@router.post("/report", response_model=DirectiveReply)
+@router.post("/report", response_model=Directive)
 async def report(
     polls: CurrentPolls, group_id: Id, node_id: Id, body: Annotated[ReportRequest, AGENTS]
 ) -> Response:
@@ -165,7 +165,7 @@ async def report(
     return await _answer_member(polls, group_id, node_id, body.incarnation, report_command(node_id, body))
 
 
-@router.post("/daemon", response_model=DirectiveReply)
+@router.post("/daemon", response_model=Directive)
 async def start_daemon(
     polls: CurrentPolls, group_id: Id, node_id: Id, body: Annotated[DaemonRequest, AGENTS]
 ) -> Response:
@@ -183,8 +183,7 @@ async def _answer_member(
     try:
         await polls.execute(group_id, command)
     except StaleRound as error:
-        told = views.directive_reply(*tell(polls.service, group_id, speaker, incarnation))
-        raise StaleReport(str(error), told) from None
+        raise StaleReport(str(error), tell(polls.service, group_id, speaker, incarnation)[1]) from None
     return _directive(tell(polls.service, group_id, speaker, incarnation))
 
 

@@ -8,7 +8,8 @@ as each has said that its workers are ready to stop, or after `notice_s`. So doe
 from collections.abc import Sequence
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, Member, Node, Round
+from hetrdzv.core.model import Group, Node, Round
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.states import GroupState, NodePhase
 
 

@@ -13,7 +13,8 @@ from itertools import product
 from typing import Any
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, Member, Node, Round
+from hetrdzv.core.model import Group, Node, Round
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.rank_order import REST, OrderKind, RankOrder, master_rule, rank_order

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from hetrdzv.core.commands import FeatureCommand, Report
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, Member, Node, Round
+from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rounds.transitions import Work, require_speaker
 from hetrdzv.core.snapshots.complete import (
     Gathered,
@@ -23,6 +23,7 @@ from hetrdzv.core.snapshots.complete import (
     serves,
 )
 from hetrdzv.core.snapshots.told import chosen, told, wrong
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.errors import GroupFinished, StaleRound
 from hetrdzv.protocol.reasons import snapshots as reasons
 from hetrdzv.protocol.reasons.reason import Reason

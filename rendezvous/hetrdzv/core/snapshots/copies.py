@@ -9,9 +9,10 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, Member, Node, Round
+from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.units import value_of
 from hetrdzv.core.snapshots.complete import stamp_of
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.rooms.snapshots import Chosen, Copy, Source, Stamp
 
 COPIES = 2

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Member, Node
+from hetrdzv.core.model import Node
 from hetrdzv.core.snapshots.complete import Gathered
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Incomplete, RankPart, Source
 
 MOST_SOURCES = 1024

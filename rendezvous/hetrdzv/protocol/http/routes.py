@@ -5,7 +5,7 @@ Those of optional features are in protocol/rooms.
 
 from types import NoneType
 
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.http.route import NODE, Route
 from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, HealthReply, LogsReply, StacksReply
 from hetrdzv.protocol.requests.plans import Plan
@@ -16,13 +16,13 @@ STACKS_WAIT_S = 10.0
 _GROUPS = "/v1/groups"
 _GROUP = f"{_GROUPS}/{{group_id}}"
 
-JOIN = Route("PUT", NODE, DirectiveReply)
-DIRECTIVE = Route("GET", f"{NODE}/directive", DirectiveReply)
-POLL = Route("POST", f"{NODE}/directive", DirectiveReply)
-REPORT = Route("POST", f"{NODE}/report", DirectiveReply)
+JOIN = Route("PUT", NODE, Directive)
+DIRECTIVE = Route("GET", f"{NODE}/directive", Directive)
+POLL = Route("POST", f"{NODE}/directive", Directive)
+REPORT = Route("POST", f"{NODE}/report", Directive)
 STACKS = Route("POST", f"{NODE}/stacks", NoneType)
 LOGS = Route("POST", f"{NODE}/logs", NoneType)
-DAEMON = Route("POST", f"{NODE}/daemon", DirectiveReply)
+DAEMON = Route("POST", f"{NODE}/daemon", Directive)
 LEAVE = Route("DELETE", NODE, NoneType)
 
 GROUPS = Route("GET", _GROUPS, GroupsReply)

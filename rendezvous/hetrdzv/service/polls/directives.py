@@ -1,16 +1,17 @@
 """What a node is told: its directive, when that changes, and how the node keeps in touch."""
 
 import asyncio
+from dataclasses import replace
 
-from hetrdzv.core.directive import Directive, Heading, directive, heading
+from hetrdzv.core.directive import Heading, directive, heading
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_speaker
-from hetrdzv.service.leases import Pace
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.service import Service
 
-Told = tuple[Group, Directive, Pace]
-"""A group, what a node of it has to do, and how that node keeps in touch."""
+Told = tuple[Group, Directive]
+"""A group, and what a node of it has to do."""
 
 
 def heading_of(service: Service, group_id: str, node_id: str, incarnation: str) -> Heading:
@@ -37,7 +38,8 @@ def tell(service: Service, group_id: str, node_id: str, incarnation: str) -> Tol
     Raises as `directive_of` does.
     """
     group, told = directive_of(service, group_id, node_id, incarnation)
-    return group, told, service.leases.promise(group, node_id, incarnation)
+    pace = service.leases.promise(group, node_id, incarnation)
+    return group, replace(told, poll_s=pace.poll_s, lease_s=pace.lease_s)
 
 
 async def watch(

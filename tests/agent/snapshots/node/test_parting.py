@@ -21,7 +21,7 @@ from hetagent.snapshots.node import parting as partings
 from hetagent.snapshots.node.parting import SERVES_S, Parting
 from hetagent.snapshots.node.serving import Serving
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import StaleIncarnation, UnknownNode, Unreachable
 from hetrdzv.protocol.http.routes import REPORT
 from hetrdzv.protocol.requests.reports import ReportRequest
@@ -43,16 +43,16 @@ class Others:
 
     async def __aexit__(self, *error: object) -> None: ...
 
-    async def directive(self, *given: Any) -> DirectiveReply:
+    async def directive(self, *given: Any) -> Directive:
         assert given[:3] == ("g", "a", "1234")
         return self._answer()
 
-    async def ask(self, *given: Any) -> DirectiveReply:
+    async def ask(self, *given: Any) -> Directive:
         assert given[:3] == (REPORT, "g", "a")
         self.reports.append(given[3])
         return self._answer()
 
-    def _answer(self) -> DirectiveReply:
+    def _answer(self) -> Directive:
         if isinstance(self.says, Exception):
             raise self.says
         kind = DirectiveKind.EXIT if self.says == "left" else DirectiveKind.WAIT

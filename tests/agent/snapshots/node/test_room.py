@@ -31,7 +31,7 @@ from hetagent.snapshots.node.space import Space
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import DirectiveReply
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import InvalidRequest
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, SnapshotsReply, SnapshotsRequest, Source, Stamp
 from hetrdzv.protocol.states import DirectiveKind
@@ -587,5 +587,5 @@ def test_the_agent_s_end_is_heard_between_rounds(rig: Make, parent: Path) -> Non
     room = furnished(made, parent)
     assert made.run() == 0
     assert cast(Any, room)._over
-    assert isinstance(made.agent.outcome, DirectiveReply)
+    assert isinstance(made.agent.outcome, Directive)
     assert list(parent.iterdir()) == []

@@ -24,6 +24,7 @@ class Declaring:
         self._told = Holdings()
         self._number, self._nnodes = 0, 1
         self._began: Stamp | None = None  # from which the round began
+        self._before: Stamp | None = None  # what was safe before that is
         self._pending: Stamp | None = None  # the newest that was told, and lives once
         self._not_before = 0.0
 
@@ -31,6 +32,7 @@ class Declaring:
         """A round begins, from a snapshot or from none."""
         self._number, self._nnodes = number, nnodes
         in_memory = chosen is not None and not chosen.on_disk
+        before = self.safe or self._before or self._began
         self._began = (
             Stamp(round=chosen.round, step=chosen.step) if chosen is not None and in_memory else None
         )
@@ -40,11 +42,12 @@ class Declaring:
         self._pending = self._began if lives_once and self.safe != self._began else None
         if self._pending is None:
             self.safe = self._began or self.safe
+        self._before = None if before is None or not _is_newer(self._began or before, before) else before
 
     @property
     def kept(self) -> tuple[Stamp, ...]:
         """What is not to be overwritten: what is safe or the round began from, and what others may know to be safe."""
-        first = self.safe or self._began
+        first = self.safe or self._before or self._began
         return tuple(dict.fromkeys(stamp for stamp in (first, self._pending) if stamp is not None))
 
     def began_from(self, stamp: Stamp) -> bool:

@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hetagent.session import reports
-from hetagent.session.connection import LEAVE_S
 from hetagent.session.joining import Offer
 from hetagent.session.requests import Answer, Request
-from hetagent.session.session import Session
+from hetagent.session.session import LEAVE_S, Session
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.failure import Failure
@@ -386,7 +385,7 @@ class Agent:
                 for room in self._rooms:
                     room.says_goodbye()
                 self.session.leave("its agent goes", self.world.timeline.now)
-                self.after(LEAVE_S, self._exit)
+                self.after(LEAVE_S + 1.0, self._exit)
         elif self._ready_after_stop:
             self._be_ready()
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from hetagent.session.requests import Answer, Request
-from hetagent.session.send_queue import Answered
+from hetagent.session.requests import Answer, Answered, Request
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.directive import Directive
 from tests.sim.workers import Workers

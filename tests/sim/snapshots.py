@@ -8,8 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from hetagent.session import reports
-from hetagent.session.requests import Report, ReportRoute, SendReport
-from hetagent.session.send_queue import Answered
+from hetagent.session.requests import Answered, Report, ReportRoute, SendReport
 from hetagent.snapshots.folder import SLOTS, room_for
 from hetagent.snapshots.folder import Stamp as Taken
 from hetagent.snapshots.node.declaring import Declaring

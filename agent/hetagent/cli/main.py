@@ -60,7 +60,7 @@ def _run() -> int:
         options = parse(sys.argv[1:], os.environ)
         token, tls = _token(options), _tls(options)
         if options.check:
-            from hetagent.health.check.run import run
+            from hetagent.health.check import run
 
             return run(options, token, tls)
         command, flags = None, options.torchrun

@@ -7,7 +7,6 @@ import random
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import psutil
@@ -125,27 +124,6 @@ def address_of(interface: str) -> str:
     known = ", ".join(f"{name} ({text})" for name, _, text in there)
     problem = "has no IP address" if interface in psutil.net_if_addrs() else "does not exist here"
     raise NetworkError(f"interface '{interface}' {problem}: choose one of {known or 'none'}")
-
-
-@dataclass(frozen=True, slots=True)
-class Interface:
-    """An address of a network interface of this node."""
-
-    name: str
-    address: str
-    family: socket.AddressFamily
-    is_loopback: bool
-
-
-def interfaces() -> list[Interface]:
-    """The first address of each kind of every interface that is up; link-local ones are left out."""
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    known: dict[tuple[str, int], Interface] = {}
-    for name, ip, text in _interface_addresses():
-        if name in up and not ip.is_link_local:
-            family = socket.AF_INET6 if ip.version == 6 else socket.AF_INET
-            known.setdefault((name, ip.version), Interface(name, text, family, ip.is_loopback))
-    return list(known.values())
 
 
 def socket_env(

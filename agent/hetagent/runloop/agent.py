@@ -27,7 +27,8 @@ from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
 from hetagent.runloop.shutdown import Shutdown, ShutdownAction, WorkerActivity
 from hetagent.session import reports
-from hetagent.session.connection import LEAVE_S, UNHEARD_LEAVE_S, ServerConnection
+from hetagent.session.connection import ServerConnection
+from hetagent.session.session import HURRIED_LEAVE_S, LEAVE_S
 from hetagent.workers import failures
 from hetagent.workers.leftovers import OrphanReaper
 from hetagent.workers.starter import Exit
@@ -253,9 +254,9 @@ class Agent:
         if not self._succeeded:
             self._orphans.kill_spared()
         self._launch.end()
-        leave_s = UNHEARD_LEAVE_S if self._shutdown.hurried else LEAVE_S
+        leave_s = HURRIED_LEAVE_S if self._shutdown.hurried else LEAVE_S
         if self._shutdown.gone_at is not None:
-            leave_s = min(leave_s, max(UNHEARD_LEAVE_S, self._shutdown.gone_at - time.monotonic()))
+            leave_s = min(leave_s, max(HURRIED_LEAVE_S, self._shutdown.gone_at - time.monotonic()))
         left = self._line.leave(goodbye, leave_s, lambda: bool(self._got_signals))
         self.hangs, self._left_at = self.hangs or not left, time.monotonic()
         if parts.snapshots is not None:

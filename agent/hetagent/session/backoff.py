@@ -44,6 +44,11 @@ class Backoff:
         self._refused_since: float | None = None
         self._away_since = self._noticed_at = 0.0
 
+    @property
+    def ever_answered(self) -> bool:
+        """Whether any server has."""
+        return self._answered_at is not None
+
     def begin(self, now: float) -> None:
         """The first request is about to be sent: the time for a first contact counts from now."""
         if self._began_at is None:

@@ -13,18 +13,15 @@ from typing import Any
 from hetagent.session import reports
 from hetagent.session.dispatch import DirectiveDispatcher, DirectiveQueue
 from hetagent.session.requests import Answer, R, Report, Request
-from hetagent.session.session import LEAVE_TIMEOUT_S, Session
+from hetagent.session.session import LEAVE_S, Session
 from hetagent.session.waiting import TICK_S, WaitDisplay, never_live
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import Directive, StacksAsked
 from hetrdzv.protocol.errors import HetError, Unreachable
 from hetrdzv.protocol.progress import NodeProgress
 
-LEAVE_S = LEAVE_TIMEOUT_S + 1.0
-"""How long a goodbye may take (seconds)."""
-
-UNHEARD_LEAVE_S = 0.5
-"""How long a goodbye to a server that has never answered may take, or where somebody is in a hurry (seconds)."""
+LOOK_UP_S = 0.5
+"""How much longer than its goodbye may take the thread is waited for (seconds): it may hang in a look-up."""
 
 LEAVE_NOTICE_S = 1.0
 """After how long a goodbye says that it goes on (seconds)."""
@@ -57,12 +54,10 @@ class ServerConnection:
         self._log = log
         self._loop = asyncio.new_event_loop()
         self._kick = asyncio.Event()
-        self._queue = DirectiveQueue(self._on_put)
+        self._queue = DirectiveQueue()
         self._dispatcher = DirectiveDispatcher(session.node_id, self._queue, self._master_unreachable, log)
         self._thread = threading.Thread(target=self._main, name="hetagent-server", daemon=True)
         self._closing = False
-        self._answered = False  # some server has
-        self._hopeless = False  # no server will get our goodbye
         self._abandoned = False  # nobody takes directives any more
         self._error: Exception | None = None  # what broke the thread, or is about to
         self._on_question: Callable[[StacksAsked], None] = lambda asked: None
@@ -178,9 +173,9 @@ class ServerConnection:
         """
         if not self._thread.is_alive():
             return True
-        self._do(lambda now: self._session.leave(why, now), last=True)
+        self._do(lambda now: self._session.leave(why, now, timeout_s), last=True)
         notice_at = time.monotonic() + LEAVE_NOTICE_S
-        until = time.monotonic() + (timeout_s if self._answered else min(timeout_s, UNHEARD_LEAVE_S))
+        until = time.monotonic() + timeout_s + LOOK_UP_S
         while self._thread.is_alive() and (left_s := until - time.monotonic()) > 0 and not is_hurried():
             self._thread.join(min(LEAVE_LOOK_S, left_s))
             if time.monotonic() >= notice_at:
@@ -205,8 +200,7 @@ class ServerConnection:
 
     def give_up(self, why: str) -> None:
         """There is no server any more and there will be none: the agent exits."""
-        self._hopeless = True
-        self._queue.put(self._session.local_exit("no server", why))
+        self._do(lambda now: self._session.give_up(why, "no server"))
 
     def _do(self, what: Callable[[float], None], *, last: bool = False) -> bool:
         """Have the thread do it; returns whether there still is a thread."""
@@ -256,7 +250,7 @@ class ServerConnection:
         async with self._make_client() as client, asyncio.TaskGroup() as tasks:
             dispatching = tasks.create_task(self._dispatcher.run())
             requests: set[asyncio.Task[None]] = set()
-            while not (self._closing and (self._session.finished or self._hopeless)):
+            while not (self._closing and self._session.finished):
                 if self._error is not None:
                     raise self._error
                 for request in self._session.requests(time.monotonic()):
@@ -283,11 +277,8 @@ class ServerConnection:
             answer = await request.send(client)
         except HetError as error:
             answer = error
-        if not isinstance(answer, Unreachable):
-            self._answered = True
-        else:
+        if isinstance(answer, Unreachable):
             self._display.pause()
-            self._hopeless = self._hopeless or (self._closing and not self._answered)
         self._session.received(request, answer, time.monotonic())
         if isinstance(answer, Directive):
             self._log_notices()
@@ -316,9 +307,6 @@ class ServerConnection:
             else:
                 answer.set_result(outcome)
             self._queue.wake()
-
-    def _on_put(self, directive: Directive) -> None:
-        """The agent is handed a directive; a hook for subclasses."""
 
     def _master_unreachable(self, round_number: int, why: str) -> None:
         self._session.send(reports.master_unreachable(round_number, why), time.monotonic())

@@ -14,17 +14,13 @@ from hetrdzv.protocol.directive import Directive
 class DirectiveQueue(SelfPipe):
     """Directives for the agent's main thread; readable while there are some.
 
-    Args:
-        on_put: called with each directive, in the thread that puts it.
-
     Attributes:
         put_at: when the last directive was put (monotonic seconds).
     """
 
-    def __init__(self, on_put: Callable[[Directive], None]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.put_at = 0.0
-        self._on_put = on_put
         self._queue: deque[Directive] = deque()
 
     @property
@@ -37,7 +33,6 @@ class DirectiveQueue(SelfPipe):
         self.put_at = time.monotonic()
         self._queue.append(directive)
         self.wake()
-        self._on_put(directive)
 
     def take(self) -> list[Directive]:
         """The directives since the last call, in order."""

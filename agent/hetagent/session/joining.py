@@ -3,7 +3,6 @@
 No clock: `now` is passed (monotonic seconds).
 """
 
-from collections import deque
 from dataclasses import dataclass
 from math import ceil, inf
 
@@ -63,7 +62,7 @@ class Joining:
         ever: whether the server has ever accepted one.
     """
 
-    def __init__(self, group: str, notices: deque[str]) -> None:
+    def __init__(self, group: str, notices: list[str]) -> None:
         self.due: JoinRequest | None = None
         self.due_at = 0.0
         self.number = 0

@@ -14,16 +14,12 @@ ATTEMPT_S = 0.5
 connection only after a second."""
 
 
-async def reachable(
-    address: str, port: int, timeout_s: float = 3.0, *, interface: str | None = None, source: str = ""
-) -> str | None:
+async def reachable(address: str, port: int, timeout_s: float = 3.0) -> str | None:
     """Try TCP connections until one succeeds or the time is over.
 
     Args:
         address: a host name or an IP address, IPv6 without brackets.
         timeout_s: for everything, name resolution included (seconds).
-        interface: the only one of this node's that may be used; None: any.
-        source: an address of it, for kernels before 5.7.
 
     Returns:
         None if one succeeded, else why not: `connection refused`, `timed out after 3 s`, `cannot resolve 'x'`. Errors
@@ -36,7 +32,7 @@ async def reachable(
         attempt_s = ATTEMPT_S if left_s > 3 * ATTEMPT_S else left_s
         try:
             async with asyncio.timeout(attempt_s):
-                await _connect(address, port, interface, source)
+                await _connect(address, port)
             return None
         except TimeoutError:
             continue
@@ -48,7 +44,7 @@ async def reachable(
     return reason
 
 
-async def _connect(address: str, port: int, interface: str | None, source: str) -> None:
+async def _connect(address: str, port: int) -> None:
     """Connect to any of a name's addresses.
 
     Raises:
@@ -61,8 +57,6 @@ async def _connect(address: str, port: int, interface: str | None, source: str) 
         with socket.socket(family, kind, protocol) as sock:
             sock.setblocking(False)
             try:
-                if interface is not None:
-                    _bind(sock, interface, source)
                 await loop.sock_connect(sock, sockaddr)
                 if sock.getsockname() != sockaddr:
                     return
@@ -72,10 +66,3 @@ async def _connect(address: str, port: int, interface: str | None, source: str) 
                 failure = error
     assert failure is not None, "getaddrinfo returns at least one address or raises"
     raise failure
-
-
-def _bind(sock: socket.socket, interface: str, source: str) -> None:
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
-    except PermissionError:
-        sock.bind((source, 0))

@@ -30,12 +30,6 @@ def is_final(error: HetError) -> bool:
     return isinstance(error, Problem) and 400 <= error.status < 500 and error.status not in (408, 429)
 
 
-def is_body_refused(error: HetError) -> bool:
-    """Whether a server, or a proxy before it, refuses what a request carries, though it may accept others."""
-    codes = STRANGERS | MISSING
-    return isinstance(error, Problem) and error.status in (404, 405, 413, 422) and error.code not in codes
-
-
 def is_answer(error: HetError) -> bool:
     """Whether a server that works has answered."""
     return isinstance(error, Problem) and error.status < 500

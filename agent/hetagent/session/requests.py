@@ -20,20 +20,20 @@ Answer = object
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRoute(Generic[R]):
-    """How one kind of report is sent.
+    """How one kind of report is sent: beside joins and polls, and a refusal concerns nothing but this report.
+
+    Only those of `reports.REPORT` are sent in order with joins and the goodbye, one at a time, until they are accepted;
+    if the server rejects one, the agent ends.
 
     Attributes:
         route: the server's route.
-        in_order: sent with joins and the goodbye, one at a time, until it is accepted; if the server rejects it, the
-            agent ends. Else it goes beside them, and a refusal concerns nothing but this report.
         repeats: retried until it is accepted or refused, or its round is over; else it is sent once.
         last: the goodbye waits a moment for it; it is dropped while the server is away.
-        pause_s: pause between attempts (seconds); reports in order follow the session's backoff instead.
+        pause_s: pause between attempts (seconds).
         dated: the body has `age_s`, how long ago it became true.
     """
 
     route: Route[R]
-    in_order: bool = False
     repeats: bool = True
     last: bool = False
     pause_s: float = 0.3
@@ -136,3 +136,32 @@ class Leave(BaseRequest):
 
 
 Request = Join | Poll | SendReport | Leave
+
+
+Answered = tuple[Report[Any], Answer]
+"""A report that somebody waits for, with the reply or refusal; None: its round is over, or the server is gone."""
+
+
+@dataclass(slots=True, eq=False)
+class QueuedReport:
+    """A report that is to be sent.
+
+    Attributes:
+        since: when it became true (monotonic seconds).
+        asks: somebody waits for the answer.
+        not_before: when to try again (monotonic seconds).
+    """
+
+    report: Report[Any]
+    since: float
+    asks: bool = False
+    not_before: float = 0.0
+
+    def request(self, head: Head, incarnation: str, now: float) -> SendReport:
+        """The request that brings it."""
+        if self.report.to:
+            head["node_id"] = self.report.to
+        fields: dict[str, Any] = {"incarnation": incarnation}
+        if self.report.route.dated:
+            fields["age_s"] = max(0.0, now - self.since)
+        return SendReport(**head, route=self.report.route, body=self.report.body(**fields))

@@ -6,8 +6,8 @@ that the agent and the simulation run the same code. After any input, and at `wa
 """
 
 import random
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -19,16 +19,17 @@ from hetagent.session.progress_samples import ProgressSamples
 from hetagent.session.refusals import MISSING, STRANGERS, directive_of, is_answer, is_final, replaced_text
 from hetagent.session.requests import (
     Answer,
+    Answered,
     Head,
     Join,
     Leave,
     Poll,
+    QueuedReport,
     Report,
     ReportRoute,
     Request,
     SendReport,
 )
-from hetagent.session.send_queue import Answered, Lane, SendQueue
 from hetrdzv.protocol.directive import Directive, StacksAsked
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress
@@ -41,14 +42,20 @@ CONTRADICTED_S = 5.0
 """How long after a join another is sent if the server does not know whether this node is ready (seconds): a message
 was late."""
 
-REFUSES_PROGRESS = "the server does not accept the workers' progress, so no hang is noticed"
-
-LEAVE_TIMEOUT_S = 8.0
+LEAVE_S = 8.0
 """How long a goodbye is attempted (seconds): longer than a failover takes (4 s) with the longest pause between attempts
 (2 s), on a busy machine. A node that leaves without one is lost. Slurm and Kubernetes kill after 30 s."""
 
+HURRIED_LEAVE_S = 0.5
+"""The same for a server that has never answered, or where somebody is in a hurry (seconds)."""
+
 LAST_REPORTS_S = 1.0
 """How long it waits for the reports before it (seconds)."""
+
+JOIN, POLL, URGENT_POLL, LEAVE = "join", "poll", "urgent poll", "leave"
+"""What can be in flight, one of each at most, beside the first report of each route."""
+
+Make = Callable[[], Request | None]
 
 
 class Session:
@@ -76,20 +83,14 @@ class Session:
         self.incarnation = incarnation
         self.offer = offer
         self._backoff = Backoff(rng, connect_timeout_s)
-        self._notices: deque[str] = deque()
+        self._notices: list[str] = []
         self._directives = Directives(offer.spec)
-        # what is to be sent
+        # what is to be sent, and what is on its way
         self._next_number = 1
-        self._answers: deque[Answered] = deque()
+        self._answers: list[Answered] = []
         self._samples = ProgressSamples(incarnation)
-        self._main = Lane(self._main_due_at, self._next_main)
-        self._poll = Lane(self._poll_due_at, self._next_poll)
-        self._urgent = Lane(
-            lambda: self._beside(self._samples.urgent_at()), lambda now: self._samples.urgent(self._head())
-        )
-        self._lanes = [self._main, self._poll, self._urgent]
-        self._reports = SendQueue(reports.REPORT, incarnation, self._answers)
-        self._queues: dict[ReportRoute[Any], SendQueue] = {reports.REPORT: self._reports}
+        self._reports: list[QueuedReport] = []  # of all routes
+        self._in_flight: dict[object, tuple[Request, float]] = {}  # with the time of sending
         self._poll_at = 0.0
         self._ports = (0, 0)
         self._not_ready = ""
@@ -125,14 +126,14 @@ class Session:
     def send(self, report: Report[Any], now: float) -> None:
         """Send a report; `now` is when it became true, which may be a while ago."""
         if not self._finished and not (report.route.last and self._backoff.away):
-            self._queue(report.route).add(report, now)
+            self._reports.append(QueuedReport(report, now))
 
     def ask(self, report: Report[Any], now: float) -> None:
         """Send a report whose reply is wanted; see `answers`."""
         if self._finished or self._directives.exit_sent:
             self._answers.append((report, None))
         else:
-            self._queue(report.route).add(report, now, asks=True)
+            self._reports.append(QueuedReport(report, now, asks=True))
 
     def watch(self, sample: Callable[[], NodeProgress | None]) -> None:
         """From now on, report how far the workers have come; None: unknown, or there are none."""
@@ -140,7 +141,7 @@ class Session:
 
     def push_progress(self) -> None:
         """The server has to know at once how far the workers have come."""
-        self._samples.push()
+        self._samples.urgent_at = 0.0
 
     def leaving(self, why: str, now: float, grace_s: float | None = None) -> None:
         """This node is about to leave and will not join again.
@@ -152,10 +153,12 @@ class Session:
         if self._maybe_member:
             self.send(reports.leaving(self._directives.newest_round, why, grace_s), now)
 
-    def leave(self, why: str, now: float) -> None:
+    def leave(self, why: str, now: float, timeout_s: float = LEAVE_S) -> None:
         """The agent exits; its workers are gone."""
         self._leaving, self._joining.due = True, None
-        self._goodbye, self._goodbye_until = why[:256], now + LEAVE_TIMEOUT_S
+        if not self._backoff.ever_answered:
+            timeout_s = min(timeout_s, HURRIED_LEAVE_S)
+        self._goodbye, self._goodbye_until = why[:256], now + timeout_s
         self._last_reports_until = now + LAST_REPORTS_S
         self._directives.left()
         self._backoff.retry_at = min(self._backoff.retry_at, now)
@@ -165,53 +168,50 @@ class Session:
 
     def received(self, request: Request, answer: Answer, now: float) -> None:
         """A request was answered, or failed; an answer to none in flight (a duplicate) is ignored."""
-        lane = next((lane for lane in self._lanes if lane.request == request), None)
-        if lane is None:
+        what = next((key for key, (sent, _) in self._in_flight.items() if sent == request), None)
+        if what is None:
             return
-        lane.request = None
+        _, sent_at = self._in_flight.pop(what)
         if self._finished:
             return
         if isinstance(answer, HetError):
-            self._failed(lane, request, answer, now)
+            self._failed(what, request, sent_at, answer, now)
             return
-        self._answered(lane, now)
+        self._answered(sent_at, now)
         match request:
             case Join():
                 self._is_member = self._maybe_member = True
                 self._joining.accepted(request.body)
             case SendReport():
-                self._queue(request.route).settle(answer)
+                self._settle(what, answer)
             case Leave():
                 self._finished = True
         if isinstance(answer, Directive):
             if isinstance(request, Poll) and request.posts:
-                self._samples.accepted(answer.stacks or answer.logs, now)
+                self._samples.asked(answer.stacks or answer.logs, now)
             if answer.replaced:
                 self._notice_once("replaced", replaced_text(self.group, answer.replaced, self.offer.spec))
             version = self._directives.version
             self._take(request.number, answer, now)
-            if lane is self._poll:
+            if what == POLL:
                 is_new = self._directives.version != version
-                self._poll_at = lane.sent_at + (0.0 if is_new else POLL_PAUSE_S)
+                self._poll_at = sent_at + (0.0 if is_new else POLL_PAUSE_S)
 
     # -- outputs -------------------------------------------------------------------------------------------
 
     def requests(self, now: float) -> list[Request]:
-        """What is to be sent now; each is in flight until `received`.
-
-        At most one poll is, one join, report or goodbye, and one report of each route that is not in order.
-        """
+        """What is to be sent now; each is in flight until `received`."""
         self._pass_time(now)
         sent = []
-        for lane in self._lanes:
-            due_at = self._due_at(lane)
-            if due_at is not None and now >= due_at and (request := lane.send(now)) is not None:
+        for what, due_at, make in self._due(now):
+            if now >= max(due_at, self._backoff.retry_at) and (request := make()) is not None:
+                self._in_flight[what] = request, now
                 sent.append(request)
         return sent
 
     def wakeup(self) -> float | None:
         """When to ask for `requests` again if nothing happens before; None: no need."""
-        moments = [self._due_at(lane) for lane in self._lanes]
+        moments: list[float | None] = [max(at, self._backoff.retry_at) for _, at, _ in self._due(0.0)]
         moments.append(self._disconnects_at())
         if self._goodbye is not None and not self._finished:
             moments.append(self._goodbye_until)
@@ -227,7 +227,7 @@ class Session:
 
     def notices(self) -> list[str]:
         """What to show since the last call."""
-        taken = list(self._notices)
+        taken = self._notices[:]
         self._notices.clear()
         return taken
 
@@ -237,8 +237,7 @@ class Session:
 
     def answers(self) -> list[Answered]:
         """The answers to `ask` since the last call; each is answered once."""
-        taken = list(self._answers)
-        self._answers.clear()
+        taken, self._answers = self._answers, []
         return taken
 
     @property
@@ -263,55 +262,75 @@ class Session:
 
     # -- what is to be sent, and when ----------------------------------------------------------------------
 
-    def _due_at(self, lane: Lane) -> float | None:
-        due_at = None if self._finished else lane.due_at()
-        return None if due_at is None else max(due_at, self._backoff.retry_at)
+    def _due(self, now: float) -> Iterator[tuple[object, float, Make]]:
+        """What is not in flight, when it may be sent, and what makes it at that moment.
 
-    def _main_due_at(self) -> float | None:
-        """The next report, the goodbye or a join; in this order, one at a time."""
-        if (due_at := self._reports.due_at()) is not None:
-            return due_at
-        if self._goodbye is not None:
-            waiting = (route for route, queue in self._queues.items() if queue.due_at() is not None)
-            waits = self._is_member and any(route.last for route in waiting)
-            return self._last_reports_until if waits else 0.0
-        return self._joining.due_at if self._joining.due is not None else None
+        Reports in order, joins and the goodbye go one at a time, in this order. Polls and other reports go beside them,
+        once the server knows this node.
+        """
+        if self._finished:
+            return
+        first: dict[ReportRoute[Any], QueuedReport] = {}
+        for queued in self._reports:
+            first.setdefault(queued.report.route, queued)
+        in_order = first.pop(reports.REPORT, None)
+        if not self._is_main_busy:
+            if in_order is not None:
+                yield in_order, 0.0, partial(self._next_report, in_order, now)
+            elif self._goodbye is not None:
+                waits = self._is_member and any(route.last for route in first)
+                yield LEAVE, self._last_reports_until if waits else 0.0, self._next_leave
+            elif self._joining.due is not None:
+                yield JOIN, self._joining.due_at, lambda: self._next_join(now)
+        if not self._is_member:
+            return
+        if self._goodbye is None:
+            is_joining = self._joining.due is not None or JOIN in self._in_flight
+            if POLL not in self._in_flight and not is_joining:
+                yield POLL, self._poll_at, self._next_poll
+            if URGENT_POLL not in self._in_flight and (due_at := self._samples.urgent_at) is not None:
+                yield URGENT_POLL, due_at, lambda: self._samples.urgent_poll(self._head())
+        for route, queued in first.items():
+            if queued not in self._in_flight and (self._goodbye is None or route.last):
+                yield queued, queued.not_before, partial(self._next_report, queued, now)
 
-    def _next_main(self, now: float) -> Request | None:
-        if self._reports.due_at() is not None:
-            return self._reports.next(self._head(), now)
-        if self._goodbye is not None:
-            return Leave(**self._head(), incarnation=self.incarnation, reason=self._goodbye)
+    @property
+    def _is_main_busy(self) -> bool:
+        """Whether a report in order, a join or the goodbye is in flight."""
+        return any(
+            what in (JOIN, LEAVE) or (isinstance(what, QueuedReport) and what.report.route is reports.REPORT)
+            for what in self._in_flight
+        )
+
+    def _next_report(self, queued: QueuedReport, now: float) -> Request:
+        return queued.request(self._head(), self.incarnation, now)
+
+    def _next_leave(self) -> Request:
+        assert self._goodbye is not None
+        return Leave(**self._head(), incarnation=self.incarnation, reason=self._goodbye)
+
+    def _next_join(self, now: float) -> Request:
         assert self._joining.due is not None
         self._joining.sent(self._next_number, now)
         self._maybe_member = True
         return Join(**self._head(), body=self._joining.due)
 
-    def _poll_due_at(self) -> float | None:
-        """A poll is open whenever the server knows this node and no join is in flight."""
-        is_joining = self._joining.due is not None or isinstance(self._main.request, Join)
-        return None if is_joining else self._beside(self._poll_at)
-
-    def _next_poll(self, now: float) -> Request:
+    def _next_poll(self) -> Request:
         timing = self._directives.current
         wait_s = 0.0 if self._backoff.away else min(timing.poll_s, timing.max_disconnect_s / 2)
-        return self._samples.poll(self._head(), self._directives.version, wait_s, now)
+        return self._samples.poll(self._head(), self._directives.version, wait_s)
 
-    def _beside(self, due_at: float | None, *, last: bool = False) -> float | None:
-        """When what goes beside the main lane is due: the server has to know this node."""
-        return due_at if self._is_member and (self._goodbye is None or last) else None
+    def _settle(self, queued: object, answer: Answer) -> None:
+        """A report was accepted or refused, or no longer matters (None)."""
+        if isinstance(queued, QueuedReport) and queued in self._reports:
+            self._reports.remove(queued)
+            if queued.asks:
+                self._answers.append((queued.report, answer))
 
-    def _queue(self, route: ReportRoute[Any]) -> SendQueue:
-        """The reports of a route; each that is not in order has a lane of its own."""
-        if route not in self._queues:
-            self._queues[route] = queue = SendQueue(route, self.incarnation, self._answers)
-            self._lanes.append(
-                Lane(
-                    lambda: self._beside(queue.due_at(), last=route.last),
-                    lambda now: queue.next(self._head(), now),
-                )
-            )
-        return self._queues[route]
+    def _drop_reports(self) -> None:
+        """There is nobody to send them to."""
+        for queued in self._reports[:]:
+            self._settle(queued, None)
 
     def _disconnects_at(self) -> float | None:
         """When workers are to be stopped because no server answers (rule 8)."""
@@ -370,11 +389,11 @@ class Session:
         """Whether the server, which has had our last join, takes this node for ready, and it is not; or the reverse."""
         if directive.kind is not DirectiveKind.WAIT or self.workers_may_run:
             return False
-        is_joining = self._joining.due is not None or isinstance(self._main.request, Join)
+        is_joining = self._joining.due is not None or JOIN in self._in_flight
         is_news = number >= self._joining.number and not is_joining
         return is_news and (directive.code == "not_ready") != bool(self._not_ready)
 
-    def _give_up(self, why: str, code: str = "refused", *, gone: bool = True) -> None:
+    def give_up(self, why: str, code: str = "refused", *, gone: bool = True) -> None:
         """This agent cannot continue: it has to stop its workers and exit.
 
         Args:
@@ -390,67 +409,49 @@ class Session:
 
     # -- failed requests -----------------------------------------------------------------------------------
 
-    def _failed(self, lane: Lane, request: Request, error: HetError, now: float) -> None:
+    def _failed(self, what: object, request: Request, sent_at: float, error: HetError, now: float) -> None:
         """A request was refused, or no server answered."""
-        if isinstance(request, Poll) and self._samples.refused(request, error, now):
-            self._answered(lane, now)
-            self._notice_once("progress", f"{REFUSES_PROGRESS}: {error}; trying again from time to time")
-        elif lane is self._urgent:
-            self._samples.failed(lane.sent_at)
-        elif error.code == "stale_incarnation":
-            self._answered(lane, now)
-            self._give_up(str(error))
-        elif isinstance(request, SendReport):
-            self._report_failed(lane, request, error, now)
-        else:
-            self._refused(lane, request, error, now)
-
-    def _report_failed(self, lane: Lane, request: SendReport, error: HetError, now: float) -> None:
-        queue, in_order = self._queue(request.route), request.route.in_order
-        match error.code:
-            case "stale_round":
-                self._answered(lane, now)
-                queue.settle(None)
+        match request, error.code:
+            case _ if what == URGENT_POLL:
+                self._samples.failed(sent_at)
+            case _, "stale_incarnation":
+                self._answered(sent_at, now)
+                self.give_up(str(error))
+            case SendReport(), "stale_round":
+                self._answered(sent_at, now)
+                self._settle(what, None)
                 if (directive := directive_of(error)) is not None:
                     self._take(request.number, directive, now)
-            case code if code in MISSING and in_order:
-                self._forgotten(lane, request, error, now)
-            case "invalid_request" | "body_too_large" if in_order:
-                self._answered(lane, now)
-                self._give_up(f"the server rejects a report from this agent: {error}", gone=False)
-            case _ if in_order:
-                self._unanswered(request, error, now)
-            case code if is_final(error) and code not in STRANGERS:
-                self._answered(lane, now)
-                queue.settle(error)
-            case _:
-                queue.fail(lane.sent_at)
-
-    def _refused(self, lane: Lane, request: Request, error: HetError, now: float) -> None:
-        match request, error.code:
+            case SendReport(route=route), code if route is not reports.REPORT:
+                if is_final(error) and code not in STRANGERS:
+                    self._answered(sent_at, now)
+                    self._settle(what, error)
+                elif route.repeats and isinstance(what, QueuedReport):
+                    what.not_before = sent_at + route.pause_s
+                else:
+                    self._settle(what, None)
+            case Poll() | SendReport(), code if code in MISSING:
+                self._forgotten(request, sent_at, error, now)
+            case SendReport(), "invalid_request" | "body_too_large":
+                self._answered(sent_at, now)
+                self.give_up(f"the server rejects a report from this agent: {error}", gone=False)
             case Leave(), code if is_answer(error) and code not in STRANGERS:
                 self._finished = True
-            case Poll(), code if code in MISSING:
-                self._forgotten(lane, request, error, now)
             case Join(), code if code in MAY_PASS:
-                self._answered(lane, now)
+                self._answered(sent_at, now)
                 lease_s = self._directives.current.lease_s
                 if (why := self._joining.refused(error, self.offer.spec, lease_s, now)) is not None:
-                    self._give_up(why)
-            case Join(), code if not self._joining.ever if code in STRANGERS else is_final(error):
-                self._give_up(str(error))
+                    self.give_up(why)
+            case Join(), code if not self._joining.ever and (code in STRANGERS or is_final(error)):
+                self.give_up(str(error))
             case _:
                 self._unanswered(request, error, now)
 
-    def _answered(self, lane: Lane, now: float) -> None:
+    def _answered(self, sent_at: float, now: float) -> None:
         """A server answered."""
         for_s = self._directives.current.max_disconnect_s
-        if self._backoff.answered(lane.sent_at, self._next_number, for_s, now):
+        if self._backoff.answered(sent_at, self._next_number, for_s, now):
             self._notices.append("the server is back")
-
-    def _drop_reports(self) -> None:
-        for queue in self._queues.values():
-            queue.drop()
 
     def _unanswered(self, request: Request, error: HetError, now: float) -> None:
         """No server answered; the request is repeated until one does."""
@@ -458,16 +459,16 @@ class Session:
             return
         if (given_up := self._backoff.abandon_reason(error, now)) is not None:
             code, why = given_up
-            self._give_up(why, code)
+            self.give_up(why, code)
             return
         runs = self.workers_may_run and not self._directives.stop_sent
         workers_until = self._backoff.ends_at(self._directives.current.max_disconnect_s) if runs else None
         if (notice := self._backoff.failed(error, workers_until, now)) is not None:
             self._notices.append(notice)
 
-    def _forgotten(self, lane: Lane, request: Request, error: HetError, now: float) -> None:
+    def _forgotten(self, request: Request, sent_at: float, error: HetError, now: float) -> None:
         """The server no longer has this node, nor the round that it may be in."""
-        self._answered(lane, now)
+        self._answered(sent_at, now)
         if self._directives.is_late(request.number):
             return
         self._is_member = self._maybe_member = False

@@ -3,12 +3,10 @@
 from dataclasses import replace
 from functools import partial
 
-import pytest
 from tests.agent.session.driver import Bench, problem
 
 from hetagent.monitor.watcher import STACKS
 from hetagent.session.requests import Poll, Report
-from hetagent.session.session import REFUSES_PROGRESS
 from hetrdzv.protocol.directive import StacksAsked
 from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.protocol.stacks import Stack, StacksRequest
@@ -66,52 +64,7 @@ def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench)
     assert bench.kinds == [("start", 1)]
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_server_that_refuses_progress_is_polled_without_and_asked_again_now_and_then(
-    bench: Bench, told: bool
-) -> None:
-    bench.server.refuses_progress = True
-    bench.started()
-    bench.session.watch(sample)
-    if told:
-        bench.session.push_progress()
-    bench.run(600)
-    posted = [poll.posts for poll in polls(bench)]
-    assert 5 < posted.count(True) < 130  # a poll and an urgent sample in 10 s
-    assert not polls(bench)[-1].posts
-    (notice,) = bench.notices
-    assert notice.startswith(REFUSES_PROGRESS)
-    assert bench.kinds == [("start", 1)]
-    bench.server.refuses_progress = False
-    bench.run(20)
-    assert bench.server.progress[-1] == sample()
-    assert polls(bench)[-1].posts
-
-
-@pytest.mark.parametrize("status", [404, 405, 413, 422])
-def test_one_refusal_does_not_end_what_the_server_is_told(bench: Bench, status: int) -> None:
-    """Of a proxy, for instance."""
-    bench.started()
-    bench.session.watch(sample)
-    bench.run(3)
-    open_poll, _ = bench.flight.pop()
-    before = len(bench.server.progress)
-    bench.receive(open_poll, problem(status, "refused"))
-    bench.run(15)
-    assert bench.server.progress[before:][-1] == sample()
-
-
-def test_a_proxy_with_a_hiccup_is_not_taken_for_a_refusal(bench: Bench) -> None:
-    bench.started()
-    bench.session.watch(sample)
-    bench.run(3)
-    open_poll, _ = bench.flight.pop()
-    bench.receive(open_poll, problem(404, "not_hetserver"))
-    bench.run(10)
-    assert polls(bench)[-1].posts
-
-
-def test_a_node_that_the_server_has_forgotten_is_not_taken_for_a_refusal(bench: Bench) -> None:
+def test_a_node_that_the_server_has_forgotten_goes_on_with_progress_in_its_next_round(bench: Bench) -> None:
     bench.started()
     bench.session.watch(sample)
     bench.run(3)

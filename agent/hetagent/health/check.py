@@ -1,0 +1,217 @@
+"""`hetagent --check`: whether this machine is fit to join, without joining: a table with advice."""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hetagent.errors import UsageError
+from hetagent.launch.slots import narrow, slots_of
+from hetagent.node import network, release
+from hetagent.node.console import counted
+from hetagent.node.gpu import devices, memory
+from hetagent.node.gpu.discovery import memory_of
+from hetagent.node.gpu.versions import versions
+from hetagent.node.network import host_port
+from hetagent.options.model import Options
+from hetagent.session.preflight import reachable
+from hetrdzv import __version__
+from hetrdzv.auth.tls import ClientTls
+from hetrdzv.client.client import Client
+from hetrdzv.protocol.errors import HetError, UnknownGroup
+from hetrdzv.protocol.pages import NodeReply
+from hetrdzv.protocol.texts.addresses import is_loopback
+from hetrdzv.protocol.texts.inert import inert
+
+PIPED_WIDTH = 10_000
+"""Width where output is not a terminal (columns): every row stays on one line."""
+
+GIB = 1 << 30
+
+SHARE = 0.1
+"""A GPU of which more than this is in use has too little for most jobs."""
+
+MOST_NODES = 64
+"""So many other nodes are tried at most."""
+
+
+class Grade(StrEnum):
+    """What a finding means for a job; shown as a word, and in colour on a terminal."""
+
+    OK = "ok"
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+_STYLES = {Grade.OK: "green", Grade.WARNING: "yellow", Grade.WRONG: "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A row: what was looked at, what is there, what to do about it."""
+
+    what: str
+    grade: Grade
+    found: str
+    advice: str = ""
+
+
+def run(options: Options, token: str | None, tls: ClientTls) -> int:
+    """Look at this machine, the servers and the other nodes, and print a table; joins nothing.
+
+    Returns:
+        the exit status: 0 if nothing is wrong, else 1; warnings do not count.
+    """
+    findings = [check_versions(versions(), release.installed()), *check_devices(options)]
+    findings += asyncio.run(_check_network(options, token, tls))
+    show(findings)
+    return int(any(finding.grade is Grade.WRONG for finding in findings))
+
+
+def show(findings: Sequence[Finding], console: Console | None = None) -> None:
+    """Print the table to stdout: folded on a terminal, elsewhere one line per row."""
+    console = console or Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    table = Table(box=None, pad_edge=False)
+    for heading in ("CHECK", "IS", "FOUND", "ADVICE"):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        grade = Text(finding.grade, style=_STYLES[finding.grade])
+        table.add_row(inert(finding.what), grade, inert(finding.found), inert(finding.advice))
+    with console.capture() as captured:
+        console.print(table)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+# -- this machine --------------------------------------------------------------------------------------------
+
+
+def check_versions(there: Mapping[str, str], torch: str | None) -> Finding:
+    """What has to fit together on all nodes."""
+    text = ", ".join(f"{name} {version}" for name, version in {"hetrdzv": __version__, **there}.items())
+    try:
+        warning = release.check(torch) or ""
+    except UsageError as error:
+        return Finding("versions", Grade.WRONG, text, str(error))
+    return Finding("versions", Grade.WARNING if warning else Grade.OK, text, warning)
+
+
+def check_devices(options: Options) -> list[Finding]:
+    """What the workers would run on. Leaves only the chosen devices visible to this process."""
+    try:
+        chosen, slots = slots_of(options)
+    except UsageError as error:
+        return [Finding("devices", Grade.WRONG, error.finding, error.advice)]
+    if chosen is None:
+        return [Finding("devices", Grade.OK, f"{counted(slots, 'worker')}; the GPUs are not checked")]
+    if chosen.kind == "cpu":
+        return [Finding("devices", Grade.OK, counted(slots, "CPU worker"))]
+    narrow(chosen)
+    found = Finding("devices", Grade.OK, chosen.facts.get("name") or counted(slots, "GPU"))
+    try:
+        usages = memory_of([gpu.uuid for gpu in devices.visible_gpus(os.environ)])
+    except memory.GpuBroken as error:
+        advice = "reset the GPU, or leave it out: --gpus"
+        return [found, Finding("GPU memory", Grade.WRONG, str(error), advice)]
+    return [found, *map(check_gpu_memory, usages)]
+
+
+def check_gpu_memory(usage: memory.Usage) -> Finding:
+    """How much of a GPU's memory is free."""
+    free = usage.total_bytes - usage.used_bytes
+    text = f"{free / GIB:.1f} of {usage.total_bytes / GIB:.1f} GiB free"
+    if usage.used_bytes <= max(memory.SLACK_BYTES, SHARE * usage.total_bytes):
+        return Finding(usage.gpu, Grade.OK, text)
+    who = ", ".join(f"pid {holder.pid}" for holder in usage.holders[:5])
+    advice = f"in use by {who}" if who else "the driver names no process that uses it: another container?"
+    return Finding(usage.gpu, Grade.WARNING, text, advice)
+
+
+def check_address(options: Options, offered: str, interface: str | None) -> Finding:
+    """The address that this node would offer, and why this one; `interface`: the one that has it."""
+    why = "--local-addr" if options.local_addr is not None else "towards the server"
+    why = "--interface" if options.interface is not None else why
+    text = f"{offered} ({interface or 'no interface here has it'}; {why})"
+    if not is_loopback(offered):
+        return Finding("address", Grade.OK, text)
+    if all(is_loopback(urlsplit(url).hostname or "") for url in options.servers):
+        return Finding("address", Grade.WARNING, text, "for a job on this host only")
+    return Finding("address", Grade.WRONG, text, "other hosts cannot reach it: --local-addr or --interface")
+
+
+def check_ports(offered: str, port_range: tuple[int, int] | None, count: int) -> Finding:
+    """Whether the ports that a node needs are free."""
+    try:
+        with ExitStack() as held:
+            for _ in range(count):
+                held.enter_context(network.hold_port(offered, port_range))
+    except network.NetworkError as error:
+        return Finding("ports", Grade.WRONG, str(error))
+    span = "any" if port_range is None else f"{port_range[0]}-{port_range[1]}"
+    return Finding("ports", Grade.OK, f"{count} are free ({span})")
+
+
+# -- servers and other nodes ---------------------------------------------------------------------------------
+
+
+async def _check_network(options: Options, token: str | None, tls: ClientTls) -> list[Finding]:
+    findings = list(await asyncio.gather(*(_check_server(url, tls) for url in options.servers)))
+    try:
+        address, interface = network.offered_address(options.local_addr, options.interface, options.servers)
+    except network.NetworkError as error:
+        findings.append(Finding("address", Grade.WRONG, str(error)))
+    else:
+        findings.append(check_address(options, address, interface))
+        findings.append(check_ports(address, options.port_range, 2 + options.snapshots.ports))
+    return findings + await _check_group(options, token, tls)
+
+
+async def _check_server(url: str, tls: ClientTls) -> Finding:
+    """Whether a server answers, and which one it is."""
+    what = f"server {url}"
+    try:
+        async with Client([url], tls=tls) as client:
+            health = await client.health()
+    except HetError as error:
+        return Finding(what, Grade.WRONG, str(error), "is hetserver running there, and reachable from here?")
+    return Finding(what, Grade.OK, f"hetserver {health.version}")
+
+
+async def _check_group(options: Options, token: str | None, tls: ClientTls) -> list[Finding]:
+    """What the group says to this agent's token, and whether its other nodes can be reached."""
+    what, nodes = f"group '{options.group}'", []
+    try:
+        async with Client(options.servers, token=token, tls=tls) as client:
+            reply = await client.group(options.group)
+        text = f"{reply.shown_state}: {reply.why}"
+        nodes = [node for node in reply.nodes if not node.gone and node.node_id != options.node_id]
+    except HetError as error:
+        if error.code != UnknownGroup.code:
+            return [Finding(what, Grade.WRONG, str(error))]
+        text = "does not exist yet; the first agent creates it"
+    advice = "" if nodes else "no other node is there to be reached: start another agent, then check again"
+    findings = [Finding(what, Grade.OK, text, advice)]
+    findings += await asyncio.gather(*map(_check_node, nodes[:MOST_NODES]))
+    if len(nodes) > MOST_NODES:
+        text = f"{len(nodes) - MOST_NODES} more nodes were not tried"
+        findings.append(Finding("other nodes", Grade.WARNING, text))
+    return findings
+
+
+async def _check_node(node: NodeReply) -> Finding:
+    what, place = f"node {node.node_id}", host_port(node.address, node.port)
+    reason = await reachable(node.address, node.port)
+    if reason is None:
+        return Finding(what, Grade.OK, place)
+    advice = "a firewall or another network: open a range and give it as --port-range, or choose --interface"
+    if reason == "connection refused":
+        advice = "its host answers, but not on this port: is its agent still there?"
+    return Finding(what, Grade.WRONG, f"{place}: {reason}", advice)

@@ -1,1 +1,0 @@
-"""`hetagent --check`: whether this machine is fit to join, without joining."""

@@ -71,7 +71,7 @@ def test_snapshots_are_listed_and_one_is_chosen(server: Hetserver) -> None:
     )
     described = shown(server, "describe", "bert")
     assert f"{table}the next round begins from step 20 of round 1" in described
-    assert "GONE SNAPSHOT WHY bert" in (wide := shown(server, "get", "groups", "-o", "wide"))
+    assert "GONE SNAPSHOT WHY bert" in (wide := shown(server, "get", "groups", "--wide"))
     assert " 0 step 20 round 1" in wide
     assert " 0 - round 1" in wide
     refused = shown(server, "restart", "bert", "--from", "30", status=1)

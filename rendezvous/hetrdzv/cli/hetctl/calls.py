@@ -2,13 +2,11 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import click
-from rich.console import Group, RenderableType
-from rich.live import Live
+from rich.console import RenderableType
 
 from hetrdzv.auth.client_token import client_token, reread_token
 from hetrdzv.auth.tls import ClientTls
@@ -108,30 +106,17 @@ def complain(text: str) -> None:
     click.echo(f"hetctl: {tables.one_line(text)}", err=True)
 
 
-def look(ask: Ask[_T], view: View[_T], *, watch: bool = False) -> None:
-    """Show what a server says, once or again and again until Ctrl-C.
+def look(ask: Ask[_T], view: View[_T]) -> None:
+    """Show what a server says.
 
     Args:
         view: the reply as tables and lines.
     """
-    if not watch:
-        _show(call(ask), view)
-        return
-
-    async def show_again(client: Client) -> None:
-        reply = await ask(client)
-        if shared().as_json or not sys.stdout.isatty():
-            while True:
-                _show(reply, view, indent=None)
-                await asyncio.sleep(EVERY_S)
-                reply = await retrying(lambda: ask(client))
-        with Live(console=tables.new_console(), auto_refresh=False) as live:
-            while True:
-                live.update(Group(*view(reply)), refresh=True)
-                await asyncio.sleep(EVERY_S)
-                reply = await retrying(lambda: ask(client))
-
-    interruptible(show_again)
+    reply = call(ask)
+    if shared().as_json:
+        print_json(reply)
+    elif parts := list(view(reply)):
+        tables.show(*parts)
 
 
 def interruptible(ask: Ask[None]) -> None:
@@ -140,10 +125,3 @@ def interruptible(ask: Ask[None]) -> None:
         call(ask)
     except KeyboardInterrupt:
         return
-
-
-def _show(reply: _T, view: View[_T], indent: int | None = 2) -> None:
-    if shared().as_json:
-        print_json(reply, indent=indent)
-    elif parts := list(view(reply)):
-        tables.show(*parts)

@@ -11,7 +11,7 @@ from hetrdzv.cli.hetctl import group as one_group
 from hetrdzv.cli.hetctl import snapshots, tables
 from hetrdzv.cli.hetctl.calls import look
 from hetrdzv.cli.hetctl.history import past_view
-from hetrdzv.cli.hetctl.options import GROUP, WATCH, command
+from hetrdzv.cli.hetctl.options import GROUP, command
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import Event, GroupReply
 from hetrdzv.protocol.past import PastReply, past
@@ -34,8 +34,7 @@ class Description:
 
 @command("Show everything about a group.")
 @GROUP
-@WATCH
-def describe(group: str, watch: bool) -> None:
+def describe(group: str) -> None:
     """Show why GROUP stands where it stands and what to do next, then everything about it."""
 
     async def ask(client: Client) -> Description:
@@ -45,7 +44,7 @@ def describe(group: str, watch: bool) -> None:
             held = await client.ask(SNAPSHOTS_OF, group)
         return Description(group=shown, events=(await client.events(group)).events, snapshots=held)
 
-    look(ask, view, watch=watch)
+    look(ask, view)
 
 
 def view(reply: Description) -> Iterator[RenderableType]:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import call, complain, interruptible, look, print_json, retrying
-from hetrdzv.cli.hetctl.options import GROUP, WATCH, command, shared
+from hetrdzv.cli.hetctl.options import GROUP, WIDE, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import Problem, UnknownGroup
 from hetrdzv.protocol.past import PastReply, PastRoundReply, past
@@ -62,14 +62,14 @@ async def _follow(client: Client, group: str, last: int) -> None:
 # -- rounds ------------------------------------------------------------------------------------------------
 
 
-@command("Show every round of a group and what its end cost.", outputs=("wide",))
+@command("Show every round of a group and what its end cost.")
 @GROUP
-@WATCH
-def history(group: str, watch: bool) -> None:
+@WIDE
+def history(group: str, wide: bool) -> None:
     """Show the rounds of GROUP: how long each trained, what ended it, and for how long nobody trained after that.
 
     TRAINED is from a round's first collective or step to its last, without the time in which it hung; unknown where
-    nobody can see these. With -o wide that is shown as HUNG, and DOWN also as the sum of four: NOTICED, from the fault
+    nobody can see these. With --wide that is shown as HUNG, and DOWN also as the sum of four: NOTICED, from the fault
     until the round ended; STOPPED, until its last workers were gone; FORMED, until the next round formed; STARTED,
     until that one trained (or ran, where nobody can see more). Of a round that was ended since it hung, that hang is
     NOTICED as well.
@@ -78,7 +78,7 @@ def history(group: str, watch: bool) -> None:
     async def ask(client: Client) -> PastReply:
         return past((await client.events(group)).events, datetime.now(UTC))
 
-    look(ask, partial(past_view, wide=shared().output == "wide"), watch=watch)
+    look(ask, partial(past_view, wide=wide))
 
 
 def past_view(reply: PastReply, most: int | None = None, *, wide: bool = False) -> Iterator[RenderableType]:

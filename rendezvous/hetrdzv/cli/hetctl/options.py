@@ -1,6 +1,6 @@
 """What subcommands are made of: arguments, and the options that all share, before or after the subcommand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ RANKS = click.option(
     help="Only of this global rank; may be repeated.",
 )
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would happen.")
-WATCH = click.option("--watch", "-w", is_flag=True, help="Show it again every 2 s, until Ctrl-C.")
+WIDE = click.option("--wide", is_flag=True, help="Show more columns.")
 
 
 def of_round(help_: str) -> Callable[[_F], _F]:
@@ -45,12 +45,7 @@ class Shared:
     ca_cert: Path | None = None
     client_cert: Path | None = None
     client_key: Path | None = None
-    output: str = ""
-
-    @property
-    def as_json(self) -> bool:
-        """Whether to print the API's reply."""
-        return self.output == "json"
+    as_json: bool = False
 
 
 def shared() -> Shared:
@@ -88,8 +83,8 @@ def takes_shared(function: _F, *, hidden: bool = False) -> _F:
         options[0][1]["envvar"] = "HET_SERVER"
     json = click.option(
         "--json",
-        "output",
-        flag_value="json",
+        "as_json",
+        is_flag=True,
         expose_value=False,
         callback=_store,
         help="Print the API's JSON.",
@@ -100,23 +95,10 @@ def takes_shared(function: _F, *, hidden: bool = False) -> _F:
     return function
 
 
-def command(short_help: str, outputs: Sequence[str] = ()) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a function a subcommand that takes the shared options; add it to `COMMANDS` in main.py.
-
-    Args:
-        outputs: what it can print beside the usual and JSON.
-    """
+def command(short_help: str) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a function a subcommand that takes the shared options; add it to `COMMANDS` in main.py."""
 
     def make(function: Callable[..., None]) -> click.Command:
-        output = click.option(
-            "--output",
-            "-o",
-            type=click.Choice(("json", *outputs)),
-            hidden=not outputs,
-            expose_value=False,
-            callback=_store,
-            help="Print that instead; json is what --json prints.",
-        )
-        return click.command(short_help=short_help)(takes_shared(output(function), hidden=True))
+        return click.command(short_help=short_help)(takes_shared(function, hidden=True))
 
     return make

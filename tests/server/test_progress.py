@@ -8,10 +8,8 @@ import httpx
 import pytest
 
 from hetrdzv.core.commands import Tick
-from hetrdzv.protocol.stacks import MOST_OF_WORKER, About, Stack
-from hetrdzv.service.progress import hangs
-from hetrdzv.service.progress import questions as questions_module
-from hetrdzv.service.progress.questions import Questions
+from hetrdzv.protocol.stacks import About, Stack
+from hetrdzv.service.progress import hangs, queries
 from hetrdzv.service.service import Service
 from tests.support.served import HandClock, api, join, serving, settled, started, two_nodes
 
@@ -19,9 +17,9 @@ GROUP = "/v1/groups/g"
 
 
 @pytest.fixture(autouse=True)
-def _short_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents of these tests answer at once or never."""
-    monkeypatch.setattr(questions_module, "WITHIN_S", 2.0)
+    monkeypatch.setattr(queries, "WITHIN_S", 2.0)
 
 
 def at(enqueued: int, *, completed: int | None = None) -> list[dict[str, Any]]:
@@ -141,7 +139,7 @@ async def test_workers_that_move_again_while_many_are_judged_are_seen(
         assert go_on.wait(30)
         return found
 
-    monkeypatch.setattr(hangs, "ASIDE", 1)
+    monkeypatch.setattr(hangs, "MANY", 1)
     async with serving(clock=HandClock()) as (service, _), api(service) as client:
         await two_nodes(service)
         if noted:
@@ -241,7 +239,7 @@ async def test_logs_are_asked_for_as_stacks_are_and_keep_their_end() -> None:
         assert "stacks" not in told, "an agent of an earlier version would answer with stacks"
         assert (told["logs"]["round"], told["logs"]["ranks"]) == (1, [0])
         text = "first" + "x" * 16_370 + "last"
-        assert service.questions.next("g", "a") is None
+        assert service.queries.next("g", "a") is None
         answer = {"incarnation": "1", "number": told["logs"]["number"], "stacks": [{"rank": 0, "text": text}]}
         assert (await client.post(f"{GROUP}/nodes/a/stacks", json=answer)).status_code == 204
         reply = (await asked).json()
@@ -249,42 +247,6 @@ async def test_logs_are_asked_for_as_stacks_are_and_keep_their_end() -> None:
         assert reply == {"round": 1, "logs": logs, "over": False}
         silent = (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["logs"]
         assert silent[0]["why"] == "its agent has not answered within 2 s"
-
-
-async def test_logs_of_a_round_that_is_over_come_from_all_who_have_kept_them() -> None:
-    async with serving() as (service, _), api(service) as client:
-        await two_nodes(service)
-        for name in "ab":
-            await poll(client, name)
-        asked = asyncio.create_task(client.post(f"{GROUP}/logs", params={"round": 7, "rank": [0, 1]}))
-        await settled()
-        for name, logs in (("a", []), ("b", [{"rank": 0, "text": "boom"}])):
-            told = (await poll(client, name)).json()["logs"]
-            assert (told["round"], told["ranks"]) == (7, [0, 1])
-            answer = {"incarnation": "1", "number": told["number"], "stacks": logs}
-            await client.post(f"{GROUP}/nodes/{name}/stacks", json=answer)
-        why = "nobody has kept what it wrote in round 7"
-        logs = [
-            {"rank": 0, "node_id": "b", "text": "boom", "stderr": "", "why": ""},
-            {"rank": 1, "node_id": "", "text": "", "stderr": "", "why": why},
-        ]
-        assert (await asked).json() == {"round": 7, "logs": logs, "over": True}
-        asked = asyncio.create_task(client.post(f"{GROUP}/logs", params={"round": 6}))
-        await settled()
-        for name in "ab":
-            number = (await poll(client, name)).json()["logs"]["number"]
-            answer = {"incarnation": "1", "number": number, "stacks": []}
-            await client.post(f"{GROUP}/nodes/{name}/stacks", json=answer)
-        refused = await asked
-        assert refused.status_code == 409
-        assert refused.json()["detail"] == "group 'g' has no round 6: its newest is round 1"
-        await client.post(f"{GROUP}/cancel")
-        refused = await client.post(f"{GROUP}/stacks", params={"round": 1})
-        assert refused.json()["detail"] == (
-            "no stacks of round 1 of group 'g' are kept: they are taken when a round hangs"
-        )
-        refused = await client.post(f"{GROUP}/logs", params={"round": 1})
-        assert refused.json()["detail"] == "nobody has kept what workers wrote in round 1 of group 'g'"
 
 
 async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they_left() -> None:
@@ -297,23 +259,21 @@ async def test_logs_of_a_job_that_is_over_are_those_that_its_agents_sent_as_they
             assert sent.status_code == status, sent.text
         (await client.post(f"{GROUP}/cancel")).raise_for_status()
         first = {"rank": 0, "node_id": "a", "text": "loss 3", "stderr": "boom", "why": ""}
-        for last, why in (
-            (False, "its agent has not sent that yet"),
-            (True, "nobody has kept what it wrote in round 1"),
-        ):
-            if last:
-                for name in "ab":
-                    await client.delete(f"{GROUP}/nodes/{name}", params={"incarnation": "1"})
-            second = {"rank": 1, "node_id": "b", "text": "", "stderr": "", "why": why}
-            shown = {"round": 1, "logs": [first, second], "over": True}
-            assert (await client.post(f"{GROUP}/logs")).json() == shown
+        why = "nobody has kept what it wrote in round 1"
+        second = {"rank": 1, "node_id": "", "text": "", "stderr": "", "why": why}
+        shown = {"round": 1, "logs": [first, second], "over": True}
+        assert (await client.post(f"{GROUP}/logs")).json() == shown
         assert (await client.post(f"{GROUP}/logs", params={"rank": 1})).json()["logs"] == [second]
+        refused = await client.post(f"{GROUP}/logs", params={"round": 6})
+        assert refused.json()["detail"] == "group 'g' has no round 6: its newest is round 1"
+        refused = await client.post(f"{GROUP}/stacks", params={"round": 1})
+        assert refused.json()["detail"].startswith("no stacks of round 1 of group 'g' are kept")
         for more in ({}, {"round": 1}):
             refused = await client.post(f"{GROUP}/logs", params={"rank": [1, 7], **more})
             assert (refused.status_code, refused.json()["code"]) == (404, "unknown_rank")
             assert refused.json()["detail"] == "no such rank: round 1 of group 'g' had ranks 0 and 1, not 7"
         (await client.delete(GROUP)).raise_for_status()
-        assert service.traces.of("g", About.LOGS) is None
+        assert service.post_mortems.of("g", About.LOGS) is None
 
 
 async def test_logs_that_come_once_the_next_round_has_formed_count_unless_another_node_has_spoken() -> None:
@@ -327,50 +287,12 @@ async def test_logs_that_come_once_the_next_round_has_formed_count_unless_anothe
         assert service.group("g").last_round == 2
         late = [{"rank": 0, "text": "not mine"}, {"rank": 1, "text": "late"}, {"rank": 2, "text": "nobody"}]
         await client.post(f"{GROUP}/nodes/b/logs", json={"incarnation": "1", "round": 1, "logs": late})
-        kept = service.traces.of("g", About.LOGS, 1)
+        kept = service.post_mortems.of("g", About.LOGS, 1)
         assert kept is not None
         assert {rank: (log.node_id, log.text) for rank, log in kept.by_rank.items()} == {
             0: ("a", "in time"),
             1: ("b", "late"),
         }
-
-
-async def test_of_the_newest_round_each_node_speaks_for_its_own_workers() -> None:
-    async with serving() as (service, _), api(service) as client:
-        await two_nodes(service)
-        for name in "ab":
-            await poll(client, name)
-        mine = {"rank": 0, "text": "true words"}
-        await client.post(f"{GROUP}/nodes/a/logs", json={"incarnation": "1", "round": 1, "logs": [mine]})
-        (await client.post(f"{GROUP}/restart")).raise_for_status()
-        asked = asyncio.create_task(client.post(f"{GROUP}/logs", params={"round": 1}))
-        await settled()
-        for name in "ab":
-            number = (await poll(client, name)).json()["logs"]["number"]
-            told = [{"rank": 0, "text": f"{name} says"}] if name == "b" else []
-            await client.post(
-                f"{GROUP}/nodes/{name}/stacks", json={"incarnation": "1", "number": number, "stacks": told}
-            )
-        shown = (await asked).json()["logs"]
-        assert [(one["rank"], one["node_id"], one["text"]) for one in shown] == [
-            (0, "a", "true words"),
-            (1, "b", ""),
-        ]
-
-
-async def test_where_it_is_too_long_a_log_loses_its_beginning_and_a_stack_its_end() -> None:
-    questions = Questions(lambda group, nodes: None, lambda: 0.0)
-    text = "begins" + "." * MOST_OF_WORKER + "ends"
-    for about, end in ((About.LOGS, "ends"), (About.STACKS, "")):
-        asked = asyncio.create_task(questions.ask("g", 1, {"a": (0,)}, 5.0, about))
-        await settled()
-        question = questions.next("g", "a")
-        assert question is not None
-        questions.answered("g", "a", question.number, [Stack(rank=0, text=text)])
-        (one,) = (await asked)["a"]
-        assert len(one.text) == MOST_OF_WORKER
-        assert one.text.startswith("begins") is not one.text.endswith("ends")
-        assert one.text.endswith(end)
 
 
 async def test_stacks_of_an_agent_that_does_not_answer_and_without_workers() -> None:
@@ -422,7 +344,7 @@ async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_sh
                 404,
                 "no such rank: round 1 of group 'g' had ranks 0 and 1, not 5",
             )
-        del service.traces.of("g", About.STACKS).by_rank[1]  # type: ignore[union-attr]
+        del service.post_mortems.of("g", About.STACKS).by_rank[1]  # type: ignore[union-attr]
         missing = (await client.post(f"{GROUP}/stacks", params={"round": 1, "rank": 1})).json()["stacks"]
         assert missing[0]["why"] == "its stack was not taken when round 1 hung"
 
@@ -464,10 +386,10 @@ async def test_stacks_of_a_group_that_is_deleted_meanwhile_are_not_kept() -> Non
         (await client.post(f"{GROUP}/cancel")).raise_for_status()
         (await client.delete(GROUP)).raise_for_status()
         for number in numbers:
-            service.questions.answered("g", "b", number, [Stack(rank=1, text="in load")])
-        service.questions.answered("g", "a", max(numbers) - 1, [Stack(rank=0, text="in all_reduce")])
+            service.queries.answered("g", "b", number, [Stack(rank=1, text="in load")])
+        service.queries.answered("g", "a", max(numbers) - 1, [Stack(rank=0, text="in all_reduce")])
         await settled(100)
-        assert service.traces.of("g", About.STACKS) is None
+        assert service.post_mortems.of("g", About.STACKS) is None
 
 
 async def ends(service: Service, clock: HandClock, seconds: float) -> bool:

@@ -37,8 +37,7 @@ from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.service.polls.directives import Told
-from hetrdzv.service.progress.table import Seen
-from hetrdzv.service.progress.unseen import unwatched
+from hetrdzv.service.progress.samples import Seen, unwatched
 from hetrdzv.service.service import Service
 
 
@@ -50,10 +49,10 @@ def json_response(reply: object) -> Response:
 def asked_of(service: Service, node_id: str, told: Told) -> Directive:
     """The directive of a node that may be asked something, with the question if there is one."""
     group, directive = told
-    question = service.questions.next(group.group_id, node_id)
+    question = service.queries.next(group.group_id, node_id)
     if question is None:
         return directive
-    question.handed_at = service.now()
+    question.is_sent = True
     asked: dict[str, Any] = {"number": question.number, "round": question.round, "ranks": question.ranks}
     if question.about is About.LOGS:
         return replace(directive, logs=LogsAsked(**asked))

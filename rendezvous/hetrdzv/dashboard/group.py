@@ -17,10 +17,10 @@ from hetrdzv.protocol.phases import Phase
 from hetrdzv.protocol.reasons.advice import after_exit, step_in_parts
 from hetrdzv.protocol.reasons.reason import beside
 from hetrdzv.protocol.reasons.snapshots import of_group
-from hetrdzv.protocol.stacks import EARLIER, About, line_of
+from hetrdzv.protocol.stacks import About, line_of
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts.times import Clock
-from hetrdzv.service.progress.unseen import unwatched
+from hetrdzv.service.progress.samples import unwatched
 from hetrdzv.service.service import Service
 
 EVERY_S = 2.0
@@ -102,15 +102,13 @@ class GroupPage:
     @cached_property
     def _left(self) -> Mapping[str, Any]:
         """Of which rounds that are over it can be shown what workers wrote, and where they were."""
-        group, traces = self._group, self._service.traces
+        group, post_mortems = self._group, self._service.post_mortems
         if not self._acts:
             return {"group_id": group.group_id, "outputs": frozenset(), "stacks": frozenset()}
-        over = [one.number for one in self._past.rounds if one.ended_at is not None]
-        with_agents = over[-EARLIER:] if group.live and not group.state.terminal else ()
         return {
             "group_id": group.group_id,
-            "outputs": traces.rounds(group.group_id, About.LOGS).union(with_agents),
-            "stacks": traces.rounds(group.group_id, About.STACKS),
+            "outputs": post_mortems.rounds(group.group_id, About.LOGS),
+            "stacks": post_mortems.rounds(group.group_id, About.STACKS),
         }
 
     def _now_section(self) -> str:

@@ -11,7 +11,7 @@ from hetrdzv.protocol.differences import SCRIPT
 from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
 from hetrdzv.protocol.texts.phrasing import percent
 from hetrdzv.protocol.texts.times import lasted
-from hetrdzv.service.progress.table import Seen
+from hetrdzv.service.progress.samples import Seen
 
 ORDINARY = {"running", "ready", "succeeded", "starting"}
 """States of nodes that need nobody's attention."""

@@ -35,9 +35,9 @@ from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.plans import Plans
 from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.watchers import Watchers
+from hetrdzv.service.progress.post_mortems import PostMortems
 from hetrdzv.service.progress.progress import Progress
-from hetrdzv.service.progress.questions import Questions
-from hetrdzv.service.progress.traces import Traces
+from hetrdzv.service.progress.queries import AgentQueries
 from hetrdzv.service.refusals import Refusals
 from hetrdzv.service.retention import Retention, require_places, require_room
 from hetrdzv.service.timers import TICK_MARGIN_S, Timers
@@ -70,8 +70,8 @@ class Service:
     Attributes:
         leases: when nodes were heard, and when they are lost.
         progress: how far workers have come, and who is waited for.
-        questions: what agents are asked about their workers.
-        traces: what workers of rounds that are over left behind.
+        queries: what agents are asked about their workers.
+        post_mortems: what workers of rounds that are over left behind.
         plans: what would happen to groups.
         stopping: whether a stop has begun.
     """
@@ -93,15 +93,15 @@ class Service:
         self._watchers = Watchers()
         self._timers = Timers(self._judge)
         self.leases = LeaseTable(self._clock, lambda: self._ledger.groups)
-        self.traces = Traces(wall)
-        self.questions = Questions(self._watchers.wake, self.now)
+        self.post_mortems = PostMortems(wall)
+        self.queries = AgentQueries(self._watchers.wake)
         self.progress = Progress(
             lambda: self._ledger.groups,
             self.now,
             self.execute,
             self._spawn,
-            self.questions,
-            self.traces,
+            self.queries,
+            self.post_mortems,
         )
         self.refusals = Refusals(self.now)
         self.plans = Plans(limits)
@@ -380,11 +380,12 @@ class Service:
             self._timers.set(change.group_id, None)
             self.leases.forget(change.group_id)
             self._retention.gone(change.group_id)
-            self.traces.forget(change.group_id)
+            self.post_mortems.forget(change.group_id)
         else:
             self._set_timer(change.new)
             self._retention.changed(change.group_id, now)
-        self.progress.published(change.group_id, change.new)
+        if change.new is None or change.new.state.terminal:
+            self.progress.forget(change.group_id)
         self.refusals.published(change.group_id, change.new)
         self._watchers.wake_nodes(change.group_id, change.old, change.new)
 
@@ -408,7 +409,7 @@ class Service:
         self._timers.clear()
         self._retention.clear()
         self.progress.clear()
-        self.traces.clear()
+        self.post_mortems.clear()
         self._metrics.forget()
         for group in self._ledger.groups.values():
             self._set_timer(group, ticks_after_s)

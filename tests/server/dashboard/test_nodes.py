@@ -1,13 +1,14 @@
 """The nodes of a group as dots on a map, and their workers."""
 
 from dataclasses import replace
+from math import inf
 
 from hetrdzv.api import views
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.dashboard.nodes import FEW_WORKERS, OUTLIERS, facts_of, on_map, paces, ranks_of
 from hetrdzv.protocol.pages import NodeReply
-from hetrdzv.protocol.progress import NodeProgress, Worker
-from hetrdzv.service.progress.table import Table
+from hetrdzv.protocol.progress import Worker
+from hetrdzv.service.progress.samples import Seen
 from tests.server.told import Told, running
 from tests.support.hangs import behind
 
@@ -51,32 +52,29 @@ def test_a_device_is_named_first_then_versions_script_and_labels() -> None:
     assert facts_of(node) == ""
 
 
-def seen(*workers: Worker) -> Table:
-    table = Table()
-    for rank, worker in enumerate(workers):
-        table.note("g", f"n{rank}", NodeProgress(round=1, workers=(worker,)), 0.0)
-    return table
+def seen(*workers: Worker) -> list[Seen]:
+    return [Seen.of(f"n{rank}", worker, None, 0.0, inf) for rank, worker in enumerate(workers)]
 
 
 def test_of_many_workers_those_that_need_a_look_are_shown_beside_the_median() -> None:
     workers = [Worker(rank=rank, waiting=0.4) for rank in range(40)]
     workers[30] = Worker(rank=30, waiting=0.01)
     workers[35] = Worker(rank=35, waiting=0.5, state="stopped")
-    shown = paces(seen(*workers).workers("g", 1).values(), 1.0)
+    shown = paces(seen(*workers), 1.0)
     assert [worker.rank for worker, _ in shown.rows] == [0, 1, 2, 3, 30, 35]
     assert (shown.total, shown.columns) == (40, ["state", "waits for others"])
     assert shown.usual == ["", "40 %"]
-    everybody = paces(seen(*workers).workers("g", 1).values(), 1.0, whole=True)
+    everybody = paces(seen(*workers), 1.0, whole=True)
     assert (len(everybody.rows), everybody.usual) == (40, None)
-    shown = paces(seen(*workers).workers("g", 1).values(), 1.0, stall=Stall(hang=behind(7, "a"), since=0.0))
+    shown = paces(seen(*workers), 1.0, stall=Stall(hang=behind(7, "a"), since=0.0))
     assert [worker.rank for worker, _ in shown.rows] == [0, 1, 2, 7, 30, 35]
     slow = [Worker(rank=rank, waiting=0.1 if rank < 10 else 0.4) for rank in range(40)]
-    shown = paces(seen(*slow).workers("g", 1).values(), 1.0)
+    shown = paces(seen(*slow), 1.0)
     assert [worker.rank for worker, _ in shown.rows] == list(range(OUTLIERS))
 
 
 def test_few_workers_are_all_shown_and_only_columns_in_which_there_is_something() -> None:
     workers = [Worker(rank=rank, step=3) for rank in range(FEW_WORKERS)]
-    shown = paces(seen(*workers).workers("g", 1).values(), 1.0)
+    shown = paces(seen(*workers), 1.0)
     assert (len(shown.rows), shown.usual) == (FEW_WORKERS, None)
     assert shown.columns == ["step"]

@@ -16,7 +16,7 @@ from hetrdzv.dashboard.group import SECTIONS
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.service.progress import questions
+from hetrdzv.service.progress import queries
 from hetrdzv.service.replica import SingleReplica
 from hetrdzv.service.service import Service
 from tests.support.hangs import behind
@@ -88,9 +88,9 @@ async def test_what_the_worker_wrote_that_is_waited_for_is_asked_of_its_agent(se
         assert 'hx-get="/groups/g/output"' in (await client.get("/groups/g")).text
         asked = asyncio.create_task(client.get("/groups/g/output"))
         await settled()
-        question = service.questions.next("g", "b")
+        question = service.queries.next("g", "b")
         assert question is not None
-        service.questions.answered("g", "b", question.number, [Stack(rank=1, text=EVIL)])
+        service.queries.answered("g", "b", question.number, [Stack(rank=1, text=EVIL)])
         page = (await asked).text
         assert "What rank 1 wrote last" in page
         assert "<script>" not in page
@@ -103,7 +103,7 @@ async def test_what_the_worker_wrote_that_is_waited_for_is_asked_of_its_agent(se
 async def test_what_a_round_left_behind_is_a_click_away_for_admins(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(questions, "WITHIN_S", 0.1)
+    monkeypatch.setattr(queries, "WITHIN_S", 0.1)
     async with browser(service, Tokens(TOKENS)) as client:
         await sign_in(client, "an-admin-token")
         assert "has not answered within" in (await client.get("/groups/g/stacks")).text
@@ -111,11 +111,11 @@ async def test_what_a_round_left_behind_is_a_click_away_for_admins(
         stacks = [
             Stack(rank=rank, node_id="ab"[rank], text=text) for rank, text in enumerate(["in load", EVIL])
         ]
-        service.traces.hung("g", 1, stacks)
+        service.post_mortems.add_stacks("g", 1, 2, stacks)
         quiet = "[rank0] all is well"
         raises = 'Traceback (most recent call last):\n  File "train.py", line 7\nValueError: <odd>'
-        logs = [Stack(rank=rank, node_id="ab"[rank], text=text) for rank, text in enumerate([quiet, raises])]
-        service.traces.wrote("g", 1, logs, 2)
+        for rank, text in enumerate([quiet, raises]):
+            service.post_mortems.add_logs(service.group("g"), "ab"[rank], 1, [Stack(rank=rank, text=text)])
         assert "round=1" not in (await client.get("/groups/g")).text, "it runs"
         await service.execute("g", Cancel())
         page = (await client.get("/groups/g")).text

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hetrdzv.api import views, workers
+from hetrdzv.api import views
 from hetrdzv.api.dependencies import (
     AGENTS,
     GROUP_ERRORS,
@@ -118,7 +118,7 @@ async def _answer_poll(
             watching.cancel()
     if told is None:  # nobody reads it
         return Response(status_code=204)
-    asked = asks and polls.service.questions.next(group_id, node_id) is not None
+    asked = asks and polls.service.queries.next(group_id, node_id) is not None
     return _json(codec.write(views.asked_of(polls.service, node_id, told))) if asked else _directive(told)
 
 
@@ -193,7 +193,7 @@ async def send_stacks(
 ) -> None:
     """The agent's answer to the question for stacks in the reply to one of its polls."""
     require_speaker(service.group(group_id), node_id, body.incarnation)
-    service.questions.answered(group_id, node_id, body.number, body.stacks)
+    service.queries.answered(group_id, node_id, body.number, body.stacks)
 
 
 @router.post("/logs", status_code=204, response_class=Response)
@@ -203,7 +203,7 @@ async def send_logs(
     """The workers of a node are gone: the end of what those of a round have written, for later."""
     group = service.group(group_id)
     require_speaker(group, node_id, body.incarnation)
-    workers.wrote(service, group, node_id, body.round, body.logs)
+    service.post_mortems.add_logs(group, node_id, body.round, body.logs)
 
 
 @router.post("/snapshots", response_model=SnapshotsReply)

@@ -70,7 +70,7 @@ async def watch(
     while caller is None or not caller.gone:
         left_s = until - loop.time()
         now_version = heading_of(service, group_id, node_id, incarnation).version
-        asked = asks and service.questions.next(group_id, node_id) is not None
+        asked = asks and service.queries.next(group_id, node_id) is not None
         if now_version != version or asked or left_s <= 0 or service.stopping:
             return tell(service, group_id, node_id, incarnation)
         await service.wait(group_id, node_id, left_s, caller)

@@ -1,4 +1,7 @@
-"""How far the workers of all groups have come: takes what agents tell."""
+"""How far the workers of all groups have come, as agents report it with their polls.
+
+In memory only: after a restart of the server the next polls bring it again.
+"""
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
@@ -10,12 +13,15 @@ from hetrdzv.core.commands import Command, NoteTraining, Report
 from hetrdzv.core.model import Group, Round
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress
-from hetrdzv.service.progress.hangs import Hangs
-from hetrdzv.service.progress.questions import Questions
-from hetrdzv.service.progress.table import LATE_S, Seen, Table
-from hetrdzv.service.progress.traces import Traces
+from hetrdzv.service.progress.hangs import HangDetector
+from hetrdzv.service.progress.post_mortems import PostMortems
+from hetrdzv.service.progress.queries import AgentQueries
+from hetrdzv.service.progress.samples import Seen
 
 logger = logging.getLogger(__name__)
+
+LATE_S = 1.0
+"""How much later than it could a poll may come (seconds)."""
 
 
 class Progress:
@@ -26,8 +32,7 @@ class Progress:
         now: the server's clock (seconds).
         execute: applies a command to a group.
         spawn: runs a task for as long as the server does.
-        questions: what agents can be asked about their workers.
-        traces: keeps what was learnt of workers that hang.
+        queries, post_mortems: fetch and keep the stacks of workers that hang.
     """
 
     def __init__(
@@ -36,86 +41,90 @@ class Progress:
         now: Callable[[], float],
         execute: Callable[[str, Command], Coroutine[Any, Any, Group]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
-        questions: Questions,
-        traces: Traces,
+        queries: AgentQueries,
+        post_mortems: PostMortems,
     ) -> None:
         self._groups = groups
         self._now = now
         self._execute = execute
         self._spawn = spawn
-        self._begun: dict[str, int] = {}  # by group: of which round it was told that its workers train
-        self._table = Table()
-        self._hangs = Hangs(groups, self._table.workers, now, execute, spawn, questions, traces)
+        self._rounds: dict[
+            str, tuple[int, dict[int, Seen]]
+        ] = {}  # by group: its newest round, the workers by rank
+        self._begun: dict[str, int] = {}  # by group: of which round it was noted that its workers train
+        self._hangs = HangDetector(groups, self.of_round, now, execute, spawn, queries, post_mortems)
 
-    # -- what agents say -------------------------------------------------------------------------------------
-
-    def note(self, group_id: str, node_id: str, told: NodeProgress, poll_s: float) -> None:
-        """The accepted agent of a node has said how far its workers have come.
+    def note(self, group_id: str, node_id: str, reported: NodeProgress, poll_s: float) -> None:
+        """The accepted agent of a node has reported on its workers; what comes late counts for nothing.
 
         Args:
-            poll_s: when it will say that again at the latest (seconds).
+            poll_s: when it will report again at the latest (seconds).
         """
-        active = self._active(group_id)
+        group = self._groups().get(group_id)
+        active = group.active_round if group is not None and not group.state.terminal else None
         member = active.member(node_id) if active is not None else None
-        if active is None or member is None or told.round != active.number or not told.workers:
+        if active is None or member is None or reported.round != active.number:
             return
-        told = replace(told, workers=tuple(one for one in told.workers if one.rank in member.ranks))
-        seen_at = self._now() - told.age_s
-        known_until = seen_at + told.known_s + poll_s + LATE_S
-        self._table.note(group_id, node_id, told, seen_at, known_until)
+        seen_at = self._now() - reported.age_s
+        known_until = seen_at + reported.known_s + poll_s + LATE_S
+        number, workers = self._rounds.get(group_id, (0, {}))
+        if number != active.number:
+            workers = {}
+            self._rounds[group_id] = active.number, workers
+        for sample in reported.workers:
+            before = workers.get(sample.rank)
+            if sample.rank in member.ranks and (before is None or before.seen_at <= seen_at):
+                workers[sample.rank] = Seen.of(node_id, sample, before, seen_at, known_until)
         if active.trains_at is None:
             self._note_training(group_id, active)
-        if active.stall is not None or any(worker.still for worker in told.workers):
+        if active.stall is not None or any(worker.still for worker in reported.workers):
             self._hangs.look_soon(group_id)
 
     def _note_training(self, group_id: str, active: Round) -> None:
-        """Tell the group that its workers train, once the first of them does."""
-        seen = self._table.workers(group_id, active.number).values()
-        began_at = min((worker.began_at for worker in seen), default=inf)
+        """Note in the group that its workers train, once the first of them does."""
+        began_at = min(
+            (seen.began_at for seen in self.of_round(group_id, active.number).values()), default=inf
+        )
         if began_at < inf and self._begun.get(group_id) != active.number:
             self._begun[group_id] = active.number
-            self._spawn(self._tell(group_id, NoteTraining(active.number, began_at)))
+            self._spawn(self._send(group_id, NoteTraining(active.number, began_at)))
 
-    async def _tell(self, group_id: str, command: Command) -> None:
+    async def _send(self, group_id: str, command: Command) -> None:
         try:
             await self._execute(group_id, command)
         except (
             HetError
-        ) as error:  # the group is gone, or the server stops or loads: the next sample tells again
+        ) as error:  # the group is gone, or the server stops or loads: the next sample tries again
             self._begun.pop(group_id, None)
             logger.debug("training of group %s: %s", group_id, error)
 
-    # -- what people and the core see ------------------------------------------------------------------------
+    def of_round(self, group_id: str, number: int) -> Mapping[int, Seen]:
+        """The workers of a round, by global rank, as far as is known."""
+        newest, workers = self._rounds.get(group_id, (0, {}))
+        return workers if newest == number else {}
 
     def workers(self, group: Group) -> Mapping[int, Seen]:
-        """How far the workers of a group's newest round have come, by global rank, as far as is known."""
-        return self._table.workers(group.group_id, group.round.number) if group.round is not None else {}
+        """The workers of a group's newest round, by global rank, as far as is known."""
+        return self.of_round(group.group_id, group.round.number) if group.round is not None else {}
 
     def completed(self, group_id: str, report: Report) -> Report:
         """A report on the end of workers, with when those of other nodes last moved, which its agent does not know."""
         moved = report.moved
         if moved is None or moved.idle_s is None:
             return report
-        seen = self._table.workers(group_id, report.round).values()
+        seen = self.of_round(group_id, report.round).values()
         last_at = max((worker.moved_at for worker in seen if worker.began_at < inf), default=-inf)
         idle_s = min(moved.idle_s, max(0.0, self._now() - report.age_s - report.unserved_s - last_at))
         return replace(report, moved=replace(moved, idle_s=idle_s))
 
-    # -- life ------------------------------------------------------------------------------------------------
-
-    def published(self, group_id: str, new: Group | None) -> None:
-        """A change of a group was committed; None: it was deleted."""
-        if new is None or new.state.terminal:
-            self._table.forget(group_id)
-            self._begun.pop(group_id, None)
-            self._hangs.forget(group_id)
+    def forget(self, group_id: str) -> None:
+        """A group was deleted, or its job is over."""
+        self._rounds.pop(group_id, None)
+        self._begun.pop(group_id, None)
+        self._hangs.forget(group_id)
 
     def clear(self) -> None:
         """The groups were loaded again."""
+        self._rounds.clear()
         self._begun.clear()
-        self._table.clear()
         self._hangs.clear()
-
-    def _active(self, group_id: str) -> Round | None:
-        group = self._groups().get(group_id)
-        return group.active_round if group is not None and not group.state.terminal else None

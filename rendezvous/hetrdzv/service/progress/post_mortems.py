@@ -1,0 +1,106 @@
+"""What workers of rounds that are over left behind: the stacks of those that hung, the end of what they had written.
+
+In memory only: of each group that of its newest rounds, of all groups what was added last.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from hetrdzv.core.model import Group
+from hetrdzv.protocol.stacks import EARLIER, About, Stack, fitting_of
+
+MOST = 64 << 20
+"""How much is kept of all groups together (characters)."""
+
+ENTRY = 200
+"""What a worker takes besides its text (counted in characters)."""
+
+
+@dataclass(slots=True, eq=False)
+class PostMortem:
+    """What is kept of the workers of a round.
+
+    Attributes:
+        at: when the last of it came (wall-clock time).
+        by_rank: of each worker, by its global rank.
+        size: how much that is (characters).
+    """
+
+    round: int
+    world_size: int
+    at: datetime
+    by_rank: dict[int, Stack] = field(default_factory=dict)
+    size: int = 0
+
+
+class PostMortems:
+    """Those of all groups.
+
+    Args:
+        wall: wall-clock time.
+    """
+
+    def __init__(self, wall: Callable[[], datetime]) -> None:
+        self._wall = wall
+        self._of: dict[str, dict[tuple[About, int], PostMortem]] = {}  # the group with the oldest news first
+
+    def add_stacks(self, group_id: str, number: int, world_size: int, stacks: Iterable[Stack]) -> None:
+        """The stacks of a round that hangs; they replace those of an earlier hang of it. Equal ones are kept once."""
+        texts: dict[str, str] = {}
+        kept = PostMortem(number, world_size, self._wall())
+        for one in stacks:
+            text = one.text[: fitting_of(world_size)]
+            if text or one.why:
+                kept.by_rank[one.rank] = replace(one, text=texts.setdefault(text, text))
+        if any(texts):
+            kept.size = sum(map(len, texts)) + ENTRY * len(kept.by_rank)
+            self._keep(group_id, About.STACKS, kept)
+
+    def add_logs(self, group: Group, node_id: str, number: int, logs: Iterable[Stack]) -> None:
+        """What a node says that its workers wrote in a round, which may be over by now.
+
+        Who had which rank is known of the newest round only. Of one before it, what another node has said stays.
+        """
+        newest = group.round
+        if newest is None or not newest.number - EARLIER < number <= newest.number:
+            return
+        kept = self.of(group.group_id, About.LOGS, number)
+        kept = kept or PostMortem(number, newest.world_size, self._wall())
+        member = newest.member(node_id)
+        own = member.ranks if member is not None else range(0)
+        for log in logs:
+            before = kept.by_rank.get(log.rank)
+            if (number == newest.number and log.rank not in own) or log.rank >= kept.world_size:
+                continue
+            if before is None or before.node_id == node_id or number == newest.number:
+                end = log.shortened(About.LOGS, fitting_of(kept.world_size))
+                kept.size += end.size - before.size if before is not None else end.size + ENTRY
+                kept.by_rank[log.rank] = replace(end, node_id=node_id)
+        kept.at = self._wall()
+        self._keep(group.group_id, About.LOGS, kept)
+
+    def _keep(self, group_id: str, about: About, kept: PostMortem) -> None:
+        self._of[group_id] = of_group = self._of.pop(group_id, {})
+        of_group[about, kept.round] = kept
+        if len(self.rounds(group_id, about)) > EARLIER:
+            del of_group[about, min(self.rounds(group_id, about))]
+        while sum(one.size for of_group in self._of.values() for one in of_group.values()) > MOST:
+            del self._of[next(iter(self._of))]
+
+    def of(self, group_id: str, about: About, number: int | None = None) -> PostMortem | None:
+        """What is kept of a round, or of the newest one of which there is anything; None: nothing is."""
+        number = max(self.rounds(group_id, about), default=0) if number is None else number
+        return self._of.get(group_id, {}).get((about, number))
+
+    def rounds(self, group_id: str, about: About) -> frozenset[int]:
+        """Of which rounds something is kept."""
+        return frozenset(number for its, number in self._of.get(group_id, {}) if its is about)
+
+    def forget(self, group_id: str) -> None:
+        """A group is gone."""
+        self._of.pop(group_id, None)
+
+    def clear(self) -> None:
+        """The groups were loaded again."""
+        self._of.clear()

@@ -1,0 +1,100 @@
+"""Queries for the stacks and logs of workers: sent in the replies to polls, answered by a request of their own."""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import count
+
+from hetrdzv.core.model import Group, Round
+from hetrdzv.protocol.stacks import MOST_OF_WORKER, About, Stack
+
+WITHIN_S = 10.0
+"""How long agents have to answer (seconds)."""
+
+MOST_OF_ALL = 16 << 20
+"""How much of all answers to one request is kept (characters)."""
+
+
+@dataclass(slots=True, eq=False)
+class Query:
+    """What a node is asked.
+
+    Attributes:
+        ranks: whose (global ranks).
+        most: how much of each worker is kept (characters).
+        answer: empty if the agent did not answer.
+        is_sent: whether a poll was answered with it.
+    """
+
+    number: int
+    about: About
+    round: int
+    ranks: tuple[int, ...]
+    most: int
+    answer: asyncio.Future[list[Stack]]
+    is_sent: bool = False
+
+
+class AgentQueries:
+    """The open queries to all nodes.
+
+    Args:
+        wake: has the open polls of some nodes of a group look whether they are asked anything.
+    """
+
+    def __init__(self, wake: Callable[[str, Iterable[str]], None]) -> None:
+        self._wake = wake
+        self._open: dict[tuple[str, str], list[Query]] = {}
+        self._numbers = count(1)
+
+    async def of_workers(
+        self, group: Group, active: Round, ranks: Iterable[int] | None = None, about: About = About.STACKS
+    ) -> list[Stack]:
+        """The stacks or logs of a round's workers, in the order of ranks; each says why if there is none.
+
+        Args:
+            ranks: whose (global ranks); None: all.
+        """
+        asked = tuple(range(active.world_size) if ranks is None else sorted(set(ranks)))
+        most, loop = min(MOST_OF_WORKER, MOST_OF_ALL // max(1, len(asked))), asyncio.get_running_loop()
+        stacks, queries = dict[int, Stack](), dict[str, Query]()
+        for member in active.members:
+            own = asked[bisect_left(asked, member.ranks.start) : bisect_left(asked, member.ranks.stop)]
+            node = group.nodes.get(member.node_id)
+            why = "its node is gone"
+            if own and node is not None and not node.gone:
+                why = f"its agent has not answered within {WITHIN_S:g} s"
+                query = Query(next(self._numbers), about, active.number, own, most, loop.create_future())
+                queries[member.node_id] = query
+                self._open.setdefault((group.group_id, member.node_id), []).append(query)
+            stacks |= {rank: Stack(rank=rank, node_id=member.node_id, why=why) for rank in own}
+        try:
+            self._wake(group.group_id, queries)
+            if queries:
+                await asyncio.wait([query.answer for query in queries.values()], timeout=WITHIN_S)
+        finally:
+            for node_id, query in queries.items():
+                self._close((group.group_id, node_id), query)
+        for query in queries.values():
+            if query.answer.done():
+                stacks |= {stack.rank: stack for stack in query.answer.result()}
+        return [stacks[rank] for rank in asked if rank in stacks]
+
+    def next(self, group_id: str, node_id: str) -> Query | None:
+        """The query that a node has to be sent, if there is one."""
+        return next((one for one in self._open.get((group_id, node_id), ()) if not one.is_sent), None)
+
+    def answered(self, group_id: str, node_id: str, number: int, stacks: Iterable[Stack]) -> None:
+        """A node has answered; nothing happens if nobody waits for it any more."""
+        for query in self._open.get((group_id, node_id), ()):
+            if query.number == number and not query.answer.done():
+                wanted = frozenset(query.ranks)
+                found = [replace(one, node_id=node_id) for one in stacks if one.rank in wanted]
+                query.answer.set_result([one.shortened(query.about, query.most) for one in found])
+
+    def _close(self, place: tuple[str, str], query: Query) -> None:
+        queries = self._open[place]
+        queries.remove(query)
+        if not queries:
+            del self._open[place]

@@ -1,0 +1,132 @@
+"""The newest samples of workers, as their agents reported them, and of whom there are none."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from hetrdzv.core.model import Group
+from hetrdzv.protocol.progress import UNKNOWN, Worker
+from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.reasons.warnings import not_watched
+from hetrdzv.protocol.texts.who import Ranks
+
+RATE_S = 5.0
+"""A rate is measured over at least this long (seconds)."""
+
+UNSEEN_S = 0.8
+"""A worker may have gone on this long after its agent last saw it move (seconds); that looks once a second or more
+often."""
+
+UNWATCHED_S = 30.0
+"""How long a worker, or its round, has to have been unseen until people are told (seconds): scripts import first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast a number grows.
+
+    Attributes:
+        per_s: None until it has been measured.
+        since, base: when the measurement that is under way began (seconds), and with which number.
+    """
+
+    per_s: float | None = None
+    since: float = inf
+    base: int = 0
+
+    def at(self, number: int | None, now: float) -> "Rate":
+        """The rate after another look at the number."""
+        if number is None:
+            return Rate()
+        if self.since == inf or number < self.base:
+            return Rate(None, now, number)
+        if now - self.since < RATE_S:
+            return self
+        return Rate((number - self.base) / (now - self.since), now, number)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The newest sample of a worker. Times are on the server's clock (seconds).
+
+    Attributes:
+        seen_at: when it was taken.
+        known_until: until when it holds: newer ones have stopped coming if none has by then.
+        began_at: when it first moved in its round; infinite: it has not, or nobody can tell.
+        unseen_since: since when its collectives cannot be known; infinite: they can.
+        collectives, steps: how fast they come.
+    """
+
+    node_id: str
+    sample: Worker
+    seen_at: float
+    known_until: float
+    began_at: float
+    unseen_since: float
+    collectives: Rate
+    steps: Rate
+
+    @classmethod
+    def of(
+        cls, node_id: str, sample: Worker, before: "Seen | None", seen_at: float, known_until: float
+    ) -> "Seen":
+        """A sample after an earlier one of the same round."""
+        began_at = before.began_at if before is not None else inf
+        if began_at == inf and sample.began_s is not None:
+            began_at = seen_at - sample.began_s
+        unseen_since = inf
+        if sample.state == UNKNOWN or sample.unseen:
+            unseen_since = min(seen_at, before.unseen_since) if before is not None else seen_at
+        collectives = (before.collectives if before is not None else Rate()).at(sample.count, seen_at)
+        steps = (before.steps if before is not None else Rate()).at(sample.step, seen_at)
+        return cls(node_id, sample, seen_at, known_until, began_at, unseen_since, collectives, steps)
+
+    @property
+    def moved_at(self) -> float:
+        """When it last moved (seconds)."""
+        return self.seen_at - self.sample.idle_s
+
+    def unseen(self, now: float) -> str:
+        """Why its collectives cannot be known now: of `UNSEEN`, or as its agent says; empty: they are."""
+        if now > self.known_until:
+            return "stale"
+        return self.sample.unseen or ("no_torch" if self.sample.state == UNKNOWN else "")
+
+    def worker(self, now: float) -> Worker:
+        """The worker as it is now, as far as was seen: only one that stands still was idle after its agent looked."""
+        sample = self.sample
+        if now > self.known_until:
+            return Worker(rank=sample.rank, pid=sample.pid, state=UNKNOWN)
+        return replace(
+            sample,
+            state=UNKNOWN if sample.unseen else sample.state,
+            idle_s=max(0.0, now - UNSEEN_S - self.moved_at) if sample.still else 0.0,
+            long_s=max(0.0, self.seen_at + sample.long_s - now),
+            collectives=() if sample.unseen else sample.collectives,
+        )
+
+
+def unwatched(group: Group, seen: Mapping[int, Seen], now: float) -> Sequence[Reason]:
+    """The workers of the running round of which nobody can tell whether they hang, by reason.
+
+    One that reports its steps is watched by these. One without others has nobody to wait for.
+    """
+    active = group.active_round
+    if (
+        active is None
+        or group.state.terminal
+        or now < active.formed_at + UNWATCHED_S
+        or active.world_size == 1
+    ):
+        return []
+    by_reason: dict[str, list[int]] = {}
+    for rank in range(active.world_size):
+        entry = seen.get(rank)
+        if entry is None:
+            by_reason.setdefault("never", []).append(rank)
+        elif now >= min(entry.unseen_since, entry.known_until) + UNWATCHED_S and (
+            entry.sample.step is None or now > entry.known_until
+        ):
+            by_reason.setdefault(entry.unseen(now), []).append(rank)
+    most = sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[1]))[:3]
+    return [not_watched(Ranks.of(ranks), why) for why, ranks in most]

@@ -1,0 +1,95 @@
+"""What is kept of workers whose round is over: how much, of how many rounds, for how long."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from hetrdzv.core.model import Group
+from hetrdzv.protocol.stacks import EARLIER, LEAST_OF_WORKER, MOST_OF_WORKER, About, Stack
+from hetrdzv.service.progress import post_mortems as module
+from hetrdzv.service.progress.post_mortems import ENTRY, PostMortems
+from tests.core.driver import Story
+
+
+@pytest.fixture
+def kept() -> PostMortems:
+    return PostMortems(lambda: datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def running(slots: int = 8, number: int = 1, group_id: str = "g") -> Group:
+    """A group whose newest round has one node, `a`."""
+    story = Story(max_nodes=1)
+    story.join("a", slots)
+    assert story.group.round is not None
+    return replace(story.group, group_id=group_id, round=replace(story.group.round, number=number))
+
+
+def add(kept: PostMortems, group: Group, *texts: str, number: int | None = None, node: str = "a") -> None:
+    assert group.round is not None
+    logs = [Stack(rank=rank, text=text) for rank, text in enumerate(texts)]
+    kept.add_logs(group, node, number or group.round.number, logs)
+
+
+def test_the_newest_rounds_are_kept_of_each_kind(kept: PostMortems) -> None:
+    kept.add_stacks("g", 1, 1, [Stack(rank=0, text="in load")])
+    for number in range(1, EARLIER + 3):
+        add(kept, running(number=number), f"round {number}")
+    assert kept.rounds("g", About.LOGS) == set(range(3, EARLIER + 3))
+    assert kept.rounds("g", About.STACKS) == {1}
+    newest = kept.of("g", About.LOGS)
+    assert newest is not None
+    assert (newest.round, newest.by_rank[0].text) == (EARLIER + 2, f"round {EARLIER + 2}")
+    assert kept.of("g", About.LOGS, 1) is None
+    assert kept.of("other", About.LOGS) is None
+
+
+def test_what_is_replaced_is_gone_and_of_an_earlier_round_others_words_stay(kept: PostMortems) -> None:
+    group = running()
+    add(kept, group, "one", "two", "three")
+    for number in range(10):
+        kept.add_logs(group, "a", 1, [Stack(rank=0, text=f"newer {number}", stderr="x" * number)])
+    kept.add_logs(group, "b", 1, [Stack(rank=0, text="not a member")])
+    add(kept, running(number=2), "late", "late", "late", "late", number=1, node="b")
+    logs = kept.of("g", About.LOGS, 1)
+    assert logs is not None
+    assert [logs.by_rank[rank].text for rank in range(4)] == ["newer 9", "two", "three", "late"]
+    assert logs.size == len("newer 9" + "two" + "three" + "late") + 9 + 4 * ENTRY
+
+
+def test_stacks_of_a_later_hang_replace_earlier_ones_unless_there_are_none(kept: PostMortems) -> None:
+    def hung(*texts: str) -> None:
+        kept.add_stacks("g", 1, 3, [Stack(rank=rank, text=text) for rank, text in enumerate(texts)])
+
+    hung("in load", "waits", "waits")
+    hung("in save", "", "waits")
+    hung("", "", "")  # nobody has answered
+    stacks = kept.of("g", About.STACKS)
+    assert stacks is not None
+    assert {rank: stack.text for rank, stack in stacks.by_rank.items()} == {0: "in save", 2: "waits"}
+
+
+@pytest.mark.parametrize(("world", "most"), [(2, MOST_OF_WORKER), (1 << 16, LEAST_OF_WORKER)])
+def test_of_large_worlds_less_is_kept_of_each_worker(kept: PostMortems, world: int, most: int) -> None:
+    add(kept, running(world), "begins" + "." * 20_000 + "ends")
+    logs = kept.of("g", About.LOGS)
+    assert logs is not None
+    text = logs.by_rank[0].text
+    assert (len(text), text.endswith("ends")) == (most, True)
+
+
+def test_both_streams_have_their_share() -> None:
+    log = Stack(rank=0, text="out\n" * 50, stderr="err\n" * 50)
+    for size, lines in ((400, (50, 50)), (200, (24, 24)), (99, (12, 12))):
+        end = log.shortened(About.LOGS, size)
+        assert (end.text.count("out\n"), end.stderr.count("err\n")) == lines
+        assert end.size <= size
+    assert Stack(rank=0, text="begins..").shortened(About.STACKS, 6).text == "begins"
+
+
+def test_the_group_with_the_oldest_news_gives_way(kept: PostMortems, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 3 * (ENTRY + 10))
+    for group in "abc":
+        add(kept, running(group_id=group), "." * 10)
+    add(kept, running(group_id="a", number=2), "")
+    assert [bool(kept.rounds(group, About.LOGS)) for group in "abc"] == [True, False, True]

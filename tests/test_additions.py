@@ -153,11 +153,11 @@ assert "<i>always waiting</i>" in page.text, page.text
                 ("*drift(nodes)", "*mottos(nodes), "),
             ),
             f"{SERVER}/protocol/reasons/reason.py": (
-                ('    NO_WEIGHTS = "no_weights"', '    NO_MOTTO = "no_motto"\n'),
+                ('    NO_LABEL = "no_label"', '    NO_MOTTO = "no_motto"\n'),
             ),
             f"{SERVER}/protocol/reasons/warnings.py": (
                 (
-                    "def no_weights(",
+                    "def no_label(",
                     (
                         "def no_motto(nodes):\n    text = f'{nodes} have no motto'\n"
                         "    return reason(ReasonCode.NO_MOTTO, text, nodes=[], count=nodes)\n\n\n"

@@ -1,6 +1,8 @@
 """Work is bounded by what is kept: what one request can make the core do, counted in steps, not in seconds."""
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -10,10 +12,10 @@ from hetrdzv.core.model import Node
 from hetrdzv.core.plan import plan
 from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
-from hetrdzv.protocol.errors import InvalidSpec, PlanTooLarge
+from hetrdzv.core.selection.worlds import Worlds
+from hetrdzv.protocol.errors import PlanTooLarge
 from hetrdzv.protocol.requests.plans import Changes, NewNode
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.texts import rank_order
 
 
 def node(number: int, slots: int, **labels: str) -> Node:
@@ -26,14 +28,15 @@ def node(number: int, slots: int, **labels: str) -> Node:
 def test_a_selection_among_many_unlike_nodes_looks_at_few(
     unit: str | None, most: int, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    states: list[int] = []
-    best = best_set._Exact.best
+    calls: list[int] = []
+    exact = best_set._exact
 
-    def counted(exact: best_set._Exact) -> list[best_set.Item] | None:
-        states.append(exact.states * len(exact._items))
-        return best(exact)
+    def counted(items: Sequence[best_set.Item], worlds: Worlds, *more: Any) -> list[best_set.Item] | None:
+        assert best_set._is_small(items, worlds)
+        calls.append(len(items))
+        return exact(items, worlds, *more)
 
-    monkeypatch.setattr(best_set._Exact, "best", counted)
+    monkeypatch.setattr(best_set, "_exact", counted)
     dice = random.Random(most)
     ready = [
         node(
@@ -55,8 +58,7 @@ def test_a_selection_among_many_unlike_nodes_looks_at_few(
     answer = select(
         spec, ready, unreachable=pairs, used_last=masters
     )  # so that the first choice has none of them
-    assert len(states) <= 9
-    assert max(states) <= best_set.MOST_EXACT * best_set.MOST_STATES
+    assert len(calls) <= 9
     assert isinstance(answer, Selection)
     assert world - 3 * most < answer.world_size <= world
     assert 2 <= len(answer.nodes) <= 700
@@ -72,35 +74,6 @@ def test_a_unit_that_must_be_taken_is_not_larger_than_max_nodes() -> None:
     answer = select(GroupSpec(unit="rack", master="public=yes", max_nodes=3), [*large, *small])
     assert isinstance(answer, Shortfall)
     assert answer.lack is Lack.ALLOWED_MASTER
-
-
-class Counted(str):
-    """A word that counts what it is compared with."""
-
-    compared = 0
-
-    def __eq__(self, other: object) -> bool:
-        Counted.compared += 1
-        return super().__eq__(other)
-
-    __hash__ = str.__hash__
-
-
-def test_a_repeated_word_is_found_without_comparing_all_with_all() -> None:
-    words = [Counted(f"n{number}") for number in range(5_000)]
-    Counted.compared = 0
-    assert rank_order._repeated(words) is None
-    assert rank_order._repeated([*words, Counted("n7")]) == "n7"
-    assert Counted.compared < 100
-    text = ",".join(["*", *words, "n7"])
-    with pytest.raises(InvalidSpec, match="names 'n7' twice"):
-        GroupSpec(rank_order=text)
-
-
-def test_nodes_are_compared_by_a_few_labels_only() -> None:
-    GroupSpec(rank_order="topology:a,b,c,d,e,f,g,h")
-    with pytest.raises(InvalidSpec, match="names 9 labels, but may name 8"):
-        GroupSpec(rank_order="topology:a,b,c,d,e,f,g,h,i")
 
 
 def test_a_plan_that_takes_too_much_work_is_refused() -> None:

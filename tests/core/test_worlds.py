@@ -161,12 +161,12 @@ def test_the_page_tells_what_happens() -> None:
 def test_a_spare_says_which_world_size_it_would_make() -> None:
     found = cluster({"a": 4, "b": 4, "c": 3}, world_size_multiple=4)
     assert found.world == 8
-    bounds = Worlds.of(found.story.group.spec).bounds
+    bounds = Worlds.of(found.story.group.spec)
     assert left_out(found.story, "c") == waiting.world_size("c", 3, 11, bounds)
     full = cluster({"a": 4, "b": 4}, max_world_size=4)
     misfit = left_out(full.story, "b")
     assert misfit.code == "world_size"
-    assert misfit == waiting.world_size("b", 4, 8, Worlds.of(full.story.group.spec).bounds)
+    assert misfit == waiting.world_size("b", 4, 8, Worlds.of(full.story.group.spec))
     crowded = cluster({"a": 4, "b": 4}, world_size_multiple=4, max_nodes=1)
     assert left_out(crowded.story, "b") == waiting.max_nodes("b", 1)
 
@@ -293,7 +293,7 @@ def test_why_no_round_can_form(
     story = Story(join_timeout_s=20.0, **spec)
     for name, number in zip("abcdefg", slots, strict=False):
         story.join(name, number)
-    bounds = Worlds.of(story.group.spec).bounds
+    bounds = Worlds.of(story.group.spec)
     what = waits_for(story)
     world = None if lack is None else NoWorld(bounds=bounds, **lack)
     unit = "node" if lack is None else "slot"

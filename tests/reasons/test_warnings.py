@@ -47,11 +47,6 @@ OF_STEP = "the snapshot of step 100 of round 2"
             "gpu1, gpu2 have no label rack, by which units are formed: each is a unit by itself",
         ),
         (
-            warnings.no_weights(),
-            "no_weights",
-            "rank_order is speed, but no node has a --weight: ranks are sticky",
-        ),
-        (
             warnings.not_watched(Ranks.of([3]), "never"),
             "not_watched",
             "rank 3 cannot be watched: its agent has not reported on it",

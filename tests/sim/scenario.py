@@ -159,7 +159,7 @@ def _worlds(seed: int, made: Scenario) -> dict[str, object]:
 
 def _order(rng: random.Random) -> dict[str, Any]:
     """The settings about ranks."""
-    orders = ("sticky", "sticky", "speed", "topology:rack", "topology:zone,rack", "n3,*,n1")
+    orders = ("sticky", "sticky", "topology:rack", "topology:zone,rack")
     return {
         "rank_order": rng.choice(orders),
         "master": rng.choice((None, None, None, "public=yes")),

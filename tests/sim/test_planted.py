@@ -73,15 +73,15 @@ def _ahead(real: Callable[..., Any]) -> Callable[..., Any]:
     return group
 
 
-def _downward(worlds: Worlds, size: int, start: int = 0, unit: int = 1) -> range:
-    return range(size - (size - start) % unit, 0, -unit)
+def _downward(worlds: Worlds, size: int) -> range:
+    return range(size, 0, -1)
 
 
 def _any_number(real: Any) -> Any:
-    def near_full(items: Any, worlds: Worlds, leaders: Any) -> Any:
-        return real(items, replace(worlds, min_nodes=1, max_nodes=None), leaders)
+    def exact(items: Any, worlds: Worlds, *more: Any) -> Any:
+        return real(items, replace(worlds, min_nodes=1, max_nodes=None), *more)
 
-    return near_full
+    return exact
 
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
@@ -98,7 +98,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "nobody corrects who is ready": (Session, "_is_contradicted", lambda session, number, directive: False),
     "who has to go is given no time": (transitions, "notice_until", lambda group, now, gone_at: now + 0.05),
     "any world size is a multiple": (Worlds, "downward", _downward),
-    "bounds in nodes are forgotten": (best_set, "_near_full", _any_number(best_set._near_full)),
+    "bounds in nodes are forgotten": (best_set, "_exact", _any_number(best_set._exact)),
     **{what: how for of_room in PLANTED_IN_ROOMS for what, how in of_room.items()},
 }
 """What is broken: the module or class, the name in it, and what it becomes."""

@@ -56,7 +56,7 @@ WARNINGS = (
     warnings.versions_differ(
         "torch", [("2.12.1", Nodes.of(["gpu1"]))], ("2.13.0", Nodes.of(["gpu2"])), clear=False
     ),
-    warnings.no_weights(),
+    warnings.no_label("rack", Nodes.of(["gpu1"])),
 )
 
 NOW = 5_000.0

@@ -105,7 +105,7 @@ OUR_FLAGS: Flags = {
         "type": told(typed.weight),
         "metavar": "X",
         "help": "How fast each worker here is, compared with those of other nodes: for shares, which otherwise "
-        "follow the time that workers need, and for --rank-order speed (default, if any node has one: 1).",
+        "follow the time that workers need (default, if any node has one: 1).",
     },
     "--world-size": {
         "type": told(typed.world_size),

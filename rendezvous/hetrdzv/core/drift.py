@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.reasons.warnings import PARTS, no_label, no_weights, versions_differ
+from hetrdzv.protocol.reasons.warnings import PARTS, no_label, versions_differ
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.rank_order import OrderKind, rank_order
+from hetrdzv.protocol.texts.rank_order import order_labels
 from hetrdzv.protocol.texts.who import Nodes
 
 MOST_VALUES = 3
@@ -43,12 +43,9 @@ def drift(nodes: Iterable[Node]) -> tuple[Reason, ...]:
 
 
 def unordered(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[Reason, ...]:
-    """The labels that `rank_order` or `unit` names and nodes lack, or that nobody has weights."""
-    order = rank_order(spec.rank_order)
-    warnings: list[Reason] = []
-    if order.kind is OrderKind.SPEED and len(nodes) > 1 and all(node.weight == 1 for node in nodes):
-        warnings.append(no_weights())
-    warnings += [no_label(label, without) for label in order.labels if (without := _without(label, nodes))]
+    """The labels that `rank_order` or `unit` names and nodes lack."""
+    labels = order_labels(spec.rank_order)
+    warnings = [no_label(label, without) for label in labels if (without := _without(label, nodes))]
     if spec.unit is not None and (without := _without(spec.unit, nodes)):
         warnings.append(no_label(spec.unit, without, units=True))
     return tuple(warnings)

@@ -11,7 +11,7 @@ from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.core.shares import violations as weight_violations
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.states import GroupState, NodePhase
-from hetrdzv.protocol.texts.rank_order import OrderKind, rank_order
+from hetrdzv.protocol.texts.rank_order import order_labels
 
 MOST_SHOWN = 5
 """How many violations an error names; the others are counted."""
@@ -178,7 +178,7 @@ def _places(current: Round, nodes: Iterable[Node]) -> Iterator[Member]:
 
 
 def _order_violations(group: Group, current: Round) -> Iterator[str]:
-    """Whether the members stand as the settings say; their labels and weights are the round's until they join again."""
+    """Whether the members stand as the settings say; their labels are the round's until they join again."""
     nodes = [group.speaker(member) for member in current.members]
     at_work = [
         node for node in nodes if node is not None and node.member_of == current.number and not node.stopped
@@ -188,15 +188,11 @@ def _order_violations(group: Group, current: Round) -> Iterator[str]:
     spec, master = group.spec, at_work[0]
     if not may_be_master(spec, master):
         yield f"{master.node_id} is the master of round {current.number}, but master is {spec.master}"
-    label = next(iter(rank_order(spec.rank_order).labels), None)
+    label = next(iter(order_labels(spec.rank_order)), None)
     if label is not None:
         blocks = [value for value, _ in groupby(at_work, key=lambda node: node.labels.get(label))]
         if len(set(blocks)) < len(blocks):
             yield f"round {current.number} does not have the nodes of one {label} side by side: {blocks}"
-    if spec.rank_order == OrderKind.SPEED:
-        weights = [node.weight for node in at_work[1:]]
-        if weights != sorted(weights, reverse=True):
-            yield f"round {current.number} does not have slower nodes last: {weights}"
 
 
 def _daemon_violations(group: Group, node: Node) -> Iterator[str]:

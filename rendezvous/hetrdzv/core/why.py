@@ -195,7 +195,7 @@ def no_world(spec: GroupSpec, there: Sequence[Node], answer: Shortfall) -> waiti
         return None
     never = sorted({node.slots for node in there}) if answer.never else []
     return waiting.NoWorld(
-        bounds=Worlds.of(spec).bounds,
+        bounds=Worlds.of(spec),
         never=tuple(never[:MOST_NAMES]),
         never_more=len(never[MOST_NAMES:]),
         too_small=bool(answer.missing) and not answer.never,

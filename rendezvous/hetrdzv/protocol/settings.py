@@ -16,9 +16,8 @@ from hetrdzv.protocol.differences import NO_VALUE, Difference
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.texts.rank_order import (
     clipped_value,
-    contradicts_master,
     master_rule,
-    rank_order,
+    order_labels,
     unit_label,
 )
 
@@ -214,10 +213,9 @@ class GroupSpec:
     rank_order: str = _setting(
         str,
         "sticky",
-        help="How ranks are ordered: sticky, topology:LABEL[,LABEL] (nodes of one label value side by side), speed (by "
-        "--weight), or node ids with * for all others.",
+        help="How ranks are ordered: sticky, or topology:LABEL[,LABEL] (nodes of one label value side by side).",
         metavar="ORDER",
-        reads=rank_order,
+        reads=order_labels,
     )
     master: str | None = _setting(
         str,
@@ -243,8 +241,6 @@ class GroupSpec:
         if wrong := _contradiction(self):
             field, text = wrong
             raise InvalidSpec(f"{field} is {text}", field)
-        if clash := contradicts_master(self.rank_order, self.master):
-            raise InvalidSpec(clash, "rank_order")
         if self.command is not None and not self.command:
             raise InvalidSpec("command is empty: name a script, for example: -- train.py --lr 0.1", "command")
 

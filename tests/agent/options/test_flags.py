@@ -404,7 +404,7 @@ def test_torchruns_variable_for_the_stop_timeout() -> None:
         (["--standalone"], "--standalone starts its own server: leave --server out"),
         (["--weight", "0"], "--weight: '0' is not a number from 1e-06 to 1e\\+06"),
         (["--weight", "nan"], "--weight: 'nan' is not a number from 1e-06"),
-        (["--rank-order", "stiky"], "--rank-order: 'stiky' must be sticky, speed, topology:LABEL"),
+        (["--rank-order", "stiky"], "--rank-order: 'stiky' must be sticky or topology:LABEL"),
         (["--unit", "rack=1"], "--unit: 'rack=1' must be the name of one label, such as rack"),
         (["--master", "a b"], "--master: 'a b' must be LABEL=VALUE or a node id"),
         (["--nnodes", "two"], "--nnodes: 'two' must be N or MIN:MAX"),

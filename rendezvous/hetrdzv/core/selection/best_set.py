@@ -1,16 +1,17 @@
 """The set of nodes, or units, that makes the largest world; of several such sets the one that is preferred.
 
 Items come in the order of preference. Of the sets that make the largest world that one is taken which has the first
-item, if any has it, then the second, and so on. Up to `MOST_EXACT` items that is exact, if they do not have many
-thousands of slots and nodes together: which sums of slots the items from each place on can make are the bits of a
-number. Of more, the items up to near the place where the world is full are taken as they come, and `MOST_EXACT` around
-that place are chosen exactly.
+item, if any has it, then the second, and so on. That is exact for up to `MOST_EXACT` items that do not have many
+thousands of slots and nodes together. Of more, the items up to near the place where the world is full are taken as
+they come, and those around that place are chosen exactly.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from math import gcd
+from functools import reduce
+from math import gcd, inf
+from operator import or_
 
 from hetrdzv.core.selection.worlds import Worlds
 
@@ -39,16 +40,16 @@ def best_set(
         items: in the order of preference.
         leaders: names of items, one of which must be in the set; None: any will do.
     """
-    is_exact = len(items) <= MOST_EXACT and _Exact(items, worlds, [], leaders).states <= MOST_STATES
-    if leaders is not None and not is_exact:
+    if _is_small(items, worlds):
+        return _exact(items, worlds, leaders)
+    if leaders is not None:
         first = next((item for item in items if item.name in leaders), None)
         if first is None:
             return None
         items = [first, *(item for item in items if item is not first)]
-    tries = [items]
-    if not is_exact:  # with few nodes only the large ones may do, with many only the small ones
-        by_size = sorted(items, key=lambda item: item.slots / item.nodes)
-        tries += [by_size[::-1], by_size]
+    # with few nodes only the large ones may do, with many only the small ones
+    by_size = sorted(items, key=lambda item: item.slots / item.nodes)
+    tries = (items, by_size[::-1], by_size)
     return next((found for each in tries if (found := _near_full(each, worlds, leaders)) is not None), None)
 
 
@@ -57,107 +58,83 @@ def _near_full(items: Sequence[Item], worlds: Worlds, leaders: AbstractSet[str] 
     slots = nodes = full_at = 0
     for item in items:
         slots, nodes = slots + item.slots, nodes + item.nodes
-        if (worlds.most is not None and slots > worlds.most) or nodes > (worlds.max_nodes or nodes):
+        if slots > (worlds.most or inf) or nodes > (worlds.max_nodes or inf):
             break
         full_at += 1
     count = min(len(items), MOST_EXACT)
     while True:
         start = min(max(0, full_at - count // 2), len(items) - count)
-        base = items[:start]
-        if leaders is not None and any(item.name in leaders for item in base):
-            leaders = None
-        chosen = _Exact(items[start : start + count], worlds, base, leaders)
-        if chosen.states <= MOST_STATES or count == 1:
+        window = items[start : start + count]
+        if count == 1 or _is_small(window, worlds):
             break
         count //= 2
-    found = chosen.best()
+    base = items[:start]
+    if leaders is not None and any(item.name in leaders for item in base):
+        leaders = None
+    found = _exact(window, worlds, leaders, base)
     return None if found is None else [*base, *found]
 
 
-class _Exact:
-    """The choice among a few items.
+def _counts(worlds: Worlds) -> bool:
+    """Whether it matters how many nodes a set has."""
+    return worlds.max_nodes is not None or worlds.min_nodes > 1
 
-    Sums are in units of the greatest common divisor of all slots.
 
-    Args:
-        base: items that are in the set anyway.
+def _is_small(items: Sequence[Item], worlds: Worlds) -> bool:
+    sums = sum(item.slots for item in items) // gcd(*(item.slots for item in items)) + 1
+    nodes = sum(item.nodes for item in items) if _counts(worlds) else 0
+    return len(items) <= MOST_EXACT and sums * (nodes + 1) <= MOST_STATES
+
+
+def _exact(
+    items: Sequence[Item], worlds: Worlds, leaders: AbstractSet[str] | None, base: Sequence[Item] = ()
+) -> list[Item] | None:
+    """The best set of a few items besides `base`, which is taken anyway.
+
+    Which sums of slots the items from each place on can make are the bits of a number, by how many nodes they have
+    and whether a leader is among them.
     """
+    unit = gcd(*(item.slots for item in items))  # sums are in units of it
+    base_slots, base_nodes = sum(item.slots for item in base), sum(item.nodes for item in base)
+    counts = _counts(worlds)
+    fewest = worlds.min_nodes - base_nodes if counts else 0
+    most = worlds.max_nodes - base_nodes if worlds.max_nodes is not None else inf
+    sizes = [
+        (item.slots // unit, item.nodes if counts else 0, leaders is None or item.name in leaders)
+        for item in items
+    ]
+    known = {(leaders is None, 0): 1}
+    reach = [known]
+    for size, nodes, leads in reversed(sizes):
+        more = dict(known)
+        for (led, count), bits in known.items():
+            if count + nodes <= most:
+                key = led or leads, count + nodes
+                more[key] = more.get(key, 0) | bits << size
+        reach.append(known := more)
 
-    def __init__(
-        self, items: Sequence[Item], worlds: Worlds, base: Sequence[Item], leaders: AbstractSet[str] | None
-    ) -> None:
-        self._items = items
-        self._worlds = worlds
-        self._leaders = leaders
-        self._base_slots = sum(item.slots for item in base)
-        self._unit = gcd(*(item.slots for item in items)) or 1
-        base_nodes, total = sum(item.nodes for item in base), sum(item.nodes for item in items)
-        self._fewest = max(0, worlds.min_nodes - base_nodes)
-        self._most = total if worlds.max_nodes is None else min(total, worlds.max_nodes - base_nodes)
-        self._counts = self._most < total or self._fewest > (0 if base else 1)
-        if not self._counts:
-            self._fewest = self._most = 0
-        sums = sum(item.slots for item in items) // self._unit + 1
-        self.states = sums * (total + 1 if self._counts else 1) * (1 if leaders is None else 2)
+    def completing(rest: Mapping[tuple[bool, int], int], nodes: int, led: bool) -> Iterator[int]:
+        """The sums with which so many nodes become a set that keeps the other bounds."""
+        return (
+            bits
+            for (leads, count), bits in rest.items()
+            if (led or leads) and fewest <= nodes + count <= most
+        )
 
-    def best(self) -> list[Item] | None:
-        """The items of the best set besides the base."""
-        if self._most < 0:
-            return None
-        reach = self._reached()
-        sums = 0
-        for (leads, nodes), bits in reach[0].items():
-            if leads and self._fewest <= nodes <= self._most:
-                sums |= bits
-        sums &= self._allowed(sums.bit_length())
-        if not sums:
-            return None
-        left, found = sums.bit_length() - 1, []
-        fewest, most, needs_leader = self._fewest, self._most, self._leaders is not None
-        for item, rest in zip(self._items, reach[1:], strict=True):
-            size, nodes = item.slots // self._unit, item.nodes if self._counts else 0
-            still_needs = needs_leader and not self._leads(item)
-            if size <= left and any(
-                bits >> left - size & 1
-                for (leads, count), bits in rest.items()
-                if fewest - nodes <= count <= most - nodes and (leads or not still_needs)
-            ):
-                found.append(item)
-                left, fewest, most, needs_leader = left - size, fewest - nodes, most - nodes, still_needs
-        return found
-
-    def _leads(self, item: Item) -> bool:
-        return self._leaders is None or item.name in self._leaders
-
-    def _reached(self) -> list[Mapping[tuple[bool, int], int]]:
-        """For each place the sums of the items from there on: their bits, by leader among them and number of nodes."""
-        known: dict[tuple[bool, int], int] = {(self._leaders is None, 0): 1}
-        reach: list[Mapping[tuple[bool, int], int]] = [known]
-        for item in reversed(self._items):
-            size, nodes = item.slots // self._unit, item.nodes if self._counts else 0
-            more = dict(known)
-            for (leads, count), bits in known.items():
-                if count + nodes <= self._most:
-                    key = (leads or self._leads(item), count + nodes)
-                    more[key] = more.get(key, 0) | bits << size
-            reach.append(known := more)
-        return reach[::-1]
-
-    def _allowed(self, bits: int) -> int:
-        """Which of so many sums make a world together with the base, as bits."""
-        base, unit = self._base_slots, self._unit
-        worlds = self._worlds.downward(base + (bits - 1) * unit, base, unit)
-        if not worlds or worlds[0] < base:
-            return 0
-        step, last = -worlds.step // unit, (worlds[0] - base) // unit
-        return _every(step, max((worlds[-1] - base) // unit, last % step), last)
-
-
-def _every(step: int, first: int, last: int) -> int:
-    """Bits at each so many places."""
-    bits, count, wanted = 1, 1, (last - first) // step + 1
-    while count < wanted:
-        more = min(count, wanted - count)
-        bits |= bits << step * more
-        count += more
-    return bits << first
+    sums = bin(reduce(or_, completing(known, 0, False), 0))[:1:-1]
+    places = (
+        (size - base_slots) // unit
+        for size in worlds.downward(base_slots + (len(sums) - 1) * unit)
+        if size >= base_slots and (size - base_slots) % unit == 0
+    )
+    left = next((place for place in places if sums[place] == "1"), None)
+    if left is None:
+        return None
+    found, taken, led = [], 0, False
+    for item, (size, nodes, leads), rest in zip(items, sizes, reach[-2::-1], strict=True):
+        if size <= left and any(
+            bits >> left - size & 1 for bits in completing(rest, taken + nodes, led or leads)
+        ):
+            found.append(item)
+            left, taken, led = left - size, taken + nodes, led or leads
+    return found

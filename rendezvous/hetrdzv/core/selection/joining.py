@@ -1,20 +1,19 @@
 """Nodes worth ending a running round for, and why other ready nodes are spares."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from hetrdzv.core.memo import kept, kept_for
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.order import former_round
 from hetrdzv.core.selection.ready import READ, ready_nodes
-from hetrdzv.core.selection.select import Shortfall, select
-from hetrdzv.core.selection.units import in_units, value_of
+from hetrdzv.core.selection.select import Shortfall, in_units, select, unit_of
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.reasons import waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.settings import GroupSpec, OnJoin
+from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.addresses import is_loopback
 
@@ -36,7 +35,7 @@ class Growth:
         """The joiners' node ids."""
         return frozenset(node.node_id for node in self.joiners)
 
-    @cached_property
+    @property
     def has_suspects(self) -> bool:
         """Whether a joiner's connection broke and it has not been heard since."""
         return any(node.cut_at is not None for node in self.joiners)
@@ -45,55 +44,40 @@ class Growth:
 @kept_for(*READ)
 def growth(group: Group) -> Growth:
     """Who would join if the running round ended now; nobody if no round runs."""
-    active = group.active_round
+    active, spec = group.active_round, group.spec
     if active is None or _nobody_joins(group) is not None:
         return Growth()
     local = is_loopback(active.master.address)
     spares = [node for node in ready_nodes(group) if is_loopback(node.address) is local]
-    if not spares:
+    slots = active.world_size + sum(node.slots for node in spares)
+    if not spares or (spec.sized and Worlds.of(spec).up_to(slots) <= active.world_size):
         return Growth()
-    members = [group.nodes[member.node_id] for member in active.members]
-    last = frozenset(member.node_id for member in active.members)
-    sized = group.spec.sized
-    if sized and not _may_grow(group.spec, active, spares):
-        return Growth()
-    answer = select(
-        group.spec,
-        [*members, *spares],
-        group.seats,
-        former_round(group),
-        group.unreachable,
-        used_last=group.used_last,
-    )
+    there = [*(group.nodes[member.node_id] for member in active.members), *spares]
+    former = former_round(group)
+    answer = select(spec, there, group.seats, former, group.unreachable, used_last=group.used_last)
     if isinstance(answer, Shortfall):
         return Growth()
-    if answer.world_size <= active.world_size if sized else len(answer.nodes) <= len(members):
+    if answer.world_size <= active.world_size if spec.sized else len(answer.nodes) <= len(active.members):
         return Growth()
-    joiners = tuple(node for node in answer.nodes if node.node_id not in last)
-    return Growth(joiners, answer.full)
+    return Growth(tuple(node for node in answer.nodes if active.member(node.node_id) is None), answer.full)
 
 
-@kept
 def lost_members(group: Group) -> Sequence[Node]:
-    """Lost nodes of the job that its running round would take in if they came back, in the order in which they went.
+    """Lost nodes of the job that its running round has room for, in the order in which they went.
 
     Other nodes that have come since stand for as many of them, the first ones.
     """
-    if group.active_round is None:
+    active = group.active_round
+    if active is None or _nobody_joins(group) is not None:
         return ()
     lost = sorted(
         (node for node in group.nodes.values() if _is_missed(group, node)),
         key=lambda node: (node.gone_at or 0.0, node.node_id),
     )
-    if not lost:
+    if not lost or len(active.members) >= (group.spec.max_nodes or len(group.nodes)):
         return ()
     first_at = lost[0].gone_at or 0.0
-    came = sum(1 for node in group.live if node.joined_at > first_at and not node.former)
-    if not (missed := lost[came:]):
-        return ()
-    back = {node.node_id: _as_ready(node) for node in missed}
-    joiners = growth(replace(group, nodes={**group.nodes, **back})).node_ids
-    return [node for node in missed if node.node_id in joiners]
+    return lost[sum(1 for node in group.live if node.joined_at > first_at and not node.former) :]
 
 
 def _is_missed(group: Group, node: Node) -> bool:
@@ -105,19 +89,6 @@ def _is_missed(group: Group, node: Node) -> bool:
         and node.leaving is None
         and node.node_id not in group.drained
     )
-
-
-def _as_ready(node: Node) -> Node:
-    """A node as if its agent had been started again."""
-    return replace(
-        node, phase=NodePhase.READY, acked_round=node.member_of, gone_at=None, gone_why=None, rejected=None
-    )
-
-
-def _may_grow(spec: GroupSpec, active: Round, spares: Iterable[Node]) -> bool:
-    """Whether there are enough slots for a larger world, on whichever nodes."""
-    slots = active.world_size + sum(node.slots for node in spares)
-    return (Worlds.of(spec).up_to(slots) or 0) > active.world_size
 
 
 def spare_reason(group: Group, node: Node, active: Round) -> Reason:
@@ -132,15 +103,15 @@ def spare_reason(group: Group, node: Node, active: Round) -> Reason:
             return waiting.on_join_spare(node_id)
         case ReasonCode.OTHERS_SUCCEEDED:
             return waiting.others_succeeded(node_id)
-    master, bounds = active.master, Worlds.of(group.spec)
+    master, worlds = active.master, Worlds.of(group.spec)
     loopback = is_loopback(master.address) and not is_loopback(node.address)
     if loopback or (node_id, master.node_id) in group.unreachable:
         return waiting.out_of_reach(node_id, master.node_id, master.address, loopback=loopback)
-    unit = _ready_units(group).get(value_of(group.spec, node)) or (node,)
+    unit = _ready_units(group).get(unit_of(group.spec, node), [node])
     slots = sum(each.slots for each in unit)
     size = active.world_size + slots
-    if not bounds.allows(size):
-        return waiting.world_size(node_id, slots, size, bounds.bounds, nodes=len(unit), unit=group.spec.unit)
+    if not worlds.allows(size):
+        return waiting.world_size(node_id, slots, size, worlds, nodes=len(unit), unit=group.spec.unit)
     if most is not None and len(active.members) + len(unit) > most:
         return waiting.max_nodes(node_id, most)
     return waiting.world_not_larger(node_id)
@@ -149,10 +120,8 @@ def spare_reason(group: Group, node: Node, active: Round) -> Reason:
 @kept
 def _ready_units(group: Group) -> Mapping[str | None, Sequence[Node]]:
     """The ready nodes by unit; kept, since many spares ask for theirs."""
-    if group.spec.unit is None:
-        return {}
-    units = in_units(group.spec, ready_nodes(group))
-    return {value: unit for unit in units if (value := value_of(group.spec, unit[0])) is not None}
+    units = in_units(group.spec, ready_nodes(group)) if group.spec.unit is not None else []
+    return {value: unit for unit in units if (value := unit_of(group.spec, unit[0])) is not None}
 
 
 @kept

@@ -1,11 +1,11 @@
 """The order of the nodes of a round, and their rank offsets.
 
 Ranks are sticky (docs/design.md, rule 4): survivors keep their order, a replacement takes the place of the node it
-replaces, a returning node gets its old place back, and new nodes go last in natural order. With another `rank_order`
-the nodes of a round are sorted by that, and those that it puts on a par stay sticky.
+replaces, a returning node gets its old place back, and new nodes go last in natural order. With `topology:` the nodes
+of a round are sorted by labels.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.rank_order import REST, OrderKind, RankOrder, master_rule, rank_order
+from hetrdzv.protocol.texts.rank_order import master_rule, order_labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,9 @@ class Former:
 
 NO_ROUND = Former()
 
-
-@dataclass(frozen=True, slots=True)
-class Likeness:
-    """What the node that fills a gap should have in common with the one that left it.
-
-    Attributes:
-        labels: the values of the labels that `rank_order` names, the widest first; if it names none, all labels.
-    """
-
-    slots: int
-    labels: tuple[object, ...]
+Kind = tuple[object, ...]
+"""What the node that fills a gap should have in common with the one that left it: its slots, then the values of the
+labels that `rank_order` names, the widest first; if it names none, all labels."""
 
 
 def former_round(group: Group) -> Former:
@@ -71,13 +63,13 @@ def _slots(current: Round) -> Mapping[str, int]:
     return {member.node_id: member.slots for member in current.members}
 
 
-def _likeness(order: RankOrder, slots: int, labels: Mapping[str, str]) -> Likeness:
-    if order.kind is OrderKind.TOPOLOGY:
-        return Likeness(slots, tuple(labels.get(name) for name in order.labels))
-    return Likeness(slots, (frozenset(labels.items()),))
+def _kind(spec: GroupSpec, slots: int, node: Node | None) -> Kind:
+    known = node.labels if node is not None else {}
+    names = order_labels(spec.rank_order)
+    return slots, *(map(known.get, names) if names else [frozenset(known.items())])
 
 
-def fill(gaps: Mapping[str, Likeness], newcomers: Mapping[str, Likeness]) -> dict[str, str]:
+def fill(gaps: Mapping[str, Kind], newcomers: Mapping[str, Kind]) -> dict[str, str]:
     """Which newcomer fills which gap, by gap.
 
     First those with the slots and labels of the node that left it, then with its slots and some of its labels, the
@@ -88,18 +80,17 @@ def fill(gaps: Mapping[str, Likeness], newcomers: Mapping[str, Likeness]) -> dic
         newcomers: node ids in the order in which they are taken, each with its kind.
     """
     fillers: dict[str, str] = {}
-    depth = max((len(kind.labels) for kind in newcomers.values()), default=0)
-    for slots_count, labels in product((True, False), range(depth, -1, -1)):
+    length = max(map(len, newcomers.values()), default=0)
+    for start, end in product((0, 1), range(length, 0, -1)):
         if len(fillers) == min(len(gaps), len(newcomers)):
             break
-        free: dict[object, deque[str]] = {}
+        free: dict[Kind, deque[str]] = {}
         taken = set(fillers.values())
         for node_id, kind in newcomers.items():
             if node_id not in taken:
-                free.setdefault((slots_count and kind.slots, kind.labels[:labels]), deque()).append(node_id)
+                free.setdefault(kind[start:end], deque()).append(node_id)
         for gap, kind in gaps.items():
-            alike = free.get((slots_count and kind.slots, kind.labels[:labels]))
-            if gap not in fillers and alike:
+            if gap not in fillers and (alike := free.get(kind[start:end])):
                 fillers[gap] = alike.popleft()
     return fillers
 
@@ -118,88 +109,56 @@ def by_gaps(
         seats: places of the past, in rank order.
         used_last: node ids that fill no gap that another can fill.
     """
-    places = frozenset(seats)
-    newcomers = [node_id for node_id in nodes if node_id not in places]
-    newcomers.sort(key=lambda node_id: (node_id in used_last, natural_key(node_id)))
-    taken = _fill(rank_order(spec.rank_order), nodes, seats, last, newcomers)
+    newcomers = sorted(
+        nodes.keys() - set(seats), key=lambda node_id: (node_id in used_last, natural_key(node_id))
+    )
+    taken = _fill(spec, nodes, seats, last, newcomers)
     return {node_id: number for number, node_id in enumerate(taken.values())}
 
 
 def _fill(
-    order: RankOrder,
-    chosen: Mapping[str, Node],
-    seats: Sequence[str],
-    last: Former,
-    newcomers: Sequence[str],
+    spec: GroupSpec, chosen: Mapping[str, Node], seats: Sequence[str], last: Former, newcomers: Sequence[str]
 ) -> Mapping[str, str]:
     """Which newcomer fills which gap, by gap, the best fit first."""
     gaps = [node_id for node_id in seats if node_id in last.slots and node_id not in chosen]
     if not (gaps and newcomers):
         return {}
     return fill(
-        {gap: _likeness(order, last.slots[gap], _labels(last.nodes.get(gap))) for gap in gaps},
-        {node_id: _likeness(order, chosen[node_id].slots, chosen[node_id].labels) for node_id in newcomers},
-    )
-
-
-def _labels(node: Node | None) -> Mapping[str, str]:
-    return node.labels if node is not None else {}
-
-
-def seat(order: RankOrder, chosen: Mapping[str, Node], seats: Sequence[str], last: Former) -> tuple[str, ...]:
-    """Give every chosen node a place.
-
-    Args:
-        chosen: who is in the next round, by node id.
-        seats: places of the past, in rank order.
-        last: the last round; newcomers take the places of those of its nodes that are not in the next one.
-
-    Returns:
-        the new places, with those of absent nodes kept for their return.
-    """
-    newcomers = sorted(chosen.keys() - set(seats), key=natural_key)
-    taken = _fill(order, chosen, seats, last, newcomers)
-    placed = frozenset(taken.values())
-    return (
-        *(taken.get(node_id, node_id) for node_id in seats),
-        *(node_id for node_id in newcomers if node_id not in placed),
+        {gap: _kind(spec, last.slots[gap], last.nodes.get(gap)) for gap in gaps},
+        {node_id: _kind(spec, chosen[node_id].slots, chosen[node_id]) for node_id in newcomers},
     )
 
 
 def in_order(
     spec: GroupSpec, nodes: Iterable[Node], seats: Sequence[str], last: Former, master: str | None = None
 ) -> tuple[list[Node], tuple[str, ...]]:
-    """The nodes of a round in rank order, and the places for the next time.
+    """The nodes of a round in rank order, and the places for the next time, those of absent nodes included.
 
     Args:
         seats: places of the past, in rank order.
+        last: the last round; newcomers take the places of those of its nodes that are not in the next one.
         master: the node id that must come first; None: the first that may be master.
     """
-    order = rank_order(spec.rank_order)
+    labels = order_labels(spec.rank_order)
     chosen = {node.node_id: node for node in nodes}
-    places = seat(order, chosen, seats, last)
+    newcomers = sorted(chosen.keys() - set(seats), key=natural_key)
+    taken = _fill(spec, chosen, seats, last, newcomers)
+    placed = frozenset(taken.values())
+    places = (
+        *(taken.get(node_id, node_id) for node_id in seats),
+        *(node_id for node_id in newcomers if node_id not in placed),
+    )
     ordered = [chosen[node_id] for node_id in places if node_id in chosen]
-    match order.kind:
-        case OrderKind.TOPOLOGY:
-            ordered.sort(key=lambda node: _topology_key(order.labels, node, None))
-        case OrderKind.SPEED:
-            ordered.sort(key=lambda node: -node.weight)
-        case OrderKind.LISTED:
-            rest = order.places[REST]
-            ordered.sort(key=lambda node: order.places.get(node.node_id, rest))
-    if master is not None:
-        first: Node | None = chosen[master]
-    else:
-        first = next((node for node in ordered if may_be_master(spec, node)), None)
-    if first is None or first is ordered[0]:
-        return ordered, places
-    if order.kind is OrderKind.TOPOLOGY:
-        ordered.sort(key=lambda node: _topology_key(order.labels, node, first))
-        return ordered, places
-    return [first, *(node for node in ordered if node is not first)], places
+    if labels:
+        ordered.sort(key=lambda node: _sort_key(labels, node, None))
+    allowed = (node for node in ordered if may_be_master(spec, node))
+    first = chosen[master] if master is not None else next(allowed, None)
+    if first is not None and first is not ordered[0]:
+        ordered.sort(key=lambda node: _sort_key(labels, node, first))
+    return ordered, places
 
 
-def _topology_key(labels: Sequence[str], node: Node, master: Node | None) -> tuple[Any, ...]:
+def _sort_key(labels: Sequence[str], node: Node, master: Node | None) -> tuple[Any, ...]:
     """Sorts nodes with the same label value side by side: the master's first, nodes without the label last."""
     key: list[Any] = []
     with_master = master is not None
@@ -207,7 +166,7 @@ def _topology_key(labels: Sequence[str], node: Node, master: Node | None) -> tup
         value = node.labels.get(name)
         with_master = with_master and master is not None and master.labels.get(name) == value
         key += [not with_master, value is None, natural_key(value or "")]
-    return (*key, master is None or node.node_id != master.node_id, natural_key(node.node_id))
+    return (*key, node is not master, natural_key(node.node_id) if labels else ())
 
 
 def may_be_master(spec: GroupSpec, node: Node) -> bool:
@@ -218,20 +177,18 @@ def may_be_master(spec: GroupSpec, node: Node) -> bool:
 def place(
     spec: GroupSpec, nodes: Iterable[Node], seats: Sequence[str], last: Former, master: str | None = None
 ) -> Placement:
-    """Put the nodes of a round in order and give them their ranks; the arguments are those of `in_order`."""
+    """Put the nodes of a round in order and give them their ranks; the arguments are those of `in_order`.
+
+    Offsets are the sums of the slots before, overall and per role.
+    """
     ordered, places = in_order(spec, nodes, seats, last, master)
-    return Placement(_rank(ordered), places)
-
-
-def _rank(nodes: Sequence[Node]) -> tuple[Member, ...]:
-    """Members with offsets: the prefix sums of the slots, overall and per role."""
-    role_sizes: dict[str, int] = {}
-    for node in nodes:
-        role_sizes[node.role] = role_sizes.get(node.role, 0) + node.slots
+    role_sizes: Counter[str] = Counter()
+    for node in ordered:
+        role_sizes[node.role] += node.slots
     members: list[Member] = []
     offset = 0
-    role_offsets = dict.fromkeys(role_sizes, 0)
-    for group_rank, node in enumerate(nodes):
+    role_offsets: Counter[str] = Counter()
+    for group_rank, node in enumerate(ordered):
         members.append(
             Member(
                 node_id=node.node_id,
@@ -249,4 +206,4 @@ def _rank(nodes: Sequence[Node]) -> tuple[Member, ...]:
         )
         offset += node.slots
         role_offsets[node.role] += node.slots
-    return tuple(members)
+    return Placement(tuple(members), places)

@@ -4,15 +4,16 @@
 of spares follow from what it answers.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection.best_set import Item, best_set
 from hetrdzv.core.selection.order import NO_ROUND, Former, by_gaps, in_order, may_be_master
-from hetrdzv.core.selection.units import in_units
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
@@ -81,6 +82,24 @@ class Shortfall:
     suspects: tuple[Node, ...] = ()
 
 
+def unit_of(spec: GroupSpec, node: Node) -> str | None:
+    """The unit that a node is in: its value of the label `unit`; None: it is a unit by itself."""
+    return None if spec.unit is None else node.labels.get(spec.unit)
+
+
+def in_units(spec: GroupSpec, nodes: Iterable[Node]) -> list[list[Node]]:
+    """Nodes that are taken together or not at all, each unit in natural order."""
+    if spec.unit is None:
+        return [[node] for node in nodes]
+    units: dict[tuple[str | None, str], list[Node]] = {}
+    for node in nodes:
+        value = unit_of(spec, node)
+        units.setdefault((value, node.node_id if value is None else ""), []).append(node)
+    for unit in units.values():
+        unit.sort(key=lambda node: natural_key(node.node_id))
+    return list(units.values())
+
+
 def select(
     spec: GroupSpec,
     ready: Sequence[Node],
@@ -113,16 +132,14 @@ def select(
     if chosen is None:
         if allowed is not None and choice.best(None) is not None:
             return Shortfall(lack=Lack.ALLOWED_MASTER, suspects=suspects)
-        slots = sum(node.slots for node in ready)
-        missing = max(0, choice.worlds.smallest - slots)
+        missing = max(0, choice.worlds.smallest - sum(node.slots for node in ready))
         never = choice.worlds.never({node.slots for node in ready})
         return Shortfall(lack=Lack.WORLD, missing=missing, never=never)
     master = None
     if unreachable:
         served = choice.served(chosen, unreachable) if failed_masters < MASTERS_TRIED else None
         if served is None:
-            here = {node.node_id for node in ready}
-            final = failed_masters >= MASTERS_TRIED or here >= last.slots.keys()
+            final = failed_masters >= MASTERS_TRIED or {node.node_id for node in ready} >= last.slots.keys()
             return Shortfall(lack=Lack.MASTER, final=final, suspects=suspects)
         chosen, master = served
     size = choice.size(chosen)
@@ -143,28 +160,15 @@ class _Choice:
         last: Former,
         used_last: AbstractSet[str],
     ) -> None:
-        self._spec = spec
-        self._ready = ready
-        self._seats = seats
-        self._last = last
+        self._spec, self._ready, self._seats, self._last = spec, ready, seats, last
         self._used_last = used_last
-        self._known: list[tuple[Item, tuple[Node, ...]]] | None = None
         self.worlds = Worlds.of(spec)
         if not spec.sized:
-            self.worlds = Worlds(
-                least=1,
-                most=spec.max_nodes,
-                multiple=1,
-                min_nodes=spec.min_nodes,
-                max_nodes=spec.max_nodes,
-            )
+            self.worlds = Worlds(1, spec.max_nodes, 1, spec.min_nodes, spec.max_nodes)
 
     def size(self, nodes: Iterable[Node]) -> int:
         """How many slots nodes have, or how many nodes there are."""
-        return sum(self._slots(node) for node in nodes)
-
-    def _slots(self, node: Node) -> int:
-        return node.slots if self._spec.sized else 1
+        return sum(node.slots if self._spec.sized else 1 for node in nodes)
 
     def best(
         self, masters: AbstractSet[str] | None, without: AbstractSet[str] = frozenset()
@@ -175,46 +179,40 @@ class _Choice:
             masters: node ids, one of which must be in it; None: any will do.
             without: node ids that cannot be.
         """
-        everybody = self.worlds.allows(self.size(self._ready)) and (
-            self._spec.max_nodes is None or len(self._ready) <= self._spec.max_nodes
-        )
-        if everybody and not without and (masters is None or masters):
+        most = self._spec.max_nodes
+        fits = self.worlds.allows(self.size(self._ready)) and (most is None or len(self._ready) <= most)
+        if fits and not without and (masters is None or masters):
             return list(self._ready)
-        units = {
-            item.name: (item, nodes)
-            for item, nodes in self._items
-            if not without or all(node.node_id not in without for node in nodes)
-        }
+        units = [unit for unit in self._units if without.isdisjoint(node.node_id for node in unit)]
+        items = [Item(unit[0].node_id, self.size(unit), len(unit)) for unit in units]
         leaders = None
         if masters is not None:
-            leaders = {
-                name for name, (_, nodes) in units.items() if any(node.node_id in masters for node in nodes)
-            }
-        found = best_set([item for item, _ in units.values()], self.worlds, leaders)
-        return None if found is None else [node for item in found for node in units[item.name][1]]
+            leaders = {unit[0].node_id for unit in units if not masters.isdisjoint(n.node_id for n in unit)}
+        found = best_set(items, self.worlds, leaders) if items else None
+        if found is None:
+            return None
+        taken = {item.name for item in found}
+        return [node for unit in units if unit[0].node_id in taken for node in unit]
 
-    @property
-    def _items(self) -> list[tuple[Item, tuple[Node, ...]]]:
+    @cached_property
+    def _units(self) -> list[list[Node]]:
         """What is taken as a whole, the preferred first."""
-        if self._known is None:
-            by_id = {node.node_id: node for node in self._ready}
-            gaps = by_gaps(self._spec, by_id, self._seats, self._last, self._used_last)
-            seated = frozenset(self._seats)
+        by_id = {node.node_id: node for node in self._ready}
+        gaps = by_gaps(self._spec, by_id, self._seats, self._last, self._used_last)
+        seated = frozenset(self._seats)
 
-            def preference(unit: tuple[Node, ...]) -> tuple[object, ...]:
-                names = [node.node_id for node in unit]
-                return (
-                    not self._used_last.isdisjoint(names),
-                    any(name not in self._last.slots for name in names),
-                    any(name not in seated for name in names),
-                    min(gaps.get(name, len(gaps)) for name in names),
-                    -self.size(unit) / len(unit),
-                    natural_key(names[0]),
-                )
+        def preference(unit: list[Node]) -> tuple[object, ...]:
+            names = [node.node_id for node in unit]
+            return (
+                not self._used_last.isdisjoint(names),
+                any(name not in self._last.slots for name in names),
+                any(name not in seated for name in names),
+                min(gaps.get(name, len(gaps)) for name in names),
+                -self.size(unit) / len(unit),
+                natural_key(names[0]),
+            )
 
-            units = sorted(in_units(self._spec, self._ready), key=preference)
-            self._known = [(Item(unit[0].node_id, self.size(unit), len(unit)), unit) for unit in units]
-        return self._known
+        return sorted(in_units(self._spec, self._ready), key=preference)
 
     def served(self, chosen: list[Node], unreachable: Pairs) -> tuple[list[Node], str] | None:
         """A master and the nodes that can reach it: all that were chosen, or the most that one serves."""
@@ -222,38 +220,25 @@ class _Choice:
         taken = {node.node_id for node in chosen}
         shunned = {master for node_id, master in unreachable if node_id in taken}
         masters = [node.node_id for node in ordered if may_be_master(self._spec, node)]
-        master = next((node_id for node_id in masters if node_id not in shunned), None)
-        if master is not None:
+        if (master := next((name for name in masters if name not in shunned), None)) is not None:
             return chosen, master
-        sizes = {node.node_id: self._slots(node) for node in self._ready}
-        cut_off = _cut_off(sizes, unreachable)
-        masters += [
-            node.node_id
-            for _, unit in self._items
-            for node in unit
-            if node.node_id not in taken and may_be_master(self._spec, node)
-        ]
+        others = (node for unit in self._units for node in unit if node.node_id not in taken)
+        masters += [node.node_id for node in others if may_be_master(self._spec, node)]
+        sizes = {node.node_id: self.size([node]) for node in self._ready}
+        cut_off: defaultdict[str, set[str]] = defaultdict(set)
+        for node_id, name in unreachable:
+            if node_id in sizes:
+                cut_off[name].add(node_id)
         total = sum(sizes.values())
-        most = {
-            master: self.worlds.up_to(total - sum(sizes[name] for name in cut_off.get(master, ()))) or 0
-            for master in masters
+        there = {
+            name: self.worlds.up_to(total - sum(sizes[node_id] for node_id in cut_off[name]))
+            for name in masters
         }
-        masters.sort(key=lambda master: -most[master])  # of equals the earlier one
+        masters.sort(key=lambda name: -there[name])  # of equals the earlier one
         best: tuple[list[Node], str] | None = None
         largest = 0
-        for master in masters[:MOST_TRIED]:
-            if most[master] <= largest:
-                break
-            found = self.best({master}, cut_off.get(master, frozenset()))
+        for name in masters[:MOST_TRIED]:
+            found = self.best({name}, cut_off[name]) if there[name] > largest else None
             if found is not None and (size := self.size(found)) > largest:
-                best, largest = (found, master), size
+                best, largest = (found, name), size
         return best
-
-
-def _cut_off(among: Container[str], unreachable: Pairs) -> Mapping[str, AbstractSet[str]]:
-    """Which of some nodes cannot reach a master, by master."""
-    unable: dict[str, set[str]] = {}
-    for node_id, master in unreachable:
-        if node_id in among:
-            unable.setdefault(master, set()).add(node_id)
-    return unable

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.selection.units import value_of
+from hetrdzv.core.selection.select import unit_of
 from hetrdzv.core.snapshots.complete import stamp_of
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.rooms.snapshots import Chosen, Copy, Source, Stamp
@@ -129,7 +129,7 @@ def kept_by(group: Group, current: Round, node_id: str) -> Iterator[Member]:
 
 def _unit(group: Group, member: Member) -> str | None:
     node = group.speaker(member)
-    return value_of(group.spec, node) if node is not None else None
+    return unit_of(group.spec, node) if node is not None else None
 
 
 def _copy(

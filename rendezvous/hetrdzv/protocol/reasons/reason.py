@@ -110,7 +110,6 @@ class ReasonCode(StrEnum):
     # warnings
     VERSIONS_DIFFER = "versions_differ"
     NO_LABEL = "no_label"
-    NO_WEIGHTS = "no_weights"
     NOT_WATCHED = "not_watched"
     # snapshots
     BEGAN_FROM_SNAPSHOT = "began_from_snapshot"

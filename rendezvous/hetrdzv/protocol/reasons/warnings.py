@@ -71,12 +71,6 @@ def no_label(label: str, nodes: Nodes, *, units: bool = False) -> Reason:
     return reason(ReasonCode.NO_LABEL, text, nodes=nodes, label=label)
 
 
-def no_weights() -> Reason:
-    """`rank_order` is speed, but no node has a weight."""
-    text = "rank_order is speed, but no node has a --weight: ranks are sticky"
-    return reason(ReasonCode.NO_WEIGHTS, text)
-
-
 UNSEEN = {
     "never": ("its agent has not reported on it", "their agents have not reported on them"),
     "stale": ("its agent has stopped reporting on it", "their agents have stopped reporting on them"),

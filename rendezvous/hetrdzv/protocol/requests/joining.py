@@ -79,8 +79,8 @@ class JoinRequest(Body):
     Attributes:
         takes_notice: the node tells its workers that their round is about to end, and reports `ready_to_stop`.
         script: what its workers run, by name; other nodes of its role run the same. Empty: nobody compares it.
-        weight: how fast each slot is, compared with those of other nodes: with `rank_order` `speed` the largest comes
-            first. If any node of a round was given one, shares go by it.
+        weight: how fast each slot is, compared with those of other nodes: if any node of a round was given one, shares
+            go by it.
         ready_within_s: how long the node may take from the end of its workers until it is ready, since its agent checks
             it first (seconds); the others wait that much longer for it.
         not_ready: why the node takes part in no round yet, though its workers are gone; empty: it is ready.

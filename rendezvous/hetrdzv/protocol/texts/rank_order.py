@@ -1,10 +1,8 @@
 """What the settings `rank_order`, `master` and `unit` can say: from their texts to rules that order.py applies."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from hetrdzv.protocol.texts.ids import is_id
 
@@ -13,37 +11,6 @@ MOST_QUOTED = 200
 
 MOST_LABELS = 8
 """How many labels `topology` takes: nodes are compared by each of them."""
-
-REST = "*"
-"""In a list of node ids: all nodes that it does not name."""
-
-
-class OrderKind(StrEnum):
-    """By what the ranks of a round are ordered."""
-
-    STICKY = "sticky"
-    SPEED = "speed"
-    TOPOLOGY = "topology"
-    LISTED = "listed"
-
-
-@dataclass(frozen=True)
-class RankOrder:
-    """What `rank_order` says.
-
-    Attributes:
-        labels: with `topology`: the labels, the widest first.
-        node_ids: with a list: the node ids in order, with `REST` once among them.
-    """
-
-    kind: OrderKind
-    labels: tuple[str, ...] = ()
-    node_ids: tuple[str, ...] = ()
-
-    @cached_property
-    def places(self) -> Mapping[str, int]:
-        """Where a list puts its node ids and `REST`."""
-        return {node_id: place for place, node_id in enumerate(self.node_ids)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,35 +27,23 @@ class MasterRule:
 
 
 @lru_cache(maxsize=32)
-def rank_order(text: str) -> RankOrder:
-    """What a value of `rank_order` means.
+def order_labels(text: str) -> tuple[str, ...]:
+    """The labels that a value of `rank_order` names, the widest first; none: ranks are sticky.
 
     Raises:
         ValueError: it means nothing; the message quotes it and says what there is.
     """
-    kind, colon, rest = text.partition(":")
-    if text in (OrderKind.STICKY, OrderKind.SPEED):
-        return RankOrder(OrderKind(text))
-    words = tuple((rest if colon else text).split(","))
-    twice = _repeated(words)
-    if colon and kind == OrderKind.TOPOLOGY and all(words):
-        if twice is not None:
-            raise ValueError(f"{_quoted(text)} names label {_quoted(twice)} twice")
-        if len(words) > MOST_LABELS:
-            raise ValueError(f"{_quoted(text)} names {len(words)} labels, but may name {MOST_LABELS}")
-        return RankOrder(OrderKind.TOPOLOGY, labels=words)
-    if REST in words and all(word == REST or is_id(word) for word in words):
-        if twice is not None:
-            raise ValueError(f"{_quoted(text)} names {twice!r} twice")
-        return RankOrder(OrderKind.LISTED, node_ids=words)
-    raise ValueError(
-        f"{_quoted(text)} must be sticky, speed, topology:LABEL[,LABEL], or node ids with * for all others, such as "
-        "gpu7,gpu2,*"
-    )
-
-
-def _repeated(words: Iterable[str]) -> str | None:
-    return next((word for word, times in Counter(words).items() if times > 1), None)
+    if text == "sticky":
+        return ()
+    kind, _, rest = text.partition(":")
+    labels = tuple(rest.split(","))
+    if kind != "topology" or not all(labels):
+        raise ValueError(f"{_quoted(text)} must be sticky or topology:LABEL[,LABEL]")
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"{_quoted(text)} names a label twice")
+    if len(labels) > MOST_LABELS:
+        raise ValueError(f"{_quoted(text)} names {len(labels)} labels, but may name {MOST_LABELS}")
+    return labels
 
 
 @lru_cache(maxsize=32)
@@ -115,21 +70,6 @@ def unit_label(text: str) -> str:
     if not text or "=" in text or "," in text:
         raise ValueError(f"{_quoted(text)} must be the name of one label, such as rack")
     return text
-
-
-def contradicts_master(order: str, master: str | None) -> str | None:
-    """What is wrong with two values that are right each by itself, in a sentence; None: nothing."""
-    parsed, wanted = rank_order(order), master_rule(master).node_id if master is not None else None
-    if parsed.kind is not OrderKind.LISTED or wanted is None:
-        return None
-    first = parsed.node_ids[0]
-    if first == wanted or (first == REST and wanted not in parsed.places):
-        return None
-    whom = "other nodes" if first == REST else first
-    return (
-        f"rank_order is {clipped_value(order)}, which puts {whom} first, but master is {master}, and the master is "
-        f"always first: begin rank_order with {wanted}, or leave one of the two out"
-    )
 
 
 def _quoted(text: str) -> str:

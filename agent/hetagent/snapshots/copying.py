@@ -1,6 +1,5 @@
 """Copies a worker's state to memory that outlives it: what belongs to every step, and all of it for a snapshot."""
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,11 +23,12 @@ from hetagent.snapshots.folder import (
     Place,
     Slot,
     Stamp,
+    Sum,
     WriteLock,
     put,
 )
-from hetagent.snapshots.memory import Files, Layout, as_bytes, laid_out, needed, place_of
-from hetagent.snapshots.small import Bank, digests, pack
+from hetagent.snapshots.memory import Files, Layout, Mapped, as_bytes, laid_out, needed, place_of
+from hetagent.snapshots.small import Bank, pack
 from hetagent.snapshots.state import State
 
 
@@ -53,18 +53,16 @@ class Copy:
         folder: Folder,
         slot: Slot,
         index: Index,
-        places: Sequence[Place],
+        copied: Mapping[str, Mapped],
         small: Tensor,
-        files: Files,
         copies: Copies,
         lock: WriteLock | None,
     ) -> None:
         self.index = index
         self._folder = folder
         self._slot = slot
-        self._places = places
+        self._copied = copied
         self._small = small
-        self._files = files
         self._copies = copies
         self._lock = lock
 
@@ -87,14 +85,9 @@ class Copy:
         self.wait()
         small = as_bytes(self._small)
         (self._slot.path / SMALL.format(rank)).write_bytes(small)
-        index = replace(
-            self.index,
-            tensors=tuple(
-                replace(place, digest=self._files.digest(self._slot, place)) for place in self._places
-            ),
-            small_digest=xxh3_64_hexdigest(small),
-            digests=digests(small[self.index.values :]),
-        )
+        files = {name: memory.sum() for name, memory in self._copied.items()}
+        files[SMALL.format(rank)] = Sum(small.nbytes, xxh3_64_hexdigest(small))
+        index = replace(self.index, files=files)
         if self._slot.stamp not in self._folder.slots():
             raise Overtaken(f"the snapshot of step {index.stamp.step} was overtaken")
         put(self._slot.path / INDEX.format(rank), index.written())
@@ -119,7 +112,7 @@ class Copier:
         self._who = who
         self._bank: Bank | None = None
         self.devices = Devices(())
-        self._alike: Mapping[str, int] = {}  # the tensors that all ranks have alike, with their sizes (bytes)
+        self._alike = False  # whether there are tensors that all ranks have alike
         self.sharded = False
         self._count = 0  # for how many parameters optimizers had something
         self._files = Files(folder)
@@ -136,7 +129,7 @@ class Copier:
         self.devices = self._state.devices()
         self._files.pins = self.devices.pins
         alike, own = self._parts()
-        self._alike, self.sharded = {place.name: place.bytes for place, _ in alike}, bool(own)
+        self._alike, self.sharded = bool(alike), bool(own)
         return {
             name: self._laid_out(parts, name).size
             for parts, name in ((alike, SHARED), (own, OWN.format(self._who.rank)))
@@ -230,11 +223,7 @@ class Copier:
 
     def _has_alike(self, slot: Slot) -> bool:
         """Whether some worker has written that it has copied what all ranks have alike."""
-        for path in slot.indexes().values():
-            with contextlib.suppress(OSError, ValueError):
-                if self._alike.keys() <= {place.name for place in Index.read(path.read_bytes()).tensors}:
-                    return True
-        return False
+        return any(index.has_alike for index in slot.read().values())
 
     def copied(self, stamp: Stamp, *, now: bool, to_disk: bool = False) -> Copy:
         """Copy all that is to be copied by this worker, or have devices begin to.
@@ -248,16 +237,15 @@ class Copier:
             Overtaken: there is no slot for it, or not all of it is there any more.
         """
         alike, own = self._parts(stamp.step if now else None)
-        self._alike = {place.name: place.bytes for place, _ in alike}
+        self._alike = bool(alike)
         slot = self._folder.begin(stamp, sharded=bool(own), to_disk=to_disk, due=not now)
         copies = self.devices.copies(now=now)
         with copies.begun():
             small = self._bank.kept(stamp.step, copies) if self._bank is not None else None
             if small is None:
                 raise Overtaken(f"the values of step {stamp.step} are no longer there")
-            places, lock = self._copy(slot, alike, own, copies, now=now)
-        index = replace(self._index(stamp), small_bytes=small.numel())
-        return Copy(self._folder, slot, index, places, small, self._files, copies, lock)
+            places, copied, lock = self._copy(slot, alike, own, copies, now=now)
+        return Copy(self._folder, slot, self._index(stamp, places), copied, small, copies, lock)
 
     def _copy(
         self,
@@ -267,8 +255,8 @@ class Copier:
         copies: Copies,
         *,
         now: bool,
-    ) -> tuple[list[Place], WriteLock | None]:
-        """Copy tensors into a slot; returns where they lie, and a lock if what all have alike is among them."""
+    ) -> tuple[list[Place], dict[str, Mapped], WriteLock | None]:
+        """Copy tensors into a slot; returns where, in which files, and a lock if what all have alike is among them."""
         wanted = {OWN.format(self._who.rank): own}
         lock = None
         if alike and not self._has_alike(slot):
@@ -278,15 +266,17 @@ class Copier:
             else:
                 lock.close()
                 lock = None
-        copied: list[Place] = []
+        places: list[Place] = []
+        copied: dict[str, Mapped] = {}
         for name, parts in wanted.items():
+            if not parts:
+                continue
             layout = self._laid_out(parts, name)
-            memory = self._files.file(slot, name, layout.size) if layout.places else None
+            copied[name] = memory = self._files.file(slot, name, layout.size)
             for place, (_, tensor) in zip(layout.places, parts, strict=True):
-                assert memory is not None
                 copies.copy(tensor, memory.tensor(place))
-            copied += layout.places
-        return copied, lock
+            places += layout.places
+        return places, copied, lock
 
     def _laid_out(self, parts: Iterable[tuple[Place, Tensor]], file: str) -> Layout:
         """Where they go in a file; as the last time, as long as they are the same."""
@@ -296,18 +286,17 @@ class Copier:
             self._layouts[file] = known = places, laid_out(places, file)
         return known[1]
 
-    def _index(self, stamp: Stamp) -> Index:
-        """This worker's part of a snapshot, as far as it is the same in all."""
+    def _index(self, stamp: Stamp, places: Sequence[Place]) -> Index:
+        """This worker's part of a snapshot."""
         assert self._bank is not None
+        name = SMALL.format(self._who.rank)
         return Index(
             stamp=stamp,
             rank=self._who.rank,
             world_size=self._who.world_size,
             sharded=self.sharded,
-            alike=self._alike,
-            small=tuple(
-                replace(place, file=SMALL.format(self._who.rank)) for place in self._bank.layout.places
-            ),
+            shared=self._alike,
+            tensors=(*places, *(place._replace(file=name) for place in self._bank.layout.places)),
             values=self._bank.layout.size,
         )
 

@@ -32,9 +32,6 @@ SHARED, LOCK, INDEX, OWN, SMALL = "shared.bin", "shared.lock", "{}.json", "{}.bi
 TO_DISK = "to_disk"
 """In a slot: this snapshot is to be written to disk as well."""
 
-PLACES = "tensors", "small"
-"""What an index has places of."""
-
 ALIGNED = 64
 """Where tensors begin in a file: at multiples of so many bytes."""
 
@@ -48,7 +45,8 @@ class Stamp(NamedTuple):
     @classmethod
     def read(cls, told: Sequence[int]) -> "Stamp":
         """From `[round, step]`."""
-        return cls(step=told[1], round=told[0])
+        number, step = map(int, told)
+        return cls(number, step)
 
     def told(self) -> list[int]:
         """As `[round, step]`."""
@@ -76,16 +74,14 @@ class Control:
     to_disk: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """Where a tensor, or a rank's part of one, lies.
 
     Attributes:
         shape: of the whole tensor.
         offsets, lengths: which part of it this is.
-        file, at, bytes: in which file of the slot.
-        digest: of these bytes; empty where they are part of what has a digest.
         device: the type of the device that had it.
+        file, at, bytes: in which file of the slot.
     """
 
     name: str
@@ -93,21 +89,23 @@ class Place:
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
-    file: str
-    at: int
+    device: str
     bytes: int
-    digest: str = ""
-    device: str = "cpu"
+    file: str = ""
+    at: int = 0
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> "Place":
+    def read(cls, told: Sequence[Any]) -> "Place":
         """From its form in an index."""
-        lists = {name: tuple(told[name]) for name in ("shape", "offsets", "lengths")}
-        return cls(**{**told, **lists})
+        found: Any = (tuple(each) if isinstance(each, list) else each for each in told)
+        return cls(*found)
 
-    def told(self) -> dict[str, Any]:
-        """As it is in an index."""
-        return {name: getattr(self, name) for name in self.__slots__}
+
+class Sum(NamedTuple):
+    """What was written to a file: how many bytes, and their digest."""
+
+    bytes: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,32 +113,30 @@ class Index:
     """A rank's part of a snapshot.
 
     Attributes:
-        alike: the tensors in `shared.bin`, whoever has copied them, with their sizes (bytes).
-        tensors: these, if this worker has copied them, and its own parts.
-        small: its tensors in `RANK.small`.
-        values: where the values begin in that file.
-        small_bytes, small_digest: of that file.
-        digests: of values that have to be the same on all ranks.
+        sharded: ranks have parts of tensors.
+        shared: the tensors that all ranks have alike are in `shared.bin`, whoever has copied them.
+        files: the files that this worker has written, with what is in them.
+        tensors: what lies where in these.
+        values: where the values begin in `RANK.small`.
     """
 
     stamp: Stamp
     rank: int
     world_size: int
     sharded: bool
-    alike: Mapping[str, int] = field(default_factory=dict)
+    shared: bool
+    files: Mapping[str, Sum] = field(default_factory=dict)
     tensors: tuple[Place, ...] = ()
-    small: tuple[Place, ...] = ()
     values: int = 0
-    small_bytes: int = 0
-    small_digest: str = ""
-    digests: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_alike(self) -> bool:
+        """Whether this worker has written all that ranks have alike."""
+        return not self.shared or SHARED in self.files
 
     def written(self) -> bytes:
         """As it is in its file."""
-        told = {name: getattr(self, name) for name in self.__slots__ if name != "stamp"}
-        told |= {"v": VERSION, "round": self.stamp.round, "step": self.stamp.step}
-        told |= {name: [place.told() for place in getattr(self, name)] for name in PLACES}
-        return json.dumps(told).encode()
+        return json.dumps({"v": VERSION, **{name: getattr(self, name) for name in self.__slots__}}).encode()
 
     @classmethod
     def read(cls, text: bytes) -> "Index":
@@ -151,13 +147,19 @@ class Index:
         """
         try:
             told = json.loads(text)
-            if told.pop("v") != VERSION:
-                raise ValueError("its version is not known: install the same hetrdzv everywhere")
-            stamp = Stamp(step=told.pop("step"), round=told.pop("round"))
-            places = {name: tuple(map(Place.read, told[name])) for name in PLACES}
-            return cls(stamp=stamp, **{**told, **places})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"it is no index of a snapshot ({type(error).__name__}: {error})") from None
+            if (version := told.pop("v", None)) != VERSION:
+                raise ValueError(f"it is of version {version!r:.20}: install the same hetrdzv everywhere")
+            told["stamp"] = Stamp.read(told["stamp"])
+            told["files"] = {
+                str(name): Sum(int(size), str(what)) for name, (size, what) in told["files"].items()
+            }
+            told["tensors"] = tuple(map(Place.read, told["tensors"]))
+            index = cls(**told)
+            if not 0 <= int(index.rank) < int(index.world_size):
+                raise ValueError(f"it is of rank {index.rank} of {index.world_size}")
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"it makes no sense ({type(error).__name__}: {error})") from None
+        return index
 
 
 class Slot:
@@ -175,6 +177,16 @@ class Slot:
     def indexes(self) -> dict[int, Path]:
         """The indexes that are there, by rank."""
         return {int(path.stem): path for path in self.path.glob("*.json") if path.stem.isdecimal()}
+
+    def read(self) -> dict[int, Index]:
+        """The parts of its snapshot that are there, by rank."""
+        found = {}
+        for rank, path in self.indexes().items():
+            with contextlib.suppress(OSError, ValueError):
+                index = Index.read(path.read_bytes())
+                if (index.stamp, index.rank) == (self.stamp, rank):
+                    found[rank] = index
+        return found
 
     def empty(self) -> None:
         """Forget what it holds; the files stay, since their memory is used again."""

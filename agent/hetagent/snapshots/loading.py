@@ -3,13 +3,14 @@
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, LoadPlan
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -17,13 +18,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import ReadItem
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import SMALL, Folder, Index, Place, Slot, Stamp, put
+from hetagent.snapshots.folder import SMALL, Folder, Index, Place, Stamp, Sum, put
 from hetagent.snapshots.memory import as_bytes, dtype_of, view
+from hetagent.snapshots.on_disk import CHUNK, Mark, is_url
 from hetagent.snapshots.small import unpack
-from hetagent.snapshots.sources import Source, SourceError, read_index
+from hetagent.snapshots.sources import Source, SourceError, fill
 from hetagent.snapshots.state import State
 
 GIVEN_UP_S = 2.0
@@ -35,23 +37,18 @@ class Found:
     """A snapshot that may be loaded.
 
     Attributes:
-        sources: who has parts of it, this node first.
-        alike: of the tensors that ranks have alike, by name: where each lies.
-        parts: of the tensors of which ranks have parts, by name and offsets.
-        indexes: of the ranks' own parts, with who has them.
+        parts: the ranks' parts, each with who has it; of this node first.
     """
 
     stamp: Stamp
     world_size: int
-    sources: Sequence[Source]
-    alike: dict[str, list[tuple[Source, Place]]] = field(default_factory=dict)
-    parts: dict[tuple[str, tuple[int, ...]], list[tuple[Source, Place]]] = field(default_factory=dict)
-    indexes: dict[int, tuple[Source, Index]] = field(default_factory=dict)
+    parts: list[tuple[Source, Index]] = field(default_factory=list)
 
-    def close(self) -> None:
-        """Nothing more is to be read."""
-        for source in self.sources:
-            source.close()
+    def of(self, rank: int) -> list[tuple[Source, Index]]:
+        """The part of a rank; of the lowest one, if it has none."""
+        ranks = {index.rank for _, index in self.parts}
+        whose = rank if rank in ranks else min(ranks)
+        return [part for part in self.parts if part[1].rank == whose]
 
 
 class Loader:
@@ -65,8 +62,8 @@ class Loader:
     def __init__(self, folder: Folder, rank: int) -> None:
         self._folder = folder
         self._rank = rank
+        # The same for all: memory that is touched for the first time takes several times as long.
         self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._smalls: dict[int, bytearray] = {}  # by rank
 
     def find(self) -> Found | None:
         """The snapshot to load; None: there is none.
@@ -75,34 +72,27 @@ class Loader:
             SnapshotError: it cannot be read.
         """
         start = self._folder.start()
-        if start is None:
-            start = _newest(self._folder)
+        start = _newest(self._folder) if start is None else start
         if not start:
             return None
-        stamp = Stamp(step=start["step"], round=start["round"])
-        sources = [Source(told, stamp) for told in start["sources"]]
-        found = Found(stamp, start["world_size"], sources)
+        found = Found(Stamp(start["round"], start["step"]), start["world_size"])
+        known: dict[tuple[int, str], Index] = {}
         trouble = []
-        for source in sources:
-            for rank in source.ranks:
-                if rank in found.indexes and not source.whole:
-                    continue
+        for source in (Source(told, found.stamp) for told in start["sources"]):
+            for rank, digest in source.ranks.items():
                 try:
-                    index = read_index(source, rank, xxh3_64_hexdigest)
+                    index = known.get((rank, digest)) or source.index(rank)[1]
                 except SourceError as error:
                     trouble.append((source, str(error)))
                     continue
-                if index.stamp != stamp or index.world_size != found.world_size:
+                if (index.stamp, index.world_size) != (found.stamp, found.world_size):
                     trouble.append((source, f"another snapshot is in its place {source.where}"))
                     continue
-                _add(found, source, index)
-        missing = {name for _, index in found.indexes.values() for name in index.alike} - found.alike.keys()
-        if missing or not found.indexes:
-            what = f"nobody has '{min(missing)}'" if missing else "nobody has any part of it"
-            self._is_bad(found, trouble or [(None, what)])
-        absent = set(range(found.world_size)) - set(found.indexes)
-        if absent and any(index.sharded for _, index in found.indexes.values()):
-            self._is_bad(found, trouble or [(None, f"nobody has the part of rank {min(absent)}")])
+                if digest:
+                    known[rank, digest] = index
+                found.parts.append((source, index))
+        if lack := lacks([index for _, index in found.parts], found.world_size):
+            self._is_bad(found, trouble or [(None, lack)])
         return found
 
     def load(self, found: Found, state: State) -> None:
@@ -111,106 +101,143 @@ class Loader:
         Raises:
             SnapshotError: it is of another model, or no copy of a part is good.
         """
+        mine = found.of(self._rank)[0][1]
+        parts = {
+            (place.name, place.offsets): place
+            for index in (mine, *(index for _, index in found.parts))
+            for place in index.tensors
+            if not _is_small(place.file) or index is mine
+        }
         shapes = {
-            name: (place.shape, dtype_of(place), place.device)
-            for name, place in _places(found, self._rank).items()
+            place.name: (place.shape, dtype_of(place), place.device) for place in reversed(parts.values())
         }
         targets = state.targets(shapes)
+        small = {place.name: place for place in mine.tensors if _is_small(place.file)}
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(targets, _metadata(found, self._rank), is_coordinator=False)
+        large = {name: target for name, target in targets.items() if name not in small}
+        mark = next((Mark.read(source.path) for source, _ in found.parts if source.path is not None), None)
         with torch.no_grad():
-            for item in planner.create_local_plan().items:
-                self._read(found, item, planner.resolve_tensor(item).detach())
-        alike, own = self._values(found)
-        state.restore(targets, alike, own if found.indexes.get(self._rank) else {})
-        found.close()
+            content = self._small(found)
+            memory = torch.frombuffer(content, dtype=torch.uint8) if content else self._buffer
+            for name, place in small.items():
+                targets[name].copy_(view(memory, place))
+            if mark is not None:
+                self._read_disk(found, mark, planner, large)
+            else:
+                planner.set_up_planner(large, _metadata(parts.values()), is_coordinator=True)
+                self._read(found, planner, planner.create_local_plan())
+        alike, own = unpack(memoryview(content)[mine.values :])
+        state.restore(targets, alike, own if mine.rank == self._rank else {})
 
-    def _read(self, found: Found, item: ReadItem, target: Tensor) -> None:
-        """Fill a tensor, or a part of it, from the first copy that is good.
+    def _read(self, found: Found, planner: DefaultLoadPlanner, plan: LoadPlan) -> None:
+        """Fill tensors, each from the first copy that is good.
 
         Raises:
-            SnapshotError: none is.
+            SnapshotError: of one there is none.
         """
-        trouble: list[tuple[Source | None, str]] = []
-        for source, place in self._copies(found, item):
+        left: dict[tuple[str, tuple[int, ...]], list[ReadItem]] = defaultdict(list)
+        for item in plan.items:
+            left[item.storage_index.fqn, tuple(item.storage_index.offset or ())].append(item)
+        trouble = []
+        for source, index in found.parts:
+            for name, expected in index.files.items():
+                places = [place for place in index.tensors if place.file == name]
+                if not any((place.name, place.offsets) in left for place in places):
+                    continue
+                try:
+                    self._fill(source, name, expected, places, left, planner)
+                except SourceError as error:
+                    trouble.append((source, str(error)))
+                else:
+                    for place in places:
+                        left.pop((place.name, place.offsets), None)
+        if left:
+            self._is_bad(found, trouble or [(None, f"nobody has '{min(left)[0]}'")])
+
+    def _fill(
+        self,
+        source: Source,
+        name: str,
+        expected: Sum,
+        places: Sequence[Place],
+        left: Mapping[tuple[str, tuple[int, ...]], Sequence[ReadItem]],
+        planner: DefaultLoadPlanner,
+    ) -> None:
+        """Read a file from its beginning to its end, and fill what is wanted of it.
+
+        Raises:
+            SourceError: it cannot be had, or is not what was written.
+        """
+        digest, ends = xxh3_64(), [*(place.at for place in places[1:]), expected.bytes]
+        with source.open(name) as file:
+            for place, end in zip(places, ends, strict=True):
+                piece = self._passing_through(end - place.at)
+                fill(file, as_bytes(piece))
+                digest.update(as_bytes(piece))
+                tensor = view(piece, place._replace(at=0))
+                for item in left.get((place.name, place.offsets), ()):
+                    ranges = zip(item.storage_offsets, item.lengths, strict=True)
+                    part = tensor[tuple(slice(at, at + length) for at, length in ranges)]
+                    planner.resolve_tensor(item).detach().copy_(part)
+        if digest.hexdigest() != expected.digest:
+            raise SourceError(f"{name} {source.where} is corrupt")
+
+    def _read_disk(
+        self, found: Found, mark: Mark, planner: DefaultLoadPlanner, targets: dict[str, Any]
+    ) -> None:
+        """Have DCP read them, from files that are what was written.
+
+        Raises:
+            SnapshotError: they are not.
+        """
+        source = found.parts[0][0]
+        assert source.path is not None
+        try:
+            reader = _reader(source.path)
+            metadata = reader.read_metadata()
+            planner.set_up_planner(targets, metadata, is_coordinator=True)
+            reader.set_up_storage_reader(metadata, is_coordinator=True)
+            plan = reader.prepare_local_plan(planner.create_local_plan())
+            where = (metadata.storage_data[item.storage_index].relative_path for item in plan.items)
+            for name in dict.fromkeys(where):
+                self._check(source, name, mark.files[name])
+            reader.read_data(plan, planner).wait()
+        except Exception as error:  # whatever DCP makes of a file that is torn
+            why = str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
+            self._is_bad(found, [(source, f"{why} ({source.path})")])
+
+    def _check(self, source: Source, name: str, expected: str) -> None:
+        digest, memory = xxh3_64(), as_bytes(self._passing_through(CHUNK))
+        with source.open(name) as file:
+            while count := file.readinto(memory):  # type: ignore[attr-defined]
+                digest.update(memory[:count])
+        if digest.hexdigest() != expected:
+            raise SourceError(f"{name} {source.where} is corrupt")
+
+    def _passing_through(self, size: int) -> torch.Tensor:
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
+        return self._buffer[:size]
+
+    def _small(self, found: Found) -> bytearray:
+        """`RANK.small`: this rank's own if there is one, else that of the lowest rank that has one."""
+        trouble = []
+        for source, index in found.of(self._rank):
+            name = SMALL.format(index.rank)
             try:
-                self._read_from(found, source, place, item, target)
+                return bytearray(source.content(name, index.files[name]))
             except SourceError as error:
                 trouble.append((source, str(error)))
-            else:
-                return
-        self._is_bad(found, trouble)
+        return self._is_bad(found, trouble)
 
-    def _copies(self, found: Found, item: ReadItem) -> Sequence[tuple[Source, Place]]:
-        name, offset = item.storage_index.fqn, tuple(item.storage_index.offset or ())
-        copies = found.alike.get(name) or found.parts.get((name, offset))
-        return copies or self._small(found, name)
-
-    def _read_from(self, found: Found, source: Source, place: Place, item: ReadItem, target: Tensor) -> None:
-        rank = place.file.partition(".")[0]
-        if place.file == SMALL.format(rank):  # its digest is that of all of it
-            content = self._small_file(found, int(rank))
-            target.copy_(_part_of(view(torch.frombuffer(content, dtype=torch.uint8), place), item))
-            return
-        is_whole = tuple(item.lengths) == place.lengths and target.dtype == dtype_of(place)
-        direct = is_whole and target.is_contiguous() and target.device.type == "cpu"
-        into = target if direct else self._passing_through(place)
-        memory = as_bytes(into)
-        source.read_into(place.file, place.at, memory)
-        if place.digest and xxh3_64_hexdigest(memory) != place.digest:
-            raise SourceError(f"'{place.name}' {source.where} is corrupt: its digest is wrong")
-        if not direct:
-            target.copy_(_part_of(into, item))
-
-    def _passing_through(self, place: Place) -> Tensor:
-        """Memory for a piece, the same for all: what is touched for the first time takes several times as long."""
-        if self._buffer.numel() < place.bytes:
-            self._buffer = torch.empty(place.bytes, dtype=torch.uint8, device="cpu")
-        return view(self._buffer, replace(place, at=0))
-
-    def _small(self, found: Found, name: str) -> list[tuple[Source, Place]]:
-        """Where a small tensor lies: this rank's own if there is one, else that of the lowest rank that has it."""
-        source, index = _own(found, self._rank)
-        return [(source, place) for place in index.small if place.name == name]
-
-    def _values(self, found: Found) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        source, index = _own(found, self._rank)
-        try:
-            content = self._small_file(found, index.rank)
-        except SourceError as error:
-            self._is_bad(found, [(source, str(error))])
-        return unpack(memoryview(content)[index.values :])
-
-    def _small_file(self, found: Found, rank: int) -> bytearray:
-        """`RANK.small`, once it is known to be what was written.
-
-        Raises:
-            SourceError: no copy is, or can be had.
-        """
-        if rank not in self._smalls:
-            first, index = found.indexes[rank]
-            others = (each for each in found.sources if each is not first and rank in each.ranks)
-            same = [first, *(each for each in others if each.ranks[rank] == first.ranks[rank])]
-            trouble: SourceError | None = None
-            for source in same:
-                try:
-                    self._smalls[rank] = _small_of(source, index)
-                    break
-                except SourceError as error:
-                    trouble = trouble or error
-            else:
-                assert trouble is not None
-                raise trouble
-        return self._smalls[rank]
-
-    def _is_bad(self, found: Found, trouble: Sequence[tuple[Source | None, str]]) -> None:
+    def _is_bad(self, found: Found, trouble: Sequence[tuple[Source | None, str]]) -> Any:
         """No copy is good: tell the agent, which has another one taken.
 
         Raises:
             SnapshotError: always.
         """
         stamp = found.stamp
-        source, why = trouble[0] if trouble else (None, "no node has it")
+        source, why = trouble[0]
         told = {"node": source.node if source is not None else "", "why": why}
         with contextlib.suppress(OSError):
             self._folder.bad(stamp).parent.mkdir(mode=0o700, exist_ok=True)
@@ -222,85 +249,48 @@ class Loader:
         )
 
 
-def _part_of(tensor: Tensor, item: ReadItem) -> Tensor:
-    """What is to be read of a piece."""
-    ranges = zip(item.storage_offsets, item.lengths, strict=True)
-    return tensor[tuple(slice(at, at + length) for at, length in ranges)]
+def _reader(path: Path) -> FileSystemReader:
+    if not is_url(path):
+        return FileSystemReader(path)
+    from hetagent.torch_compat.checkpoints import FsspecReader
+
+    return FsspecReader(str(path))
 
 
-def _small_of(source: Source, index: Index) -> bytearray:
-    content = bytearray(index.small_bytes)
-    source.read_into(SMALL.format(index.rank), 0, memoryview(content))
-    if xxh3_64_hexdigest(content) != index.small_digest:
-        raise SourceError(f"the values of rank {index.rank} {source.where} are corrupt")
-    return content
+def _is_small(file: str) -> bool:
+    return file.endswith(SMALL.format(""))
 
 
-def _add(found: Found, source: Source, index: Index) -> None:
-    found.indexes.setdefault(index.rank, (source, index))
-    for place in index.tensors:
-        if place.name in index.alike:
-            found.alike.setdefault(place.name, []).append((source, place))
-        else:
-            found.parts.setdefault((place.name, place.offsets), []).append((source, place))
-
-
-def _own(found: Found, rank: int) -> tuple[Source, Index]:
-    return found.indexes.get(rank) or found.indexes[min(found.indexes)]
-
-
-def _places(found: Found, rank: int) -> dict[str, Place]:
-    """One place of each tensor, by name."""
-    places = {name: copies[0][1] for name, copies in found.alike.items()}
-    places |= {name: copies[0][1] for (name, _), copies in found.parts.items()}
-    return places | {place.name: place for place in _own(found, rank)[1].small}
-
-
-def _metadata(found: Found, rank: int) -> Metadata:
+def _metadata(places: Iterable[Place]) -> Metadata:
     """What torch's planner needs to know."""
-    chunks: dict[str, list[ChunkStorageMetadata]] = {}
-    for (name, offsets), copies in found.parts.items():
-        lengths = copies[0][1].lengths
-        chunks.setdefault(name, []).append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(lengths)))
     told: dict[str, Any] = {}
-    for name, place in _places(found, rank).items():
-        whole = ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.lengths))
-        told[name] = TensorStorageMetadata(
-            properties=TensorProperties(dtype=dtype_of(place)),
-            size=torch.Size(place.shape),
-            chunks=chunks.get(name, [whole]),
-        )
+    for place in places:
+        chunk = ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.lengths))
+        properties = TensorProperties(dtype=dtype_of(place))
+        empty = TensorStorageMetadata(properties, size=torch.Size(place.shape), chunks=[])
+        told.setdefault(place.name, empty).chunks.append(chunk)
     return Metadata(state_dict_metadata=told)
+
+
+def lacks(indexes: Sequence[Index], world_size: int) -> str:
+    """What is missing of a snapshot; empty: nothing."""
+    absent = set(range(world_size)) - {index.rank for index in indexes}
+    if not any(index.has_alike for index in indexes):
+        return "nobody has what all ranks have alike"
+    if absent and any(index.sharded for index in indexes):
+        return f"nobody has the part of rank {min(absent)}"
+    return ""
 
 
 def _newest(folder: Folder) -> Mapping[str, Any]:
     """As `start.json`, what is complete on this node alone."""
     for stamp, slot in sorted(folder.slots().items(), reverse=True):
-        indexes = _indexes(slot)
-        if _is_complete(indexes) and not folder.bad(stamp).exists():
-            source = {"path": str(slot.path), "whole": True, "ranks": dict.fromkeys(indexes, "")}
-            world_size = next(iter(indexes.values())).world_size
+        indexes = slot.read()
+        world_size = max((index.world_size for index in indexes.values()), default=1)
+        if not lacks([*indexes.values()], world_size) and not folder.bad(stamp).exists():
+            source = {"path": str(slot.path), "ranks": dict.fromkeys(indexes, "")}
             return {"round": stamp.round, "step": stamp.step, "world_size": world_size, "sources": [source]}
     return {}
-
-
-def _is_complete(indexes: Mapping[int, Index]) -> bool:
-    """Whether they have all that ranks have alike, and the parts of all ranks if the state is sharded."""
-    found = {place.name for index in indexes.values() for place in index.tensors}
-    return bool(indexes) and all(
-        (not index.sharded or set(indexes) == set(range(index.world_size))) and index.alike.keys() <= found
-        for index in indexes.values()
-    )
-
-
-def _indexes(slot: Slot) -> dict[int, Index]:
-    indexes = {}
-    for rank, path in slot.indexes().items():
-        with contextlib.suppress(OSError, ValueError):
-            index = Index.read(path.read_bytes())
-            if index.stamp == slot.stamp:
-                indexes[rank] = index
-    return indexes
 
 
 def forget_newer(folder: Folder, chosen: Stamp | None) -> None:

@@ -6,7 +6,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from xxhash import xxh3_64
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import ALIGNED, SHARED, SLOTS, Folder, Place, Slot, Stamp
+from hetagent.snapshots.folder import ALIGNED, SHARED, SLOTS, Folder, Place, Slot, Stamp, Sum
 
 PORTABLE = 1
 """`cudaHostRegister`: pinned for all devices of the process."""
@@ -94,11 +94,11 @@ class Mapped:
             self._views[place.at] = known = place, view(self._tensor, place)
         return known[1]
 
-    def digest(self, place: Place) -> str:
-        """Of the bytes of a tensor in the file; without the GIL, since the script goes on beside it."""
+    def sum(self) -> Sum:
+        """Of what is in it; without the GIL, since the script goes on beside it."""
         digest = xxh3_64()
-        digest.update(self.bytes[place.at : place.at + place.bytes])
-        return digest.hexdigest()
+        digest.update(self.bytes)
+        return Sum(self.size, digest.hexdigest())
 
 
 class Files:
@@ -133,10 +133,6 @@ class Files:
             elif self.pins:
                 self.pinned = known.pin() and self.pinned
         return known
-
-    def digest(self, slot: Slot, place: Place) -> str:
-        """Of the bytes of a tensor."""
-        return self._mapped[slot.number, place.file].digest(place)
 
     def make(self, sizes: Mapping[str, int], count: int) -> None:
         """Have the memory of so many slots, so that no snapshot has to wait for that.
@@ -175,7 +171,7 @@ def laid_out(places: Sequence[Place], file: str) -> Layout:
     """Give tensors their places in a file, in their order."""
     at, found = 0, []
     for place in places:
-        found.append(replace(place, file=file, at=at))
+        found.append(place._replace(file=file, at=at))
         at += -(-place.bytes // ALIGNED) * ALIGNED
     return Layout(tuple(found), at)
 
@@ -208,8 +204,6 @@ def _place(
         shape=shape,
         offsets=offsets or (0,) * len(lengths),
         lengths=tuple(lengths),
-        file="",
-        at=0,
         bytes=math.prod(lengths) * dtype.itemsize,
         device=device,
     )

@@ -1,7 +1,7 @@
 """Snapshots on disk, or at a URL: a directory each, an ordinary checkpoint of DCP with our own files beside it.
 
-Beside DCP's files lie `RANK.json`, which says where in them a rank's tensors are and what their digests are;
-`RANK.small`; and `snapshot.json`, which is written last. See `folder.py` for the first two.
+Beside DCP's files lie `RANK.json` and `RANK.small`, as they are in memory (see `folder.py`), and `snapshot.json`, which
+is written last.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ PART = "{}.part"
 OVERTAKEN = 3
 """Exit status of what writes one if its memory is that of a newer one by now."""
 
-CHUNK = 64 << 20
-"""How much is asked of a URL at a time (bytes)."""
+CHUNK = 8 << 20
+"""How much is read at a time (bytes)."""
 
 OTHERS = 0o022
 """Permissions of others than this user to write."""
@@ -33,6 +33,7 @@ OTHERS = 0o022
 MOST_JOBS = 16
 """Of how many jobs before its own a snapshot tells that it descends from them."""
 
+_INDEX = re.compile(r"\d+\.json", re.ASCII)
 _NAME = re.compile(r"step-(\d{1,15})-round-(\d{1,15})(?:-job-([0-9A-Za-z]{1,32}))?", re.ASCII)
 
 
@@ -65,7 +66,7 @@ class Mark:
 
     Attributes:
         size: of all files (bytes).
-        ranks: the digests of the indexes, by rank.
+        files: the digests of all of them, by name.
         after: the jobs that this one has gone on with, the oldest first; nothing else of another job is ever pruned.
         written_at: when it was complete (seconds since the epoch).
     """
@@ -74,31 +75,30 @@ class Mark:
     world_size: int
     sharded: bool
     size: int
-    ranks: Mapping[int, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     after: Sequence[str] = ()
     written_at: int = 0
 
+    @property
+    def ranks(self) -> Mapping[int, str]:
+        """The digests of the indexes, by rank."""
+        return {
+            int(name.partition(".")[0]): digest
+            for name, digest in self.files.items()
+            if _INDEX.fullmatch(name)
+        }
+
     def written(self) -> bytes:
         """As it is in its file."""
-        names = "world_size", "sharded", "size", "ranks", "after", "written_at"
-        told = {name: getattr(self, name) for name in names}
-        return json.dumps({"v": VERSION, "round": self.stamp.round, "step": self.stamp.step, **told}).encode()
+        return json.dumps({"v": VERSION, **{name: getattr(self, name) for name in self.__slots__}}).encode()
 
     @classmethod
     def read(cls, path: Path) -> "Mark | None":
         """That of a directory; None: what is in it is not complete, or nothing that this version knows."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             told: dict[str, Any] = json.loads((path / MARK).read_bytes())
-            if told["v"] == VERSION:
-                return cls(
-                    stamp=Stamp(step=int(told["step"]), round=int(told["round"])),
-                    world_size=int(told["world_size"]),
-                    sharded=bool(told["sharded"]),
-                    size=int(told["size"]),
-                    ranks={int(rank): str(digest) for rank, digest in told["ranks"].items()},
-                    after=tuple(map(str, told["after"])),
-                    written_at=int(told["written_at"]),
-                )
+            if told.pop("v") == VERSION:
+                return cls(**{**told, "stamp": Stamp.read(told["stamp"]), "after": tuple(told["after"])})
         return None
 
 
@@ -146,29 +146,6 @@ def require_own(path: Path) -> None:
         raise SnapshotError(
             f"others can write to {path} (mode {stats.st_mode & 0o7777:o}), and {danger}: chmod -R go-w {path}"
         )
-
-
-def read_part(path: Path, at: int, into: memoryview) -> int:
-    """Fill memory with a part of a file; returns how much there was (bytes).
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    got = 0
-    if is_url(path):
-        files = cast("Any", path).fs
-        while got < into.nbytes:
-            end = min(into.nbytes, got + CHUNK)
-            content = files.cat_file(cast("Any", path).path, start=at + got, end=at + end)
-            if not content:
-                return got
-            into[got : got + len(content)] = content
-            got += len(content)
-        return got
-    with path.open("rb", buffering=0) as file:
-        while got < into.nbytes and (count := os.preadv(file.fileno(), [into[got:]], at + got)):
-            got += count
-    return got
 
 
 def remove(path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from xxhash import xxh3_64
 
 from hetagent.snapshots.devices import ON_HOST, Copies
 from hetagent.snapshots.errors import SnapshotError
@@ -87,38 +86,8 @@ def unpack(
     return alike, own
 
 
-def digests(values: bytes | memoryview) -> dict[str, str]:
-    """Digests of what `pack` was given as alike, the same for equal values on all ranks."""
-    alike, _ = unpack(values, on_host=True)  # a device may hang
-    return {name: _digest(value) for name, value in alike.items()}
-
-
 class _OnHost(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch.storage", "_load_from_bytes"):
             return lambda content: torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
         return super().find_class(module, name)
-
-
-def _digest(value: Any) -> str:
-    digest = xxh3_64()
-
-    def add(value: Any) -> None:
-        digest.update(type(value).__name__.encode())
-        if isinstance(value, Mapping):
-            for key, each in value.items():
-                add(key)
-                add(each)
-        elif isinstance(value, list | tuple):
-            digest.update(str(len(value)).encode())
-            for each in value:
-                add(each)
-        elif isinstance(value, Tensor):
-            digest.update(as_bytes(value.detach().to("cpu").contiguous()))
-        elif isinstance(value, int | float | complex | str | bytes | bool | type(None) | torch.dtype):
-            digest.update(repr(value).encode())
-        else:
-            digest.update(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
-
-    add(value)
-    return digest.hexdigest()

@@ -1,17 +1,19 @@
-"""Where the parts of a snapshot are read from: files on this node, or another node's agent."""
+"""Where the parts of a snapshot are read from: files on this node, a directory on disk, or another node's agent."""
 
 import contextlib
-import http.client
+import urllib.request
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import IO, Any
 
-from hetagent.snapshots.folder import INDEX, Index, Stamp
-from hetagent.snapshots.on_disk import is_url, path_of, read_part
+from xxhash import xxh3_64_hexdigest
+
+from hetagent.snapshots.folder import INDEX, Index, Stamp, Sum
+from hetagent.snapshots.on_disk import path_of
 
 TIMEOUT_S = 30.0
 """How long a source may be silent (seconds)."""
+
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 class SourceError(Exception):
@@ -19,139 +21,86 @@ class SourceError(Exception):
 
 
 class Source:
-    """A node that has parts of a snapshot.
+    """A node or a directory that has parts of a snapshot.
 
     Args:
         told: an entry of `sources` in `start.json`.
         stamp: of the snapshot.
 
     Attributes:
-        stamp: as given.
         node: its id; empty: it is this node, or a directory that all nodes share.
         where: the same for people.
-        whole: whether it has all tensors that ranks have alike.
+        path: the directory; None: it is another node.
         ranks: the digests of the indexes that it has, by rank; empty: nobody told.
     """
 
     def __init__(self, told: Mapping[str, Any], stamp: Stamp) -> None:
         self.node: str = told.get("node", "")
         self.where = f"on node '{self.node}'" if self.node else f"in {told.get('path')}"
-        self.whole = bool(told.get("whole"))
+        self.path = path_of(told["path"]) if told.get("path") else None
         self.ranks = {int(rank): str(digest) for rank, digest in told.get("ranks", {}).items()}
-        self.stamp = stamp
-        self._url = urlsplit(told.get("url") or "")
-        self._key: str = told.get("key", "")
-        self._connection: http.client.HTTPConnection | None = None
-        self._path = path_of(told["path"]) if told.get("path") else None
-
-    def index(self, rank: int) -> bytes:
-        """The index of a rank's part.
-
-        Raises:
-            SourceError: it cannot be had.
-        """
-        name = INDEX.format(rank)
-        if self._path is not None:
-            with _told(self._path / name):
-                return (self._path / name).read_bytes()
-        with self._heard():
-            return self._asked(name, {}).read()
-
-    def read_into(self, file: str, at: int, into: memoryview) -> None:
-        """Fill memory with a part of a file.
-
-        Raises:
-            SourceError: it cannot be had, or is shorter.
-        """
-        if not into.nbytes:
-            return
-        if self._path is not None:
-            self._read_local(self._path / file, at, into)
-            return
-        with self._heard():
-            response, got = self._asked(file, {"Range": f"bytes={at}-{at + into.nbytes - 1}"}), 0
-            while got < into.nbytes:
-                if not (count := response.readinto(into[got:])):
-                    raise SourceError(f"node '{self.node}' stopped sending {file}")
-                got += count
-            response.read()
-
-    def close(self) -> None:
-        """Nothing more is to be read."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _read_local(self, path: Path, at: int, into: memoryview) -> None:
-        with _told(path):
-            if read_part(path, at, into) < into.nbytes:
-                raise SourceError(f"{path} is too short")
-
-    def _asked(self, name: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-        """What it answers to a request for a file; within `_heard`."""
-        if self._connection is not None:
-            with contextlib.suppress(ConnectionError):  # it was closed since it was idle for long
-                return self._response(self._connection, name, headers)
-            self._connection.close()
-        self._connection = http.client.HTTPConnection(
-            self._url.hostname or "", self._url.port, timeout=TIMEOUT_S
-        )
-        return self._response(self._connection, name, headers)
-
-    def _response(
-        self, connection: http.client.HTTPConnection, name: str, headers: Mapping[str, str]
-    ) -> http.client.HTTPResponse:
-        path = f"/{self.stamp.round}-{self.stamp.step}/{name}"
-        connection.request("GET", path, headers={**headers, "Authorization": f"Bearer {self._key}"})
-        response = connection.getresponse()
-        if response.status not in (200, 206):
-            response.read()
-            raise SourceError(f"node '{self.node}' answers {response.status} to {name}")
-        return response
+        self._url = f"{told.get('url')}{stamp.round}-{stamp.step}/"
+        self._headers = {"Authorization": f"Bearer {told.get('key')}"}
 
     @contextlib.contextmanager
-    def _heard(self) -> Iterator[None]:
-        """Say who has trouble; after that it is connected to anew."""
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        """Read a file.
+
+        Raises:
+            SourceError: that goes wrong, also within the `with`; the errors of URLs have no base of their own.
+        """
         try:
-            yield
+            if self.path is not None:
+                with (self.path / name).open("rb") as file:
+                    yield file
+            else:
+                request = urllib.request.Request(self._url + name, headers=self._headers)
+                with _open(request, timeout=TIMEOUT_S) as answer:
+                    yield answer
         except SourceError:
-            self.close()
             raise
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
+        except Exception as error:
             raise SourceError(
-                f"node '{self.node}' cannot be asked: {type(error).__name__}: {error}"
+                f"{name} {self.where} cannot be read: {type(error).__name__}: {error}"
             ) from None
 
+    def content(self, name: str, expected: Sum) -> bytes:
+        """A file, if it is what was written.
 
-@contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Say which file it was; the errors of what reads URLs have no base of their own."""
-    try:
-        yield
-    except SourceError:
-        raise
-    except OSError as error:
-        raise SourceError(f"{error.strerror or error}: {path}") from None
-    except Exception as error:
-        if not is_url(path):
-            raise
-        raise SourceError(f"{type(error).__name__}: {error}: {path}") from None
+        Raises:
+            SourceError: it is not, or cannot be had.
+        """
+        with self.open(name) as file:
+            content = file.read(expected.bytes)
+        if xxh3_64_hexdigest(content) != expected.digest:
+            raise SourceError(f"{name} {self.where} is corrupt")
+        return content
+
+    def index(self, rank: int) -> tuple[bytes, Index]:
+        """The index of a rank's part, if it is what was told of it.
+
+        Raises:
+            SourceError: it cannot be had, or is another.
+        """
+        name = INDEX.format(rank)
+        with self.open(name) as file:
+            text = file.read()
+        if self.ranks.get(rank) and xxh3_64_hexdigest(text) != self.ranks[rank]:
+            raise SourceError(f"the index of rank {rank} {self.where} is not the one that was announced")
+        try:
+            return text, Index.read(text)
+        except ValueError as error:
+            raise SourceError(f"the index of rank {rank} {self.where} cannot be read: {error}") from None
 
 
-def read_index(source: Source, rank: int, digest_of: Any) -> Index:
-    """The index of a rank's part, if it is what was told of it.
-
-    Args:
-        digest_of: makes the digest of bytes.
+def fill(file: IO[bytes], into: memoryview) -> None:
+    """Fill memory with what comes next.
 
     Raises:
-        SourceError: it cannot be had, or is another.
+        EOFError: there is less.
     """
-    text = source.index(rank)
-    if source.ranks.get(rank) and digest_of(text) != source.ranks[rank]:
-        raise SourceError(f"the index of rank {rank} {source.where} is not the one that was announced")
-    try:
-        return Index.read(text)
-    except ValueError as error:
-        raise SourceError(f"the index of rank {rank} {source.where} cannot be read: {error}") from None
+    got = 0
+    while got < into.nbytes:
+        if not (count := file.readinto(into[got:])):  # type: ignore[attr-defined]
+            raise EOFError("it is too short")
+        got += count

@@ -8,14 +8,14 @@ A process of its own, started by the agent: training goes on meanwhile. What it 
 
 import argparse
 import contextlib
-import json
 import mmap
 import os
+import pickle
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from hetagent.snapshots.errors import Overtaken, SnapshotError
-from hetagent.snapshots.folder import INDEX, SMALL, Index, Place, Stamp
-from hetagent.snapshots.memory import dtype_of, view
+from hetagent.snapshots.folder import INDEX, SHARED, SMALL, Index, Place, Slot, Stamp
+from hetagent.snapshots.memory import as_bytes, dtype_of, view
 from hetagent.snapshots.on_disk import (
+    CHUNK,
     MARK,
     OTHERS,
     OVERTAKEN,
@@ -42,20 +43,12 @@ from hetagent.snapshots.on_disk import (
     is_url,
     path_of,
     remove,
+    require_own,
 )
 from hetagent.snapshots.small import unpack
 
 PAUSE_S = 0.2
 """How often the node that leads looks for the parts of others (seconds)."""
-
-CHUNK = 8 << 20
-"""How much is read at a time (bytes)."""
-
-RECORD = b"archive/data/0"
-"""The file with the bytes of a tensor in what `torch.save` makes of it: an archive that is not compressed."""
-
-HEADER = 30
-"""How long the header of a file in such an archive is, before its name (bytes)."""
 
 
 @dataclass(frozen=True)
@@ -63,75 +56,36 @@ class Part:
     """What a node has written, for the node that leads.
 
     Attributes:
-        ranks: whose parts these are, with the digests of their indexes.
-        size: of all files (bytes).
-        values: digests of what has to be the same on all ranks.
-        pieces: parts of tensors.
+        ranks: whose parts these are.
+        files: the digests of all files, by name.
+        size: of them (bytes).
     """
 
-    ranks: Mapping[int, str]
+    ranks: Sequence[int]
     plan: SavePlan
     results: Sequence[WriteResult]
+    files: dict[str, str]
     size: int
-    values: Mapping[str, str]
-    pieces: Sequence[Place] = ()
-
-    def written(self) -> bytes:
-        """As it is in its file, but for what the node that leads writes alone."""
-        stored = {result.index: result for result in self.results}
-        pieces = [{**place.told(), "stored": _stored(stored[_index_of(place)])} for place in self.pieces]
-        told = {"ranks": self.ranks, "size": self.size, "values": self.values, "pieces": pieces}
-        return json.dumps(told).encode()
-
-    @classmethod
-    def read(cls, path: Path) -> "Part":
-        """That of another node.
-
-        Raises:
-            SnapshotError: it makes no sense.
-            OSError: it cannot be read.
-        """
-        from hetagent.torch_compat.checkpoints import StorageInfo
-
-        try:
-            told = json.loads(path.read_bytes())
-            items, results = [], []
-            for each in told["pieces"]:
-                size, *where = each.pop("stored")
-                place = Place.read(each)
-                items.append(_piece(place))
-                results.append(WriteResult(_index_of(place), size, StorageInfo(*where)))
-            return cls(
-                ranks={int(rank): str(digest) for rank, digest in told["ranks"].items()},
-                plan=SavePlan(items, planner_data={}),
-                results=results,
-                size=int(told["size"]),
-                values=told["values"],
-            )
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise SnapshotError(
-                f"{path} makes no sense ({type(error).__name__}: {error}): install the same hetrdzv on all nodes"
-            ) from None
 
 
 class Planner(DefaultSavePlanner):
     """Plans what lies in a slot, as DCP plans a state.
 
     Args:
-        slot: with the files.
+        files: the slot's.
         pieces: the parts of tensors.
     """
 
-    def __init__(self, slot: Path, pieces: Iterable[Place]) -> None:
+    def __init__(self, files: "_Files", pieces: Iterable[Place]) -> None:
         super().__init__()
-        self._files = _Files(slot)
-        self._pieces = {_index_of(place): place for place in pieces}
+        self._files = files
+        self._pieces = {MetadataIndex(place.name, place.offsets): place for place in pieces}
 
     def create_local_plan(self) -> SavePlan:
         """What this node writes."""
         plan: SavePlan = super().create_local_plan()
-        self.plan = replace(plan, items=[*plan.items, *map(_piece, self._pieces.values())])
-        return self.plan
+        plan.items.extend(_shard(index, place) for index, place in self._pieces.items())
+        return plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | BytesIO:
         """The content of an item."""
@@ -141,6 +95,12 @@ class Planner(DefaultSavePlanner):
         return content
 
 
+def _shard(index: MetadataIndex, place: Place) -> WriteItem:
+    chunk = ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.lengths))
+    data = TensorWriteData(chunk, TensorProperties(dtype=dtype_of(place)), torch.Size(place.shape))
+    return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data)
+
+
 class _Files:
     """The files of a slot, mapped."""
 
@@ -148,13 +108,15 @@ class _Files:
         self._slot = slot
         self._mapped: dict[str, Tensor] = {}
 
-    def tensor(self, place: Place) -> Tensor:
-        name = place.file
+    def memory(self, name: str) -> Tensor:
         if name not in self._mapped:
             with (self._slot / name).open("rb") as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._mapped[name] = torch.frombuffer(content, dtype=torch.uint8)
-        return view(self._mapped[name], place)
+        return self._mapped[name]
+
+    def tensor(self, place: Place) -> Tensor:
+        return view(self.memory(place.file), place)
 
 
 def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: bool) -> Part:
@@ -164,55 +126,42 @@ def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: 
         SnapshotError: the slot holds another snapshot by now, or what it held is corrupt.
         OSError: it cannot be read, or not be written.
     """
-    indexes = {rank: _index(slot, stamp, rank) for rank in ranks}
-    known = [_index(slot, stamp, int(path.stem)) for path in slot.glob("*.json") if path.stem.isdecimal()]
-    first = indexes[ranks[0]]
-    alike = {place.name: place for index in known for place in index.tensors if place.name in index.alike}
-    if leads and first.alike.keys() - alike.keys():
+    indexes = Slot(slot, 0, stamp).read()
+    if not indexes.keys() >= {*ranks}:
+        raise Overtaken(f"the memory of step {stamp.step} was needed for another one meanwhile")
+    mine = {rank: indexes[rank] for rank in ranks}
+    whole = next((index for index in indexes.values() if index.has_alike), None)
+    if leads and whole is None:
         raise SnapshotError(f"this node does not have all of step {stamp.step}")
-    own = {
-        rank: [place for place in index.tensors if place.name not in index.alike]
-        for rank, index in indexes.items()
-    }
-    pieces = [place for places in own.values() for place in places]
-    planner = Planner(slot, pieces)
-    state = _state(slot, first, alike.values()) if leads else {}
+    files = _Files(slot)
+    pieces = [
+        place
+        for index in mine.values()
+        for place in index.tensors
+        if place.file not in (SHARED, SMALL.format(index.rank))
+    ]
+    planner = Planner(files, pieces)
+    state = _state(files, whole, mine[ranks[0]]) if leads and whole is not None else {}
     planner.set_up_planner(state, is_coordinator=leads)
     writer = _writer(into)
     writer.set_up_storage_writer(is_coordinator=leads)
     plan = writer.prepare_local_plan(planner.create_local_plan())
     plan = writer.prepare_global_plan([*[SavePlan([])] * ranks[0], plan])[-1]  # names its file by the rank
     results = writer.write_data(plan, planner).wait()
-    stored = {result.index: result.storage_data for result in results}
-    digests = {}
-    for rank, index in indexes.items():
-        mine = [*own[rank], *(alike.values() if leads and index is first else ())]
-        moved = replace(
-            index,
-            tensors=tuple(_moved(into, place, stored[_index_of(place)]) for place in mine),
-        )
-        if index.small_bytes:
-            put(into / SMALL.format(rank), _small(slot, index))
-        put(into / INDEX.format(rank), moved.written())
-        digests[rank] = xxh3_64_hexdigest(moved.written())
-    size = sum(result.size_in_bytes for result in results) + sum(
-        index.small_bytes for index in indexes.values()
+    for index in (*mine.values(), *([whole] if leads and whole is not None else ())):
+        for name, expected in index.files.items():
+            if xxh3_64_hexdigest(as_bytes(files.memory(name))[: expected.bytes]) != expected.digest:
+                raise SnapshotError(f"{name} has changed meanwhile, or is corrupt")
+    names = {result.storage_data.relative_path for result in results}
+    for rank in ranks:
+        for name in (SMALL.format(rank), INDEX.format(rank)):
+            put(into / name, (slot / name).read_bytes())
+            names.add(name)
+    sums = {name: _digest(into / name) for name in sorted(names)}
+    size = sum(result.size_in_bytes for result in results)
+    return Part(
+        ranks, plan, results, sums, size + sum(mine[rank].files[SMALL.format(rank)].bytes for rank in ranks)
     )
-    values = _the_same(index.digests for index in indexes.values())
-    return Part(digests, plan, results, size, values, pieces)
-
-
-def _the_same(told: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """The digests of what has to be the same on all ranks.
-
-    Raises:
-        SnapshotError: it is not.
-    """
-    known: dict[str, str] = {}
-    for name, digest in (item for digests in told for item in digests.items()):
-        if known.setdefault(name, digest) != digest:
-            raise SnapshotError(f"'{name}' is not the same on all ranks: name it in per_rank")
-    return known
 
 
 def _writer(into: Path) -> FileSystemWriter:
@@ -223,105 +172,28 @@ def _writer(into: Path) -> FileSystemWriter:
     return FsspecWriter(str(into))
 
 
-def _index(slot: Path, stamp: Stamp, rank: int) -> Index:
-    index = Index.read((slot / INDEX.format(rank)).read_bytes())
-    if index.stamp != stamp:
-        raise Overtaken(f"the memory of step {stamp.step} was needed for step {index.stamp.step} meanwhile")
-    return index
+def _digest(path: Path) -> str:
+    digest = xxh3_64()
+    with path.open("rb") as file:
+        while content := file.read(CHUNK):
+            digest.update(content)
+    return digest.hexdigest()
 
 
-def _small(slot: Path, index: Index) -> bytes:
-    """What a rank has kept beside its tensors.
-
-    Raises:
-        SnapshotError: it is corrupt.
-    """
-    content = (slot / SMALL.format(index.rank)).read_bytes()[: index.small_bytes]
-    if xxh3_64_hexdigest(content) != index.small_digest:
-        raise SnapshotError(f"the values of rank {index.rank} are corrupt")
-    return content
-
-
-def _state(slot: Path, first: Index, alike: Iterable[Place]) -> dict[str, Any]:
-    """What all ranks have alike, nested as `get_state_dict` has it; buffers and values are those of one rank."""
-    files = _Files(slot)
-    content = _small(slot, first) if first.small_bytes else b""
-    tensors = {place.name: files.tensor(place) for place in (*alike, *first.small)}
-    values = unpack(memoryview(content)[first.values :], on_host=True)[0] if content else {}
-    optimizers = [name.removesuffix(".param_groups") for name in values if name.endswith(".param_groups")]
+def _state(files: _Files, whole: Index, first: Index) -> dict[str, Any]:
+    """What all ranks have alike, below the names that the script has given it; buffers and values are of one rank."""
+    name = SMALL.format(first.rank)
+    places = [place for place in whole.tensors if place.file == SHARED]
+    places += [place for place in first.tensors if place.file == name]
+    values, _ = unpack(as_bytes(files.memory(name))[first.values : first.files[name].bytes], on_host=True)
     state: dict[str, Any] = {}
-    for name, value in (*tensors.items(), *values.items()):
-        *above, last = _path(name, optimizers, is_tensor=isinstance(value, Tensor))
-        inner = state
-        for key in above:
-            inner = inner.setdefault(key, {})
-        inner[last] = inner[last] | value if isinstance(inner.get(last), dict) else value
+    for name, value in (*((place.name, files.tensor(place)) for place in places), *values.items()):
+        top, _, rest = name.partition(".")
+        if rest:
+            state.setdefault(top, {})[rest] = value
+        else:
+            state[top] = value
     return state
-
-
-def _path(name: str, optimizers: Sequence[str], *, is_tensor: bool) -> Iterator[str]:
-    """Where a name belongs: `optimizer.state.0.weight.exp_avg` below optimizer, state, and 0.weight."""
-    for optimizer in optimizers:
-        if name == f"{optimizer}.param_groups":
-            return iter((optimizer, "param_groups"))
-        if name.startswith(f"{optimizer}.state."):
-            of = name.removeprefix(f"{optimizer}.state.")
-            inside = of.rpartition(".")[::2] if is_tensor else (of,)
-            return iter((optimizer, "state", *inside))
-    head, _, rest = name.partition(".")
-    return iter((head, rest) if rest else (head,))
-
-
-def _index_of(place: Place) -> MetadataIndex:
-    return MetadataIndex(place.name, place.offsets)
-
-
-def _piece(place: Place) -> WriteItem:
-    return WriteItem(
-        index=_index_of(place),
-        type=WriteItemType.SHARD,
-        tensor_data=TensorWriteData(
-            chunk=ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.lengths)),
-            properties=TensorProperties(dtype=dtype_of(place)),
-            size=torch.Size(place.shape),
-        ),
-    )
-
-
-def _stored(result: WriteResult) -> tuple[int, str, int, int]:
-    """How large it was (bytes), and where it lies: in which file, from where on, and how many bytes."""
-    where = result.storage_data
-    return result.size_in_bytes, where.relative_path, where.offset, where.length
-
-
-def _moved(into: Path, place: Place, stored: Any) -> Place:
-    """Where the bytes of a place are now.
-
-    Raises:
-        SnapshotError: they are others.
-    """
-    with (into / stored.relative_path).open("rb") as file:
-        at = stored.offset
-        if place.digest and place.bytes:
-            at += _raw_at(file, stored) if stored.length != place.bytes else 0
-            digest = xxh3_64()
-            file.seek(at)
-            for begin in range(0, place.bytes, CHUNK):
-                digest.update(file.read(min(CHUNK, place.bytes - begin)))
-            if digest.hexdigest() != place.digest:
-                raise SnapshotError(f"'{place.name}' has changed, or is corrupt")
-    return replace(place, file=stored.relative_path, at=at)
-
-
-def _raw_at(file: Any, stored: Any) -> int:
-    """Where in a tensor's archive its bytes begin."""
-    file.seek(stored.offset)
-    head: bytes = file.read(min(stored.length, 1 << 16))
-    name = head.find(RECORD)
-    if name < HEADER:
-        raise SnapshotError("this release of torch lays its files out in another way")
-    header = head[name - HEADER : name]
-    return name + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
 
 
 def put(path: Path, content: bytes) -> None:
@@ -347,35 +219,30 @@ def finish(into: Path, part: Part, first: Index, *, wait_s: float, after: Sequen
         wait_s: how long to wait for them; what is not there then is left out unless the state is sharded (seconds).
 
     Raises:
-        SnapshotError: some are missing, or they do not fit together.
+        SnapshotError: some are missing.
     """
     until = time.monotonic() + wait_s
-    world_size = first.world_size
-    parts = {into / PART.format(min(part.ranks)): part}
+    parts = {into / PART.format(part.ranks[0]): part}
     while True:
         for path in into.glob(PART.format("*")):
             if path not in parts:
-                parts[path] = Part.read(path)
-        digests = {rank: digest for part in parts.values() for rank, digest in part.ranks.items()}
-        missing = set(range(world_size)) - digests.keys()
+                require_own(path)  # it is unpickled, as all that DCP reads
+                parts[path] = pickle.loads(path.read_bytes())
+        missing = set(range(first.world_size)).difference(*(part.ranks for part in parts.values()))
         if not missing or time.monotonic() >= until:
             break
         time.sleep(PAUSE_S)
     if missing and first.sharded:
         raise SnapshotError(f"the part of rank {min(missing)} is not there after {wait_s:.0f} s")
-    _the_same(part.values for part in parts.values())
-    planner = DefaultSavePlanner()
-    plans = [part.plan for part in parts.values()]
-    _, metadata = planner.create_global_plan(plans)
-    writer = _writer(into)
-    writer.finish(metadata, [list(part.results) for part in parts.values()])
+    _, metadata = DefaultSavePlanner().create_global_plan([part.plan for part in parts.values()])
+    _writer(into).finish(metadata, [list(part.results) for part in parts.values()])
     mark = Mark(
         stamp=first.stamp,
-        world_size=world_size,
+        world_size=first.world_size,
         sharded=first.sharded,
         size=sum(part.size for part in parts.values()),
-        ranks=digests,
-        after=after,
+        files={name: digest for part in parts.values() for name, digest in part.files.items()},
+        after=tuple(after),
         written_at=int(time.time()),
     )
     put(into / MARK, mark.written())
@@ -402,14 +269,14 @@ def run(
     """
     into.mkdir(parents=True, exist_ok=True)
     try:
-        first = _index(slot, stamp, ranks[0])
         began_at = time.monotonic()
         part = write(slot, stamp, into, ranks, leads=wait_s is not None)
-        if wait_s is not None:
-            wait_s = max(wait_s, time.monotonic() - began_at)  # that of others may take as long
-            finish(into, part, first, wait_s=wait_s, after=after)
+        if wait_s is None:
+            put(into / PART.format(ranks[0]), pickle.dumps(part))
         else:
-            put(into / PART.format(ranks[0]), part.written())
+            wait_s = max(wait_s, time.monotonic() - began_at)  # that of others may take as long
+            first = Index.read((into / INDEX.format(ranks[0])).read_bytes())
+            finish(into, part, first, wait_s=wait_s, after=after)
     except Exception:
         with contextlib.suppress(Exception):  # what went wrong first is what is said
             if wait_s is not None and not (into / MARK).exists():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import TO_DISK, Folder, Index, Place, Stamp, WriteLock
+from hetagent.snapshots.folder import TO_DISK, Folder, Index, Place, Stamp, Sum, WriteLock
 
 ONE, TWO, THREE, FOUR = (Stamp(1, step) for step in (1, 2, 3, 4))
 
@@ -124,25 +124,10 @@ time.sleep(100)
 
 
 def test_an_index_comes_back_as_it_was_written() -> None:
-    place = Place(
-        name="model.weight",
-        dtype="float32",
-        shape=(4, 2),
-        offsets=(2, 0),
-        lengths=(2, 2),
-        file="1.bin",
-        at=64,
-        bytes=16,
-        digest="ab",
-    )
+    place = Place("model.weight", "float32", (4, 2), (2, 0), (2, 2), "cpu", 16, "1.bin", 64)
+    files = {"1.bin": Sum(80, "ab")}
     index = Index(
-        stamp=Stamp(3, 12),
-        rank=1,
-        world_size=2,
-        sharded=True,
-        alike={"a": 4},
-        tensors=(place,),
-        digests={"sampler": "cd"},
+        stamp=Stamp(3, 12), rank=1, world_size=2, sharded=True, shared=True, files=files, tensors=(place,)
     )
     assert Index.read(index.written()) == index
 

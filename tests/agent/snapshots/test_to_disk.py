@@ -17,7 +17,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from hetagent import snapshots
@@ -28,7 +27,7 @@ from hetagent.snapshots.loading import Loader
 from hetagent.snapshots.on_disk import MARK, PART, Mark, SnapshotId, directories, path_of, remove, require_own
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.state import State
-from hetagent.snapshots.to_disk import Part, finish, prune, run, write
+from hetagent.snapshots.to_disk import finish, prune, run, write
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is ")
 
@@ -125,7 +124,9 @@ def test_plain_dcp_reads_it(trained: Script, slot: Slot, tmp_path: Path) -> None
 
 def load(folder: Path, path: Path, script: Script) -> int | None:
     """As a worker whose agent has found it on disk."""
-    told = {"node": "", "path": str(path), "whole": True, "ranks": {"0": ""}}
+    mark = Mark.read(path)
+    assert mark is not None
+    told = {"node": "", "path": str(path), "ranks": mark.ranks}
     start = {"round": 0, "step": STEP, "world_size": 1, "sources": [told]}
     Folder(folder).start = lambda: start  # type: ignore[method-assign]
     loader = Loader(Folder(folder), 0)
@@ -188,12 +189,12 @@ def test_what_is_corrupt_in_memory_does_not_get_there(slot: Slot, tmp_path: Path
     content = bytearray(shared.read_bytes())
     content[8] ^= 1
     shared.write_bytes(content)
-    with pytest.raises(SnapshotError, match="has changed, or is corrupt"):
+    with pytest.raises(SnapshotError, match="has changed meanwhile, or is corrupt"):
         write(slot.path, slot.stamp, tmp_path / "disk", [0], leads=True)
 
 
 def test_a_slot_that_holds_another_snapshot_by_now_is_not_written(slot: Slot, tmp_path: Path) -> None:
-    with pytest.raises(SnapshotError, match="was needed for step 3 meanwhile"):
+    with pytest.raises(SnapshotError, match="was needed for another one meanwhile"):
         write(slot.path, Stamp(0, 2), tmp_path / "disk", [0], leads=True)
 
 
@@ -217,28 +218,6 @@ def test_a_mark_of_another_version_is_none(slot: Slot, tmp_path: Path) -> None:
     assert Index.read((slot.path / "0.json").read_bytes()).stamp == slot.stamp
 
 
-@pytest.mark.parametrize("differ", [False, True])
-def test_values_that_differ_between_nodes_do_not_get_there(slot: Slot, tmp_path: Path, differ: bool) -> None:
-    into = tmp_path / "disk"
-    into.mkdir()
-    part = write(slot.path, slot.stamp, into, [0], leads=True)
-    assert part.values
-    values = dict.fromkeys(part.values, "another") if differ else part.values
-    other = Part(ranks={1: "d"}, plan=SavePlan([]), results=[], size=0, values=values)
-    (into / PART.format(1)).write_bytes(other.written())
-    first = Index.read((slot.path / "0.json").read_bytes())
-    both = replace(first, world_size=2)
-    if differ:
-        with pytest.raises(SnapshotError, match="is not the same on all ranks: name it in per_rank"):
-            finish(into, part, both, wait_s=0.0)
-        assert Mark.read(into) is None
-    else:
-        finish(into, part, both, wait_s=0.0)
-        mark = Mark.read(into)
-        assert mark is not None
-        assert set(mark.ranks) == {0, 1}
-
-
 class Evil:
     """What somebody puts into a directory of snapshots."""
 
@@ -253,9 +232,8 @@ def test_a_part_that_somebody_else_has_put_there_runs_no_code(slot: Slot, tmp_pa
     into = tmp_path / "disk"
     into.mkdir()
     (into / PART.format(1)).write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
-    with pytest.raises(
-        SnapshotError, match=r"/1\.part makes no sense .*: install the same hetrdzv on all nodes"
-    ):
+    (into / PART.format(1)).chmod(0o666)
+    with pytest.raises(SnapshotError, match="others can write to"):
         run(slot.path, slot.stamp, into, [0], 5.0)
     assert not (tmp_path / "ran").exists()
 

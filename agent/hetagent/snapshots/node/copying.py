@@ -3,18 +3,17 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64
 
 from hetagent.node.console import WarnOnce
 from hetagent.node.network import host_port
 from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import INDEX, OWN, SHARED, SMALL, Folder, Index, Slot, Stamp
+from hetagent.snapshots.folder import INDEX, SHARED, Folder, Slot, Stamp, Sum
 from hetagent.snapshots.node.exchange import SLOTS
-from hetagent.snapshots.sources import Source, SourceError, read_index
+from hetagent.snapshots.sources import Source, SourceError, fill
 from hetrdzv.protocol.rooms.snapshots import Copy
 
 CHUNK = 8 << 20
@@ -86,54 +85,28 @@ def fetch(
         folder.begin(stamp, sharded=True)
     if (slot := folder.slots().get(stamp)) is None:
         return
-    with contextlib.closing(Source(told, stamp)) as source:
-        for rank in (part.rank for part in of.ranks):
-            text = source.index(rank)
-            index = read_index(source, rank, xxh3_64_hexdigest)
-            for file in _files(index, alike=memory is not None):
-                if file.name != SHARED or not file.is_good(slot.path / SHARED):
-                    if memory is not None:
-                        _require_room(path, file.size, memory)
-                    _fetch(folder, source, slot, file, pause)
-            name = INDEX.format(rank)
-            (slot.path / f"{name}.fetched").write_bytes(text)
-            folder.rename(slot, f"{name}.fetched", name)
+    source = Source(told, stamp)
+    for rank in (part.rank for part in of.ranks):
+        text, index = source.index(rank)
+        for file, expected in index.files.items():
+            if file == SHARED and (memory is None or _is_good(slot.path / file, expected)):
+                continue
+            if memory is not None:
+                _require_room(path, expected.bytes, memory)
+            _fetch(folder, source, slot, file, expected, pause)
+        name = INDEX.format(rank)
+        (slot.path / f"{name}.fetched").write_bytes(text)
+        folder.rename(slot, f"{name}.fetched", name)
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A file of a slot.
-
-    Attributes:
-        size: of the file (bytes).
-        pieces: where those lie that count, with their digests.
-    """
-
-    name: str
-    size: int
-    pieces: Sequence[tuple[int, int, str]]
-
-    def is_good(self, path: Path) -> bool:
-        """Whether all pieces are what they should be."""
-        try:
-            with path.open("rb") as file:
-                for at, size, digest in self.pieces:
-                    file.seek(at)
-                    if xxh3_64_hexdigest(file.read(size)) != digest:
-                        return False
-        except FileNotFoundError:
-            return False
-        return True
-
-
-def _files(index: Index, *, alike: bool) -> Iterator[_File]:
-    """The files that a rank has written; `alike`: also what all ranks have alike, if it has."""
-    for name in (SHARED, OWN.format(index.rank)) if alike else (OWN.format(index.rank),):
-        places = [place for place in index.tensors if place.file == name and place.bytes]
-        if places:
-            pieces = [(place.at, place.bytes, place.digest) for place in places]
-            yield _File(name, max(place.at + place.bytes for place in places), pieces)
-    yield _File(SMALL.format(index.rank), index.small_bytes, [(0, index.small_bytes, index.small_digest)])
+def _is_good(path: Path, expected: Sum) -> bool:
+    """Whether a file is what it should be."""
+    digest, left = xxh3_64(), expected.bytes
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        while left and (content := file.read(min(CHUNK, left))):
+            digest.update(content)
+            left -= len(content)
+    return digest.hexdigest() == expected.digest
 
 
 def _require_room(path: Path, size: int, memory: int) -> None:
@@ -151,26 +124,28 @@ def _require_room(path: Path, size: int, memory: int) -> None:
         )
 
 
-def _fetch(folder: Folder, source: Source, slot: Slot, wanted: _File, pause: Callable[[float], None]) -> None:
+def _fetch(
+    folder: Folder, source: Source, slot: Slot, name: str, expected: Sum, pause: Callable[[float], None]
+) -> None:
     """Fetch a file beside the one of its name, which a worker may have mapped, and put it there once it is good.
 
     Raises:
         SourceError: it cannot be had, or is not what was announced.
         Overtaken: the slot has been given to another snapshot meanwhile.
     """
-    beside = slot.path / f"{wanted.name}.new"
+    beside = slot.path / f"{name}.new"
     try:
-        memory = memoryview(bytearray(min(CHUNK, max(wanted.size, 1))))
-        with beside.open("wb") as file:
-            for at in range(0, wanted.size, CHUNK):
+        memory = memoryview(bytearray(min(CHUNK, expected.bytes)))
+        with source.open(name) as coming, beside.open("wb") as file:
+            for at in range(0, expected.bytes, CHUNK):
                 began = time.monotonic()
-                piece = memory[: min(CHUNK, wanted.size - at)]
-                source.read_into(wanted.name, at, piece)
+                piece = memory[: min(CHUNK, expected.bytes - at)]
+                fill(coming, piece)
                 file.write(piece)
-                if at + CHUNK < wanted.size:
+                if at + CHUNK < expected.bytes:
                     pause((time.monotonic() - began) * (1 / SHARE - 1))
-        if not wanted.is_good(beside):
-            raise SourceError(f"{wanted.name} {source.where} is corrupt")
-        folder.rename(slot, beside.name, wanted.name)
+        if not _is_good(beside, expected):
+            raise SourceError(f"{name} {source.where} is corrupt")
+        folder.rename(slot, beside.name, name)
     finally:
         beside.unlink(missing_ok=True)

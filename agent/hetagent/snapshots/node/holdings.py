@@ -1,14 +1,10 @@
 """What a node holds of snapshots, from the indexes that its workers have written: pure."""
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from hetagent.snapshots.folder import SHARED, VERSION
-from hetrdzv.protocol import codec
-from hetrdzv.protocol.bounds import Count, Positive, Rank, ShortText
-from hetrdzv.protocol.rooms.snapshots import MOST_HELD, MOST_VALUES, Digest, Held, RankPart, Stamp
+from hetagent.snapshots.folder import Index
+from hetrdzv.protocol.rooms.snapshots import MOST_HELD, Held, RankPart, Stamp
 
 MOST_WHY = 256
 """How long a reason may be that the server hears (characters)."""
@@ -16,41 +12,6 @@ MOST_WHY = 256
 
 class Unusable(ValueError):
     """A part of a snapshot that does not count; the text says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """Some bytes of a tensor: in which file of the slot, from which byte on, and how many."""
-
-    name: str
-    file: str
-    at: Count
-    bytes: Count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
-    """What counts here of the index of a rank's part.
-
-    Attributes:
-        v: the version of what it says.
-        round, step: of which snapshot.
-        alike: the tensors that all ranks have alike, whoever has copied them, with their sizes (bytes).
-        tensors: what this rank has copied.
-        small_bytes: how much it has copied beside that.
-        digests: of values that have to be the same on all ranks.
-    """
-
-    v: int
-    round: Positive
-    step: Count
-    rank: Rank
-    world_size: Positive
-    sharded: bool = False
-    alike: Mapping[str, Count]
-    tensors: tuple[Block, ...]
-    small_bytes: Count = 0
-    digests: Mapping[ShortText, Digest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +24,7 @@ class Part:
     @property
     def stamp(self) -> Stamp:
         """Of which snapshot."""
-        return Stamp(round=self.index.round, step=self.index.step)
+        return Stamp(round=self.index.stamp.round, step=self.index.stamp.step)
 
 
 def read(text: bytes, digest: str, stamp: Stamp, rank: int, sizes: Mapping[str, int]) -> Part | None:
@@ -79,33 +40,17 @@ def read(text: bytes, digest: str, stamp: Stamp, rank: int, sizes: Mapping[str, 
         Unusable: it does not count.
     """
     try:
-        index = codec.read(Index, text, unknown="ignore")
-    except codec.Malformed as error:
-        raise Unusable(_wrong(text, error)) from None
-    if index.v != VERSION:
-        raise Unusable(_of_version(index.v))
-    if (index.round, index.step) != (stamp.round, stamp.step):
+        index = Index.read(text)
+    except ValueError as error:
+        raise Unusable(f"its index cannot be read: {str(error)[:200]}") from None
+    if index.stamp != (stamp.round, stamp.step):
         return None
-    if index.rank != rank or rank >= index.world_size:
+    if index.rank != rank:
         raise Unusable(f"its index is of rank {index.rank} of {index.world_size}")
-    for block in index.tensors:
-        if block.at + block.bytes > sizes.get(block.file, 0):
-            raise Unusable(f"{block.file} ends before {block.name}")
+    for name, expected in index.files.items():
+        if expected.bytes > sizes.get(name, 0):
+            raise Unusable(f"{name} is too short")
     return Part(index, digest)
-
-
-def _wrong(text: bytes, error: codec.Malformed) -> str:
-    """What is wrong with an index that cannot be read."""
-    try:
-        told: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        return "its index is torn"
-    version = told.get("v") if isinstance(told, dict) else None
-    return f"its index makes no sense: {str(error)[:200]}" if version == VERSION else _of_version(version)
-
-
-def _of_version(version: object) -> str:
-    return f"its index is of version {version!r:.20}: install the same hetrdzv for agent and workers"
 
 
 def held(parts: Sequence[Part]) -> Held:
@@ -121,48 +66,20 @@ def held(parts: Sequence[Part]) -> Held:
     for part in parts:
         if (part.index.world_size, part.index.sharded) != (first.world_size, first.sharded):
             raise Unusable(f"ranks {first.rank} and {part.index.rank} are of different rounds or layouts")
-    blocks = {
-        (block.file, block.at, block.name): block.bytes for part in parts for block in part.index.tensors
-    }
-    size = sum(blocks.values()) + sum(part.index.small_bytes for part in parts)
+    files = {name: expected.bytes for part in parts for name, expected in part.index.files.items()}
     return Held(
-        round=first.round,
-        step=first.step,
+        round=first.stamp.round,
+        step=first.stamp.step,
         world_size=first.world_size,
-        whole=any(map(_is_whole, parts)),
+        whole=any(part.index.has_alike for part in parts),
         sharded=first.sharded,
-        size=size,
+        size=sum(files.values()),
         ranks=tuple(RankPart(rank=part.index.rank, digest=part.digest) for part in sorted(parts, key=_rank)),
-        values=_values(parts),
     )
 
 
 def _rank(part: Part) -> int:
     return part.index.rank
-
-
-def _is_whole(part: Part) -> bool:
-    """Whether a worker has copied all that the ranks have alike."""
-    copied = {block.name: block.bytes for block in part.index.tensors if block.file == SHARED}
-    return all(copied.get(name, -1) >= size for name, size in part.index.alike.items())
-
-
-def _values(parts: Iterable[Part]) -> Mapping[str, str]:
-    """The digests of the values that all ranks should have alike.
-
-    Raises:
-        Unusable: two ranks of this node have different ones.
-    """
-    known: dict[str, tuple[str, int]] = {}
-    for part in parts:
-        for name, digest in part.index.digests.items():
-            before, rank = known.setdefault(name, (digest, part.index.rank))
-            if before != digest:
-                raise Unusable(
-                    f"ranks {rank} and {part.index.rank} have different values of '{name}', which has to be the same "
-                    "on all ranks: name it in per_rank"
-                )
-    return {name: known[name][0] for name in sorted(known)[:MOST_VALUES]}
 
 
 def newest(all_held: Iterable[Held], dropped: Collection[Stamp]) -> tuple[Held, ...]:

@@ -26,24 +26,9 @@ def part(folder: Path, slot: int, stamp: tuple[int, int], rank: int = 0, **more:
     slots.write_text(json.dumps({**known, str(slot): list(stamp)}))
     (place / "shared.bin").write_bytes(os.urandom(SHARED_BYTES))
     (place / f"{rank}.small").write_bytes(b"small")
-    block = {
-        "name": "model.w",
-        "file": "shared.bin",
-        "at": 0,
-        "bytes": SHARED_BYTES,
-        "digest": "0",
-        "dtype": "f",
-    }
-    index: dict[str, Any] = {"v": 1, "round": stamp[0], "step": stamp[1], "rank": rank, "world_size": 2}
-    index |= {"sharded": False, "alike": {"model.w": SHARED_BYTES}, "tensors": [block]}
-    index |= {
-        "small": [],
-        "values": 0,
-        "small_bytes": 5,
-        "small_digest": "0",
-        "digests": {"epoch": "e1"},
-        **more,
-    }
+    index: dict[str, Any] = {"v": 1, "stamp": list(stamp), "rank": rank, "world_size": 2, "sharded": False}
+    files = {"shared.bin": [SHARED_BYTES, "0"], f"{rank}.small": [5, "0"]}
+    index |= {"shared": True, "tensors": [], "values": 0, "files": files, **more}
     put(place / f"{rank}.json", json.dumps(index))
     return index
 

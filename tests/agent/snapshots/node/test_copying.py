@@ -37,25 +37,11 @@ class Nodes:
     def __init__(self, folder: Path) -> None:
         self.there, self.here = folder / "there", folder / "here"
         content, small = os.urandom(SIZE), b"small"
-        block = {
-            "name": "model.w",
-            "dtype": "float32",
-            "shape": [2, 250],
-            "offsets": [1, 0],
-            "lengths": [1, 250],
-        }
-        block |= {
-            "file": "1.bin",
-            "at": 0,
-            "bytes": SIZE,
-            "digest": xxh3_64_hexdigest(content),
-            "device": "cpu",
-        }
         for path in (self.there, self.here):
             path.mkdir(mode=0o700)
-        digest = xxh3_64_hexdigest(small)
-        part(self.there, 2, (3, 120), 1, sharded=True, alike={}, tensors=[block], small_digest=digest)
-        part(self.here, 0, (3, 120), sharded=True, alike={}, tensors=[])
+        files = {"1.bin": [SIZE, xxh3_64_hexdigest(content)], "1.small": [5, xxh3_64_hexdigest(small)]}
+        part(self.there, 2, (3, 120), 1, sharded=True, shared=False, files=files)
+        part(self.here, 0, (3, 120), sharded=True, shared=False, files={})
         self.content = content
         (self.there / "2" / "1.bin").write_bytes(content)
         self.serving = Serving(self.there, lambda: hold_port("127.0.0.1", None), str, print)
@@ -117,19 +103,13 @@ def test_of_what_a_round_began_from_a_node_that_has_nothing_gets_a_copy(nodes: N
     assert (slot.path / "1.json").exists()
 
 
-def alike(nodes: Nodes, name: str, at: int, content: bytes, *ranks: int) -> None:
-    """The ranks have copied a tensor that all have alike; the other node has it."""
-    shared = nodes.there / "2" / "shared.bin"
-    known = bytearray(shared.read_bytes()) if at else bytearray()
-    known[at:] = content
-    shared.write_bytes(known)
-    digest = xxh3_64_hexdigest(content)
-    for rank in ranks:
-        index = json.loads((nodes.there / "2" / f"{rank}.json").read_bytes())
-        place = {**index["tensors"][0], "name": name, "file": "shared.bin", "at": at, "bytes": len(content)}
-        index["tensors"].append({**place, "digest": digest})
-        index["alike"][name] = len(content)
-        put(nodes.there / "2" / f"{rank}.json", json.dumps(index))
+def alike(nodes: Nodes, content: bytes) -> None:
+    """Rank 1 has copied what all have alike; the other node has it."""
+    (nodes.there / "2" / "shared.bin").write_bytes(content)
+    index = json.loads((nodes.there / "2" / "1.json").read_bytes())
+    index["files"]["shared.bin"] = [len(content), xxh3_64_hexdigest(content)]
+    index["shared"] = True
+    put(nodes.there / "2" / "1.json", json.dumps(index))
 
 
 def declared(node: Path) -> Held:
@@ -142,34 +122,31 @@ def test_a_node_that_had_nothing_has_all_that_ranks_have_alike_with_the_parts_of
     nodes: Nodes,
 ) -> None:
     """AdamW's step counters are alike on all ranks: without them no node could begin from the copies."""
-    first, second = os.urandom(64), os.urandom(700)
-    alike(nodes, "optimizer.step", 0, first, 1)
-    alike(nodes, "model.b", 64, second, 1)
+    content = os.urandom(764)
+    alike(nodes, content)
     shutil.rmtree(nodes.here / "0")
     (nodes.here / "slots.json").unlink()
     fetch(nodes.here, nodes.copy, 1 << 20)
     slot = Folder(nodes.here).slots()[Taken(3, 120)]
-    assert (slot.path / "shared.bin").read_bytes() == first + second
+    assert (slot.path / "shared.bin").read_bytes() == content
     assert declared(nodes.here).whole
     assert not list(slot.path.glob("*.new"))
 
 
 def test_what_ranks_have_alike_is_not_fetched_twice(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     content = os.urandom(700)
-    alike(nodes, "model.b", 0, content, 1)
+    alike(nodes, content)
     (nodes.here / "0" / "shared.bin").write_bytes(content + b"of other ranks")
     asked: list[str] = []
-    read_into = Fetched.read_into
-    monkeypatch.setattr(
-        Fetched, "read_into", lambda self, file, *more: (asked.append(file), read_into(self, file, *more))
-    )
+    opened = Fetched.open
+    monkeypatch.setattr(Fetched, "open", lambda self, name: (asked.append(name), opened(self, name))[1])
     fetch(nodes.here, nodes.copy, 1 << 20)
     assert "shared.bin" not in asked
     assert (nodes.here / "0" / "shared.bin").read_bytes() == content + b"of other ranks"
 
 
 def test_what_ranks_have_alike_and_is_corrupt_does_not_count(nodes: Nodes) -> None:
-    alike(nodes, "model.b", 0, os.urandom(700), 1)
+    alike(nodes, os.urandom(700))
     (nodes.there / "2" / "shared.bin").write_bytes(bytes(700))
     before = (nodes.here / "0" / "shared.bin").read_bytes()
     with pytest.raises(SourceError, match=r"shared\.bin on node 'b' is corrupt"):

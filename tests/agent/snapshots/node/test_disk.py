@@ -36,7 +36,7 @@ class Node:
         stamp = Stamp(1, step)
         slot = self.memory.begin(stamp, sharded=True)
         for rank in ranks:
-            index = Index(stamp=stamp, rank=rank, world_size=2, sharded=False, alike={"weight": 8})
+            index = Index(stamp=stamp, rank=rank, world_size=2, sharded=False, shared=True)
             put(slot.path / INDEX.format(rank), index.written())
         return stamp
 
@@ -58,7 +58,7 @@ class Node:
                 world_size=2,
                 sharded=False,
                 size=7,
-                ranks={0: "d"},
+                files={"0.json": "d"},
                 after=after,
                 written_at=at,
             )
@@ -196,7 +196,7 @@ def test_what_its_writer_says_is_said_once_and_the_memory_is_free_again(node: No
 def test_one_whose_memory_was_taken_meanwhile_is_no_news(node: Node) -> None:
     stamp = node.holds(10, 0)
     slot = node.memory.slots()[stamp]
-    newer = Index(stamp=Stamp(1, 20), rank=0, world_size=2, sharded=False, alike={"weight": 8})
+    newer = Index(stamp=Stamp(1, 20), rank=0, world_size=2, sharded=False, shared=True)
     node.disk._begin(stamp, [0])
     assert node.disk.writing == stamp
     put(slot.path / INDEX.format(0), newer.written())

@@ -104,8 +104,8 @@ def test_snapshots_of_another_job_go(files: Exchange) -> None:
 
 def test_what_the_slots_hold_is_read_and_digested(files: Exchange, said: list[str]) -> None:
     part(files.path, 0, (3, 120), rank=0)
-    part(files.path, 0, (3, 120), rank=1, tensors=[])
-    part(files.path, 2, (3, 60), rank=1, tensors=[])
+    part(files.path, 0, (3, 120), rank=1, files={})
+    part(files.path, 2, (3, 60), rank=1, files={})
     held = files.held()
     assert [(each.step, each.whole, len(each.ranks)) for each in held] == [(120, True, 2), (60, False, 1)]
     text = (files.path / "0" / "1.json").read_bytes()
@@ -126,7 +126,7 @@ def test_an_index_that_is_replaced_is_read_again(files: Exchange) -> None:
     part(files.path, 0, (3, 120))
     before = files.held()
     assert files.held() == before
-    part(files.path, 0, (3, 120), tensors=[])
+    part(files.path, 0, (3, 120), files={})
     assert (before[0].whole, files.held()[0].whole) == (True, False)
 
 
@@ -145,7 +145,7 @@ def foreign(files: Exchange) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "words"),
-    [(torn, "rank 0's part"), (truncated, "shared.bin ends before model.w"), (foreign, "of rank 0 of 2")],
+    [(torn, "rank 0's part"), (truncated, "shared.bin is too short"), (foreign, "of rank 0 of 2")],
 )
 def test_what_does_not_count_is_left_out_and_said_once(
     files: Exchange, said: list[str], spoil: Callable[[Exchange], None], words: str

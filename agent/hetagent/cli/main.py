@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from hetagent import statuses
 from hetagent.node.console import flush, say
-from hetagent.node.processes import init
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.files import AccessError
 from hetrdzv.auth.tls import ClientTls, TlsError, speaks_tls
@@ -31,7 +30,6 @@ NEEDS = ("torch", "psutil")
 
 def main() -> None:
     """Run this node's part of a job, then exit with one of the statuses in docs/flags.md."""
-    init.run_below_init()
     # If the launcher ignores SIGCHLD, the kernel reaps the workers and their exit statuses are lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:

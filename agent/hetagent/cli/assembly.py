@@ -26,7 +26,7 @@ from hetagent.launch.slots import check_files, narrow, slots_of
 from hetagent.monitor.watcher import Watcher
 from hetagent.node import console, names
 from hetagent.node.address import find_address
-from hetagent.node.console import counted, flush, say
+from hetagent.node.console import flush, say
 from hetagent.node.gpu import devices
 from hetagent.node.gpu.versions import versions
 from hetagent.node.processes import proctree as processes
@@ -55,6 +55,7 @@ from hetrdzv.auth.tls import ClientTls
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import UNSET
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.texts.phrasing import count as counted
 
 PREFIX = "[${node_id}:${rank}] "
 """What lines of the workers begin with on the console unless a template was given (pytorch/pytorch#75087)."""

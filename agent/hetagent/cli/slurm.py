@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetagent.errors import UsageError
-from hetagent.node.console import counted
 from hetagent.options.torchrun import TORCHRUNS_SIGNALS
 from hetagent.options.values import UNHANDLED
+from hetrdzv.protocol.texts.phrasing import count as counted
 
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """From here on, steps are not srun's: the batch script, salloc's shell, the container of sshd."""

@@ -15,7 +15,6 @@ from rich.text import Text
 from hetagent.errors import UsageError
 from hetagent.launch.slots import narrow, slots_of
 from hetagent.node import network, release
-from hetagent.node.console import counted
 from hetagent.node.gpu import devices, memory
 from hetagent.node.gpu.discovery import memory_of
 from hetagent.node.gpu.versions import versions
@@ -29,6 +28,7 @@ from hetrdzv.protocol.errors import HetError, UnknownGroup
 from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.texts.addresses import is_loopback
 from hetrdzv.protocol.texts.inert import inert
+from hetrdzv.protocol.texts.phrasing import count as counted
 
 PIPED_WIDTH = 10_000
 """Width where output is not a terminal (columns): every row stays on one line."""

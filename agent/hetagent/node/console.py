@@ -25,36 +25,29 @@ class _Writer:
     """
 
     def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin with nothing to write and without a thread."""
         self._jobs: queue.SimpleQueue[tuple[TextIO | None, str, str, threading.Event]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._stalled = False
+        self._is_started = self._is_stalled = False
         self._live = ""  # what is to stand there
-        self._live_shown = threading.Event()
-        self._live_shown.set()
 
     def write(self, stream: TextIO | None, text: str) -> bool:
         """Whether it has been written; if not, it will be, as soon as somebody reads."""
         written = self._put(stream, text)
-        if not written.wait(0.0 if self._stalled else PATIENCE_S):
-            self._stalled = True
+        if not written.wait(0.0 if self._is_stalled else PATIENCE_S):
+            self._is_stalled = True
         return written.is_set()
 
     def live(self, stream: TextIO | None, line: str) -> None:
         """Show another live line, without waiting for it; if a reader stalls, it skips some."""
-        if line != self._live and (not line or self._live_shown.is_set()):
+        if line != self._live and (not line or self._jobs.empty()):
             self._live = line
-            self._live_shown = self._put(stream, "")
+            self._put(stream, "")
 
     def _put(self, stream: TextIO | None, text: str) -> threading.Event:
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="hetagent-console", daemon=True)
-                self._thread.start()
+            if not self._is_started:
+                threading.Thread(target=self._run, name="hetagent-console", daemon=True).start()
+            self._is_started = True
         written = threading.Event()
         self._jobs.put((stream, text, self._live, written))
         return written
@@ -66,14 +59,13 @@ class _Writer:
             if text or live != below:
                 text = f"{ERASE if below else ''}{text}{live}"
                 below = live
-            _write(stream, text)
-            self._stalled = False
+            if stream is not None:  # it was open when this process was started
+                _write(stream, text)
+            self._is_stalled = False
             written.set()
 
 
 _writer = _Writer()
-
-os.register_at_fork(after_in_child=_writer.begin)  # the thread stays behind, with what it has yet to write
 
 
 def say(text: str) -> None:
@@ -114,19 +106,11 @@ def show_live(line: str, left: str = "") -> bool:
         return False
     width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
     line = inert(" ".join(line.split()))
-    _writer.live(sys.stderr, _cut(line, width, left))
+    if len(line) > width:  # it begins with what is missing and until when, and ends with what happened before
+        end = "..." if left in line[: max(0, width - 3)] else f"... ({left} left)"
+        line = line[: max(0, width - len(end))] + end
+    _writer.live(sys.stderr, line)
     return True
-
-
-def _cut(line: str, width: int, left: str) -> str:
-    """A line that fits. It begins with what is missing and until when, and ends with what happened before."""
-    if len(line) <= width:
-        return line
-    begin = line[: max(0, width - 3)]
-    if left in begin:
-        return f"{begin}..."
-    end = f"... ({left} left)"
-    return f"{line[: max(0, width - len(end))]}{end}"
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
@@ -156,19 +140,10 @@ def flush() -> bool:
     return _writer.write(sys.stderr, "") and _writer.write(sys.stdout, "")
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 GPU`, `2 GPUs`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _write(stream: TextIO | None, text: str) -> None:
-    if stream is None:  # closed when this process was started
-        return
+def _write(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
         stream.flush()
     except (OSError, ValueError):
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())

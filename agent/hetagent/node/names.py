@@ -12,7 +12,7 @@ import os
 import socket
 import stat
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hetagent.node.scratch import locked
@@ -28,26 +28,27 @@ def host_name() -> str:
 
 
 class Name:
-    """A node id that no other agent on this host has in the same group, until `release` or the end of this process."""
+    """A node id that no other agent on this host has in the same group.
+
+    Attributes:
+        notes: what a person should know of it.
+        release: lets another agent have the name. Happens by itself when nobody keeps this object.
+    """
 
     def __init__(self, node_id: str, notes: Sequence[str] = (), lock: tuple[Path, int] | None = None) -> None:
         self.node_id = node_id
         self.notes = notes
-        self._lock = weakref.finalize(self, _unlock, *lock, os.getpid()) if lock is not None else None
-        mine = weakref.ref(self)
-        # A worker that was forked and outlives its agent must not keep the name.
-        os.register_at_fork(after_in_child=lambda: name.release() if (name := mine()) is not None else None)
-
-    def release(self) -> None:
-        """Let another agent have the name. Happens by itself when nobody keeps this object."""
-        if self._lock is not None:
-            self._lock()
+        self.release: Callable[[], object] = lambda: None
+        if lock is not None:
+            self.release = finalizer = weakref.finalize(self, _unlock, *lock)
+            finalizer.atexit = (
+                False  # the kernel sees to that, and a fork has the descriptor, but not the name
+            )
 
 
-def _unlock(path: Path, fd: int, owner: int) -> None:
-    if os.getpid() == owner:  # a fork has the descriptor, but not the name
-        with contextlib.suppress(OSError):
-            path.unlink()  # still locked, so nobody else's yet
+def _unlock(path: Path, fd: int) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()  # still locked, so nobody else's yet
     os.close(fd)
 
 

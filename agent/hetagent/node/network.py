@@ -1,11 +1,10 @@
 """The address, interface and ports that this node offers to the others."""
 
-import contextlib
 import errno
 import ipaddress
 import random
+import re
 import socket
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
@@ -15,9 +14,6 @@ from hetrdzv.protocol.texts.addresses import DEFAULT_PORT, is_loopback
 
 CONNECT_TIMEOUT_S = 2.0
 """How long to try to connect to one address of a server (seconds)."""
-
-HOST_NAME_TIMEOUT_S = 2.0
-"""How long to wait for the look-up of this host's own name (seconds)."""
 
 DEFAULT_PORTS = {"bare": DEFAULT_PORT, "http": 80, "https": 443}
 MAX_PORT = 65_535
@@ -102,19 +98,6 @@ def interface_of(address: str) -> str | None:
     return next((name for name, ip, _ in _interface_addresses() if ip == wanted), None)
 
 
-def network_of(address: str) -> ipaddress.IPv4Network | None:
-    """The network of an IPv4 address of this node; None if the address is not this node's."""
-    for addresses in psutil.net_if_addrs().values():
-        for interface in addresses:
-            if (
-                interface.family == socket.AF_INET
-                and interface.address == address
-                and interface.netmask is not None
-            ):
-                return ipaddress.IPv4Network(f"{address}/{interface.netmask}", strict=False)
-    return None
-
-
 def address_of(interface: str) -> str:
     """An IP address of an interface: IPv4 if it has one, a link-local address last."""
     there = list(_interface_addresses())
@@ -133,40 +116,26 @@ def socket_env(
 
     Both are bound to an interface that was chosen. Otherwise NCCL picks its own, perhaps several, as under
     torchrun, and gloo is bound only where the host name would give it an address that peers cannot use.
-    Blocks for at most `HOST_NAME_TIMEOUT_S`.
     """
     if interface is None:
         return {}
     # NCCL takes a bare name for a prefix (`eth1` would mean `eth10` as well), hence the `=`
     wanted = {"GLOO_SOCKET_IFNAME": interface} | ({"NCCL_SOCKET_IFNAME": f"={interface}"} if chosen else {})
     missing = {name: value for name, value in wanted.items() if not environ.get(name)}
-    return missing if chosen or (missing and _misleads_gloo(address)) else {}
-
-
-def _misleads_gloo(address: str) -> bool:
-    """Whether gloo, left alone, would offer peers an address that leads nowhere, unlike `address`."""
+    if chosen or not missing:
+        return missing
     own = _gloos_choice()
-    return own is None or (is_loopback(own) and not is_loopback(address))
+    return missing if own is None or (is_loopback(own) and not is_loopback(address)) else {}
 
 
 def _gloos_choice() -> str | None:
-    """The address that gloo takes: the first of the host name that can be bound (torch's ProcessGroupGloo.cpp).
-
-    None where there is none, or where the look-up takes too long.
-    """
-    own: list[str] = []
-
-    def look_up() -> None:
-        with contextlib.suppress(OSError, UnicodeError):
-            addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-            own.extend(
-                str(sockaddr[0]) for family, *_, sockaddr in addresses if _can_bind(family, str(sockaddr[0]))
-            )
-
-    thread = threading.Thread(target=look_up, name="hetagent-host-name", daemon=True)
-    thread.start()
-    thread.join(HOST_NAME_TIMEOUT_S)
-    return own[0] if own else None
+    """The address that gloo takes: the first of the host name that can be bound (torch's ProcessGroupGloo.cpp)."""
+    try:
+        addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return None
+    hosts = ((family, str(sockaddr[0])) for family, *_, sockaddr in addresses)
+    return next((host for family, host in hosts if _can_bind(family, host)), None)
 
 
 def host_port(address: str, port: int) -> str:
@@ -179,14 +148,12 @@ def host_port(address: str, port: int) -> str:
 
 def parse_port_range(text: str) -> tuple[int, int]:
     """First and last port of `29500-29600`, or of a single `29500`."""
-    low, dash, high = (part.strip() for part in text.partition("-"))
-    if not (low.isascii() and low.isdecimal()) or (dash and not (high.isascii() and high.isdecimal())):
+    found = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", text, re.ASCII)
+    if found is None:
         raise ValueError(f"port range '{text}' is not of the form 29500-29600")
-    first, last = int(low), int(high or low)
-    if not 1 <= first <= MAX_PORT or not 1 <= last <= MAX_PORT:
-        raise ValueError(f"port range '{text}' is not within 1-{MAX_PORT}")
-    if first > last:
-        raise ValueError(f"port range '{text}' ends before it begins: did you mean {last}-{first}?")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if not 1 <= first <= last <= MAX_PORT:
+        raise ValueError(f"port range '{text}' is not within 1-{MAX_PORT}, the smaller one first")
     return first, last
 
 
@@ -207,7 +174,7 @@ def hold_port(
         ports = list(range(port_range[0], port_range[1] + 1))
         random.shuffle(ports)
     family, host = _bindable(address)
-    failures: dict[int, str] = {}
+    why = ""
     for port in ports:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -216,14 +183,12 @@ def hold_port(
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, port))
             sock.listen(socket.SOMAXCONN)
+            return sock
         except OSError as error:
             sock.close()
-            failures[error.errno or 0] = error.strerror or str(error)
+            why = error.strerror or str(error)
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 break
-        else:
-            return sock
-    why = ", ".join(failures.values())
     if port_range is None:
         raise NetworkError(f"cannot bind a port on {host}: {why}")
     raise NetworkError(
@@ -244,15 +209,17 @@ def _unassigned() -> Sequence[int]:
 
 
 def _bindable(address: str) -> tuple[socket.AddressFamily, str]:
-    """The address to bind for an offered one, and its family."""
-    candidates: list[tuple[socket.AddressFamily, str]] = []
-    # Any other name may mean a different address to the peers than to us (127.0.1.1 in Debian's /etc/hosts).
-    if address == "localhost" or _ip(address) is not None:
-        with contextlib.suppress(socket.gaierror):
-            places = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
-            candidates = [(family, str(sockaddr[0])) for family, _, _, _, sockaddr in places]
-    families = [family for family, _ in candidates] or [socket.AF_INET6]
-    candidates += [(family, WILDCARDS[family]) for family in (*families, socket.AF_INET)]
+    """The address to bind for an offered one, and its family.
+
+    A name may mean a different address to the peers than to us (127.0.1.1 in Debian's /etc/hosts).
+    """
+    address = "127.0.0.1" if address == "localhost" else address
+    ip = _ip(address)
+    families = [socket.AF_INET6, socket.AF_INET]
+    if ip is not None and ip.version == 4:
+        families.reverse()
+    candidates = [(families[0], address)] if ip is not None else []
+    candidates += [(family, WILDCARDS[family]) for family in families]
     return next((place for place in candidates if _can_bind(*place)), candidates[-1])
 
 

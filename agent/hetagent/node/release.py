@@ -26,15 +26,16 @@ def installed() -> str | None:
 
 def check(release: str | None) -> str | None:
     """A warning about a torch that is newer than what was tested; None where there is nothing to say."""
-    if (number := _number(release)) is None:
-        return None
-    if number < OLDEST:
+    number = _number(release)
+    if number is not None and number < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
         raise UsageError(
-            f"torch {release} is too old: hetagent needs torch {_text(OLDEST)} or newer; "
-            f"upgrade it with pip install 'torch>={_text(OLDEST)}'"
+            f"torch {release} is too old: hetagent needs torch {oldest} or newer; "
+            f"upgrade it with pip install 'torch>={oldest}'"
         )
-    if number > TESTED:
-        return f"torch {release} is newer than what this hetagent was tested with ({_text(TESTED)})"
+    if number is not None and number > TESTED:
+        tested = ".".join(map(str, TESTED))
+        return f"torch {release} is newer than what this hetagent was tested with ({tested})"
     return None
 
 
@@ -47,7 +48,3 @@ def tells_progress(release: str | None) -> bool:
 def _number(release: str | None) -> tuple[int, int] | None:
     parts = re.match(r"(\d+)\.(\d+)", release or "")
     return (int(parts[1]), int(parts[2])) if parts is not None else None
-
-
-def _text(number: tuple[int, int]) -> str:
-    return ".".join(map(str, number))

@@ -11,14 +11,6 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 """Differs from host to host and from boot to boot: TMPDIR may be shared by hosts that do not share locks."""
 
 
-def nameless() -> int:
-    """A file without a name, open for reading and writing."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("hetagent", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:  # Pythons that were built for old systems (conda-forge's)
-        return os.dup(file.fileno())
-
-
 def locked(path: Path, flags: int) -> int | None:
     """Lock a file or folder; returns the descriptor that holds the lock, None: another one does, or the path is gone.
 

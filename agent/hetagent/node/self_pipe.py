@@ -8,27 +8,24 @@ class SelfPipe:
     """Selectors take it for a file, which is readable from `wake` until `clear`."""
 
     def __init__(self) -> None:
-        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
         """A descriptor that is readable until `clear`; -1 once it is closed."""
-        return self._read_fd
+        return self._fd
 
     def wake(self) -> None:
         """Be readable; from any thread."""
-        with contextlib.suppress(OSError):  # it is readable already, or closed
-            if self._write_fd >= 0:
-                os.write(self._write_fd, b"!")
+        with contextlib.suppress(OSError, ValueError):  # it is closed
+            os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
         """Be readable no longer."""
-        with contextlib.suppress(OSError):  # it is not, or closed
-            os.read(self._read_fd, 4096)
+        with contextlib.suppress(OSError, ValueError):  # it is not, or closed
+            os.eventfd_read(self._fd)
 
     def close(self) -> None:
-        """Give the descriptors back; harmless if called again."""
-        fds = (self._read_fd, self._write_fd)
-        self._read_fd = self._write_fd = -1
-        for fd in fds:
-            if fd >= 0:
-                os.close(fd)
+        """Give the descriptor back; harmless if called again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

@@ -1,14 +1,15 @@
 """One standby: started, told what to import, and handed over to a round."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 
-from hetagent.node import scratch
 from hetagent.node.processes import proctree as processes
 from hetagent.standby import waiting
 from hetagent.standby.waiting import ORDER, belongs_to_round
@@ -56,23 +57,24 @@ class Standby:
         self.left_out: tuple[str, str] | None = None
         self._channel, theirs = socket.socketpair()
         self._channel.settimeout(END_TIMEOUT_S)
-        self._printed: list[int] = []
+        self._held = contextlib.ExitStack()
+        self._held.enter_context(self._channel)
         marks = {name: program.environ[name] for name in MARKS if name in program.environ}
         order = {"fd": theirs.fileno(), "preload": [*preload], "notes": notes, "left_out": [*without]}
         try:
             with theirs:
-                self._printed += [scratch.nameless()]
-                self._printed += [scratch.nameless()]
+                files = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
+                stdout, self._stderr = map(self._held.enter_context, files)
                 self.process = subprocess.Popen(
                     program.args,
                     env={**_static_env(program), **marks, AHEAD: WAITING, ORDER: json.dumps(order)},
-                    stdout=self._printed[0],
-                    stderr=self._printed[1],
+                    stdout=stdout,
+                    stderr=self._stderr,
                     start_new_session=True,
                     pass_fds=(theirs.fileno(),),
                 )
         except BaseException:
-            self._close()
+            self._held.close()
             raise
 
     def fileno(self) -> int:
@@ -106,13 +108,13 @@ class Standby:
         except OSError:
             self.end()
             raise
-        self._close()
+        self._held.close()
         return self.process
 
     def printed(self) -> str:
         """The last line of what it printed on stderr; empty if there is none."""
-        data = os.pread(self._printed[1], 65_536, max(0, os.fstat(self._printed[1]).st_size - 65_536))
-        lines = data.decode(errors="replace").strip().splitlines()
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 65_536))
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
     def end(self) -> int:
@@ -122,14 +124,8 @@ class Standby:
         """
         if self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)  # it leads a session, and was not waited for
-        self._close()
+        self._held.close()
         try:
             return self.process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return -signal.SIGKILL
-
-    def _close(self) -> None:
-        self._channel.close()
-        for descriptor in self._printed:
-            os.close(descriptor)
-        self._printed = []

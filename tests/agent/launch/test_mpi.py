@@ -142,7 +142,7 @@ def test_the_networks_are_those_of_the_addresses(monkeypatch: pytest.MonkeyPatch
         assert given.get("oob_tcp_if_include") == given.get("btl_tcp_if_include")
         return given.get("btl_tcp_if_include")
 
-    assert networks("127.0.0.1", "127.0.0.1", "127.0.0.1") == "127.0.0.0/8"
+    assert networks("127.0.0.1", "127.0.0.1", "127.0.0.1") == "127.0.0.0/31"
     # Open MPI takes /32 for everything
     assert networks("10.1.0.1", "10.2.0.2", "10.3.0.3") == "10.1.0.0/31,10.2.0.2/31,10.3.0.2/31"
     assert networks("127.0.0.1", "10.2.0.2", "10.2.0.3") == "127.0.0.0/31,10.2.0.2/31"

@@ -132,24 +132,3 @@ def test_a_live_line_needs_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not console.show_live("waiting: 3 s")
         console.say("round 1")
         assert reader.read(1000) == b"round 1\n"
-
-
-FORKED = """
-import os
-from hetagent.node import console
-
-console.say("parent")
-if os.fork() == 0:
-    console.say("child")
-    os._exit(not console.flush())
-status = os.waitstatus_to_exitcode(os.wait()[1])
-console.say("parent again")
-raise SystemExit(status)
-"""
-
-
-def test_a_fork_says_what_it_has_to_say() -> None:
-    """The plug-in lives in its user's process, which may fork after it has spoken."""
-    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORKED]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stderr) == (0, "parent\nchild\nparent again\n")

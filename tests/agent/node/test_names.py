@@ -1,10 +1,8 @@
 """Two agents of one group on one host get different names; each gets its own back after a restart."""
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,10 @@ SERVERS = ["http://a:29400", "http://b:29400"]
 HOLD = """
 import sys
 from hetagent.node import names
+
 name = names.take("gpu7", "bert", ["http://a:29400", "http://b:29400"])
+print(name.node_id, flush=True)
+sys.stdin.read()
 """
 
 
@@ -28,29 +29,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def take(group: str = "bert", servers: list[str] = SERVERS) -> names.Name:
     return names.take("gpu7", group, servers)
-
-
-@pytest.fixture
-def agent() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
-    """Starts a process that takes a name, and does some more; returns it and the name."""
-
-    def start(more: str = "") -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", f"{HOLD}{more}\nprint(name.node_id, flush=True)\nsys.stdin.read()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": f"{ROOT}/agent"},
-            text=True,
-        )
-        started.append(process)
-        assert process.stdout is not None
-        return process, process.stdout.readline().strip()
-
-    started: list[subprocess.Popen[str]] = []
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
 
 
 def test_the_lowest_free_name(folder: Path) -> None:
@@ -78,25 +56,18 @@ def test_groups_and_servers_do_not_disturb_each_other() -> None:
         name.release()
 
 
-def test_an_agent_that_was_killed_gets_its_name_back(
-    agent: Callable[..., tuple[subprocess.Popen[str], str]],
-) -> None:
-    (first, name), (second, other) = agent(), agent()
-    assert (name, other) == ("gpu7", "gpu7.2")
-    for process, had in ((second, "gpu7.2"), (first, "gpu7")):
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert agent()[1] == had
-
-
-def test_a_worker_that_was_forked_does_not_keep_the_name_of_a_killed_agent(
-    agent: Callable[..., tuple[subprocess.Popen[str], str]],
-) -> None:
-    """torch forks workers with the start method `fork`."""
-    process, name = agent("import os\nif not os.fork(): sys.stdin.read(), os._exit(0)")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert (name, agent()[1]) == ("gpu7", "gpu7")
+def test_an_agent_that_was_killed_gets_its_name_back() -> None:
+    for had in ("gpu7", "gpu7"):
+        agent = subprocess.Popen(
+            [sys.executable, "-c", HOLD],
+            env=os.environ | {"PYTHONPATH": f"{ROOT}/agent"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert agent.stdout is not None
+        assert agent.stdout.readline().decode().strip() == had
+        agent.kill()
+        agent.communicate()
 
 
 def test_a_name_that_nobody_keeps_is_free_again() -> None:

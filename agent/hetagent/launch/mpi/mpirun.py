@@ -14,7 +14,7 @@ from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_no
 from hetagent.launch.command import RUNNER, WorkerCommand
 from hetagent.launch.mpi import orted
 from hetagent.launch.mpi.relay import Relay
-from hetagent.node import network, scratch
+from hetagent.node import scratch
 from hetagent.node.processes.quick import CommandFailed, output_of
 from hetagent.session.requests import Report, ReportRoute
 from hetrdzv.protocol.directive import Member
@@ -175,9 +175,6 @@ def _networks(members: Sequence[Member]) -> str | None:
         addresses = [ipaddress.IPv4Address(member.address) for member in members]
     except ValueError:
         return None  # host names, or IPv6, for which Open MPI has no such setting
-    own = network.network_of(members[0].address)
-    if own is not None and own.prefixlen < 32 and all(address in own for address in addresses):
-        return str(own)
     # Open MPI 4 takes /32 to mean every network; /31 means two addresses.
     return ",".join(
         dict.fromkeys(f"{ipaddress.ip_network((int(address) & ~1, 31))}" for address in addresses)

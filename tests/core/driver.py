@@ -88,11 +88,10 @@ class Story:
         if after is None:
             after = known.member_of if known is not None and same else 0
         fields: dict[str, Any] = {"address": "10.0.0.1", "port": 4000, "spec": self.spec}
-        fields["weighed"] = "weight" in more
         if known is not None and same:
             fields |= {"labels": known.labels, "spec": {}}
             if "weight" not in more:
-                fields |= {"weight": known.weight, "weighed": known.weighed}
+                fields |= {"weight": known.weight}
         fields |= more
         self.do(Join(node_id=node_id, incarnation=inc, slots=slots, after_round=after, **fields))
         return self.told(node_id)

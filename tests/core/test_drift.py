@@ -87,10 +87,10 @@ def test_a_start_says_what_differs_in_its_round() -> None:
     story.join("a", device={"torch": "2.13.0"})
     told = story.join("b", device={"torch": "2.12.1"})
     assert told.start is not None
-    assert [one.code for one in told.start.warnings] == ["versions_differ"]
+    assert [one.code for one in told.warnings or ()] == ["versions_differ"]
     assert story.told("a").start is not None
     story.leave("b")
     story.join("a")
     told = story.join("c", device={"torch": "2.13.0"})
     assert told.start is not None
-    assert told.start.warnings == ()
+    assert told.warnings is None

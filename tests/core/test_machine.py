@@ -103,8 +103,7 @@ class Agent:
             after_round=self.acked,
             wants_daemon=self.slots % 2 == 0,
             labels={"rack": str(len(self.node_id) % 2)} if self.slots < 3 else {},
-            weight=2.0 if self.slots in (3, 5) else 1.0,
-            weighed=self.slots in (3, 5, 7),
+            weight=2.0 if self.slots in (3, 5) else 1.0 if self.slots == 7 else None,
             takes_notice=self.slots % 3 != 0,
         )
 

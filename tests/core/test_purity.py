@@ -39,7 +39,11 @@ def impurities(source: str, ours: str = "hetrdzv.core.") -> Iterator[str]:
             if f"{name}.".startswith((ours, "hetrdzv.protocol.")) and name != "hetrdzv.protocol.codec":
                 continue
             root = name.split(".")[0]
-            if root in FORBIDDEN or root not in {*sys.stdlib_module_names, "annotated_types"}:
+            if root in FORBIDDEN or root not in {
+                *sys.stdlib_module_names,
+                "annotated_types",
+                "typing_extensions",
+            }:
                 yield f"line {node.lineno} imports {name}"
 
 

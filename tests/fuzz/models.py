@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from hypothesis import strategies as st
+from typing_extensions import is_typeddict
 
-from hetrdzv.protocol.bounds import AtMost, Matches, Unset
+from hetrdzv.protocol.bounds import AtMost, Matches
 
 Strategy = st.SearchStrategy[Any]
 
@@ -40,7 +41,7 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
         kind, *more = get_args(kind)
         return _values(kind, [*about, *more])
     if origin in (Union, UnionType):
-        return st.one_of(*(_values(each, about) for each in get_args(kind) if each is not Unset))
+        return st.one_of(*(_values(each, about) for each in get_args(kind)))
     if origin is Literal:
         return st.sampled_from(get_args(kind))
     if origin is Mapping:
@@ -60,6 +61,9 @@ def _values(kind: Any, about: list[Any]) -> Strategy:
         return st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5)
     if kind is NoneType:
         return st.none()
+    if is_typeddict(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        return st.fixed_dictionaries({}, optional={name: _values(hints[name], []) for name in hints})
     if is_dataclass(kind):
         return st.deferred(lambda: values(kind))  # it may have one of its own kind inside
     if issubclass(kind, Enum):

@@ -24,7 +24,7 @@ async def test_a_weight_that_is_sent_was_given() -> None:
             assert (await polled(client, node_id))["start"]["shares"] == shares
         found = (await client.get(GROUP)).json()
         assert found["current_round"]["shares"] == shares
-        assert [one["weighed"] for one in found["nodes"]] == [True, False]
+        assert [one["weight"] for one in found["nodes"]] == [1.0, None]
 
 
 async def test_without_weights_a_start_has_no_shares() -> None:

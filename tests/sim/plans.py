@@ -113,7 +113,7 @@ class PlannedWorld(World):
     @property
     def bound_s(self) -> float:
         """How long after the last fault the group may take (seconds)."""
-        return super().bound_s + 3 * self.scenario.spec.given().get("growth_pause_s", 0.0)
+        return super().bound_s + 3 * self.scenario.spec.get("growth_pause_s", 0.0)
 
     # -- changing --------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class PlannedWorld(World):
 
 def _lasting(told: Scenario) -> Scenario:
     """A scenario in which no script ends by itself, and no group fails while nobody looks."""
-    spec = replace(told.spec, join_timeout_s=6_000.0)
+    spec = told.spec | {"join_timeout_s": 6_000.0}
     return replace(told, work_s=None, spec=spec, story_s=told.story_s / 4, faults=told.faults // 2)
 
 

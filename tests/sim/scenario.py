@@ -98,8 +98,8 @@ def scenario(seed: int) -> Scenario:
         hang_timeout_s=rng.choice((None, 2.0, 10.0)),
         **_order(random.Random(f"{seed}.order")),
     )
-    if spec.max_nodes is not None:  # a machine that comes later may make a rack too large
-        spec = replace(spec, unit=None)
+    if spec["max_nodes"] is not None:  # a machine that comes later may make a rack too large
+        spec = spec | {"unit": None}
     bad = rng.choice((0.0, 0.01, 0.03))
     weather = Weather(
         lost=0.0 if separate else bad * rng.random(),
@@ -130,7 +130,7 @@ def scenario(seed: int) -> Scenario:
         deaf=kindness.choice((0.0, 0.0, 0.3, 1.0)),
         saves=kindness.choice((0.3, 1.0, 1.0)),
     )
-    return replace(made, spec=replace(spec, **_worlds(seed, made)))
+    return replace(made, spec=spec | _worlds(seed, made))
 
 
 def _worlds(seed: int, made: Scenario) -> dict[str, object]:
@@ -147,7 +147,7 @@ def _worlds(seed: int, made: Scenario) -> dict[str, object]:
         "unit": None,
     }
     try:
-        spec = GroupSpec(**made.spec.given() | worlds)
+        spec = GroupSpec(**made.spec | worlds)
     except InvalidSpec:
         return pause
     nodes = [

@@ -63,7 +63,7 @@ class World:
         self.server = ServerProcess(self.timeline, self.checks, self._rng("server"), self.note)
         self.network = self.server.network = Network(self.timeline, self.server, self.note)
         self.network.weather = self.scenario.weather
-        self.stop_timeout_s = self.scenario.spec.given().get("stop_timeout_s", 0.0)
+        self.stop_timeout_s = self.scenario.spec.get("stop_timeout_s", 0.0)
         self.listening: set[int] = set()
         self.disk: list[Any] = []  # that all nodes share
         self.machines = [self._machine(number, slots) for number, slots in enumerate(self.scenario.slots)]
@@ -128,7 +128,7 @@ class World:
     @property
     def bound_s(self) -> float:
         """How long after the last fault the group may take (seconds)."""
-        given = self.scenario.spec.given()
+        given = self.scenario.spec
         times = {"lease_s": 2, "last_call_s": 3, "replace_wait_s": 1, "growth_pause_s": 1, "notice_s": 2}
         waits_s: float = sum(factor * given.get(name, 0.0) for name, factor in times.items())
         return 40.0 + 2 * (self.stop_timeout_s + 5.0) + waits_s

@@ -272,7 +272,6 @@ def full() -> Group:
         role="trainer",
         labels={"rack": "r1"},
         weight=0.5,
-        weighed=True,
         snapshots=HOLDINGS,
         device={"gpu": "H200"},
         wants_command=True,
@@ -598,7 +597,7 @@ def test_every_record_has_a_version_and_a_newer_one_is_named(key: str) -> None:
 def test_a_record_from_before_a_field_gets_its_default() -> None:
     without = {"labels": ..., "leaving": ..., "script_port": ..., "weight": ...}
     node = restore(edited("groups/g/nodes/gpu0", **without), NOW)["g"].group.nodes["gpu0"]
-    assert (node.labels, node.leaving, node.script_port, node.weight) == ({}, None, 0, 1.0)
+    assert (node.labels, node.leaving, node.script_port, node.weight) == ({}, None, 0, None)
     spec = record_of(all_records(), "groups/g/group")["spec"]
     assert isinstance(spec, dict)
     for name in ("replace_wait_s", "rank_order", "master"):

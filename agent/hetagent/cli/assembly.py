@@ -53,7 +53,6 @@ from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.bounds import UNSET
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.texts.phrasing import count as counted
 
@@ -301,7 +300,7 @@ def _offer(context: AgentContext, ready_within_s: float) -> Offer:
         address=context.place.address,
         role=runs.role,
         labels=options.labels,
-        weight=UNSET if options.weight is None else options.weight,
+        weight=options.weight,
         device={
             **context.versions,
             **(context.devices.facts if context.devices is not None else {}),

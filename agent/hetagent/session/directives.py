@@ -50,7 +50,7 @@ class Directives:
         self.stop_sent = False
         self.exit_sent = False
         self.version: str | None = None
-        given = spec.given()
+        given = spec
         self.current = Directive(
             kind=DirectiveKind.WAIT,
             version="",

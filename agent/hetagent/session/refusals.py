@@ -66,7 +66,7 @@ def conflict_text(group: str, conflict: Conflict, spec: SpecFields) -> str:
             f"group '{group}' runs {script.group}{_holders(conflict)}, and this agent was given {script.given}: "
             f"use another --group, or {end}; if both belong to one job, give this one a --role of its own"
         )
-    rows = as_flags(conflict.differences, spec.given())
+    rows = as_flags(conflict.differences, spec)
     there = ", ".join(f"{flag} {given} here, {theirs} there" for flag, theirs, given in rows)
     return (
         f"group '{group}' has other settings ({there}){_holders(conflict)}: "
@@ -89,6 +89,6 @@ def _holders(conflict: Conflict) -> str:
 
 def replaced_text(group: str, replaced: Sequence[Difference], spec: SpecFields) -> str:
     """What this node's join changed in a group in which no node was left."""
-    rows = as_flags(replaced, spec.given())
+    rows = as_flags(replaced, spec)
     now = ", ".join(f"{flag} {given} (was {before})" for flag, before, given in rows)
     return f"no node was left in group '{group}': its job goes on with {now}"

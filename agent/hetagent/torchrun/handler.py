@@ -190,7 +190,7 @@ class TorchrunHandler(HetRendezvousHandler):
         self._leaver.atexit = False  # then the server sees the connection break
         connection.line.start()
         log(f"group '{conf.group}' at {', '.join(conf.servers)}: offering {connection.address}")
-        stop_timeout_s = conf.spec.given().get("stop_timeout_s", TORCHS_STOP_TIMEOUT_S)
+        stop_timeout_s = conf.spec.get("stop_timeout_s", TORCHS_STOP_TIMEOUT_S)
         if stop_timeout_s < TORCHS_STOP_TIMEOUT_S:
             log(
                 f"warning: stop_timeout_s={stop_timeout_s:g} is less than the {TORCHS_STOP_TIMEOUT_S:g} s that torch "

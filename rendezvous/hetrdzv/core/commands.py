@@ -1,35 +1,24 @@
 """Everything that can happen to a group: the inputs of the state machine, one frozen class each."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from hetrdzv.core.model import Offer, Stall
-from hetrdzv.protocol.failure import Ended, Failure
-from hetrdzv.protocol.progress import Moved
+from hetrdzv.core.model import Stall
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.rooms.snapshots import Holdings
-from hetrdzv.protocol.states import ReportKind
+from hetrdzv.protocol.requests.daemon import DaemonRequest
+from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.requests.reports import ReportRequest
 
 if TYPE_CHECKING:
     from hetrdzv.core.rounds.transitions import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Join(Offer):
-    """A node joins, or is ready for the next round.
-
-    Attributes:
-        after_round: newest round whose workers this agent has stopped, with no process left (0 at first).
-        stopped: why it stopped them, if their round would go on; empty: it does not say.
-        spec: the fields of the group's spec that the agent was given.
-    """
+class Join(JoinRequest):
+    """A node joins, or is ready for the next round."""
 
     node_id: str
-    incarnation: str
-    after_round: int = 0
-    stopped: str = ""
-    spec: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,40 +43,15 @@ class Disconnect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(ReportRequest):
     """A member reports on its workers in a round.
 
     Attributes:
-        age_s: how many seconds ago the agent saw what it reports, by the server's clock.
         unserved_s: how much longer ago that really was, since the server's clock stops while no server runs (seconds).
-        failure: with `failed` only; its `at` is filled in from `age_s`.
-        ended: with `failed` and `ended`, workers of the node that had ended with exit code 0 by then.
-        met: from the round's master, with `started` and `succeeded`: how many workers have come to the round's store by
-            now, which is where they find each other; None: nobody can tell.
-        must_meet: whether workers that have not met count as failed.
-        message: with `master_unreachable`, why; with `leaving` and `parting`, on whose account (`SIGTERM`).
-        grace_s: with `leaving`, for how much longer its workers run, counted from when the agent saw that (seconds);
-            None: they are being stopped.
-        moved: with `started`, `succeeded` and `failed`, when its workers moved; None: nobody can tell.
-        snapshots, serves_s: with `parting`, what it holds of snapshots, and for how long it serves them yet, counted
-            from when the agent saw that (seconds).
     """
 
     node_id: str
-    incarnation: str
-    round: int
-    kind: ReportKind
-    age_s: float = 0.0
     unserved_s: float = 0.0
-    failure: Failure | None = None
-    ended: Ended | None = None
-    met: int | None = None
-    must_meet: bool = False
-    message: str = ""
-    grace_s: float | None = None
-    moved: Moved | None = None
-    snapshots: Holdings | None = None
-    serves_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,21 +88,10 @@ class NoteRefusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartDaemon:
-    """The master of a round has another member run the daemon of its launcher.
-
-    Attributes:
-        node_id: the member that runs it.
-        master: the node that asks: the master of the round.
-        incarnation: of the master's agent.
-        words: the program and its arguments (at least one word); which programs may be run is checked before.
-    """
+class StartDaemon(DaemonRequest):
+    """The master of a round has another member run the daemon of its launcher."""
 
     node_id: str
-    master: str
-    incarnation: str
-    round: int
-    words: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,7 +261,7 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
 
 def _said_anew(command: Join) -> dict[str, object]:
     """What a node says of itself each time that it is ready, and what then counts for the next round."""
-    names = ("labels", "weight", "weighed", "snapshots")
+    names = ("labels", "weight", "snapshots")
     return {name: getattr(command, name) for name in names}
 
 

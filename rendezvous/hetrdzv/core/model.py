@@ -15,7 +15,8 @@ from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, Kept
+from hetrdzv.protocol.requests.joining import Offer
+from hetrdzv.protocol.rooms.snapshots import Chosen, Kept
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.shares import Weights
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
@@ -35,46 +36,6 @@ class Cancellation:
     by: str = ""
     at: str = ""
     hang: Hang | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """What a node brings into a group when it joins.
-
-    Attributes:
-        slots: workers that the node offers; all of them are used, or none.
-        address, port, script_port: where the node's store listens, and the port that it holds for a script.
-        labels: what the order of ranks and the choice of a master can go by; people see them too.
-        weight: how fast each of its slots is, compared with those of the others (above 0).
-        weighed: whether somebody gave that weight; False: it is the default.
-        device: facts that people see.
-        wants_command: the agent was started without a script and runs the group's command.
-        wants_members: its `start` lists all members of the round.
-        wants_daemon: it runs the launcher's daemon that the master of its round hands it.
-        takes_notice: it tells its workers that their round is about to end, and says when they are ready to stop.
-        script: what its workers run, by name; all nodes of a role run the same. Empty: unknown.
-        ready_within_s: how long it may take from the end of its workers until it is ready (seconds): its agent checks
-            the node first. The others wait that much longer for it.
-        not_ready: why it cannot take part in a round, though its workers are gone; empty: it can.
-    """
-
-    slots: int
-    address: str
-    port: int
-    script_port: int = 0
-    role: str = "default"
-    weight: float = 1.0
-    weighed: bool = False
-    snapshots: Holdings | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    device: Mapping[str, str] = field(default_factory=dict)
-    wants_command: bool = False
-    wants_members: bool = False
-    wants_daemon: bool = False
-    takes_notice: bool = False
-    script: str = ""
-    ready_within_s: float = 0.0
-    not_ready: str = ""
 
 
 OFFERED: tuple[str, ...] = tuple(attribute.name for attribute in fields(Offer))

@@ -198,8 +198,7 @@ def _joins(group: Group, changes: Changes) -> Iterator[Join]:
             port=alike.port if alike is not None else 1,
             role=alike.role if alike is not None else "default",
             labels=added.labels or (known.labels if known is not None else {}),
-            weight=added.weight or (known.weight if known is not None else 1.0),
-            weighed=added.weight is not None or (known is not None and known.weighed),
+            weight=added.weight or (known.weight if known is not None else None),
             wants_command=alike is not None and alike.wants_command,
             spec=spec,
         )

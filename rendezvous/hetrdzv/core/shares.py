@@ -17,11 +17,11 @@ def weights_of(nodes: Sequence[Node]) -> Weights:
     Args:
         nodes: its members in rank order.
     """
-    if not any(node.weighed for node in nodes):
+    if not any(node.weight is not None for node in nodes):
         return ()
     return tuple(
         (sum(node.slots for node in alike), weight)
-        for weight, alike in groupby(nodes, key=lambda node: node.weight)
+        for weight, alike in groupby(nodes, key=lambda node: node.speed)
     )
 
 

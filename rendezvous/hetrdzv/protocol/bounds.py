@@ -6,10 +6,7 @@ itself; nothing of pydantic is imported for that.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
-from functools import reduce
-from operator import or_
-from typing import Annotated, Any, ClassVar, TypeVar, get_args
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le, Lt, MaxLen
 
@@ -127,33 +124,6 @@ class Documented:
 
     def __get_pydantic_json_schema__(self, core: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
         return {**schema_of(core), **self._more}
-
-
-# -- what need not be given --------------------------------------------------------------------------------------
-
-
-class Unset(Enum):
-    """Stands for a field that was not given, where None or a default would say something."""
-
-    UNSET = None
-
-
-UNSET = Unset.UNSET
-
-
-class _OrUnset:
-    """JSON has no word for what was not given."""
-
-    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Any) -> Any:
-        return schema_of.generate_schema(
-            reduce(or_, (option for option in get_args(kind) if option is not Unset))
-        )
-
-
-_T = TypeVar("_T")
-
-Given = Annotated[_T | Unset, _OrUnset()]
-"""What may be given: a value of a type, or UNSET."""
 
 
 class Body:

@@ -146,7 +146,7 @@ class NodeReply:
         port: where it hosts the store of a round; until then it accepts connections there, so that peers can try it.
         heard_s_ago: the time since its last heartbeat (seconds), None once it is gone.
         waited_for: whether workers of other nodes wait for some of its own, which do not come.
-        weighed: whether its weight was given by hand.
+        weight: as somebody gave it; None: nobody did.
         reason: why it is gone, about to go, or in no round; None: nothing is to be said.
     """
 
@@ -162,8 +162,7 @@ class NodeReply:
     incarnation: str
     role: str
     script: str = ""
-    weight: float = 1.0
-    weighed: bool = False
+    weight: float | None = None
     labels: Mapping[str, str]
     device: Mapping[str, str]
     reason: Reason | None = None

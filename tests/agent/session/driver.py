@@ -138,7 +138,7 @@ class Server:
 class Bench:
     """One session, a server, and a clock that is added to."""
 
-    spec: SpecFields = SPEC
+    spec: SpecFields = field(default_factory=lambda: SPEC)
     node_id: str = "a"
     incarnation: str = "i1"
     server: Server = field(default_factory=Server)

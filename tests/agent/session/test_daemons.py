@@ -25,7 +25,7 @@ def of_two(bench: Bench, other: str, *, wants_daemon: bool = True) -> Bench:
     join = commands.Join(
         node_id=other, incarnation="j", slots=1, address="10.0.0.2", port=1, wants_daemon=wants_daemon
     )
-    bench.server.do(replace(join, spec=bench.spec.given()), bench.now)
+    bench.server.do(replace(join, spec=bench.spec), bench.now)
     bench.started()
     return bench
 
@@ -62,9 +62,7 @@ def test_a_running_round_is_told_its_daemon_once(member: Bench) -> None:
 
 def test_a_daemon_that_comes_with_the_first_start_is_told_once() -> None:
     bench = Bench(spec=TWO, node_id="b")
-    join = commands.Join(
-        node_id="a", incarnation="j", slots=1, address="10.0.0.2", port=1, spec=bench.spec.given()
-    )
+    join = commands.Join(node_id="a", incarnation="j", slots=1, address="10.0.0.2", port=1, spec=bench.spec)
     bench.server.do(join, bench.now)
     bench.session.ready(0, 1234, 5678, bench.now)
     (request,) = bench.send()

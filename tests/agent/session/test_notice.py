@@ -74,7 +74,7 @@ def test_a_late_one_is_no_news_after_the_stop(noticed: Bench) -> None:
 
 
 def test_a_server_that_gives_none_stops_at_once() -> None:
-    bench = Bench(spec=replace(SPEC, notice_s=0.0))
+    bench = Bench(spec=SPEC | {"notice_s": 0.0})
     bench.session.offer = replace(bench.session.offer, takes_notice=True)
     bench.started()
     restart(bench)

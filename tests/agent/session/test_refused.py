@@ -90,9 +90,7 @@ def test_a_later_join_survives_a_hiccup_but_not_another_spec(bench: Bench) -> No
 
 
 def test_a_node_id_in_use_is_tried_for_a_lease_and_a_bit(bench: Bench) -> None:
-    other = commands.Join(
-        node_id="a", incarnation="i0", slots=2, address="10.0.0.9", port=1, spec=SPEC.given()
-    )
+    other = commands.Join(node_id="a", incarnation="i0", slots=2, address="10.0.0.9", port=1, spec=SPEC)
     bench.server.do(other, bench.now)
     bench.now += 1
     bench.ready()
@@ -187,7 +185,7 @@ def test_another_script_is_refused_with_who_runs_what() -> None:
         address="10.0.0.9",
         port=1,
         script="train.py",
-        spec=SPEC.given(),
+        spec=SPEC,
     )
     bench.server.do(join, bench.now)
     bench.session.offer = replace(bench.session.offer, script="eval.py")

@@ -78,7 +78,7 @@ def test_an_older_wait_that_comes_after_the_start_changes_nothing() -> None:
 @pytest.mark.parametrize("join_first", [False, True])
 def test_the_stop_of_a_round_that_is_over_is_not_told_after_ready(join_first: bool) -> None:
     """A poll from before `ready` runs out after it, with the directive from before."""
-    bench = Bench(spec=replace(SPEC, max_nodes=None, last_call_s=1.0, min_nodes=2))
+    bench = Bench(spec=SPEC | {"max_nodes": None, "last_call_s": 1.0, "min_nodes": 2})
     other = commands.Join(node_id="b", incarnation="j", slots=2, address="10.0.0.2", port=1)
     bench.ready()
     bench.do(other)

@@ -49,7 +49,7 @@ def test_what_torchrun_passes_is_understood() -> None:
     )
     assert conf.servers == ("http://h1:1", "http://h2:29400")
     assert (conf.group, conf.node_id, conf.port_range) == ("G", "gpu1", (29500, 29510))
-    assert conf.spec.given() == {
+    assert conf.spec == {
         "min_nodes": 2,
         "max_nodes": 4,
         "max_restarts": UNLIMITED_RESTARTS,

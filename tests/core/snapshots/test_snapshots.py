@@ -105,8 +105,8 @@ def test_without_snapshots_nothing_is_kept_or_told() -> None:
     story.joins("a", "b")
     start = story.told("a").start
     assert start is not None
-    assert "snapshot" not in start.more
-    assert "origin" not in start.more
+    assert start.snapshot is None
+    assert start.origin is None
     assert story.group.snapshots is None
     assert story.group.round is not None
     assert story.group.round.snapshot is None
@@ -124,8 +124,8 @@ def test_a_round_begins_from_the_newest_complete_snapshot_and_says_what_is_lost(
     assert job.events[-2].round == 2 or job.events[-1].round == 2
     start = job.told("a").start
     assert start is not None
-    assert start.more["origin"] == job.origin
-    assert start.more["snapshot"].sources[0] == Source(
+    assert start.origin == job.origin
+    assert start.snapshot.sources[0] == Source(
         node_id="a", address="10.0.0.1", port=7000, key="secret", whole=True
     )
 
@@ -154,7 +154,7 @@ def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
     assert job.step == 100
     start = job.told("b").start
     assert start is not None
-    sources = start.more["snapshot"].sources
+    sources = start.snapshot.sources
     assert [(one.node_id, [part.rank for part in one.ranks]) for one in sources] == [("b", [1]), ("a", [0])]
 
 
@@ -403,7 +403,7 @@ def test_what_a_node_cannot_load_from_others_either_does_not_count() -> None:
     assert job.step == 100, "its own copy was bad, that of a may be good"
     start = job.told("b").start
     assert start is not None
-    assert [one.node_id for one in start.more["snapshot"].sources] == ["a"]
+    assert [one.node_id for one in start.snapshot.sources] == ["a"]
     refuses = replace(only_older, refused=(Stamp(round=1, step=100),))
     gives_up(job, "b", refuses, copies)
     assert job.step == 90
@@ -568,7 +568,7 @@ def test_a_new_job_begins_from_what_is_on_disk() -> None:
     for name in ("a", "b"):
         start = job.told(name).start
         assert start is not None
-        assert start.more["snapshot"] == job.began
+        assert start.snapshot == job.began
     assert not list(violations(job.group))
 
 

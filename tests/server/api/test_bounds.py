@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
+from typing_extensions import is_typeddict
 
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_VALUES, Weight
@@ -35,10 +36,10 @@ def unbounded(kind: Any, about: list[Any], path: str) -> Iterator[str]:
                 yield from unbounded(part, [], f"{path}[]")
     elif origin is Literal or kind in (bool, NoneType) or issubclass(kind, Enum):
         pass
-    elif is_dataclass(kind):
-        hints = get_type_hints(kind, include_extras=True)
-        for field in fields(kind):
-            yield from unbounded(hints[field.name], [], f"{path}.{field.name}")
+    elif is_dataclass(kind) or is_typeddict(kind):
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            if not name.startswith("__"):
+                yield from unbounded(hint, [], f"{path}.{name}")
     elif kind in (int, float):
         if not ({"ge", "gt"} & limits.keys() and {"le", "lt"} & limits.keys()):
             yield f"{path}: any {kind.__name__}"

@@ -18,14 +18,14 @@ from hetrdzv.api.dependencies import (
     Requires,
     Wait,
 )
-from hetrdzv.api.errors import InvalidField, StaleReport
+from hetrdzv.api.errors import StaleReport
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import Join, Leave, Renew, Report, StartDaemon
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import OFFERED, Group
+from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.bounds import UNSET, Id, ShortText
+from hetrdzv.protocol.bounds import Id, ShortText
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import DaemonRefused, SpecConflict, StaleRound
 from hetrdzv.protocol.progress import NodeProgress, PollRequest
@@ -35,7 +35,6 @@ from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.rooms.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
-from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import snapshots
 from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.directives import Told, tell
@@ -64,7 +63,7 @@ async def join(
     wait: Wait = 0.0,
 ) -> Response:
     """Join, or ready for the next round. Replies with the directive; with `wait` it may wait for one."""
-    if body.spec.command is not UNSET:
+    if "command" in body.spec:
         asked = "a command in the spec of a join, which other nodes would run,"
         request.state.permit.check(Role.ADMIN, group_id, asked, scoped=False)
     try:
@@ -172,7 +171,7 @@ async def start_daemon(
     """Have this node run the daemon of the master's launcher; replies with the directive of the master."""
     if (why := refusal(body.words)) is not None:
         raise DaemonRefused(f"node '{node_id}' cannot be asked to run this: {why}")
-    command = codec.picked(StartDaemon, body, node_id=node_id)
+    command = StartDaemon(node_id=node_id, **codec.fields_of(body))
     return await _answer_member(polls, group_id, body.master, body.incarnation, command)
 
 
@@ -230,30 +229,12 @@ async def leave(
 
 # -- requests to commands ------------------------------------------------------------------------------------
 
-_SAME_IN_BOTH = [name for name in OFFERED if name not in ("weight", "weighed")]
-
 
 def join_command(node_id: str, body: JoinRequest) -> Join:
     """A join, or ready for the next round."""
-    return Join(
-        node_id=node_id,
-        incarnation=body.incarnation,
-        after_round=body.after_round,
-        stopped=body.stopped,
-        spec=body.spec.given(),
-        weight=1.0 if body.weight is UNSET else body.weight,
-        weighed=body.weight is not UNSET,
-        **{name: getattr(body, name) for name in _SAME_IN_BOTH},
-    )
+    return Join(node_id=node_id, **codec.fields_of(body))
 
 
 def report_command(node_id: str, body: ReportRequest) -> Report:
-    """A report.
-
-    Raises:
-        InvalidField: there is no such kind.
-    """
-    if not isinstance(body.kind, ReportKind):
-        *most, last = map(repr, map(str, ReportKind))
-        raise InvalidField("kind", f"Input should be {', '.join(most)} or {last}")
-    return codec.picked(Report, body, node_id=node_id, unserved_s=0.0)
+    """A report."""
+    return Report(node_id=node_id, **codec.fields_of(body))

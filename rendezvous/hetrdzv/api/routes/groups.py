@@ -64,7 +64,7 @@ async def put_group(
     service: CurrentService, group_id: Id, body: Annotated[SpecFields, PEOPLES], nodes: Nodes = "all"
 ) -> Response:
     """Create a group with a spec. The same spec again changes nothing, another one gets 409."""
-    return await views.changed(service, group_id, Put(body.given()), nodes)
+    return await views.changed(service, group_id, Put(body), nodes)
 
 
 @router.delete("/{group_id}", status_code=204, response_class=Response, dependencies=ADMIN)

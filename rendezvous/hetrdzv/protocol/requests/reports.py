@@ -1,9 +1,8 @@
 """What an agent reports of a round's workers."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from hetrdzv.protocol.bounds import Body, Count, Duration, Id, Kind, OrNewer, Text, Workers
+from hetrdzv.protocol.bounds import Body, Count, Duration, Id, Text, Workers
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.rooms.snapshots import Holdings
@@ -15,6 +14,11 @@ class ReportRequest(Body):
     """`POST /v1/groups/{g}/nodes/{n}/report`; `age_s` is how long ago the agent saw what it reports (seconds).
 
     Attributes:
+        failure: with `failed` only; the server fills in its `at`.
+        met: from the round's master, with `started` and `succeeded`: how many workers have come to the round's store by
+            now, which is where they find each other; None: nobody can tell.
+        must_meet: whether workers that have not met count as failed.
+        message: with `master_unreachable`, why; with `leaving` and `parting`, on whose account (`SIGTERM`).
         grace_s: with `leaving`, for how much longer the workers run, counted from then (seconds); None: they are being
             stopped.
         snapshots, serves_s: with `parting`, what the node holds of snapshots, and for how long it serves them yet,
@@ -26,7 +30,7 @@ class ReportRequest(Body):
 
     incarnation: Id
     round: Count
-    kind: Annotated[ReportKind | Kind, OrNewer()]
+    kind: ReportKind
     age_s: Duration = 0.0
     failure: Failure | None = None
     ended: Ended | None = None

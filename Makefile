@@ -148,7 +148,7 @@ $(CUDA)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-cuda: $(CUDA)/.installed  ## ask torch's CUDA build what the agent asks it, without a GPU (minutes, and 5 to 7 GB; TORCH=2.15.0 for another release)
-	HET_TEST_ALL=1 $(CUDA)/bin/python -m pytest tests/cuda tests/agent/job/progress tests/agent/worker/test_torch_server.py
+	HET_TEST_ALL=1 $(CUDA)/bin/python -m pytest tests/cuda tests/agent/monitor tests/agent/worker/test_torch_server.py
 
 test-all: $(STAMP) tools  ## run .ci/run and all tests that take minutes to set up, and write tests/results.md (half an hour)
 	$(BIN)/python -m tests.everything

@@ -20,8 +20,8 @@ from pathlib import Path
 from benchmarks.tables import Table
 from hetagent.monitor import progress_files
 from hetagent.monitor.round_watch import opening
-from hetagent.monitor.standstill import Track
-from hetagent.monitor.worker import TICK_S, Looker
+from hetagent.monitor.stall_detector import Track
+from hetagent.monitor.worker_probe import TICK_S, WorkerProbe
 from hetagent.node.network import hold_port
 from hetagent.progress import FILE
 from hetagent.worker import runner
@@ -108,14 +108,14 @@ def _measure(
     windows: int,
     seconds: float,
 ) -> None:
-    lookers = [
-        Looker(process.pid, Track(time.monotonic()), 2, file, socket, cpu=True)
+    probes = [
+        WorkerProbe(process.pid, Track(time.monotonic()), 2, file, socket, cpu=True)
         for process, file, socket in workers
     ]
     first = workers[0][1]
     while progress_files.read(first).step is None:
         time.sleep(0.1)
-    _window(lookers, SETTLE_S)
+    _window(probes, SETTLE_S)
     rates: dict[bool, list[float]] = {True: [], False: []}
     answers = cpu_s = own_s = 0.0
     for number in range(2 * windows):
@@ -123,7 +123,7 @@ def _measure(
         before, began = progress_files.read(first).step or 0, time.monotonic()
         served, own = _served_s(workers[0][0].pid), time.process_time()
         if watched:
-            answers += _window(lookers, seconds)
+            answers += _window(probes, seconds)
             cpu_s += _served_s(workers[0][0].pid) - served
             own_s += time.process_time() - own
         else:
@@ -140,16 +140,16 @@ def _measure(
     table.row("CPU of the agent per worker", f"{100 * own_s / (windows * seconds) / 2:.2f} % of a core")
 
 
-def _window(lookers: Sequence[Looker], seconds: float) -> int:
-    """RoundWatch as the agent does; how many answers the first worker gave."""
+def _window(probes: Sequence[WorkerProbe], seconds: float) -> int:
+    """Watch as the agent does; how many answers the first worker gave."""
     until, answers = time.monotonic() + seconds, 0
     while (now := time.monotonic()) < until:
-        for looker in lookers:
-            looker.look(now)
-        for looker in lookers:
-            while looker.asked is not None and time.monotonic() < now + TICK_S:
-                looker.hear()
-                answers += looker is lookers[0] and looker.asked is None
+        for probe in probes:
+            probe.look(now)
+        for probe in probes:
+            while probe.asked is not None and time.monotonic() < now + TICK_S:
+                probe.receive()
+                answers += probe is probes[0] and probe.asked is None
                 time.sleep(0.0005)
         time.sleep(max(0.0, min(now + TICK_S, until) - time.monotonic()))
     return answers

@@ -12,7 +12,7 @@ from tests.support.disks import fill, small_disk
 
 from hetagent import progress
 from hetagent.monitor.progress_files import read
-from hetagent.monitor.standstill import Claim
+from hetagent.monitor.stall_detector import ProgressReport
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_steps_are_read_as_they_are_said(file: str) -> None:
-    assert read(file) == Claim()
+    assert read(file) == ProgressReport()
     for step in (0, 17, 3):
         progress.progress(step)
-        assert read(file) == Claim(step)
+        assert read(file) == ProgressReport(step)
 
 
 def test_the_first_step_and_the_last_are_dated(file: str) -> None:
@@ -67,10 +67,10 @@ def test_a_long_pause_lasts_as_long_as_the_block_and_the_longer_of_two_counts(fi
         with progress.long(6000):
             assert read(file).until > outer + 5000
         assert read(file).until == outer
-    assert read(file) == Claim()
+    assert read(file) == ProgressReport()
     with pytest.raises(KeyError), progress.long(600):
         raise KeyError
-    assert read(file) == Claim()
+    assert read(file) == ProgressReport()
 
 
 def test_a_pause_ends_with_the_last_block_of_all_threads(file: str) -> None:
@@ -91,14 +91,14 @@ def test_a_pause_ends_with_the_last_block_of_all_threads(file: str) -> None:
         assert time.monotonic() < read(file).until < longest - 5000, (
             "the other one has ended, this one has not"
         )
-    assert read(file) == Claim()
+    assert read(file) == ProgressReport()
 
 
 def test_a_pause_may_be_announced_for_ever(file: str) -> None:
     with progress.long(float("inf")):
         assert read(file).until > 1e12
     with progress.long(float("nan")):
-        assert read(file) == Claim()
+        assert read(file) == ProgressReport()
 
 
 @pytest.mark.parametrize("wrong", [None, "x", 1e400, [], -5, 2**70])
@@ -121,14 +121,14 @@ def test_without_an_agent_nothing_happens(path: str, monkeypatch: pytest.MonkeyP
 def test_any_program_may_write_its_step_as_text(file: str) -> None:
     for text, step in [("17\n", 17), (" 18 of 20", 18), ("", None), ("soon", None), ("9" * 18, 2**53)]:
         Path(file).write_text(text)
-        assert read(file) == Claim(step)
+        assert read(file) == ProgressReport(step)
 
 
 def test_text_does_not_truncate_what_the_module_writes_to(file: str) -> None:
     progress.progress(17)
     Path(file).write_text("3\n")
     progress.progress(18)
-    assert read(file) == Claim(18)
+    assert read(file) == ProgressReport(18)
 
 
 def test_the_module_needs_nothing_but_python(file: str) -> None:
@@ -136,7 +136,7 @@ def test_the_module_needs_nothing_but_python(file: str) -> None:
     code = "import progress; progress.progress(4)"
     folder = Path(progress.__file__).parent
     subprocess.run([sys.executable, "-S", "-c", code], cwd=folder, check=True, timeout=30)
-    assert read(file) == Claim(4)
+    assert read(file) == ProgressReport(4)
 
 
 FULL_DISK = """
@@ -166,4 +166,4 @@ def test_on_a_full_disk_the_script_goes_on_and_says_that_it_is_not_seen(tmp_path
             f"hetagent.progress: the agent does not see how far this process is: No space left on device: "
             f"{file}.map; the agent's TMPDIR has to be writable and have room\n"
         )
-        assert read(file) == Claim()
+        assert read(file) == ProgressReport()

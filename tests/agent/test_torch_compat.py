@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.agent.job.test_store import start
+from tests.agent.workers.test_store import start
 from tests.support.servers import ROOT
 from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import WorkerSpec

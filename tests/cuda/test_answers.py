@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from hetagent.monitor.flight_recorder import Trace
-from hetagent.monitor.sources import BACKENDS, source
-from hetagent.monitor.standstill import Track
-from hetagent.monitor.worker import NO_GROUP, Looker
+from hetagent.monitor.flight_recorder import FlightRecorderParser
+from hetagent.monitor.sources import BACKENDS, sources
+from hetagent.monitor.stall_detector import Track
+from hetagent.monitor.worker_probe import NO_GROUP, WorkerProbe
 from tests.cuda.conftest import Start
 from tests.support.cluster import wait_for
 
@@ -63,10 +63,10 @@ def test_its_handlers_say_of_which_backends_it_tells(start: Start, release: Rele
     assert {"dump_nccl_trace_json", "dump_nccl_trace_pickle", "dump_traceback", "ping"} <= set(handlers)
     assert ("fr_trace_json" in handlers) == (release >= (2, 10))
     assert ("fr_dump_file" in handlers) == (release >= (2, 15))
-    told = {name for name in BACKENDS if source(name, handlers, 2) is not None}
+    told = set(sources(handlers, 2))
     assert told == told_of(release) | ({"gloo"} if release == (2, 10) else set())  # which records nothing
     others = ("nccl-lazy", "xccl", "mpi", "ucc", "fake", "cpu:mine")
-    assert not any(source(name, handlers, 2) for name in others)
+    assert not set(others) & set(sources(handlers, 2))
 
 
 def test_backends_of_this_build(release: Release) -> None:
@@ -85,7 +85,9 @@ def test_each_question_of_the_agent_is_answered_and_read(
         pytest.skip(f"torch {release[0]}.{release[1]} does not tell of {backend}")
     answer = start(IMPORTS).tells(BACKENDS[backend].question)
     assert answer.keys() - {"comm_lib_version", "nccl_version"} == FIELDS  # none in 2.6; the second until 2.8
-    seen = Trace(2, counts_operations=BACKENDS[backend].counts_operations).read(json.dumps(answer).encode())
+    seen = FlightRecorderParser(2, counts_operations=BACKENDS[backend].counts_operations).read(
+        json.dumps(answer).encode()
+    )
     assert (seen.groups, seen.counts, seen.records) == ([], {}, False)
 
 
@@ -130,7 +132,7 @@ def test_gloo_is_seen_with_torchs_own_settings(start: Start, release: Release) -
         pytest.skip("this torch does not tell of gloo")
     answer = start(GLOO).tells("fr_trace_json")
     assert all(entry.keys() >= ENTRY for entry in answer["entries"])
-    first, second = Trace(1).read(json.dumps(answer).encode()).groups
+    first, second = FlightRecorderParser(1).read(json.dumps(answer).encode()).groups
     assert (first.name, first.enqueued, first.completed, first.op) == ("0", 3, 3, "all_reduce [[10]]")
     assert (second.name, second.enqueued, second.op) == ("1", 1, "all_reduce [[2,5]]")
 
@@ -139,7 +141,7 @@ def test_a_recorder_that_is_off_knows_of_no_group(start: Start, release: Release
     if "gloo" not in told_of(release):
         pytest.skip("this torch does not tell of gloo")
     answer = start(GLOO, TORCH_FR_BUFFER_SIZE="0").tells("fr_trace_json")
-    assert not Trace(1).read(json.dumps(answer).encode()).records
+    assert not FlightRecorderParser(1).read(json.dumps(answer).encode()).records
 
 
 HOOKED = f"""{IMPORTS}
@@ -180,7 +182,7 @@ def test_sends_and_receives_of_nccl2_are_told_from_collectives(
 ) -> None:
     answer = hooked(start, release, *does)
     assert [entry["is_p2p"] for entry in answer["entries"]] == [one == "sends" for one in does]
-    (group,) = Trace(2, "/fake").read(json.dumps(answer).encode()).groups
+    (group,) = FlightRecorderParser(2, "/fake").read(json.dumps(answer).encode()).groups
     assert (group.enqueued, group.size, group.op) == (does.count("reduces"), 1, "all_reduce [[10]]")
 
 
@@ -225,24 +227,22 @@ def test_which_nccl_and_which_gpu_a_script_gets_without_set_device(
 
 def test_an_agent_sees_a_worker_as_far_as_its_torch_tells(start: Start, release: Release) -> None:
     server = start(GLOO)
-    looker = Looker(server.worker.pid, Track(time.monotonic()), 1, socket=str(server.path), cpu=True)
+    probe = WorkerProbe(server.worker.pid, Track(time.monotonic()), 1, socket=str(server.path), cpu=True)
     try:
 
         def looked() -> bool:
-            looker.look(time.monotonic())
-            while looker.asked is not None:
-                looker.hear()
-            return looker.sources is not None and all(
-                one.health.answered_at is not None for one in looker.sources.values()
-            )
+            probe.look(time.monotonic())
+            while probe.asked is not None:
+                probe.receive()
+            return probe.sources is not None and all(one.dump is not None for one in probe.sources.values())
 
         wait_for(looked, "answers")
-        why = looker.blind(time.monotonic())
+        why = probe.blind(time.monotonic())
     finally:
-        looker.close()
+        probe.close()
     if "gloo" in told_of(release):
         assert why == ""
-        assert [one.name for one in looker.track.groups] == ["0", "1"]
+        assert [one.name for one in probe.track.groups] == ["0", "1"]
     else:
         assert why == NO_GROUP
 

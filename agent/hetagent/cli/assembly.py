@@ -273,11 +273,10 @@ def _furnish(parts: Parts, context: AgentContext, line: ServerConnection) -> Non
         line,
         launch,
         cpu=devices.is_cpu_job(context.devices),
-        reports_stacks=options.report_output,
+        reports_output=options.report_output,
         keeps_stacks=options.torchrun.log_dir is not None,
-        reports_logs=options.report_output,
         secrets=context.access.secrets,
-        say=tell,
+        log=tell,
     )
     parts.shares = ShareFiles(one_per_node=launch.one_per_node)
     if options.ready_file is not None:

@@ -32,7 +32,7 @@ DEFAULT = "0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class FlightRecorderDump:
     """What one answer says.
 
     Attributes:
@@ -72,7 +72,7 @@ class _Group:
 
 
 @dataclass(slots=True)
-class Trace:
+class FlightRecorderParser:
     """The answers of one worker about one of torch's backends.
 
     Attributes:
@@ -86,7 +86,7 @@ class Trace:
     counts_operations: bool = True
     _groups: dict[str, _Group] = field(default_factory=dict)
 
-    def read(self, answer: bytes) -> Seen:
+    def read(self, answer: bytes) -> FlightRecorderDump:
         """Read an answer.
 
         Raises:
@@ -102,7 +102,7 @@ class Trace:
         except (AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"not an answer from torch's flight recorder: {error}") from error
         named = {number: count for number, count in counts.items() if number in self._groups}
-        return Seen(
+        return FlightRecorderDump(
             counts=counts,
             groups=[
                 self._collectives(self._groups[number], sizes, *count) for number, count in named.items()

@@ -4,7 +4,7 @@ import contextlib
 import re
 from dataclasses import replace
 
-from hetagent.monitor.standstill import Claim
+from hetagent.monitor.stall_detector import ProgressReport
 from hetagent.progress import LAYOUT, SUFFIX
 
 MAX_STEP = 2**53
@@ -14,7 +14,7 @@ FOR_EVER = 1e15
 """The end of a pause that is announced without one (monotonic seconds)."""
 
 
-def read(path: str) -> Claim:
+def read(path: str) -> ProgressReport:
     """What is said now; what the module has written counts, if a program uses both.
 
     Args:
@@ -27,12 +27,12 @@ def read(path: str) -> Claim:
     return mapped if mapped.step is not None else replace(mapped, step=_written(path))
 
 
-def _mapped(path: str) -> Claim:
+def _mapped(path: str) -> ProgressReport:
     content = _content(path + SUFFIX)
     if len(content) < LAYOUT.size:
-        return Claim()
+        return ProgressReport()
     step, until, first_at, last_at = LAYOUT.unpack_from(content)
-    return Claim(
+    return ProgressReport(
         _step(step - 1) if step > 0 else None,
         min(until, FOR_EVER) if until > 0.0 else 0.0,
         first_at if first_at > 0.0 else None,

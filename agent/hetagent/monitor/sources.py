@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from hetagent.monitor.flight_recorder import Seen, Trace
+from hetagent.monitor.flight_recorder import FlightRecorderDump, FlightRecorderParser
 
 AGAIN_S, AGAIN_MAX_S = 1.0, 60.0
 """For how long a source that does not answer is left alone: at first, and after doubling (seconds)."""
@@ -21,7 +21,7 @@ class Backend:
         question: what to ask.
         needs: the handlers that a server with this answer has.
         suffix: what is added to the names of groups: two backends may have groups of the same name.
-        counts_operations: see `Trace`.
+        counts_operations: see `FlightRecorderParser`.
     """
 
     question: str
@@ -55,19 +55,16 @@ class Health:
 
     Attributes:
         why: why it does not answer now; empty: it does.
-        answered_at: when it last did; None: never.
-        next_at: when it is asked next. Both in monotonic seconds.
+        next_at: when it is asked next (monotonic seconds).
     """
 
     why: str = "has not answered yet"
-    answered_at: float | None = None
     next_at: float = 0.0
     _again_s: float = AGAIN_S
 
     def answered(self, now: float, pause_s: float) -> None:
         """It has, and is left alone for a while."""
-        self.why, self.answered_at = "", now
-        self.next_at, self._again_s = now + pause_s, AGAIN_S
+        self.why, self.next_at, self._again_s = "", now + pause_s, AGAIN_S
 
     def failed(self, why: str, now: float) -> None:
         """It has not, and is asked again after ever longer pauses."""
@@ -76,9 +73,7 @@ class Health:
 
     def blind(self, now: float) -> str:
         """Why nothing is known from it now; empty: something is."""
-        if self.answered_at is not None and not self.why and now > self.next_at + LATE_S:
-            return "no longer answers"
-        return self.why
+        return self.why or ("no longer answers" if now > self.next_at + LATE_S else "")
 
 
 @dataclass(slots=True)
@@ -87,12 +82,13 @@ class Source:
 
     Attributes:
         name: the backend's.
+        dump: its last answer.
         costs: how long its last answers took (seconds).
     """
 
     name: str
-    trace: Trace
-    seen: Seen | None = None
+    parser: FlightRecorderParser
+    dump: FlightRecorderDump | None = None
     health: Health = field(default_factory=Health)
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=8))
 
@@ -104,21 +100,18 @@ class Source:
     def blind(self, now: float) -> str:
         """Why nothing is known of this backend's groups now; empty: something is."""
         why = self.health.blind(now)
-        if not why and self.seen is not None and not self.trace.counts_operations:
-            if self.seen.uncounted:
+        if not why and self.dump is not None and not self.parser.counts_operations:
+            if self.dump.uncounted:
                 why = "does not count: is TORCH_NCCL_BLOCKING_WAIT set?"
-            elif self.seen.nameless:
+            elif self.dump.nameless:
                 why = "has groups that torch does not name"
         return why and f"{self.name} {why}"
 
 
-def source(name: str, handlers: Collection[str], world_size: int) -> Source | None:
-    """What a server with these handlers tells of a backend; None: nothing.
-
-    Args:
-        world_size: of the round.
-    """
-    backend = BACKENDS.get(name)
-    if backend is None or not backend.needs.issubset(handlers):
-        return None
-    return Source(name, Trace(world_size, backend.suffix, backend.counts_operations))
+def sources(handlers: Collection[str], world_size: int) -> dict[str, Source]:
+    """What a server with these handlers tells, by backend."""
+    return {
+        name: Source(name, FlightRecorderParser(world_size, backend.suffix, backend.counts_operations))
+        for name, backend in BACKENDS.items()
+        if backend.needs.issubset(handlers)
+    }

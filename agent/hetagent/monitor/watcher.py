@@ -2,14 +2,16 @@
 
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand, python
-from hetagent.monitor import shown, stacks
+from hetagent.monitor import stacks
+from hetagent.monitor.logs import OFF as LOGS_OFF
+from hetagent.monitor.logs import logs
 from hetagent.monitor.round_watch import RoundWatch
 from hetagent.roundhook import Motion, RoundHook
 from hetagent.session.connection import ServerConnection
@@ -19,7 +21,7 @@ from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive, LogsAsked, StacksAsked
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.progress import NodeProgress
-from hetrdzv.protocol.stacks import EARLIER, About, LogsRequest, Stack, StacksRequest, fitting_of
+from hetrdzv.protocol.stacks import About, LogsRequest, Stack, StacksRequest, fitting_of
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 STACKS = ReportRoute(route=routes.STACKS, repeats=False)
@@ -42,7 +44,7 @@ OFF = "this node shows no stacks (--report-output off)"
 
 FEW_WORKERS = 1_024
 """Of a world of so many workers the server gets the logs of each round as it ends; of a larger one from nodes where a
-worker has failed, and else as the agent leaves."""
+worker has failed."""
 
 BUFFER, BUFFER_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """How many operations torch's flight recorder keeps; the second is its name in older releases."""
@@ -58,11 +60,10 @@ class Watcher(RoundHook):
         line: where progress and stacks go.
         launch: how the workers are started.
         cpu: they have no GPUs.
-        reports_stacks: whether the server is shown stacks.
+        reports_output: whether the server is shown stacks, and what workers write.
         keeps_stacks: whether stacks of a round that hangs are written beside the workers' logs.
-        reports_logs: whether the server is shown what workers write.
-        secrets: what it must not be shown.
-        say: shows one line to the person at the terminal.
+        secrets: what the server must not be shown.
+        log: shows one line at the terminal.
     """
 
     def __init__(
@@ -71,30 +72,25 @@ class Watcher(RoundHook):
         launch: Launch,
         *,
         cpu: bool,
-        reports_stacks: bool,
+        reports_output: bool,
         keeps_stacks: bool,
-        reports_logs: bool = True,
         secrets: Callable[[], Collection[str]] = tuple,
-        say: Callable[[str], None] = lambda text: None,
+        log: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._line = line
         self._launch = launch
         self._cpu = cpu
-        self._reports_stacks = reports_stacks
+        self._reports_output = reports_output
         self._keeps_stacks = keeps_stacks
-        self._reports_logs = reports_logs
         self._secrets = secrets
-        self._say = say
+        self._log = log
         self._output: Callable[[int], tuple[bytes, bytes] | None] = lambda rank: (b"", b"")
         self._shows_collectives = False
         self._rank_offset = 0
         self._world_size = 1
-        self._unseen = "" if launch.uses_process_groups else NOT_TORCH
         self._watch: RoundWatch | None = None
         self._round = 0
         self._folders: Mapping[int, str] = {}
-        self._earlier: dict[int, Sequence[Stack]] = {}  # the logs of rounds that are over
-        self._left = 0  # the newest round of which the server has the logs
         self._failed = False  # one of the workers has, in this round
 
     def static_env(self, given: Mapping[str, str]) -> dict[str, str]:
@@ -115,9 +111,9 @@ class Watcher(RoundHook):
             self._line.push_progress,
             hang_timeout_s=self._line.hang_timeout_s,
             cpu=self._cpu,
-            unseen=self._unseen,
+            unseen="" if self._launch.uses_process_groups else NOT_TORCH,
             python=python(),
-            say=self._say,
+            log=self._log,
         )
 
     def environ(self, local_rank: int) -> dict[str, str]:
@@ -133,7 +129,7 @@ class Watcher(RoundHook):
             for local_rank, path in workers.started.error_files.items()
         }
         self._watch.begin(workers.pids, first)
-        self._line.watch(self._sample, self._show)
+        self._line.watch(self._sample, self._on_question)
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
         """Note that a worker has failed; adds nothing to the report."""
@@ -151,38 +147,26 @@ class Watcher(RoundHook):
         if watch is None or not self._keeps_stacks or not ends:
             return
 
-        def keep() -> None:
+        def write() -> None:
             with suppress(OSError):
-                stacks.write(watch.stacks(None, LAST_STACKS_S - LATE_S, first=True), self._folders)
+                stacks.write(watch.stacks(None, LAST_STACKS_S - LATE_S), self._folders)
 
-        thread = threading.Thread(target=keep, name="stacks", daemon=True)
+        thread = threading.Thread(target=write, name="stacks", daemon=True)
         thread.start()
         thread.join(LAST_STACKS_S)
 
     def end(self) -> None:
-        watch = self._watch
+        """Leave the end of what the workers wrote with the server: nobody can ask this agent for it any more."""
+        watch, self._watch = self._watch, None
         if watch is None:
             return
-        if self._reports_logs and (ranks := watch.ranks(None)):
-            logs = shown.logs(ranks, self._output, self._secrets())
-            kept = list(self._earlier.items())[-(EARLIER - 1) :]
-            self._earlier = {**dict(kept), self._round: logs}
-            if self._failed or self._world_size <= FEW_WORKERS:
-                self._leave_with_server()
-        self._watch = None
+        ranks = watch.ranks(None)
+        if ranks and self._reports_output and (self._failed or self._world_size <= FEW_WORKERS):
+            most = fitting_of(self._world_size)
+            found = logs(ranks, self._output, self._secrets())
+            shortened = tuple(log.shortened(About.LOGS, most) for log in found)
+            self._line.send(Report(LOGS, partial(LogsRequest, round=self._round, logs=shortened)))
         watch.close()
-
-    def leave_logs(self) -> None:
-        """The agent is about to end: the server gets what workers of the newest round wrote."""
-        if self._left != self._round:
-            self._leave_with_server()
-
-    def _leave_with_server(self) -> None:
-        """Some time nobody can ask this agent any more for what its workers wrote in the newest round."""
-        self._left, most = self._round, fitting_of(self._world_size)
-        logs = tuple(log.shortened(About.LOGS, most) for log in self._earlier.get(self._round, ()))
-        if logs:
-            self._line.send(Report(LOGS, partial(LogsRequest, round=self._round, logs=logs)))
 
     # -- in the line's thread ----------------------------------------------------------------------------------
 
@@ -193,35 +177,23 @@ class Watcher(RoundHook):
             return codec.checked(NodeProgress, progress) if progress is not None else None
         return None
 
-    def _show(self, asked: StacksAsked) -> None:
+    def _on_question(self, asked: StacksAsked) -> None:
         watch = self._watch if asked.round == self._round else None
-        earlier = self._earlier.get(asked.round, ()) if isinstance(asked, LogsAsked) else ()
 
         def answer() -> None:
-            told = self._told(watch, asked) if watch is not None else _of(earlier, asked.ranks)
-            self._line.send(Report(STACKS, partial(StacksRequest, number=asked.number, stacks=tuple(told))))
+            shown = tuple(self._shown(watch, asked)) if watch is not None else ()
+            self._line.send(Report(STACKS, partial(StacksRequest, number=asked.number, stacks=shown)))
 
         threading.Thread(target=answer, name="stacks", daemon=True).start()
 
-    def _told(self, watch: RoundWatch, asked: StacksAsked) -> list[Stack]:
+    def _shown(self, watch: RoundWatch, asked: StacksAsked) -> list[Stack]:
         """The answer to a question about workers of this round."""
-        ranks = watch.ranks(asked.ranks)
-        match asked:
-            case LogsAsked() if not self._reports_logs:
-                return [Stack(rank=rank, why=shown.OFF) for rank in ranks]
-            case LogsAsked():
-                told = shown.logs(ranks, self._output, self._secrets())
-                others = set(asked.ranks or ()).difference(
-                    ranks
-                )  # of a node with one program for all its ranks
-                first = min(watch.ranks(None), default=0)
-                why = f"one program runs all ranks of this node: see rank {first}"
-                return [*told, *(Stack(rank=rank, why=why) for rank in others)]
-            case _ if self._reports_stacks:
-                return stacks.fitting(watch.stacks(asked.ranks, STACKS_S))
-            case _:
-                return [Stack(rank=rank, why=OFF) for rank in ranks]
-
-
-def _of(logs: Sequence[Stack], ranks: Collection[int] | None) -> list[Stack]:
-    return [log for log in logs if ranks is None or log.rank in ranks]
+        ranks, of_logs = watch.ranks(asked.ranks), isinstance(asked, LogsAsked)
+        if not self._reports_output:
+            return [Stack(rank=rank, why=LOGS_OFF if of_logs else OFF) for rank in ranks]
+        if not of_logs:
+            return stacks.fitting(watch.stacks(asked.ranks, STACKS_S))
+        others = set(asked.ranks or ()).difference(ranks)  # of a node with one program for all its ranks
+        why = f"one program runs all ranks of this node: see rank {min(watch.ranks(None), default=0)}"
+        found = logs(ranks, self._output, self._secrets())
+        return [*found, *(Stack(rank=rank, why=why) for rank in others)]

@@ -245,11 +245,8 @@ class Agent:
             self._local.forgo()  # Ctrl-C in the middle of a start leaves it with what hooks have made
         goodbye = self._shutdown.goodbye(self.outcome)
         parts = self._parts
-        if not self._shutdown.hurried:
-            if parts.monitor is not None:
-                parts.monitor.leave_logs()
-            if parts.snapshots is not None:
-                parts.snapshots.say_goodbye(goodbye, self._shutdown.stays_until)
+        if not self._shutdown.hurried and parts.snapshots is not None:
+            parts.snapshots.say_goodbye(goodbye, self._shutdown.stays_until)
         parts.close()
         if not self._succeeded:
             self._orphans.kill_spared()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.job.rig import Make, OtherNode, is_alive, soon
+from tests.agent.rig import Make, OtherNode, is_alive, soon
 from tests.support.fuse import DeadFiles
 
 from hetagent.health.checks import HEALTHY, HealthChecks, HealthResult

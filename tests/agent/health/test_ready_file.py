@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.agent.job.rig import Make, OtherNode, soon
+from tests.agent.rig import Make, OtherNode, soon
 from tests.agent.session.driver import Bench, problem
 
 from hetagent.errors import UsageError

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.agent.job.rig import Make, soon
-from tests.agent.job.test_notice import ASK, SAY, WAIT, running
+from tests.agent.rig import Make, soon
+from tests.agent.runloop.test_notice import ASK, SAY, WAIT, running
 
 from hetagent import statuses
 from hetagent.cli.parse import parse

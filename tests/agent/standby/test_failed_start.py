@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from tests.agent.job.rig import Make
+from tests.agent.rig import Make
 
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import RUNNER, WorkerCommand

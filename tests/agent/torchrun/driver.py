@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
-from tests.agent.job.test_store import start
+from tests.agent.workers.test_store import start
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.node.network import hold_port

@@ -13,9 +13,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.agent.job.test_store import client, start
 from tests.agent.session.test_connection import Talk
 from tests.agent.torchrun.driver import ScriptedLine, connect, directive, params, port_holder
+from tests.agent.workers.test_store import client, start
 from tests.support.cluster import wait_for
 from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec, WorkerState

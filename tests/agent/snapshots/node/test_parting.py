@@ -9,9 +9,9 @@ from typing import Any, Self, cast
 
 import httpx
 import pytest
-from tests.agent.job.rig import soon
-from tests.agent.job.test_store import start
+from tests.agent.rig import soon
 from tests.agent.snapshots.node.standin import part
+from tests.agent.workers.test_store import start
 
 from hetagent.context import Identity
 from hetagent.node.network import hold_port

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.agent.job.rig import Make, Rig, soon
-from tests.agent.job.test_store import start
+from tests.agent.rig import Make, Rig, soon
 from tests.agent.snapshots.node import standin
 from tests.agent.snapshots.node.standin import part, put
+from tests.agent.workers.test_store import start
 
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.agent.job.rig import soon
+from tests.agent.rig import soon
 from tests.agent.snapshots.node.standin import part
 
 from hetagent.node.network import NetworkError, hold_port

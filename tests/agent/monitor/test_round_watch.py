@@ -183,7 +183,7 @@ import os, resource, subprocess, sys, time
 from hetagent.monitor.round_watch import RoundWatch
 
 said, told = [], []
-watch = RoundWatch(1, 2, lambda: told.append(watch.fields().workers[0]), cpu=True, say=said.append)
+watch = RoundWatch(1, 2, lambda: told.append(watch.fields().workers[0]), cpu=True, log=said.append)
 command = 'i=0; while :; do i=$((i+1)); echo $i > "$HET_PROGRESS_FILE"; sleep 0.05; done'
 worker = subprocess.Popen(["sh", "-c", command], env=os.environ | watch.environ(0, torch=True))
 
@@ -282,9 +282,8 @@ def test_a_folder_that_somebody_has_removed_ends_no_agent(monkeypatch: pytest.Mo
     watch = RoundWatch(1, 2, lambda: None, cpu=True)
     folder = Path(watch.environ(0, torch=True)[FILE]).parent
     watch.begin({0: os.getpid()}, 0)
-    assert watch._tracks is not None
-    begun_at = watch._tracks.watched_at
-    wait_for(lambda: watch._tracks.watched_at > begun_at, "a look before that")
+    begun_at = watch._watched_at
+    wait_for(lambda: watch._watched_at > begun_at, "a look before that")
     shutil.rmtree(folder)
     wait_for(lambda: watch.motion() is None, "a look after that")
     watch.close()

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
-from tests.agent.job.rig import Make, OtherNode, Rig, soon
+from tests.agent.rig import Make, OtherNode, Rig, soon
 
 from hetagent.errors import CommandError
 from hetagent.launch.base import Assignment, Launch

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from hetagent.monitor.flight_recorder import NAME_LENGTH, OP_LENGTH
-from hetagent.monitor.standstill import HOLDS_S, Claim, State, Track, Tracks
+from hetagent.monitor.stall_detector import HOLDS_S, ProgressReport, State, Track, node_progress
 from hetagent.roundhook import Motion
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_LANES
-from hetrdzv.protocol.progress import Collectives, PollRequest
+from hetrdzv.protocol.progress import Collectives, NodeProgress, PollRequest, Worker
 from hetrdzv.protocol.settings import MAX_SLOTS
 
 GROUP = Collectives(name="0", size=2, enqueued=0, started=0, completed=0, op="all_reduce [[10]]")
@@ -18,8 +18,7 @@ class Watched:
 
     def __init__(self, hang_timeout_s: float | None = None) -> None:
         self.track = Track(0.0)
-        self.tracks = Tracks(3, {4: self.track})
-        self.now = 0.0
+        self.watched_at = self.now = 0.0
         self.hang_timeout_s = hang_timeout_s
         self.told: list[tuple[float, str, bool]] = []
 
@@ -33,10 +32,16 @@ class Watched:
         self.judge()
 
     def judge(self) -> None:
-        if self.tracks.news(self.now, self.hang_timeout_s):
-            self.tracks.told()
-            (worker,) = self.tracks.fields(self.now).workers
+        if self.track.judge(self.now, self.hang_timeout_s):
+            self.track.told()
+            worker = self.worker()
             self.told.append((self.now, worker.state, worker.still))
+
+    def worker(self) -> Worker:
+        return self.fields(self.now).workers[0]
+
+    def fields(self, at: float) -> NodeProgress:
+        return node_progress(3, {4: self.track}, self.watched_at, at)
 
     def works(self, seconds: int, at: int = 0) -> int:
         for _ in range(seconds):
@@ -98,9 +103,9 @@ def test_what_its_cpu_does_is_told_while_it_stands_whether_or_not_its_collective
     for second in range(3):
         watched.asked_for(at)
         watched.track.cpu.read(7.0 + 0.456 * second, watched.now, watched.track.changed_at)
-    shares = [watched.tracks.fields(watched.now).workers[0].cpu]
+    shares = [watched.worker().cpu]
     watched.track.unseen = "gloo no longer answers"
-    shares.append(watched.tracks.fields(watched.now).workers[0].cpu)
+    shares.append(watched.worker().cpu)
     assert shares == [0.46, 0.46]
 
 
@@ -146,9 +151,8 @@ def test_before_its_first_collective_a_worker_has_more_time() -> None:
 def test_nothing_is_said_of_a_worker_in_which_nothing_can_be_seen() -> None:
     track = Track(0.0)
     track.stands(500.0)
-    tracks = Tracks(3, {0: track})
-    assert not tracks.news(500.0, 5.0)
-    (worker,) = tracks.fields(500.0).workers
+    assert not track.judge(500.0, 5.0)
+    (worker,) = node_progress(3, {0: track}, 0.0, 500.0).workers
     assert (worker.state, worker.idle_s, worker.waiting, worker.step) == ("unknown", 500.0, None, None)
 
 
@@ -157,7 +161,7 @@ def test_torch_without_groups_has_asked_for_nothing_unless_its_collectives_canno
         track = Track(0.0)
         track.asked_for({}, [], 5.0, waits=False)
         track.unseen = unseen
-        (worker,) = Tracks(3, {0: track}).fields(5.0).workers
+        (worker,) = node_progress(3, {0: track}, 0.0, 5.0).workers
         assert (worker.state, worker.unseen) == (state, unseen)
 
 
@@ -172,7 +176,7 @@ def test_of_a_worker_that_is_unseen_its_side_groups_say_nothing() -> None:
         watched.now += 1.0
         watched.judge()
     assert watched.told == [(5.0, "unknown", False)], "that it is unseen is told at once, and nothing else"
-    (worker,) = watched.tracks.fields(watched.now).workers
+    worker = watched.worker()
     assert (worker.unseen, worker.collectives, worker.waiting) == ("nccl no longer answers", (), None)
     watched.asked_for(at)
     assert [state for _, state, _ in watched.told[1:]] == ["runs"]
@@ -192,10 +196,10 @@ def test_of_a_worker_that_cannot_be_looked_at_nothing_is_known() -> None:
     watched = Watched()
     watched.works(3)
     watched.track.process(State.STOPPED, 3.5)
-    watched.track.says(Claim(step=7), 3.5)
+    watched.track.says(ProgressReport(step=7), 3.5)
     watched.track.lost = "its agent cannot look at it: OSError"
     watched.judge()
-    (worker,) = watched.tracks.fields(watched.now).workers
+    worker = watched.worker()
     assert (worker.state, worker.step, worker.still) == ("unknown", None, False)
     assert watched.told == [(3.0, "unknown", False)]
 
@@ -204,22 +208,22 @@ def test_a_sample_holds_until_a_few_seconds_after_the_last_look_at_the_workers()
     watched = Watched()
     at = watched.works(3)
     watched.asked_for(at, seconds=1.0)
-    watched.tracks.watched_at = 9.0  # its server is asked more rarely
-    fields = watched.tracks.fields(9.5)
+    watched.watched_at = 9.0  # its server is asked more rarely
+    fields = watched.fields(9.5)
     assert (fields.age_s, fields.known_s) == (5.5, 5.0 + HOLDS_S)
-    assert watched.tracks.fields(3600.0).known_s == fields.known_s, "which is counted from the look"
+    assert watched.fields(3600.0).known_s == fields.known_s, "which is counted from the look"
 
 
 def test_an_announced_pause_is_none_and_does_not_count() -> None:
     watched = Watched()
     at = watched.works(3)
-    watched.track.says(Claim(until=603.0), 3.0)
+    watched.track.says(ProgressReport(until=603.0), 3.0)
     for _ in range(100):
         watched.asked_for(at)
     assert watched.told == []
-    (worker,) = watched.tracks.fields(watched.now).workers
+    worker = watched.worker()
     assert (worker.idle_s, worker.long_s) == (100.0, 500.0)
-    watched.track.says(Claim(), watched.now)  # the end of the pause is a change
+    watched.track.says(ProgressReport(), watched.now)  # the end of the pause is a change
     watched.asked_for(at)
     assert watched.told == []
     watched.asked_for(at)
@@ -229,7 +233,7 @@ def test_an_announced_pause_is_none_and_does_not_count() -> None:
 def test_a_pause_that_lasts_longer_than_announced_is_told() -> None:
     watched = Watched()
     at = watched.works(3)
-    watched.track.says(Claim(until=13.0), 3.0)
+    watched.track.says(ProgressReport(until=13.0), 3.0)
     for _ in range(20):
         watched.asked_for(at)
     assert watched.told == [(13.0, "runs", True)]
@@ -238,7 +242,7 @@ def test_a_pause_that_lasts_longer_than_announced_is_told() -> None:
 def test_steps_of_the_script_are_progress_too() -> None:
     track = Track(0.0)
     for second in range(1, 6):
-        track.says(Claim(step=second), float(second))
+        track.says(ProgressReport(step=second), float(second))
         track.stands(float(second))
     assert not track.judge(5.0, None)
     track.stands(7.0)
@@ -334,11 +338,11 @@ def test_training_between_two_looks_begins_with_the_earlier_one() -> None:
 
 def test_training_is_from_the_first_step_that_was_said_to_the_last() -> None:
     track = Track(0.0)
-    track.says(Claim(step=200, first_at=3.25, last_at=3.75), 5.0)
+    track.says(ProgressReport(step=200, first_at=3.25, last_at=3.75), 5.0)
     assert track.motion == Motion(3.25, 3.75)
-    track.says(Claim(step=200, first_at=3.25, last_at=5.5), 6.0)  # said again, which is none
+    track.says(ProgressReport(step=200, first_at=3.25, last_at=5.5), 6.0)  # said again, which is none
     assert track.motion == Motion(3.25, 3.75)
-    track.says(Claim(step=201, first_at=3.25, last_at=99.0), 7.0)
+    track.says(ProgressReport(step=201, first_at=3.25, last_at=99.0), 7.0)
     assert track.motion == Motion(3.25, 7.0)
 
 
@@ -346,7 +350,7 @@ def test_the_share_of_looks_at_which_it_waited() -> None:
     watched = Watched()
     for enqueued, completed in [(1, 1), (2, 1), (3, 3), (4, 3)]:
         watched.asked_for(enqueued, completed)
-    (worker,) = watched.tracks.fields(watched.now).workers
+    worker = watched.worker()
     assert worker.waiting == 0.5
 
 
@@ -364,14 +368,14 @@ def test_what_is_told_of_the_largest_node_fits_into_a_request() -> None:
     longest = replace(GROUP, name="n" * NAME_LENGTH, enqueued=2**53, completed=2**53, op="o" * OP_LENGTH)
     groups = [longest] * 40
     for workers in (1, 8, 200, MAX_SLOTS):
-        tracks = Tracks(3, {rank: Track(0.0) for rank in range(workers)})
-        for track in tracks.workers.values():
+        tracks = {rank: Track(0.0) for rank in range(workers)}
+        for track in tracks.values():
             track.asked_for({"0": (1, 0, 1)}, groups, 1.0, waits=False)
-        body = PollRequest(incarnation="i" * 128, progress=tracks.fields(1.0))
+        body = PollRequest(incarnation="i" * 128, progress=node_progress(3, tracks, 0.0, 1.0))
         assert len(codec.write(body, given=True)) < MAX_BODY_BYTES
 
 
 def test_the_age_of_a_sample_is_that_of_the_newest_look() -> None:
-    tracks = Tracks(3, {0: Track(0.0), 1: Track(0.0)})
-    tracks.workers[1].stands(5.0)
-    assert tracks.fields(6.0).age_s == 1.0
+    tracks = {0: Track(0.0), 1: Track(0.0)}
+    tracks[1].stands(5.0)
+    assert node_progress(3, tracks, 0.0, 6.0).age_s == 1.0

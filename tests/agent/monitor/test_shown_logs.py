@@ -1,6 +1,6 @@
 """What the server is shown of what a worker has written."""
 
-from hetagent.monitor.shown import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, logs
+from hetagent.monitor.logs import MOST, MOST_OF_ALL, NOT_KEPT, NOTHING, logs
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.stacks import StacksRequest
 

@@ -1,6 +1,6 @@
 """What a worker has written, for those who may see it: plain text, its end, no secrets."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from hetagent.workers.failures import concealed, plain_text, sendable
 from hetrdzv.protocol.stacks import About, Stack
@@ -17,7 +17,7 @@ OFF = "this node shows nothing that its workers write (--report-output off)"
 
 
 def logs(
-    ranks: Iterable[int], output: Callable[[int], tuple[bytes, bytes] | None], secrets: Collection[str]
+    ranks: Collection[int], output: Callable[[int], tuple[bytes, bytes] | None], secrets: Collection[str]
 ) -> list[Stack]:
     """The end of each worker's log.
 
@@ -26,15 +26,14 @@ def logs(
         output: returns the last bytes of what a rank has written; see `Workers.output`.
         secrets: what must not be told.
     """
-    wanted = list(ranks)
-    most = min(MOST, MOST_OF_ALL // max(1, len(wanted)))
-    return [_log(rank, output(rank), secrets, most) for rank in wanted]
+    most = min(MOST, MOST_OF_ALL // max(1, len(ranks)))
+    return [_log(rank, output(rank), secrets, most) for rank in ranks]
 
 
-def _log(rank: int, written: tuple[bytes, bytes] | None, secrets: Collection[str], most: int) -> Stack:
-    if written is None:
+def _log(rank: int, output: tuple[bytes, bytes] | None, secrets: Collection[str], most: int) -> Stack:
+    if output is None:
         return Stack(rank=rank, why=NOT_KEPT)
-    text, stderr = (sendable(concealed(plain_text(one), secrets)).rstrip() for one in written)
+    text, stderr = (sendable(concealed(plain_text(stream), secrets)).rstrip() for stream in output)
     if not text and not stderr:
         return Stack(rank=rank, why=NOTHING)
     return Stack(rank=rank, text=text, stderr=stderr).shortened(About.LOGS, most)

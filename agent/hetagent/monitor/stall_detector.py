@@ -4,8 +4,7 @@ Pure: looks come in, each with its time (monotonic seconds), and `NodeProgress` 
 """
 
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
@@ -52,7 +51,7 @@ FROZEN = (State.STOPPED, State.BLOCKED)
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ProgressReport:
     """What a script says about itself.
 
     Attributes:
@@ -78,7 +77,7 @@ class Track:
         unseen: why its collectives cannot be known now; empty: they are; None: there is nothing to see yet.
         lost: why nothing at all can be known of it now; empty: something can.
         sources: which of torch's backends tell of them.
-        claim, counts, groups: as last seen.
+        report, counts, groups: as last seen.
         cpu: what its process does while it does not move.
         motion: when its collectives and steps first changed, and last.
         changed_at: when anything of it last changed, also what its process does.
@@ -91,7 +90,7 @@ class Track:
     unseen: str | None = None
     lost: str = ""
     sources: str = ""
-    claim: Claim = Claim()
+    report: ProgressReport = ProgressReport()
     counts: Mapping[str, object] = field(default_factory=dict)
     groups: Sequence[Collectives] = ()
     cpu: CpuTime = field(default_factory=CpuTime)
@@ -120,14 +119,14 @@ class Track:
         if state is State.ENDED:  # it may have gone on since it was last asked
             self._changed(at, counts=False)
 
-    def says(self, claim: Claim, at: float) -> None:
+    def says(self, report: ProgressReport, at: float) -> None:
         """What the script says."""
-        if claim != self.claim:
+        if report != self.report:
             # An announced pause is none, and neither is its end.
-            self._changed(at, counts=self.claim.until == 0.0 and self.claim.step is not None)
-            if claim.step is not None and claim.step != self.claim.step:
-                self._moved(_within(claim.last_at, at), _within(claim.first_at, at))
-            self.claim, self.looked_at = claim, at
+            self._changed(at, counts=self.report.until == 0.0 and self.report.step is not None)
+            if report.step is not None and report.step != self.report.step:
+                self._moved(_within(report.last_at, at), _within(report.first_at, at))
+            self.report, self.looked_at = report, at
 
     def stands(self, at: float) -> None:
         """It has no collectives to look at, or cannot have gone on with them."""
@@ -153,7 +152,7 @@ class Track:
         self._waits += waits
         if counts != self.counts:
             since = newest_at if newest_at is not None and self.looked_at < newest_at <= at else at
-            self._changed(since, counts=bool(self.counts) and self.claim.until <= self.changed_at)
+            self._changed(since, counts=bool(self.counts) and self.report.until <= self.changed_at)
             self.counts = counts
             if any(group.enqueued for group in groups):
                 self._moved(since, self.looked_at)
@@ -185,16 +184,10 @@ class Track:
 
     # -- what follows ------------------------------------------------------------------------------------------
 
-    def copy(self) -> "Track":
-        """The same, which changes no more."""
-        made = copy(self)
-        made.cpu = copy(self.cpu)
-        return made
-
     @property
     def seen(self) -> bool:
         """Whether anything was ever seen of it."""
-        return bool(self.counts) or self.claim.step is not None
+        return bool(self.counts) or self.report.step is not None
 
     @property
     def idle_s(self) -> float:
@@ -212,14 +205,14 @@ class Track:
         """Whether it is known not to have moved for unusually long."""
         if self._state is State.ENDED:
             return not self.lost and self.idle_s >= STILL_MIN_S
-        if self.lost or (self.unseen != "" and self.claim.step is None and self._state not in FROZEN):
+        if self.lost or (self.unseen != "" and self.report.step is None and self._state not in FROZEN):
             return False
         limit_s = max(STILL_MIN_S, STILL_GAPS * self._longest_s)
         if hang_timeout_s is not None:
             limit_s = min(limit_s, hang_timeout_s / 2)
         if not self.seen and self._state not in FROZEN:
             limit_s = STILL_FIRST_S if self._answers else inf
-        return self.idle_s >= limit_s and at >= self.claim.until
+        return self.idle_s >= limit_s and at >= self.report.until
 
     def waiting(self) -> float | None:
         """Of the looks at it, the share at which it waited for a collective."""
@@ -256,47 +249,29 @@ class Track:
         state = self.state(at)
         if self.lost:
             return Worker(rank=rank, pid=self.pid, state=state, unseen=self.lost[:MAX_REASON])
-        if state is State.UNKNOWN:
-            return Worker(
-                rank=rank,
-                pid=self.pid,
-                state=state,
-                unseen=(self.unseen or "")[:MAX_REASON],
-                sources=self.sources[:MAX_REASON],
-                idle_s=round(self.idle_s, 3),
-                began_s=self._began_s,
-                still=self._still,
-                cpu=self._cpu,
-                long_s=self._long_s(at),
-                step=self.claim.step,
-            )
+        known, share = state is not State.UNKNOWN, self.waiting()
+        # first those in which it waits
+        groups = sorted(self.groups, key=lambda group: not _waits(group))[:most] if known else ()
         return Worker(
             rank=rank,
             pid=self.pid,
             state=state,
+            unseen="" if known else (self.unseen or "")[:MAX_REASON],
             sources=self.sources[:MAX_REASON],
             idle_s=round(self.idle_s, 3),
             began_s=self._began_s,
             still=self._still,
-            cpu=self._cpu,
-            waiting=None if (share := self.waiting()) is None else round(share, 3),
-            long_s=self._long_s(at),
-            step=self.claim.step,
-            # first those in which it waits
-            collectives=tuple(sorted(self.groups, key=lambda group: not _waits(group))[:most]),
+            cpu=None if self.cpu.share is None else round(self.cpu.share, 2),
+            waiting=round(share, 3) if known and share is not None else None,
+            long_s=round(min(max(0.0, self.report.until - at), MAX_SECONDS), 3),
+            step=self.report.step,
+            collectives=tuple(groups),
         )
 
     @property
     def _began_s(self) -> float | None:
         first = self.motion.first_at
         return None if first is None else round(max(0.0, self.looked_at - first), 3)
-
-    @property
-    def _cpu(self) -> float | None:
-        return None if self.cpu.share is None else round(self.cpu.share, 2)
-
-    def _long_s(self, at: float) -> float:
-        return round(min(max(0.0, self.claim.until - at), MAX_SECONDS), 3)
 
 
 def _within(moment: float | None, at: float) -> float:
@@ -309,45 +284,20 @@ def _waits(group: Collectives) -> bool:
     return group.enqueued > group.completed
 
 
-@dataclass(slots=True)
-class Tracks:
-    """The workers of a round on this node.
+def node_progress(
+    round_number: int, tracks: Mapping[int, Track], watched_at: float, at: float
+) -> NodeProgress:
+    """What the server is told of the workers of a round on this node.
 
     Args:
-        number: the round's.
-        workers: by global rank.
+        tracks: by global rank.
         watched_at: when they were last looked at (monotonic seconds).
     """
-
-    number: int
-    workers: Mapping[int, Track]
-    watched_at: float = 0.0
-
-    def news(self, at: float, hang_timeout_s: float | None) -> bool:
-        """Whether the server has to know something at once.
-
-        Args:
-            hang_timeout_s: the group's setting (seconds), or None.
-        """
-        judged = [track.judge(at, hang_timeout_s) for track in self.workers.values()]
-        return any(judged)
-
-    def copy(self) -> "Tracks":
-        """The same, which changes no more."""
-        return replace(self, workers={rank: track.copy() for rank, track in self.workers.items()})
-
-    def told(self) -> None:
-        """The server is told."""
-        for track in self.workers.values():
-            track.told()
-
-    def fields(self, at: float) -> NodeProgress:
-        """What the server is told."""
-        looked_at = max(track.looked_at for track in self.workers.values())
-        most = max(1, min(MAX_LANES, MAX_ALL_LANES // len(self.workers)))
-        return NodeProgress(
-            round=self.number,
-            age_s=round(max(0.0, at - looked_at), 3),
-            known_s=round(min(max(0.0, self.watched_at + HOLDS_S - looked_at), MAX_KNOWN_S), 3),
-            workers=tuple(track.fields(rank, at, most=most) for rank, track in self.workers.items()),
-        )
+    looked_at = max(track.looked_at for track in tracks.values())
+    most = max(1, min(MAX_LANES, MAX_ALL_LANES // len(tracks)))
+    return NodeProgress(
+        round=round_number,
+        age_s=round(max(0.0, at - looked_at), 3),
+        known_s=round(min(max(0.0, watched_at + HOLDS_S - looked_at), MAX_KNOWN_S), 3),
+        workers=tuple(track.fields(rank, at, most=most) for rank, track in tracks.items()),
+    )

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.job.rig import soon
-from tests.agent.job.test_store import start
+from tests.agent.rig import soon
+from tests.agent.workers.test_store import start
 
 from hetagent.launch.base import Assignment, Launch, PredictCommand
 from hetagent.launch.command import WorkerCommand

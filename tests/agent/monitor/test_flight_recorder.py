@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hetagent.monitor.flight_recorder import Trace
+from hetagent.monitor.flight_recorder import FlightRecorderParser
 from hetrdzv.core.hangs import judge
 from hetrdzv.protocol.progress import Worker
 
@@ -48,7 +48,7 @@ def test_groups_have_the_names_that_all_members_use_not_the_numbers_of_one_proce
     """One made another group before: what both know as group 4 has number 3 in the one and 4 in the other."""
     of_one = answer(entry(0, "0", 7, 7), entry(3, "4", 2, 2, "gloo:barrier"), g0=(7, -1, 7), g3=(2, -1, 2))
     of_other = answer(entry(0, "0", 7, 7), entry(4, "4", 1, 1), g0=(7, -1, 7), g4=(1, -1, 0))
-    one, other = Trace(2).read(of_one).groups, Trace(2).read(of_other).groups
+    one, other = FlightRecorderParser(2).read(of_one).groups, FlightRecorderParser(2).read(of_other).groups
     assert [(group.name, group.size, group.enqueued, group.completed) for group in one] == [
         ("0", 2, 7, 7),
         ("4", 0, 2, 2),
@@ -61,7 +61,7 @@ def test_groups_have_the_names_that_all_members_use_not_the_numbers_of_one_proce
 
 
 def test_a_name_is_remembered_once_its_entries_have_gone() -> None:
-    trace = Trace(2)
+    trace = FlightRecorderParser(2)
     trace.read(answer(entry(1, "5", 3, 3), g1=(3, -1, 3)))
     seen = trace.read(answer(entry(0, "0", 9, 9), g0=(9, -1, 9), g1=(4, -1, 3)))
     assert {group.name: group.enqueued for group in seen.groups} == {"0": 9, "5": 4}
@@ -69,7 +69,7 @@ def test_a_name_is_remembered_once_its_entries_have_gone() -> None:
 
 
 def test_a_group_without_a_name_counts_but_is_not_told() -> None:
-    seen = Trace(2).read(answer(g7=(3, -1, 3)))
+    seen = FlightRecorderParser(2).read(answer(g7=(3, -1, 3)))
     assert seen.groups == []
     assert seen.nameless
     assert seen.counts == {"7": (3, -1, 3)}
@@ -77,20 +77,22 @@ def test_a_group_without_a_name_counts_but_is_not_told() -> None:
 
 def test_what_was_sent_to_single_members_is_no_collective() -> None:
     """gloo counts them: 12 operations, 11 of them collectives, of which one is not done."""
-    (group,) = Trace(2).read(answer(entry(0, "0", 11, 12), g0=(12, -1, 11))).groups
+    (group,) = FlightRecorderParser(2).read(answer(entry(0, "0", 11, 12), g0=(12, -1, 11))).groups
     assert (group.enqueued, group.completed) == (11, 10)
 
 
 def test_an_operation_is_done_once_its_entry_says_so() -> None:
     """The counts say that 6 of 7 are done, since the sixth was done after the seventh."""
     done = [entry(0, "0", number, number, retired=True) for number in (6, 7)]
-    (group,) = Trace(2).read(answer(*done, g0=(7, -1, 6))).groups
+    (group,) = FlightRecorderParser(2).read(answer(*done, g0=(7, -1, 6))).groups
     assert (group.enqueued, group.completed) == (7, 7)
-    (group,) = Trace(2).read(answer(*done, g0=(8, -1, 6))).groups  # the entry of the eighth is not there yet
+    (group,) = (
+        FlightRecorderParser(2).read(answer(*done, g0=(8, -1, 6))).groups
+    )  # the entry of the eighth is not there yet
     assert (group.enqueued, group.completed) == (8, 7)
-    (group,) = Trace(2).read(answer(*done, entry(0, "0", 8, 8), g0=(8, -1, 5))).groups
+    (group,) = FlightRecorderParser(2).read(answer(*done, entry(0, "0", 8, 8), g0=(8, -1, 5))).groups
     assert (group.enqueued, group.completed) == (8, 7)
-    (group,) = Trace(2).read(answer(entry(0, "0", 6, 6), done[1], g0=(7, -1, 5))).groups
+    (group,) = FlightRecorderParser(2).read(answer(entry(0, "0", 6, 6), done[1], g0=(7, -1, 5))).groups
     assert (group.enqueued, group.completed) == (7, 5)
 
 
@@ -106,7 +108,7 @@ NCCL_ANSWER = """{"comm_lib_version": "2.28.9", "nccl_comm_state": {}, "version"
 
 def test_nccl_counts_collectives_and_says_who_the_members_are() -> None:
     """Groups without a communicator yet have a number of torch's, too: the second here is the fourth that was made."""
-    seen = Trace(8, "/nccl", counts_operations=False).read(NCCL_ANSWER.encode())
+    seen = FlightRecorderParser(8, "/nccl", counts_operations=False).read(NCCL_ANSWER.encode())
     assert [
         (one.name, one.size, one.enqueued, one.started, one.completed, one.op) for one in seen.groups
     ] == [
@@ -123,7 +125,7 @@ def test_nccl_counts_collectives_and_says_who_the_members_are() -> None:
 )
 def test_groups_of_nccl_have_no_name_where_it_is_not_certain_which_is_which(was: str, becomes: str) -> None:
     said = NCCL_ANSWER.replace(was, becomes)
-    seen = Trace(8, "/nccl", counts_operations=False).read(said.encode())
+    seen = FlightRecorderParser(8, "/nccl", counts_operations=False).read(said.encode())
     assert (seen.groups, seen.nameless, seen.default, len(seen.counts)) == ([], True, True, 2)
 
 
@@ -133,7 +135,7 @@ def test_while_nccl_connects_at_the_first_collective_of_a_group_nobody_waits() -
     done = {"last_enqueued_collective": "9", "last_started_collective": "9", "last_completed_collective": "9"}
     for status in ({}, {"0": done}):
         said = {"nccl_comm_state": {}, "pg_config": config, "pg_status": status, "version": "2.10"}
-        seen = Trace(2, "/nccl", counts_operations=False).read(json.dumps(said).encode())
+        seen = FlightRecorderParser(2, "/nccl", counts_operations=False).read(json.dumps(said).encode())
         assert (seen.records, seen.nameless) == (True, bool(status))
         groups = tuple(seen.groups)
         assert groups == ()
@@ -149,7 +151,9 @@ def test_the_oldest_torch_says_the_same_of_nccl_with_less_around_it() -> None:
     }
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
     of_26 = {"nccl_comm_state": {}, "pg_config": config, "pg_status": status, "version": "2.4"}
-    (group,) = Trace(2, "/nccl", counts_operations=False).read(json.dumps(of_26).encode()).groups
+    (group,) = (
+        FlightRecorderParser(2, "/nccl", counts_operations=False).read(json.dumps(of_26).encode()).groups
+    )
     assert (group.name, group.size, group.enqueued, group.completed) == ("0/nccl", 2, 3, 2)
 
 
@@ -197,7 +201,7 @@ NCCL2_CONFIG = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
 def test_nccl2_numbers_operations_from_0_and_tells_which_are_collectives(
     entries: list[dict[str, Any]], enqueued: int, completed: int, seen: tuple[int, int]
 ) -> None:
-    trace = Trace(2, "/nccl2")
+    trace = FlightRecorderParser(2, "/nccl2")
     before = sent(2, 1) if enqueued == 3 else hooked(0, 1)
     trace.read(answer(before, config=NCCL2_CONFIG, g0=(int(before["op_id"]), -1, -1)))
     told = trace.read(answer(*entries, config=NCCL2_CONFIG, g0=(enqueued, -1, completed)))
@@ -209,8 +213,12 @@ def test_nccl2_numbers_operations_from_0_and_tells_which_are_collectives(
 
 def test_the_first_collective_of_nccl2_is_waited_for() -> None:
     """Numbers from 0: the one that waits there has to differ from one that has asked for nothing."""
-    waits = Trace(2, "/nccl2").read(answer(hooked(0, 1), config=NCCL2_CONFIG, g0=(0, -1, -1))).groups
-    idle = Trace(2, "/nccl2").read(answer(config=NCCL2_CONFIG)).groups
+    waits = (
+        FlightRecorderParser(2, "/nccl2")
+        .read(answer(hooked(0, 1), config=NCCL2_CONFIG, g0=(0, -1, -1)))
+        .groups
+    )
+    idle = FlightRecorderParser(2, "/nccl2").read(answer(config=NCCL2_CONFIG)).groups
     workers = [
         Worker(rank=rank, idle_s=60.0, collectives=tuple(groups)) for rank, groups in enumerate((waits, idle))
     ]
@@ -223,14 +231,14 @@ def test_nccl_that_waits_in_the_main_thread_does_not_count() -> None:
     """With TORCH_NCCL_BLOCKING_WAIT torch records operations, but its numbers stay as they were."""
     status = {f"last_{what}_collective": "-1" for what in ("enqueued", "started", "completed")}
     said = {"pg_config": NCCL2_CONFIG, "pg_status": {"0": status}, "version": "2.10"}
-    seen = Trace(2, "/nccl", counts_operations=False).read(json.dumps(said).encode())
+    seen = FlightRecorderParser(2, "/nccl", counts_operations=False).read(json.dumps(said).encode())
     assert seen.uncounted
 
 
 def test_groups_of_several_backends_with_one_name_are_several() -> None:
     """A group may have gloo for the CPU's tensors and NCCL for the others; each backend counts for itself."""
-    gloo = Trace(8).read(answer(entry(0, "0", 2, 2), g0=(2, -1, 1))).groups
-    nccl = Trace(8, "/nccl", counts_operations=False).read(NCCL_ANSWER.encode()).groups
+    gloo = FlightRecorderParser(8).read(answer(entry(0, "0", 2, 2), g0=(2, -1, 1))).groups
+    nccl = FlightRecorderParser(8, "/nccl", counts_operations=False).read(NCCL_ANSWER.encode()).groups
     assert [(one.name, one.enqueued) for one in (*gloo, *nccl)] == [
         ("0", 2),
         ("0/nccl", 812),
@@ -239,13 +247,17 @@ def test_groups_of_several_backends_with_one_name_are_several() -> None:
 
 
 def test_a_recorder_that_is_switched_off_knows_of_no_group() -> None:
-    assert not Trace(2).read(b'{"nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}').records
-    assert Trace(2).read(answer()).records
+    assert (
+        not FlightRecorderParser(2)
+        .read(b'{"nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}')
+        .records
+    )
+    assert FlightRecorderParser(2).read(answer()).records
 
 
 def test_the_newest_operation_is_dated() -> None:
-    assert Trace(2).read(answer(entry(0, "0", 7, 7), g0=(7, -1, 7))).newest_at == 7.0
-    assert Trace(2).read(answer()).newest_at is None
+    assert FlightRecorderParser(2).read(answer(entry(0, "0", 7, 7), g0=(7, -1, 7))).newest_at == 7.0
+    assert FlightRecorderParser(2).read(answer()).newest_at is None
 
 
 @pytest.mark.parametrize(
@@ -261,4 +273,4 @@ def test_the_newest_operation_is_dated() -> None:
 )
 def test_something_else_is_refused(wrong: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        Trace(2).read(wrong)
+        FlightRecorderParser(2).read(wrong)

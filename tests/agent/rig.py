@@ -53,7 +53,7 @@ class Rig:
         command: what each worker runs, in a shell in the folder of the test; None: the group's command.
         is_python: whether it is a script.
         report_output: whether the end of what workers write is kept, and reported.
-        report_stacks: whether the workers are watched, and the server shown their stacks; None: not watched.
+        watches: whether the workers are watched.
         check: the site's check of the node, in the folder of the test; asked again and again without much of a pause.
         prefix, collapse: see `TorchStarter`.
         grace_s: how long this node has from SIGTERM until it has to be gone (seconds).
@@ -73,7 +73,7 @@ class Rig:
         tee: Std = Std.NONE,
         is_python: bool = True,
         report_output: bool = True,
-        report_stacks: bool | None = None,
+        watches: bool = False,
         connect_timeout_s: float = 60.0,
         group_id: str | None = None,
         check: str | None = None,
@@ -128,14 +128,13 @@ class Rig:
             notices=Notices(self.line, say, notice_signal, one_per_node=one_per_node),
             start_check=StartCheck(self.line, launch, say),
         )
-        if report_stacks is not None:
+        if watches:
             self.parts.monitor = Watcher(
                 self.line,
                 launch,
                 cpu=True,
-                reports_stacks=report_stacks,
+                reports_output=report_output,
                 keeps_stacks=True,
-                reports_logs=report_output,
                 secrets=lambda: ["sesame"],
             )
         for name, make in parts.items():

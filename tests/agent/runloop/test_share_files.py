@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.job.rig import Make
+from tests.agent.rig import Make
 
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand

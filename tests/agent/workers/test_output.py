@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.agent.job.rig import Make, soon, tails
+from tests.agent.rig import Make, soon, tails
 from tests.support.cluster import wait_for
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog

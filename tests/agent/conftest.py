@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.job.rig import Make, Rig
+from tests.agent.rig import Make, Rig
 from tests.support.servers import Hetserver
 
 

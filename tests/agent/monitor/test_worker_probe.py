@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.agent.job.progress.test_flight_recorder import NCCL_ANSWER, answer, entry
+from tests.agent.monitor.test_flight_recorder import NCCL_ANSWER, answer, entry
 from tests.support.cluster import wait_for
 
 from hetagent.monitor import torch_client
 from hetagent.monitor.round_watch import opening
 from hetagent.monitor.sources import AGAIN_MAX_S, LATE_S, Health
-from hetagent.monitor.standstill import Track
-from hetagent.monitor.worker import NO_DEFAULT, NO_GROUP, Looker
+from hetagent.monitor.stall_detector import Track
+from hetagent.monitor.worker_probe import NO_DEFAULT, NO_GROUP, WorkerProbe
 from hetagent.worker import runner
 
 EMPTY = '{"nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}'
@@ -86,22 +86,22 @@ class Worker:
     def __init__(self, folder: Path, handlers: list[str]) -> None:
         self.path = folder / "s"
         self.server = Server(self.path, handlers)
-        self.looker = Looker(os.getpid(), Track(time.monotonic()), 8, socket=str(self.path))
+        self.probe = WorkerProbe(os.getpid(), Track(time.monotonic()), 8, socket=str(self.path))
         empty = ("200 OK", EMPTY)
         self.server.answers |= dict.fromkeys((GLOO, NCCL, NCCL2), empty)
 
     def look(self, at: float) -> None:
         """Look, and take in all that is answered by then."""
-        self.looker.look(at)
-        while self.looker.asked is not None:
+        self.probe.look(at)
+        while self.probe.asked is not None:
             self.server.serve()
-            while (asked := self.looker.asked) is not None and asked.at == self.looker.asked.at:
-                self.looker.hear()
-                if self.looker.asked is not asked:
+            while (asked := self.probe.asked) is not None and asked.at == self.probe.asked.at:
+                self.probe.receive()
+                if self.probe.asked is not asked:
                     break
 
     def close(self) -> None:
-        self.looker.close()
+        self.probe.close()
         self.server.close()
 
 
@@ -127,9 +127,9 @@ def test_nccl_is_asked_without_entries_so_that_torch_does_not_ask_cuda(
     worker.look(now)
     worker.look(now + 1)
     assert set(worker.server.asked) == {"", NCCL, GLOO}
-    assert worker.looker.blind(now + 1) == ""
-    assert [one.name for one in worker.looker.track.groups] == ["0/nccl", "5/nccl"]
-    assert worker.looker.collectives(now + 1) == 812 + 96
+    assert worker.probe.blind(now + 1) == ""
+    assert [one.name for one in worker.probe.track.groups] == ["0/nccl", "5/nccl"]
+    assert [one.enqueued for one in worker.probe.track.groups] == [812, 96]
 
 
 def test_nccl2_is_asked_by_its_name_where_torch_has_recorders_by_name(
@@ -141,7 +141,7 @@ def test_nccl2_is_asked_by_its_name_where_torch_has_recorders_by_name(
     worker.look(now)
     worker.look(now + 1)
     assert set(worker.server.asked) == {"", NCCL, NCCL2, GLOO}
-    assert worker.looker.blind(now + 1) == ""
+    assert worker.probe.blind(now + 1) == ""
 
 
 def test_a_worker_that_trains_over_what_nobody_sees_is_not_idle_in_its_gloo_groups(
@@ -153,8 +153,7 @@ def test_a_worker_that_trains_over_what_nobody_sees_is_not_idle_in_its_gloo_grou
     now = time.monotonic()
     worker.look(now)
     worker.look(now + 1)
-    assert worker.looker.blind(now + 1) == NO_DEFAULT
-    assert worker.looker.collectives(now + 1) is None
+    assert worker.probe.blind(now + 1) == NO_DEFAULT
 
 
 @pytest.mark.parametrize(
@@ -167,10 +166,10 @@ def test_of_a_worker_without_groups_nothing_is_known(
     """It may have made none yet, or those of a backend without a recorder, or the recorder is switched off."""
     worker = make(handlers)
     now = time.monotonic()
-    assert worker.looker.blind(now) == "its torch server is not listening yet"
+    assert worker.probe.blind(now) == "its torch server is not listening yet"
     worker.look(now)
     worker.look(now + 1)
-    assert (worker.looker.blind(now + 1), worker.looker.collectives(now + 1)) == (why, None)
+    assert worker.probe.blind(now + 1) == why
 
 
 def test_a_worker_that_has_not_used_its_groups_has_asked_for_nothing(
@@ -181,7 +180,7 @@ def test_a_worker_that_has_not_used_its_groups_has_asked_for_nothing(
     now = time.monotonic()
     worker.look(now)
     worker.look(now + 1)
-    assert (worker.looker.blind(now + 1), worker.looker.collectives(now + 1)) == ("", 0)
+    assert (worker.probe.blind(now + 1), worker.probe.track.groups) == ("", [])
 
 
 def test_why_torchs_server_could_not_be_opened_is_said(make: Callable[[list[str]], Worker]) -> None:
@@ -190,7 +189,7 @@ def test_why_torchs_server_could_not_be_opened_is_said(make: Callable[[list[str]
     Path(f"{worker.path}.error").write_text("OSError: [Errno 38] unshare")
     now = time.monotonic()
     worker.look(now)
-    assert worker.looker.blind(now) == "its torch server cannot be opened: OSError: [Errno 38] unshare"
+    assert worker.probe.blind(now) == "its torch server cannot be opened: OSError: [Errno 38] unshare"
 
 
 @pytest.mark.parametrize(
@@ -221,13 +220,13 @@ def test_a_bad_answer_is_a_reason_and_the_source_is_asked_again(
     worker.server.answers[GLOO] = ("200 OK", GLOO_ANSWER)
     now = time.monotonic()
     worker.look(now)
-    assert worker.looker.blind(now) == ""
+    assert worker.probe.blind(now) == ""
     worker.server.answers[GLOO], worker.server.length = (status, body), length
     worker.look(now + 2)
-    assert worker.looker.blind(now + 2).startswith(why)
+    assert worker.probe.blind(now + 2).startswith(why)
     worker.server.answers[GLOO], worker.server.length = ("200 OK", GLOO_ANSWER), None
     worker.look(now + 4)
-    assert worker.looker.blind(now + 4) == ""
+    assert worker.probe.blind(now + 4) == ""
 
 
 def test_a_source_that_does_not_answer_is_asked_again_after_ever_longer_pauses() -> None:
@@ -240,7 +239,7 @@ def test_a_source_that_does_not_answer_is_asked_again_after_ever_longer_pauses()
         at = health.next_at
     assert pauses == [1, 2, 4, 8, 16, 32, AGAIN_MAX_S, AGAIN_MAX_S]
     health.answered(at, 3.0)
-    assert (health.blind(at + 3.0 + LATE_S), health.answered_at) == ("", at)
+    assert health.blind(at + 3.0 + LATE_S) == ""
     assert health.blind(at + 3.1 + LATE_S) == "no longer answers"
     health.failed("is away", at)
     assert health.next_at == at + 1
@@ -257,9 +256,9 @@ def test_an_agent_without_descriptors_says_so(
 
         patch.setattr("socket.socket", none_left)
         now = time.monotonic()
-        worker.looker.look(now)
-    assert "Too many open files" in worker.looker.blind(now)
-    assert worker.looker.asked is None
+        worker.probe.look(now)
+    assert "Too many open files" in worker.probe.blind(now)
+    assert worker.probe.asked is None
 
 
 MAKES = """
@@ -318,21 +317,21 @@ def test_what_is_known_of_a_real_worker(
     )
     assert worker.stdin is not None
     assert worker.stdout is not None
-    looker = Looker(worker.pid, Track(time.monotonic()), 1, socket=str(path), cpu=True)
+    probe = WorkerProbe(worker.pid, Track(time.monotonic()), 1, socket=str(path), cpu=True)
     try:
         assert worker.stdout.readline() == f"{backend} 2\n"
 
         def answered() -> bool:
-            looker.look(time.monotonic())
-            while looker.asked is not None:
-                looker.hear()
-            source = (looker.sources or {}).get("gloo")
-            return source is not None and source.health.answered_at is not None
+            probe.look(time.monotonic())
+            while probe.asked is not None:
+                probe.receive()
+            source = (probe.sources or {}).get("gloo")
+            return source is not None and source.dump is not None
 
         wait_for(answered, "an answer about gloo")
-        assert looker.blind(time.monotonic()) == why
-        assert looker.collectives(time.monotonic()) == (None if why else 2)
+        assert probe.blind(time.monotonic()) == why
+        assert why or sum(group.enqueued for group in probe.track.groups) == 2
     finally:
-        looker.close()
+        probe.close()
         worker.communicate("")
     assert worker.returncode == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.job.rig import Make, OtherNode, Rig, is_alive, soon, tails
+from tests.agent.rig import Make, OtherNode, Rig, is_alive, soon, tails
 from tests.support.fuse import DeadFiles
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.job.rig import Make, soon
+from tests.agent.rig import Make, soon
 from tests.support.cluster import wait_for
 from torch.distributed import HashStore
 from torch.distributed.elastic import events, metrics

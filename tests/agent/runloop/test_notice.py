@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.agent.job.rig import Make, OtherNode, Rig, soon
-from tests.agent.job.test_store import start
+from tests.agent.rig import Make, OtherNode, Rig, soon
+from tests.agent.workers.test_store import start
 from tests.support.cluster import WORKLOAD
 from tests.support.workload.worklog import WorkLog
 

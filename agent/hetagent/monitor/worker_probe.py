@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hetagent.monitor import progress_files
-from hetagent.monitor.flight_recorder import Seen
-from hetagent.monitor.sources import BACKENDS, Health, Source, source
-from hetagent.monitor.standstill import State, Track
+from hetagent.monitor.flight_recorder import FlightRecorderDump
+from hetagent.monitor.sources import Health, Source, sources
+from hetagent.monitor.stall_detector import State, Track
 from hetagent.monitor.torch_client import Asked, NoAnswer
 from hetagent.node.processes import proctree as processes
 from hetagent.worker.torch_server import ERROR
@@ -19,8 +19,8 @@ TICK_S = 1.0
 RARELY_S = 60.0
 """How often a server is asked at least (seconds)."""
 
-SHARE, SHARE_STILL = 0.001, 0.01
-"""How much of a core the answers of a worker may take, while it moves and while it does not."""
+SHARE = 0.01
+"""How much of a core the answers of a worker may take."""
 
 ASLEEP = "S"
 """The state of a CPU worker's main thread while it waits for a collective that it has asked for. Otherwise it computes
@@ -40,7 +40,7 @@ SOON_S = 0.2
 
 
 @dataclass(slots=True)
-class Looker:
+class WorkerProbe:
     """One worker.
 
     Attributes:
@@ -63,11 +63,11 @@ class Looker:
     asked: Asked | None = None
     sources: dict[str, Source] | None = None
     _server: Health = field(default_factory=lambda: Health("its torch server is not listening yet"))
-    _asks: Source | None = None  # which source `asked` is about; None: which handlers there are
+    _source: Source | None = None  # which one `asked` is about; None: which handlers there are
 
     def look(self, now: float) -> None:
         """Look at the process and its files; ask its server, if it is time for that."""
-        state = _state(self.pid)
+        state = process_state(self.pid)
         self.track.process(state, now)
         self.track.cpu.read(processes.cpu_s(self.pid), now, self.track.changed_at)
         if self.file is not None:
@@ -81,23 +81,22 @@ class Looker:
         """Ask what is due, if anything is."""
         if self.socket is None or self.sources == {}:
             return
-        self._asks = (
-            min(self.sources.values(), key=lambda recorder: recorder.health.next_at) if self.sources else None
-        )
-        health = self._server if self._asks is None else self._asks.health
-        if now < health.next_at - TICK_S / 2:
+        self._source = min((self.sources or {}).values(), key=lambda one: one.health.next_at, default=None)
+        if now < self._health.next_at - TICK_S / 2:
             return
         try:
-            self.asked = Asked(self.socket, self._asks.question if self._asks is not None else "")
-        except (
-            FileNotFoundError,
-            ConnectionRefusedError,
-        ):  # it has not imported torch yet, or is about to end
-            health.next_at = now + TICK_S
+            self.asked = Asked(self.socket, self._source.question if self._source is not None else "")
+        except (FileNotFoundError, ConnectionRefusedError):
+            self._health.next_at = now + TICK_S  # it has not imported torch yet, or is about to end
             with suppress(FileNotFoundError), open(f"{self.socket}{ERROR}", encoding="utf-8") as file:
-                health.failed(f"its torch server cannot be opened: {file.read(MAX_REASON)}", now)
+                self._health.failed(f"its torch server cannot be opened: {file.read(MAX_REASON)}", now)
         except OSError as error:  # this process has no descriptors left, for instance
-            health.failed(f"cannot be asked: {error}", now)
+            self._health.failed(f"cannot be asked: {error}", now)
+
+    @property
+    def _health(self) -> Health:
+        """Of what is asked."""
+        return self._server if self._source is None else self._source.health
 
     def blind(self, now: float) -> str:
         """Why it cannot be known now what collectives this worker has asked for; empty: it is known."""
@@ -109,39 +108,38 @@ class Looker:
             return "its torch has no flight recorder"
         if why := "; ".join(why for source in self.sources.values() if (why := source.blind(now))):
             return why
-        seen = [source.seen for source in self.sources.values() if source.seen is not None]
-        if not any(answer.records for answer in seen):
+        dumps = self._dumps
+        if not any(dump.records for dump in dumps):
             return NO_GROUP
-        if any(answer.counts for answer in seen) and not any(answer.default for answer in seen):
+        if any(dump.counts for dump in dumps) and not any(dump.default for dump in dumps):
             return NO_DEFAULT
         return ""
 
-    def collectives(self, now: float) -> int | None:
-        """How many it has asked for in all its process groups, as last seen; None: nobody can tell."""
-        return None if self.blind(now) else sum(group.enqueued for group in self.track.groups)
+    @property
+    def _dumps(self) -> list[FlightRecorderDump]:
+        return [source.dump for source in (self.sources or {}).values() if source.dump is not None]
 
     def answers_soon(self, now: float) -> bool:
         """Whether it has only just been asked."""
         return self.asked is not None and now - self.asked.at < SOON_S
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Something of the answer has come."""
         assert self.asked is not None
-        health = self._server if self._asks is None else self._asks.health
+        health = self._health
         try:
             answer = self.asked.read()
             now = time.monotonic()
             if answer is None:
                 return
-            if self._asks is None:
-                handlers = frozenset(json.loads(answer))
-                made = [source(name, handlers, self.world_size) for name in BACKENDS]
-                self.sources = {one.name: one for one in made if one is not None}
+            if self._source is None:
+                self.sources = sources(frozenset(json.loads(answer)), self.world_size)
                 health.answered(now, 0.0)
             else:
-                self._take(self._asks, self._asks.trace.read(answer), now)
-                self._asks.costs.append(now - self.asked.at)
-                health.answered(now, self._pause_s(self._asks))
+                self._take(self._source, answer, now)
+                self._source.costs.append(now - self.asked.at)
+                cost_s = min(self._source.costs) * len(self.sources or ())
+                health.answered(now, max(TICK_S, min(RARELY_S, cost_s / SHARE)))
         except NoAnswer as error:
             health.failed(f"cannot be asked: {error}", time.monotonic())
         except (TypeError, ValueError, RecursionError) as error:
@@ -150,28 +148,19 @@ class Looker:
         if not health.why:
             self._ask(time.monotonic())
 
-    def _take(self, source: Source, seen: Seen, now: float) -> None:
-        assert self.sources is not None
-        source.seen = seen
-        known = [recorder.seen for recorder in self.sources.values() if recorder.seen is not None]
+    def _take(self, source: Source, answer: bytes, now: float) -> None:
+        source.dump = dump = source.parser.read(answer)
         counts = {
-            f"{recorder.trace.suffix}{number}": count
-            for recorder in self.sources.values()
-            if recorder.seen is not None
-            for number, count in recorder.seen.counts.items()
+            f"{one.parser.suffix}{number}": count
+            for one in (self.sources or {}).values()
+            if one.dump is not None
+            for number, count in one.dump.counts.items()
         }
-        groups = [group for answer in known for group in answer.groups]
-        newest_at = None if seen.newest_at is None else now - (time.time() - seen.newest_at)
+        groups = [group for one in self._dumps for group in one.groups]
+        newest_at = None if dump.newest_at is None else now - (time.time() - dump.newest_at)
         asked = any(group.enqueued > group.completed for group in groups)
         waits = asked and (not self.cpu or processes.state(self.pid) == ASLEEP)
         self.track.asked_for(counts, groups, now, newest_at, waits=waits)
-
-    def _pause_s(self, source: Source) -> float:
-        """How long to leave a source alone, by what its answers have cost at least."""
-        assert self.sources is not None
-        cost_s = min(source.costs) * len(self.sources)
-        pause_s = max(TICK_S, min(RARELY_S, cost_s / SHARE))
-        return min(pause_s, max(TICK_S, cost_s / SHARE_STILL)) if self.track.idle_s > 0 else pause_s
 
     def slept(self, seconds: float) -> None:
         """See `Track.slept`."""
@@ -186,7 +175,8 @@ class Looker:
             self.asked = None
 
 
-def _state(pid: int) -> State:
+def process_state(pid: int) -> State:
+    """What a worker's process does."""
     match processes.state(pid):
         case None | "Z" | "X":
             return State.ENDED

@@ -185,7 +185,7 @@ def fetched(megabytes: float, table: Table) -> None:
     from hetagent import snapshots
     from hetagent.node.network import hold_port
     from hetagent.snapshots.folder import FOLDER, Folder
-    from hetagent.snapshots.node.serving import Serving
+    from hetagent.snapshots.node.server import SnapshotServer
 
     torch.set_num_threads(1)
     with (
@@ -202,7 +202,7 @@ def fetched(megabytes: float, table: Table) -> None:
         snaps.save_now()
         [(stamp, slot)] = Folder(Path(there)).slots().items()
         hold = lambda: hold_port("127.0.0.1", None)  # noqa: E731
-        serving = Serving(Path(there), hold, lambda: "127.0.0.1", print)
+        serving = SnapshotServer(Path(there), hold, lambda: "127.0.0.1", print)
         serving.start()
         source = {"node": "b", "url": f"http://127.0.0.1:{serving.port}/", "key": serving.key, "whole": True}
         source["ranks"] = {"0": ""}

@@ -33,7 +33,8 @@ from hetagent.node.gpu import devices
 from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import proctree as processes
 from hetagent.node.standalone import own_server
-from hetagent.options.model import Options, Std
+from hetagent.options.model import Options
+from hetagent.options.values import Std
 from hetagent.workers.logs import RoundLogsSpecs
 from hetrdzv import __version__
 

@@ -22,7 +22,7 @@ from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
-from hetagent.options.model import Std
+from hetagent.options.values import Std
 from hetagent.torch_compat import flags as torchs
 from hetagent.torch_compat.flags import NEEDS, Need
 from hetagent.workers import store, torch_starter

@@ -11,7 +11,7 @@ from hetagent.session import reports
 from hetagent.session.requests import Answered, Report, ReportRoute, SendReport
 from hetagent.snapshots.folder import SLOTS, room_for
 from hetagent.snapshots.folder import Stamp as Taken
-from hetagent.snapshots.node.declaring import Declaring
+from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetrdzv.core import snapshots as room
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots import complete, copies
@@ -65,7 +65,7 @@ class Holding(InAgent):
         self._start: Directive | None = None
         self._step = self._reached = 0
         self._due: Stamp | None = None
-        self._declaring = Declaring()
+        self._reporter = SnapshotReporter()
         self._asked: Report[SnapshotsReply] | None = None
         self._copies = False
 
@@ -99,7 +99,7 @@ class Holding(InAgent):
             self._memory["origin"] = start.origin
         self._start, self._reached, self._asked, began = directive, 0, None, start.snapshot
         self._due = stamp_of(began) if began is not None and not began.on_disk else None
-        self._declaring.begin(directive.round, start.nnodes, start.snapshot)
+        self._reporter.begin(directive.round, start.nnodes, start.snapshot)
         self._step = start.snapshot.step if start.snapshot is not None else 0
 
     def launched(self, workers: Workers) -> None:
@@ -136,7 +136,7 @@ class Holding(InAgent):
             return
         self._step += 1
         self._reached = self._step
-        waits = self._sharded and self._due is not None and not _is_safe(self._due, self._declaring.safe)
+        waits = self._sharded and self._due is not None and not _is_safe(self._due, self._reporter.safe)
         if self._step % self._every == 0 and not waits:  # rank 0 would name none, either
             self._due = Stamp(round=workers.round, step=self._step)
             self._take()
@@ -166,10 +166,10 @@ class Holding(InAgent):
         if workers is not agent.workers or not workers.alive or agent.stopping:
             return
         holdings = self._holdings()
-        tells_at = self._declaring.tells_at(holdings)
+        tells_at = self._reporter.due_at(holdings)
         if self._asked is None and holdings.held and tells_at is not None and tells_at <= now:
-            self._declaring.keep(holdings)
-            self._declaring.tell(holdings, now)
+            self._reporter.retain(holdings)
+            self._reporter.reported(now, holdings)
             self._asked = Report(HELD, partial(SnapshotsRequest, round=workers.round, holdings=holdings))
             agent.session.ask(self._asked, now)
         agent.after(LOOKS_S, self._look, workers)
@@ -180,7 +180,7 @@ class Holding(InAgent):
             return
         self._asked = None
         if isinstance(told, SnapshotsReply):
-            self._declaring.hear(told)
+            self._reporter.on_reply(told)
             if told.copy is not None and not self._copies:
                 self._copies = True
                 self._agent.after(self._rng.uniform(0.05, 3), self._copy, told.copy)
@@ -190,7 +190,7 @@ class Holding(InAgent):
         self._copies = False
         there = self._of(copy.source.node_id, copy.stamp)
         number = next((number for number, held in self._slots.items() if _is_of(held, copy.stamp)), None)
-        if number is None and self._declaring.began_from(copy.stamp):
+        if number is None and self._start is not None and copy.stamp.round != self._start.round:
             number = self._room(copy.stamp)
         if there is None or number is None:
             return
@@ -211,7 +211,7 @@ class Holding(InAgent):
         held = {
             each.step: [part.rank for part in each.ranks] for each in self._slots.values() if each is not None
         }
-        kept = [stamp.step for stamp in self._declaring.kept]
+        kept = [stamp.step for stamp in self._reporter.retained]
         self._agent.world.checks.say(self._agent.node_id, f"{what}: holds {held}, keeps {kept}")
 
     def _of(self, node_id: str, stamp: Stamp) -> Held | None:
@@ -229,8 +229,7 @@ class Holding(InAgent):
 
     def _room(self, stamp: Stamp) -> int | None:
         taken = {number: held and _taken(stamp_of(held)) for number, held in self._slots.items()}
-        kept = [_taken(each) for each in self._declaring.kept]
-        return room_for(_taken(stamp), taken, kept, sharded=self._sharded)
+        return room_for(_taken(stamp), taken, self._reporter.retained, sharded=self._sharded)
 
     def _take(self) -> None:
         told = self._start
@@ -275,8 +274,8 @@ def _is_of(held: Held | None, stamp: Stamp) -> bool:
     return held is not None and stamp_of(held) == stamp
 
 
-def _is_safe(stamp: Stamp, safe: Stamp | None) -> bool:
-    return safe is not None and safe.newness >= stamp.newness
+def _is_safe(stamp: Stamp, safe: Taken | None) -> bool:
+    return safe is not None and safe >= _taken(stamp)
 
 
 def _taken(stamp: Stamp) -> Taken:
@@ -482,9 +481,9 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "an agent that is gone serves": (room, "end_parting", lambda work: None),
     "what is on disk is not seen": (complete, "_on_disk", lambda group, members: iter(())),
     "what may be safe is overwritten": (
-        Declaring,
-        "kept",
-        property(lambda declaring: (declaring.safe,) if declaring.safe else ()),
+        SnapshotReporter,
+        "retained",
+        property(lambda reporter: (reporter.safe,) if reporter.safe else ()),
     ),
     "what a round began from is not copied": (copies, "_unsafe", lambda current, safe: None),
 }

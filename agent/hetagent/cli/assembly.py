@@ -203,12 +203,12 @@ def _ctrl_c_s(options: Options) -> float | None:
 def _preemption(context: AgentContext) -> PreemptionWatch | None:
     """What looks whether this machine is taken away; None: nobody has asked for that."""
     options = context.options
-    if not (options.watched or options.leave_when):
+    if not (options.watches_spot or options.leave_when):
         return None
     from hetagent.preemption.watching import preemption_watch
 
     return preemption_watch(
-        options.watched, options.leave_when, context.identity.incarnation, context.tell, options.grace_s
+        options.watches_spot, options.leave_when, context.identity.incarnation, context.tell, options.grace_s
     )
 
 
@@ -262,7 +262,7 @@ def _starter(context: AgentContext, handler: HetRendezvousHandler, logs_specs: L
 
 def _furnish(parts: Parts, context: AgentContext, line: ServerConnection) -> None:
     """Make the optional parts."""
-    from hetagent.snapshots.node.start import snapshots_of
+    from hetagent.snapshots.node.setup import snapshot_hook
     from hetagent.standby.keeper import standbys_of
 
     options, launch, tell = context.options, context.launch, context.tell
@@ -282,7 +282,7 @@ def _furnish(parts: Parts, context: AgentContext, line: ServerConnection) -> Non
     if options.ready_file is not None:
         parts.ready_file = ReadyFile(options.ready_file, tell)
         line.on_member(parts.ready_file.change)
-    parts.snapshots = snapshots_of(context, options.snapshots, line)
+    parts.snapshots = snapshot_hook(context, options.snapshots, line)
     parts.standbys = standbys_of(context, options.preload)
 
 

@@ -133,7 +133,7 @@ OUR_FLAGS: Flags = {
     "--watch": {
         "metavar": "WHAT",
         "help": "Leave, once all workers could save, when the cloud announces that it takes this machine away (or "
-        "HET_WATCH). spot: AWS, Google Cloud or Azure say so; spot,rebalance: also when AWS says that it may.",
+        "HET_WATCH). spot: AWS, Google Cloud or Azure.",
     },
     "--leave-when": {
         "metavar": "FILE|COMMAND",

@@ -15,10 +15,10 @@ from hetagent.errors import UsageError
 from hetagent.launch.kinds import OWN_FLAGS
 from hetagent.node.names import host_name
 from hetagent.node.standalone import fresh_group
-from hetagent.options.model import Options, Streams, TorchrunOptions
-from hetagent.options.parts import SnapshotOptions, preload, watched
+from hetagent.options.model import Options, TorchrunOptions
+from hetagent.options.parts import preload, snapshot_options, watches_spot
 from hetagent.options.torchrun import REFUSED, dest, source, typed, variable
-from hetagent.options.values import GRACE_S, UNHANDLED, grace, is_on, streams
+from hetagent.options.values import GRACE_S, UNHANDLED, Streams, grace, is_on, streams
 from hetrdzv.client import servers_from
 from hetrdzv.protocol.texts.ids import checked_id
 from hetrdzv.protocol.texts.phrasing import count
@@ -71,10 +71,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         torchrun=_torchrun(args),
         node_check=args.node_check or environ.get("HET_NODE_CHECK", ""),
         ready_file=Path(args.ready_file).absolute() if args.ready_file else None,
-        watched=watched(args, environ),
+        watches_spot=watches_spot(args, environ),
         leave_when=args.leave_when or environ.get("HET_LEAVE_WHEN", ""),
         preload=preload(args, environ),
-        snapshots=SnapshotOptions(args, environ),
+        snapshots=snapshot_options(args, environ),
     )
 
 

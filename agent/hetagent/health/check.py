@@ -170,7 +170,7 @@ async def _check_network(options: Options, token: str | None, tls: ClientTls) ->
         findings.append(Finding("address", Grade.WRONG, str(error)))
     else:
         findings.append(check_address(options, address, interface))
-        findings.append(check_ports(address, options.port_range, 2 + options.snapshots.ports))
+        findings.append(check_ports(address, options.port_range, 2 + (options.snapshots.memory != 0)))
     return findings + await _check_group(options, token, tls)
 
 

@@ -3,24 +3,11 @@
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntFlag
 from pathlib import Path
 from typing import Any
 
 from hetagent.options.parts import Preload, SnapshotOptions
-
-
-class Std(IntFlag):
-    """Output streams of a worker, with torch's names and values."""
-
-    NONE = 0
-    OUT = 1
-    ERR = 2
-    ALL = OUT | ERR
-
-
-Streams = Std | dict[int, Std]
-"""Output streams of all workers, or by local rank."""
+from hetagent.options.values import Streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +57,7 @@ class Options:
         collapse: identical lines of several ranks become one.
         node_check: a command that says whether this node is fit; empty: none.
         ready_file: a file that is there while the server has this node; None: none.
-        watched: what clouds may announce; see `parts.watched`.
+        watches_spot: leave when a cloud announces that it takes this machine.
         leave_when: a file or command that says when to leave; empty: none.
         torchrun: the options that are torchrun's alone.
     """
@@ -111,7 +98,7 @@ class Options:
     collapse: bool
     node_check: str
     ready_file: Path | None
-    watched: frozenset[str]
+    watches_spot: bool
     leave_when: str
     preload: Preload
     snapshots: SnapshotOptions

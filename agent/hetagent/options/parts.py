@@ -1,19 +1,23 @@
 """What was asked of the optional parts of the agent: standbys, snapshots, notices of a cloud."""
 
-import re
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from hetagent.errors import UsageError
+from hetagent.options.values import positive, size
 from hetagent.snapshots.folder import EVERY_S
 from hetagent.snapshots.on_disk import is_url, path_of
 
+T = TypeVar("T")
+U = TypeVar("U")
+
 NONE, AUTO = "none", "auto"
 
-SPOT, REBALANCE = "spot", "rebalance"
+SPOT = "spot"
 
 SHM = "/dev/shm"
 """Where Linux has memory that looks like files."""
@@ -53,75 +57,94 @@ def preload(args: Namespace, environ: Mapping[str, str]) -> Preload:
     return Preload(modules, given)
 
 
-def watched(args: Namespace, environ: Mapping[str, str]) -> frozenset[str]:
-    """What `--watch` looks for: `spot`, `rebalance`.
+def watches_spot(args: Namespace, environ: Mapping[str, str]) -> bool:
+    """Whether `--watch spot` was given.
 
     Raises:
-        UsageError: it names something else.
+        UsageError: it says something else.
     """
-    given: str = args.watch or environ.get("HET_WATCH", "")
-    found = frozenset(filter(None, given.split(",")))
-    if unknown := sorted(found - {SPOT, REBALANCE}):
-        where = "--watch" if args.watch else "HET_WATCH in the environment:"
-        raise UsageError(f"{where} {unknown[0]}: give {SPOT}, or {SPOT},{REBALANCE}")
-    return found
+    given = args.watch or environ.get("HET_WATCH", "")
+    if given not in ("", SPOT):
+        raise UsageError(
+            f"{'--watch' if args.watch else 'HET_WATCH in the environment:'} {given}: give {SPOT}"
+        )
+    return bool(given)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotOptions:
-    """`--snapshot-dir`, `--snapshot-memory`, `--snapshot-every-s`, `--snapshot-to` and what belongs to that.
+    """`--snapshot-dir`, `--snapshot-memory` and so on.
 
     Attributes:
-        folder: where the node's folder is made.
-        memory: what all snapshots of the node may take, as text; None: half of what is free.
-        ports: how many it takes of `--port-range`.
+        folder: where the node's folder is made; dir_given: it was given.
+        memory: what all snapshots of the node may take (bytes); 0: there are none; None: half of what is free.
         every_s: how far apart they are at most (seconds).
         to: the directory that they are written to; None: they are not.
         to_every_s: how often (seconds).
         keep: how many are kept there.
+    """
+
+    folder: Path
+    dir_given: bool
+    memory: int | None
+    every_s: int
+    to: Path | None
+    to_every_s: int
+    keep: int
+
+
+def snapshot_options(args: Namespace, environ: Mapping[str, str]) -> SnapshotOptions:
+    """The flags, or their variables: `HET_SNAPSHOT_DIR` for `--snapshot-dir`.
 
     Raises:
         UsageError: a value makes no sense.
     """
 
-    def __init__(self, args: Namespace, environ: Mapping[str, str]) -> None:
-        self._args, self._environ = args, environ
-        self.folder = Path(self.given("dir") or SHM).absolute()
-        self.memory = self.given("memory")
-        self.ports = 0 if (self.memory or "").strip().lower() in ("off", "0") else 1
-        self.every_s = self._number("every_s", int(EVERY_S), least=1, what="a number of seconds")
-        to = self.given("to")
-        self.to = None if not to else self._url(to) if is_url(to) else Path(to).absolute()
-        self.to_every_s = self._number("to_every_s", TO_EVERY_S, least=1, what="a number of seconds")
-        self.keep = self._number("keep", KEEP, least=1, what="a number")
-        if self.to is None and (unused := next(filter(self.given, ("to_every_s", "keep")), None)):
-            raise UsageError(f"{self.flag(unused)}: nothing is written without --snapshot-to DIR")
+    def given(name: str) -> str | None:
+        return getattr(args, f"snapshot_{name}") or environ.get(f"HET_SNAPSHOT_{name.upper()}") or None
 
-    def _url(self, text: str) -> Path:
-        if urlsplit(text).password is not None:
-            raise UsageError(
-                f"{self.flag('to')}: no password in a URL, which others see in the list of processes: give it in the "
-                "environment, or in the configuration of what reads such URLs"
-            )
+    def read(name: str, reads: Callable[[str], T], default: U) -> T | U:
+        text = given(name)
         try:
-            return path_of(text)
-        except (ImportError, ValueError) as error:
-            more = "; pip install 'hetrdzv[urls]', and what reads these (s3fs, gcsfs, adlfs)"
-            raise UsageError(f"{self.flag('to')} {text}: {error}{more}") from None
+            return default if text is None else reads(text)
+        except ValueError as error:
+            flag = f"--snapshot-{name.replace('_', '-')}"
+            where = flag if getattr(args, f"snapshot_{name}") else f"HET_SNAPSHOT_{name.upper()}"
+            shown = "" if text is None or "@" in text else f" {text}"  # a password
+            raise UsageError(f"{where}{shown}: {error}") from None
 
-    def _number(self, name: str, default: int, *, least: int, what: str) -> int:
-        text = self.given(name)
-        if text is None:
-            return default
-        if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < least:
-            raise UsageError(f"{self.flag(name)} {text}: give {what}")
-        return int(text)
+    options = SnapshotOptions(
+        folder=Path(given("dir") or SHM).absolute(),
+        dir_given=given("dir") is not None,
+        memory=read("memory", size, None),
+        every_s=read("every_s", positive, int(EVERY_S)),
+        to=read("to", _directory, None),
+        to_every_s=read("to_every_s", positive, TO_EVERY_S),
+        keep=read("keep", positive, KEEP),
+    )
+    if options.to is None and (given("to_every_s") or given("keep")):
+        raise UsageError(
+            "--snapshot-to-every-s and --snapshot-keep: nothing is written without --snapshot-to DIR"
+        )
+    if options.to is not None and options.memory == 0:
+        raise UsageError("--snapshot-to needs snapshots, and --snapshot-memory turns them off")
+    return options
 
-    def given(self, what: str) -> str | None:
-        """A flag's value, or its variable's."""
-        value: str | None = getattr(self._args, f"snapshot_{what}")
-        return value or self._environ.get(f"HET_SNAPSHOT_{what.upper()}") or None
 
-    def flag(self, what: str) -> str:
-        """By which name something was given."""
-        given = getattr(self._args, f"snapshot_{what}")
-        return f"--snapshot-{what.replace('_', '-')}" if given else f"HET_SNAPSHOT_{what.upper()}"
+def _directory(text: str) -> Path:
+    """A directory or URL.
+
+    Raises:
+        ValueError: it is no URL that can be written to.
+    """
+    if not is_url(text):
+        return Path(text).absolute()
+    if urlsplit(text).password is not None:
+        raise ValueError(
+            "no password in a URL, which others see in the list of processes: use the environment"
+        )
+    try:
+        return path_of(text)
+    except (ImportError, ValueError) as error:
+        more = "pip install 'hetrdzv[urls]', and what reads these (s3fs, gcsfs, adlfs)"
+        raise ValueError(f"{error}; {more}") from None

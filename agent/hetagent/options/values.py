@@ -4,10 +4,10 @@ import re
 import signal
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
+from enum import IntFlag
 from typing import Any, TypeVar
 
 from hetagent.errors import UsageError
-from hetagent.options.model import Std, Streams
 from hetrdzv.protocol.texts.typed import seconds
 
 T = TypeVar("T")
@@ -25,6 +25,19 @@ MOST_GRACE_S = 86_400.0
 
 UNHANDLED = (signal.SIGKILL, signal.SIGSTOP)
 """Signals that no program can handle."""
+
+
+class Std(IntFlag):
+    """Output streams of a worker, with torch's names and values."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = OUT | ERR
+
+
+Streams = Std | dict[int, Std]
+"""Output streams of all workers, or by local rank."""
 
 
 def told(reads: Callable[[str], T]) -> Callable[[str], T]:
@@ -97,3 +110,30 @@ def streams(text: str) -> Streams:
         pairs = (pair.split(":") for pair in text.split(","))
         return {int(rank): Std(int(value)) for rank, value in pairs}
     raise ValueError("0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3")
+
+
+def positive(text: str) -> int:
+    """A whole number above zero.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not re.fullmatch(r"0*[1-9]\d{0,8}", text, re.ASCII):
+        raise ValueError("give a whole number, 1 or more")
+    return int(text)
+
+
+def size(text: str) -> int:
+    """A number of bytes such as 64G, 500M or 1.5T; `off` is 0.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if text.strip().lower() == "off":
+        return 0
+    match = re.fullmatch(
+        r"(\d{1,15}(?:\.\d{1,3})?) ?([KMGT]?)(?:i?B)?", text.strip(), re.ASCII | re.IGNORECASE
+    )
+    if match is None:
+        raise ValueError("not a size such as 64G or 500M, nor off")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))

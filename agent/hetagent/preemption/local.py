@@ -1,4 +1,4 @@
-"""Notices from whatever runs on this machine: a file that appears, or a command that says so."""
+"""Notices of `--leave-when`: a file that appears, or a command that exits with 0."""
 
 import contextlib
 import os
@@ -12,11 +12,11 @@ from hetagent.node.processes.shell import ShellCommand
 from hetagent.roundhook import PreemptionNotice
 from hetagent.workers.failures import plain_text, sendable
 
-MOST_CHARACTERS = 200
+MAX_CHARACTERS = 200
 """How much of the first line of a file or of a command's output is passed on."""
 
 CANNOT_RUN = (126, 127)
-"""Exit statuses of a shell that cannot run what it was given."""
+"""Exit statuses of a shell that cannot run its command."""
 
 
 class WhenFile:
@@ -27,16 +27,14 @@ class WhenFile:
 
     def ask(self) -> PreemptionNotice | None:
         """Whether the file is there."""
+        if not os.path.lexists(self._path):
+            return None
         content = b""
-        try:
-            with self._path.open("rb") as file:
-                content = file.read(4096)
-        except OSError:  # there is none; or it is a folder, or this user must not read it
-            if not os.path.lexists(self._path):
-                return None
+        with contextlib.suppress(OSError), self._path.open("rb") as file:  # a folder, say
+            content = file.read(4096)
         return PreemptionNotice(_first_line(content) or f"{self._path} is there", None)
 
-    def kept(self) -> Collection[int]:
+    def sessions(self) -> Collection[int]:
         return ()
 
     def close(self) -> None:
@@ -49,7 +47,6 @@ class WhenCommand:
     Args:
         command: for /bin/sh.
         incarnation: marks its processes, so that none outlives the agent.
-        log: shows one line.
     """
 
     def __init__(self, command: str, incarnation: str, log: Callable[[str], None]) -> None:
@@ -60,7 +57,7 @@ class WhenCommand:
         self._closed = False
         self._shell: ShellCommand | None = None
 
-    def kept(self) -> Collection[int]:
+    def sessions(self) -> Collection[int]:
         """Its session, while it runs; from any thread."""
         shell = self._shell
         return () if shell is None else (shell.process.pid,)
@@ -68,15 +65,13 @@ class WhenCommand:
     def ask(self) -> PreemptionNotice | None:
         """Start it, or see whether it has ended; if not, it goes on."""
         with self._lock:
+            shell = self._shell
             if self._closed:
                 return None
-            shell = self._shell
             if shell is None:
-                with contextlib.suppress(OSError):  # too many processes at the moment
-                    self._shell = ShellCommand(self._command, processes.WATCH_FOR, self._incarnation)
+                self._shell = ShellCommand(self._command, processes.WATCH_FOR, self._incarnation)
                 return None
-            status = shell.process.poll()
-            if status is None:
+            if (status := shell.process.poll()) is None:
                 return None
             shell.kill()
             self._shell = None
@@ -97,4 +92,4 @@ class WhenCommand:
 
 def _first_line(content: bytes) -> str:
     lines = [line.strip() for line in plain_text(content).splitlines() if line.strip()]
-    return sendable(lines[0])[:MOST_CHARACTERS] if lines else ""
+    return sendable(lines[0])[:MAX_CHARACTERS] if lines else ""

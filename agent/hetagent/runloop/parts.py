@@ -12,7 +12,7 @@ from hetagent.runloop.after_start import StartCheck
 from hetagent.runloop.deaths import ProgramDeaths
 from hetagent.runloop.notices import Notices
 from hetagent.runloop.share_files import ShareFiles
-from hetagent.snapshots.node.room import Snapshots
+from hetagent.snapshots.node.hook import SnapshotHook
 from hetagent.standby.keeper import Standbys
 from hetrdzv.protocol.states import ReportKind
 
@@ -38,7 +38,7 @@ class Parts:
     deaths: ProgramDeaths | None = None
     monitor: Watcher | None = None
     shares: ShareFiles | None = None
-    snapshots: Snapshots | None = None
+    snapshots: SnapshotHook | None = None
     standbys: Standbys | None = None
     preemption: PreemptionWatch | None = None
     ready_file: ReadyFile | None = None

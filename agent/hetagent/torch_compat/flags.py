@@ -14,7 +14,8 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.utils import macros
 
 from hetagent.errors import UsageError
-from hetagent.options.model import Streams, TorchrunOptions
+from hetagent.options.model import TorchrunOptions
+from hetagent.options.values import Streams
 
 try:
     from torch.numa import binding as numa

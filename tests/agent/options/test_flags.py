@@ -12,8 +12,9 @@ from hetagent.cli import usage
 from hetagent.cli.flags import SPEC_FLAGS, parser
 from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
-from hetagent.options.model import Options, Std, TorchrunOptions
+from hetagent.options.model import Options, TorchrunOptions
 from hetagent.options.torchrun import REFUSED, spellings
+from hetagent.options.values import Std
 from hetrdzv.protocol.settings import Setting
 from hetrdzv.protocol.texts.misplaced import HETAGENTS, misplaced
 from hetrdzv.protocol.texts.typed import setting

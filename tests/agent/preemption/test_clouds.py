@@ -99,12 +99,10 @@ def test_aws_says_when_it_takes_an_instance(
 ) -> None:
     service = Ec2()
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", serve(service).url + "/")
-    aws = Aws(http, rebalance=False)
-    aws.find()
+    aws = Aws(http)
     assert aws.ask() is None
     at = (datetime.now(UTC) + timedelta(seconds=118)).strftime("%Y-%m-%dT%H:%M:%SZ")
     service.said["spot/instance-action"] = f'{{"action": "terminate", "time": "{at}"}}'
-    service.token = "two"  # the first is too old by now
     told = aws.ask()
     assert told is not None
     assert told.why == "AWS is about to terminate this instance"
@@ -115,23 +113,6 @@ def test_aws_says_when_it_takes_an_instance(
     assert told.gone_at == pytest.approx(time.monotonic() + 120, abs=3)
     service.said["spot/instance-action"] = '{"action": "stop", "time": "2017-09-18T08:22:00Z"}'
     assert aws.ask() == ("AWS is about to stop this instance", None), "or fast"
-
-
-@pytest.mark.parametrize("rebalance", [False, True])
-def test_that_aws_may_take_an_instance_counts_where_it_was_asked_for(
-    serve: Serve, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, rebalance: bool
-) -> None:
-    service = Ec2()
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", serve(service).url)
-    aws = Aws(http, rebalance=rebalance)
-    aws.find()
-    service.said["events/recommendations/rebalance"] = '{"noticeTime": "2026-11-25T10:00:00Z"}'
-    told = aws.ask()
-    assert (told is not None) is rebalance
-    assert told is None or (told.why, told.gone_at) == (
-        "AWS says that it may soon interrupt this instance",
-        None,
-    )
 
 
 class Gce:
@@ -171,7 +152,6 @@ def test_google_says_that_it_takes_an_instance(
     service = Gce()
     monkeypatch.setenv("GCE_METADATA_HOST", serve(service).host)
     google = Google(http)
-    google.find()
     assert google.ask() is None
     service.said[path] = said
     told = google.ask()
@@ -214,7 +194,6 @@ def test_azure_says_when_it_takes_a_machine_and_freezes_and_others_do_not_count(
 ) -> None:
     service = Scheduled()
     azure = Azure(http, serve(service).url)
-    azure.find()
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=25), usegmt=True)
     service.add("Freeze", ["set_3"], soon)
     service.add("Preempt", ["set_4"], soon)
@@ -241,7 +220,7 @@ def test_the_cloud_is_found_by_who_answers(
     where = serve(service)
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", where.url)
     monkeypatch.setenv("GCE_METADATA_HOST", where.host)
-    found = Clouds(said.append, rebalance=False)
+    found = Clouds(said.append)
     request.addfinalizer(found.close)
     assert found.ask() is None
     assert said == ["--watch: looking for what Google Cloud announces"]
@@ -261,7 +240,7 @@ def test_where_no_cloud_answers_that_is_said_once(
     monkeypatch.setattr(clouds, "ADDRESS", nobody.url)
     monkeypatch.setattr(clouds, "AGAIN_S", 0.0)
     said: list[str] = []
-    found = Clouds(said.append, rebalance=False)
+    found = Clouds(said.append)
     request.addfinalizer(found.close)
     assert [found.ask(), found.ask()] == [None, None]
     assert len(said) == 1

@@ -37,7 +37,7 @@ class Told:
         self.asked += 1
         return self.now
 
-    def kept(self) -> tuple[int, ...]:
+    def sessions(self) -> tuple[int, ...]:
         return ()
 
     def close(self) -> None:
@@ -50,9 +50,9 @@ def preempted(*sources: Source) -> dict[str, Callable[[Callable[[str], None]], P
 
 def watch(*sources: Source, grace_s: float = 60.0) -> Callable[[Callable[[str], None]], PreemptionWatch]:
     def make(tell: Callable[[str], None]) -> PreemptionWatch:
-        room = PreemptionWatch(sources, tell, grace_s, look_s=0.02)
-        room.begin_to_look()
-        return room
+        made = PreemptionWatch(sources, tell, grace_s, look_s=0.02)
+        made.start()
+        return made
 
     return make
 
@@ -133,29 +133,29 @@ def test_a_signal_before_it_counts() -> None:
 
 
 @pytest.fixture
-def rooms() -> Iterator[list[PreemptionWatch]]:
+def watches() -> Iterator[list[PreemptionWatch]]:
     made: list[PreemptionWatch] = []
     yield made
-    for room in made:
-        room.close()
+    for one in made:
+        one.close()
 
 
-def test_what_is_far_off_waits_and_may_be_taken_back(rooms: list[PreemptionWatch]) -> None:
+def test_what_is_far_off_waits_and_may_be_taken_back(watches: list[PreemptionWatch]) -> None:
     told, said = Told(), list[str]()
     reclaim(told, 900.0)()
-    rooms.append(watch(told)(said.append))
+    watches.append(watch(told)(said.append))
     soon(lambda: said)
     told.now = None
     asked = told.asked
     soon(lambda: told.asked > asked + 2, "more looks")
-    assert rooms[0].take() is None
+    assert watches[0].take() is None
     reclaim(told, 119.0)()
-    soon(rooms[0].take, "an announcement")
-    assert rooms[0].take() is None, "once"
+    soon(watches[0].take, "an announcement")
+    assert watches[0].take() is None, "once"
     assert said == ["AWS is about to terminate this instance: leaving 120 s before"]
 
 
-def test_a_source_that_fails_or_hangs_stops_no_other(rooms: list[PreemptionWatch]) -> None:
+def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWatch]) -> None:
     class Fails(Told):
         def ask(self) -> PreemptionNotice | None:
             self.asked += 1
@@ -168,11 +168,11 @@ def test_a_source_that_fails_or_hangs_stops_no_other(rooms: list[PreemptionWatch
 
     over = threading.Event()
     told, fails, said = Told(), Fails(), list[str]()
-    rooms.append(watch(fails, Hangs(), told)(said.append))
+    watches.append(watch(fails, Hangs(), told)(said.append))
     try:
         soon(lambda: fails.asked > 2, "more looks")
         reclaim(told, None)()
-        soon(rooms[0].take, "an announcement")
+        soon(watches[0].take, "an announcement")
         assert said == [
             "cannot see whether this machine is taken away: OSError: nothing but trouble; trying again"
         ]
@@ -180,23 +180,23 @@ def test_a_source_that_fails_or_hangs_stops_no_other(rooms: list[PreemptionWatch
         over.set()
 
 
-def test_a_node_whose_machine_is_to_go_does_not_join(rooms: list[PreemptionWatch]) -> None:
+def test_a_node_whose_machine_is_to_go_does_not_join(watches: list[PreemptionWatch]) -> None:
     told = Told()
-    rooms += [
+    watches += [
         PreemptionWatch([told], lambda text: None, 60.0),
         PreemptionWatch([told], lambda text: None, 60.0),
     ]
-    assert rooms[0].check((), threading.Event()).why == ""
+    assert watches[0].check((), threading.Event()).why == ""
     reclaim(told, 60.0)()
-    assert rooms[1].check((), threading.Event()).why == "AWS is about to terminate this instance"
-    assert rooms[1].take() is not None
+    assert watches[1].check((), threading.Event()).why == "AWS is about to terminate this instance"
+    assert watches[1].take() is not None
 
 
-def test_who_has_a_longer_grace_leaves_earlier(rooms: list[PreemptionWatch]) -> None:
+def test_who_has_a_longer_grace_leaves_earlier(watches: list[PreemptionWatch]) -> None:
     told = Told()
     reclaim(told, 500.0)()
-    rooms.append(watch(told, grace_s=600.0)(lambda text: None))
-    soon(rooms[0].take, "an announcement")
+    watches.append(watch(told, grace_s=600.0)(lambda text: None))
+    soon(watches[0].take, "an announcement")
 
 
 # -- files and commands --------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_a_command_may_run_for_hours(command: Callable[[str], WhenCommand], tmp_
     for _ in range(20):
         assert source.ask() is None
         time.sleep(0.01)
-    assert len(source.kept()) == 1, "nobody ends it between rounds"
+    assert len(source.sessions()) == 1, "nobody ends it between rounds"
     (tmp_path / "go").touch()
     assert asked(source) == PreemptionNotice("the command of --leave-when says so", None)
     assert (tmp_path / "runs").read_text() == "x\n"
@@ -280,8 +280,8 @@ def test_a_command_that_is_none_is_told_once(command: Callable[..., WhenCommand]
 @pytest.mark.parametrize(
     ("argv", "environ", "said"),
     [
-        (["--watch", "spots"], {}, "--watch spots: give spot, or spot,rebalance"),
-        ([], {"HET_WATCH": "spot,weather"}, "HET_WATCH in the environment: weather: give spot"),
+        (["--watch", "spots"], {}, "--watch spots: give spot"),
+        ([], {"HET_WATCH": "spot,weather"}, "HET_WATCH in the environment: spot,weather: give spot"),
     ],
 )
 def test_what_can_be_watched_is_checked(argv: list[str], environ: dict[str, str], said: str) -> None:

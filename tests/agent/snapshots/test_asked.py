@@ -19,8 +19,8 @@ from hetagent import snapshots
 from hetagent.node.processes import guardian_process
 from hetagent.snapshots import taking
 from hetagent.snapshots.folder import FOLDER, Folder
-from hetagent.snapshots.node import exchange
-from hetagent.snapshots.node.exchange import Exchange
+from hetagent.snapshots.node import directory
+from hetagent.snapshots.node.directory import SnapshotDir
 
 STEP_S = 0.002
 
@@ -72,7 +72,7 @@ class Trainer:
             time.sleep(STEP_S)
 
     def ask(self) -> None:
-        assert exchange.ask(self.folder / "ask" / "0")
+        assert directory.ask(self.folder / "ask" / "0")
 
     def answer(self) -> dict[str, int]:
         """What the worker has answered, once it has."""
@@ -159,12 +159,12 @@ def test_a_worker_that_is_about_to_end_has_said_its_last_word(
     with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
         trainer.gate.clear()
         assert trainer.at_gate.wait(30)
-        told = Exchange(trainer.folder, print)
+        told = SnapshotDir(trainer.folder)
         snapshots.save_now()
-        assert told.said_last() == set(), "a script may call that, and go on"
+        assert told.answered() == set(), "a script may call that, and go on"
         snapshots.save_now(ends=True)
-        assert told.said_last() == {0}
-        assert not exchange.ask(trainer.folder / "ask" / "0")
+        assert told.answered() == {0}
+        assert not directory.ask(trainer.folder / "ask" / "0")
         assert trainer.answer()["step"] == trainer.done
 
 

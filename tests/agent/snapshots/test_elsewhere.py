@@ -13,7 +13,7 @@ from xxhash import xxh3_64_hexdigest
 from hetagent.node.network import hold_port
 from hetagent.snapshots import SnapshotError
 from hetagent.snapshots.folder import FOLDER, REPLICATED_SLOTS, Folder, Index, Stamp
-from hetagent.snapshots.node.serving import Serving
+from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.sources import Source
 
@@ -29,7 +29,7 @@ class Nodes:
             self.saved = saved = Job(folder, adamw)
             saved.train(0, STEPS)
             saved.snaps.save_now()
-            one = Serving(folder, lambda: hold_port("127.0.0.1", None), str, print)
+            one = SnapshotServer(folder, lambda: hold_port("127.0.0.1", None), str, print)
             one.start()
             running.callback(one.close)
             self.serving.append(one)

@@ -1,4 +1,4 @@
-"""The folder with a node's snapshots: made, locked, taken over from an agent that died, and removed."""
+"""The folder with a node's snapshots: made, locked, inherited from an agent that died, and removed."""
 
 import contextlib
 import fcntl
@@ -11,39 +11,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PREFIX = "hets_"
-"""How the names of such folders begin."""
 
-OLD_S, EMPTY_S, UNSAVED_S = 3600.0, 60.0, 86_400.0
-"""For how long nothing has been written to a folder that is swept, to one that never held a snapshot, and to one with
-what should be on disk (seconds)."""
+OLD_S, UNSAVED_S = 3600.0, 86_400.0
+"""Age at which an abandoned folder is swept, and one with a snapshot that should be on disk (seconds)."""
 
 UNSAVED = "unsaved.json"
-"""This file says which snapshot should be on disk and is not: the next agent writes it."""
-
-LOCK, SLOTS = "lock", "slots.json"
+"""Names a snapshot that should be on disk and is not: the next agent writes it."""
 
 LEAVING = "leaving"
-"""This file is there while an agent that leaves serves yet what the node holds, or writes it to disk."""
+"""Exists while an agent that leaves still serves its snapshots, or writes one to disk."""
+
+LOCK = "lock"
 
 WAIT_S, LEAVES_S = 30.0, 600.0
-"""How long the next agent of the node waits for the one before, and for one that leaves (seconds)."""
+"""How long a successor waits for its predecessor, and for one that is leaving (seconds)."""
 
 LOOK_S = 0.2
-"""How often it looks (seconds)."""
 
 
-class Folder:
-    """The folder of one node of a group, which no other agent uses as long as this process lives.
-
-    What an earlier agent of the same node has left in it is still there. One that lives yet is waited for: the server
-    lets only one agent of a node take part, so it is about to end.
+class NodeFolder:
+    """The folder of one node of a group, which no other agent uses while this process lives.
 
     Args:
-        parent: where it is.
-        group, node_id: whose it is.
-        servers: URLs of the servers that the group is on.
-        tell: shows one line to the person at the terminal.
-        wait_s: how long to wait for another agent that uses it (seconds); None: see `WAIT_S` and `LEAVES_S`.
+        servers: URLs of the group's servers.
+        wait_s: how long to wait for another agent that uses it (seconds); None: `WAIT_S` or `LEAVES_S`.
 
     Attributes:
         path: its path.
@@ -58,59 +49,54 @@ class Folder:
         group: str,
         node_id: str,
         servers: Sequence[str],
-        tell: Callable[[str], None] = lambda text: None,
+        log: Callable[[str], None] = lambda text: None,
         *,
         wait_s: float | None = None,
     ) -> None:
         key = "\0".join([str(os.getuid()), group, node_id, *sorted(set(servers))])
         self.path = parent / (PREFIX + hashlib.sha256(key.encode()).hexdigest()[:16])
-        began = time.monotonic()
-        said = False
-        while True:
-            with contextlib.suppress(FileExistsError):
-                self.path.mkdir(mode=0o700)
+        self._lock = -1
+        began, logged = time.monotonic(), False
+        while self._lock < 0:
+            self.path.mkdir(mode=0o700, exist_ok=True)
             try:
                 self._lock = _locked(self.path)
-                (self.path / LEAVING).unlink(missing_ok=True)
-                return
             except FileNotFoundError:  # its last owner has removed it just now
                 continue
             except BlockingIOError as error:
-                most_s = LEAVES_S if (self.path / LEAVING).exists() else WAIT_S
-                most_s = most_s if wait_s is None else wait_s
-                if time.monotonic() >= began + most_s:
+                limit_s = LEAVES_S if (self.path / LEAVING).exists() else WAIT_S
+                limit_s = limit_s if wait_s is None else wait_s
+                if time.monotonic() >= began + limit_s:
                     raise
-                if not said:
-                    tell(
-                        f"waiting until the last agent of this node has ended, {most_s:.0f} s at most: {error}"
-                    )
-                    said = True
-            time.sleep(LOOK_S)
+                if not logged:
+                    log(f"waiting up to {limit_s:.0f} s for the last agent of this node to end: {error}")
+                    logged = True
+                time.sleep(LOOK_S)
+        (self.path / LEAVING).unlink(missing_ok=True)
 
     def leave(self) -> None:
-        """This agent leaves, but not at once; the next one of the node waits for it."""
-        (self.path / LEAVING).touch()
+        """Mark this agent as leaving: its successor waits longer."""
+        with contextlib.suppress(OSError):
+            (self.path / LEAVING).touch()
 
     def close(self, *, remove: bool) -> None:
-        """Let the next agent have it, or remove it with all that is in it."""
-        if self._lock < 0:
-            return
-        if remove:
-            _remove(self.path)
-        os.close(self._lock)
-        self._lock = -1
+        """Unlock it, or remove it. Harmless if called again."""
+        if self._lock >= 0:
+            if remove:
+                _remove(self.path)
+            os.close(self._lock)
+            self._lock = -1
 
 
 def sweep(parent: Path) -> None:
-    """Remove the folders that agents of this user have left and nobody has come back for."""
+    """Remove abandoned folders of this user."""
     for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            old_s = UNSAVED_S if (path / UNSAVED).exists() else OLD_S if (path / SLOTS).exists() else EMPTY_S
-            if time.time() - _changed_at(path) < old_s:
-                continue
-            lock = _locked(path)
-            _remove(path)
-            os.close(lock)
+            changed_at = max(os.lstat(each).st_mtime for each in (path, *path.glob("*"), *path.glob("*/*")))
+            if time.time() - changed_at >= (UNSAVED_S if (path / UNSAVED).exists() else OLD_S):
+                lock = _locked(path)
+                _remove(path)
+                os.close(lock)
 
 
 def _locked(path: Path) -> int:
@@ -140,12 +126,7 @@ def _locked(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder at once for whoever looks for it by its name."""
+    """Remove a folder; its name is free at once."""
     gone = path.with_name(f"{path.name}.{os.getpid()}")
     os.rename(path, gone)
     shutil.rmtree(gone, ignore_errors=True)
-
-
-def _changed_at(path: Path) -> float:
-    """When something in a folder was written last (wall clock, seconds)."""
-    return max(os.lstat(each).st_mtime for each in (path, *path.glob("*"), *path.glob("*/*")))

@@ -17,9 +17,9 @@ from hetagent.errors import UsageError
 from hetagent.options import parts
 from hetagent.options.parts import SnapshotOptions
 from hetagent.snapshots.node import folder as folders
-from hetagent.snapshots.node import space
-from hetagent.snapshots.node.folder import EMPTY_S, OLD_S, Folder, sweep
-from hetagent.snapshots.node.start import snapshots_of
+from hetagent.snapshots.node import setup
+from hetagent.snapshots.node.folder import OLD_S, NodeFolder, sweep
+from hetagent.snapshots.node.setup import snapshot_hook
 from hetrdzv.protocol.rooms.snapshots import Holdings
 
 SERVERS = ["http://s:1"]
@@ -30,8 +30,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "WAIT_S", 0.2)
 
 
-def made(parent: Path, group: str = "g", node_id: str = "a") -> Folder:
-    return Folder(parent, group, node_id, SERVERS)
+def made(parent: Path, group: str = "g", node_id: str = "a") -> NodeFolder:
+    return NodeFolder(parent, group, node_id, SERVERS)
 
 
 def test_only_this_user_may_enter_it(tmp_path: Path) -> None:
@@ -43,20 +43,11 @@ def test_only_this_user_may_enter_it(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_jobs_on_a_host_do_not_meet(tmp_path: Path) -> None:
-    folders = [made(tmp_path, "g", "a"), made(tmp_path, "h", "a"), made(tmp_path, "g", "b")]
-    folders.append(Folder(tmp_path, "g", "a", ["http://another:1"]))
-    assert len({folder.path for folder in folders}) == 4
-    with pytest.raises(OSError, match="another agent uses"):
-        made(tmp_path)
-    for folder in folders:
-        folder.close(remove=True)
-
-
 def test_the_next_agent_finds_what_a_killed_one_has_left(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from hetagent.snapshots.node.folder import Folder\n"
-        f"(Folder(Path(sys.argv[1]), 'g', 'a', {SERVERS!r}).path / 'kept').touch(); print(flush=True); time.sleep(99)"
+        "import sys, time; from pathlib import Path; from hetagent.snapshots.node.folder import NodeFolder\n"
+        f"(NodeFolder(Path(sys.argv[1]), 'g', 'a', {SERVERS!r}).path / 'kept').touch(); print(flush=True)\n"
+        "time.sleep(99)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as first:
         assert first.stdout is not None
@@ -83,35 +74,40 @@ def test_a_folder_that_others_could_have_made_is_refused(tmp_path: Path) -> None
         made(tmp_path)
 
 
-def aged(folder: Folder, by_s: float) -> None:
+def aged(folder: NodeFolder, by_s: float) -> None:
     at = time.time() - by_s
     for path in (*folder.path.iterdir(), folder.path):
         os.utime(path, (at, at))
 
 
 def test_what_nobody_comes_back_for_is_swept(tmp_path: Path) -> None:
-    old, younger, empty, fresh, used, unsaved = (
-        made(tmp_path, group) for group in ("old", "younger", "empty", "fresh", "used", "unsaved")
-    )
-    for folder in (old, younger, used, unsaved):
-        (folder.path / "slots.json").touch()
+    old, younger, used, unsaved = (made(tmp_path, group) for group in ("old", "younger", "used", "unsaved"))
     (unsaved.path / "unsaved.json").touch()
     for folder in (old, used, unsaved):
         aged(folder, OLD_S + 1)
-    for folder, age_s in ((younger, OLD_S - 60), (empty, EMPTY_S + 1)):
-        aged(folder, age_s)
-    for folder in (old, younger, empty, fresh, unsaved):
+    aged(younger, OLD_S - 60)
+    for folder in (old, younger, unsaved):
         folder.close(remove=False)
     sweep(tmp_path)
-    assert {*tmp_path.iterdir()} == {younger.path, fresh.path, used.path, unsaved.path}
+    assert {*tmp_path.iterdir()} == {younger.path, used.path, unsaved.path}
     used.close(remove=True)
+
+
+def test_two_jobs_on_a_host_do_not_meet(tmp_path: Path) -> None:
+    folders = [made(tmp_path, "g", "a"), made(tmp_path, "h", "a"), made(tmp_path, "g", "b")]
+    folders.append(NodeFolder(tmp_path, "g", "a", ["http://another:1"]))
+    assert len({folder.path for folder in folders}) == 4
+    with pytest.raises(OSError, match="another agent uses"):
+        made(tmp_path)
+    for folder in folders:
+        folder.close(remove=True)
 
 
 # -- what it may take ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
+    ("text", "bytes_"),
     [
         ("64G", 64 << 30),
         ("500m", 500 << 20),
@@ -120,64 +116,24 @@ def test_what_nobody_comes_back_for_is_swept(tmp_path: Path) -> None:
         ("off", 0),
         ("7", 7),
         ("1 K", 1 << 10),
-        ("", None),
-        ("-1", None),
-        ("many", None),
     ],
 )
-def test_sizes_are_read(text: str, size: int | None) -> None:
-    if size is not None:
-        assert space.parsed(text) == size
-    else:
-        with pytest.raises(ValueError, match="not a size such as 64G"):
-            space.parsed(text)
+def test_sizes_are_read(text: str, bytes_: int) -> None:
+    assert asked("--snapshot-memory", text).memory == bytes_
 
 
-def on(monkeypatch: pytest.MonkeyPatch, kind: str, size: int, free: int) -> None:
-    """The folder of the test is on such a file system."""
-    monkeypatch.setattr(space, "_file_system", lambda folder: kind)
-    monkeypatch.setattr(os, "statvfs", lambda folder: Namespace(f_frsize=1, f_blocks=size, f_bavail=free))
-
-
-def test_half_of_what_is_free_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on(monkeypatch, "tmpfs", 64 << 30, 32 << 30)
-    monkeypatch.setattr(space, "free_memory", lambda: 24 << 30)
-    assert space.space(tmp_path, None) == space.Space(12 << 30)
-    assert space.space(tmp_path, 20 << 30) == space.Space(20 << 30)
-
-
-def test_what_an_earlier_agent_has_left_counts_as_free(
+def test_what_is_free_in_a_tmpfs_is_what_it_and_the_machine_have_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on(monkeypatch, "tmpfs", 64 << 30, 0)
-    monkeypatch.setattr(space, "free_memory", lambda: 24 << 30)
+    """What an earlier agent has left counts as free."""
+    stats = Namespace(f_frsize=1, f_bavail=32 << 30)
+    monkeypatch.setattr(os, "statvfs", lambda folder: stats)
+    monkeypatch.setattr(setup, "free_memory", lambda: 24 << 30)
+    assert setup.free_space(tmp_path) == 24 << 30
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "shared.bin").write_bytes(bytes(1 << 20))
-    assert space.space(tmp_path, None).memory == 1 << 19
-
-
-@pytest.mark.parametrize(
-    ("kind", "size", "given", "words"),
-    [
-        ("tmpfs", 64 << 20, None, ["has only 64 MiB", "--shm-size", "medium: Memory"]),
-        ("ext4", 64 << 30, None, ["is no tmpfs", "--snapshot-dir"]),
-        ("tmpfs", 64 << 30, 100 << 30, ["only 64 GiB are free", "--snapshot-memory 100 GiB"]),
-    ],
-)
-def test_what_is_wrong_with_the_place_is_said_with_the_mend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, size: int, given: int | None, words: list[str]
-) -> None:
-    on(monkeypatch, kind, size, size)
-    monkeypatch.setattr(space, "free_memory", lambda: 1 << 40)
-    problem = space.space(tmp_path / "folder", given).problem
-    assert [word for word in words if word not in problem] == []
-    assert str(tmp_path) in problem
-
-
-def test_a_real_file_system_is_looked_at() -> None:
-    found = space.space(Path("/dev/shm"), None)
-    assert "is no tmpfs" not in found.problem
-    assert "is no tmpfs" in space.space(Path("/proc/tty"), None).problem
+    stats.f_bavail = 0
+    assert setup.free_space(tmp_path) == 1 << 20
 
 
 # -- flags -----------------------------------------------------------------------------------------------------
@@ -191,23 +147,21 @@ def test_flags_count_more_than_variables() -> None:
     made = asked(
         "--snapshot-every-s", "64", HET_SNAPSHOT_EVERY_S="8", HET_SNAPSHOT_MEMORY="1G", HET_SNAPSHOT_DIR="/d"
     )
-    assert (made.every_s, made.memory, str(made.folder)) == (64, "1G", "/d")
+    assert (made.every_s, made.memory, str(made.folder)) == (64, 1 << 30, "/d")
     assert (asked().every_s, asked().memory, str(asked().folder)) == (30, None, "/dev/shm")
 
 
 @pytest.mark.parametrize(
     ("flags", "environ", "words"),
     [
-        (["--snapshot-every-s", "often"], {}, "--snapshot-every-s often: give a number of seconds"),
-        ([], {"HET_SNAPSHOT_EVERY_S": "0"}, "HET_SNAPSHOT_EVERY_S 0: give a number of seconds"),
-        (["--snapshot-to", "d", "--snapshot-keep", "0"], {}, "--snapshot-keep 0: give a number"),
+        (["--snapshot-every-s", "often"], {}, "--snapshot-every-s often: give a whole number"),
+        ([], {"HET_SNAPSHOT_EVERY_S": "0"}, "HET_SNAPSHOT_EVERY_S 0: give a whole number"),
+        (["--snapshot-memory", "some"], {}, "--snapshot-memory some: not a size"),
+        (["--snapshot-memory", "-1"], {}, "not a size such as 64G"),
         (["--snapshot-to", "sftp://me:sesame@host/d"], {}, "--snapshot-to: no password in a URL"),
         (["--snapshot-to", "zz://d"], {}, "--snapshot-to zz://d: Unsupported filesystem: 'zz'; pip install"),
-        (
-            ["--snapshot-to-every-s", "9"],
-            {},
-            "--snapshot-to-every-s: nothing is written without --snapshot-to",
-        ),
+        (["--snapshot-keep", "9"], {}, "nothing is written without --snapshot-to"),
+        (["--snapshot-to", "d", "--snapshot-memory", "off"], {}, "--snapshot-memory turns them off"),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags: list[str], environ: dict[str, str], words: str) -> None:
@@ -219,19 +173,16 @@ def test_off_makes_nothing(tmp_path: Path) -> None:
     nobody: Any = None
     for size in ("off", "0"):
         assert (
-            snapshots_of(nobody, asked("--snapshot-memory", size, "--snapshot-dir", str(tmp_path)), nobody)
+            snapshot_hook(nobody, asked("--snapshot-memory", size, "--snapshot-dir", str(tmp_path)), nobody)
             is None
         )
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(
-        UsageError, match="--snapshot-to needs snapshots, and --snapshot-memory turns them off"
-    ):
-        snapshots_of(nobody, asked("--snapshot-memory", "off", "--snapshot-to", str(tmp_path)), nobody)
+
+
+def test_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"--snapshot-to .*/file: File exists"):
-        snapshots_of(nobody, asked("--snapshot-to", str(tmp_path / "file")), nobody)
-    with pytest.raises(UsageError, match="--snapshot-memory: 'some' is not a size"):
-        snapshots_of(nobody, asked("--snapshot-memory", "some"), nobody)
+        placed(tmp_path, [], HET_SNAPSHOT_TO=str(tmp_path / "file"), HET_SNAPSHOT_DIR=str(tmp_path))
 
 
 def placed(folder: Path, said: list[str], offered: list[Holdings] | None = None, **environ: str) -> Any:
@@ -248,7 +199,7 @@ def placed(folder: Path, said: list[str], offered: list[Holdings] | None = None,
         launch=Namespace(one_per_node=False),
         hold_port=None,
     )
-    return snapshots_of(
+    return snapshot_hook(
         node, asked(*(["--snapshot-dir", str(folder)] if not environ else []), **environ), line
     )
 
@@ -278,9 +229,7 @@ def test_a_node_whose_folder_another_agent_uses_does_without(
     monkeypatch.setattr(parts, "SHM", str(tmp_path))
     first = placed(tmp_path, said)
     assert placed(tmp_path, said, offered, HET_SNAPSHOT_EVERY_S="8") is None
-    assert said[0].startswith(
-        "waiting until the last agent of this node has ended, 0 s at most: another agent uses"
-    )
+    assert said[0].startswith("waiting up to 0 s for the last agent of this node to end: another agent uses")
     assert said[1].startswith("no snapshots on this node: another agent uses")
     assert f"(pid {os.getpid()})" in said[1]
     assert said[1].endswith(offered[-1].not_taken), "so that `hetctl describe` says it"
@@ -291,18 +240,16 @@ def test_a_node_whose_folder_another_agent_uses_does_without(
 
 def test_the_next_agent_of_a_node_waits_for_one_that_leaves(tmp_path: Path) -> None:
     said: list[str] = []
-    first = Folder(tmp_path, "g", "a", SERVERS)
+    first = NodeFolder(tmp_path, "g", "a", SERVERS)
     first.leave()
     leaving = threading.Timer(0.5, first.close, kwargs={"remove": False})
     leaving.start()
-    second = Folder(tmp_path, "g", "a", SERVERS, said.append)
+    second = NodeFolder(tmp_path, "g", "a", SERVERS, said.append)
     assert second.path == first.path
     (text,) = said
-    assert text.startswith(
-        "waiting until the last agent of this node has ended, 600 s at most: another agent uses"
-    )
+    assert text.startswith("waiting up to 600 s for the last agent of this node to end: another agent uses")
     with pytest.raises(BlockingIOError):  # it does not leave
-        Folder(tmp_path, "g", "a", SERVERS, said.append)
+        NodeFolder(tmp_path, "g", "a", SERVERS, said.append)
     second.close(remove=True)
     leaving.join()
 
@@ -335,12 +282,3 @@ def test_a_node_does_not_sweep_away_its_own(tmp_path: Path) -> None:
     assert (path / "kept").exists()
     second.close()
     second._folder.close(remove=True)
-
-
-def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "LEAVES_S", 0.3)
-    first = Folder(tmp_path, "g", "a", SERVERS)
-    first.leave()
-    with pytest.raises(BlockingIOError, match="another agent uses"):
-        Folder(tmp_path, "g", "a", SERVERS)
-    first.close(remove=True)

@@ -17,9 +17,9 @@ from hetagent.context import Identity
 from hetagent.node.network import hold_port
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
-from hetagent.snapshots.node import parting as partings
-from hetagent.snapshots.node.parting import SERVES_S, Parting
-from hetagent.snapshots.node.serving import Serving
+from hetagent.snapshots.node import handover as handovers
+from hetagent.snapshots.node.handover import SERVES_S, Handover
+from hetagent.snapshots.node.server import SnapshotServer
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import StaleIncarnation, UnknownNode, Unreachable
@@ -69,12 +69,12 @@ class Node:
         self.said: list[str] = []
         self.others = Others()
         hold = lambda: hold_port("127.0.0.1", None)  # noqa: E731
-        self.serving = Serving(path, hold, lambda: "127.0.0.1", self.said.append)
+        self.serving = SnapshotServer(path, hold, lambda: "127.0.0.1", self.said.append)
         part(path, 1, (3, 120))
         self.serving.start()
         self.fetched()  # it has started
         line, connect = cast(ServerConnection, self.others), lambda: cast(Client, self.others)
-        self.parting = Parting(IDENTITY, line, self.serving, connect, self.said.append)
+        self.handover = Handover(IDENTITY, line, self.serving, connect, self.said.append)
 
     def holdings(self, step: int = 120, number: int = 3, **more: Any) -> Holdings:
         held = Held(round=number, step=step, world_size=2, **({"sharded": True} | more))
@@ -88,27 +88,27 @@ class Node:
     def finishes(self, hurried: threading.Event | None = None) -> float:
         """Returns how long that takes (seconds)."""
         began = time.monotonic()
-        self.parting.finish(hurried.is_set if hurried is not None else lambda: False)
+        self.handover.wait(hurried.is_set if hurried is not None else lambda: False)
         return time.monotonic() - began
 
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(partings, "LOOK_S", 0.02)
+    monkeypatch.setattr(handovers, "LOOK_S", 0.02)
     made = Node(tmp_path)
     yield made
     made.serving.close()
 
 
 def begins(node: Node, until: float | None = None, *, alone: bool = False, **more: Any) -> bool:
-    return node.parting.begin(3, "its agent got SIGTERM", node.holdings(**more), until, alone=alone)
+    return node.handover.announce(3, "its agent got SIGTERM", node.holdings(**more), until, alone=alone)
 
 
 def test_it_says_what_it_serves_and_waits_until_the_others_have_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partings, "QUIET_S", 1.1)
-    monkeypatch.setattr(partings, "ASK_S", 0.05)
+    monkeypatch.setattr(handovers, "QUIET_S", 1.1)
+    monkeypatch.setattr(handovers, "ASK_S", 0.05)
     assert begins(node)
     (report,) = node.others.reports
     assert (report.kind, report.round, report.message) == (ReportKind.PARTING, 3, "its agent got SIGTERM")
@@ -147,15 +147,8 @@ def test_it_stays_no_longer_than_it_may(node: Node, error: Exception) -> None:
     assert 0.1 < node.finishes() < 30
 
 
-def test_it_does_not_stay_where_no_server_tells_of_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partings, "ASK_S", 0.05)
-    node.others.says = Unreachable("no server")
-    assert begins(node)
-    assert node.finishes() < 30
-
-
 def test_a_server_that_never_answers_holds_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partings, "ASK_S", 0.2)
+    monkeypatch.setattr(handovers, "ASK_S", 0.2)
     never = threading.Event()
 
     async def hang(others: Others) -> None:  # as a resolver may
@@ -178,8 +171,8 @@ def test_whoever_is_in_a_hurry_does_not_wait(node: Node) -> None:
 def test_what_others_have_is_not_served(node: Node) -> None:
     assert not begins(node, sharded=False)
     assert not begins(node, time.monotonic() - 1)
-    assert not node.parting.begin(3, "", replace(node.holdings(), port=0), None, alone=False)
-    assert not node.parting.begin(3, "", Holdings(), None, alone=False)
+    assert not node.handover.announce(3, "", replace(node.holdings(), port=0), None, alone=False)
+    assert not node.handover.announce(3, "", Holdings(), None, alone=False)
     assert (node.others.reports, node.said) == ([], [])
     assert node.finishes() < 0.1
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Folder
 from hetagent.snapshots.folder import Stamp as Taken
 from hetagent.snapshots.memory import Mapped
-from hetagent.snapshots.node import copying
-from hetagent.snapshots.node.copying import fetch
-from hetagent.snapshots.node.exchange import Exchange
-from hetagent.snapshots.node.serving import Serving
+from hetagent.snapshots.node import prefetch
+from hetagent.snapshots.node.inventory import SnapshotInventory
+from hetagent.snapshots.node.prefetch import fetch
+from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.sources import Source as Fetched
 from hetagent.snapshots.sources import SourceError
 from hetrdzv.protocol.rooms.snapshots import Copy, Held, RankPart, Source, Stamp
@@ -28,7 +29,7 @@ SIZE = 1000
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "CHUNK", 300)
+    monkeypatch.setattr(prefetch, "CHUNK", 300)
 
 
 class Nodes:
@@ -44,7 +45,7 @@ class Nodes:
         part(self.here, 0, (3, 120), sharded=True, shared=False, files={})
         self.content = content
         (self.there / "2" / "1.bin").write_bytes(content)
-        self.serving = Serving(self.there, lambda: hold_port("127.0.0.1", None), str, print)
+        self.serving = SnapshotServer(self.there, lambda: hold_port("127.0.0.1", None), str, print)
         self.serving.start()
 
     @property
@@ -78,7 +79,7 @@ def test_training_has_the_network_for_as_long(nodes: Nodes, monkeypatch: pytest.
         clock[0] += 2.0
         return clock[0]
 
-    monkeypatch.setattr(copying.time, "monotonic", now)
+    monkeypatch.setattr(prefetch, "time", Namespace(monotonic=now))
     pauses: list[float] = []
     fetch(nodes.here, nodes.copy, pause=pauses.append)
     assert pauses == [2.0, 2.0, 2.0]
@@ -114,7 +115,7 @@ def alike(nodes: Nodes, content: bytes) -> None:
 
 def declared(node: Path) -> Held:
     """What a node declares of its only snapshot."""
-    (held,) = Exchange(node, pytest.fail).held()
+    (held,) = SnapshotInventory(Folder(node), pytest.fail).held()
     return held
 
 
@@ -136,6 +137,8 @@ def test_a_node_that_had_nothing_has_all_that_ranks_have_alike_with_the_parts_of
 def test_what_ranks_have_alike_is_not_fetched_twice(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     content = os.urandom(700)
     alike(nodes, content)
+    files = {"shared.bin": [len(content), xxh3_64_hexdigest(content)]}
+    part(nodes.here, 0, (3, 120), sharded=True, files=files)
     (nodes.here / "0" / "shared.bin").write_bytes(content + b"of other ranks")
     asked: list[str] = []
     opened = Fetched.open

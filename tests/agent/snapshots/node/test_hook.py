@@ -23,16 +23,14 @@ from hetagent.node.network import hold_port
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.snapshots import asked
-from hetagent.snapshots.node import declaring
-from hetagent.snapshots.node.folder import Folder
-from hetagent.snapshots.node.room import Snapshots
-from hetagent.snapshots.node.serving import Serving
-from hetagent.snapshots.node.space import Space
+from hetagent.snapshots.node import reporter
+from hetagent.snapshots.node.folder import NodeFolder
+from hetagent.snapshots.node.hook import SnapshotHook
+from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.errors import InvalidRequest
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, SnapshotsReply, SnapshotsRequest, Source, Stamp
 from hetrdzv.protocol.states import DirectiveKind
 
@@ -72,25 +70,25 @@ class Ran:
 
 
 class Node:
-    """A room of a node with two workers, ranks 2 and 3 of 4 unless a test says otherwise."""
+    """The hook of a node with two workers, ranks 2 and 3 of 4 unless a test says otherwise."""
 
-    def __init__(self, parent: Path, serving: bool = False) -> None:
+    def __init__(self, parent: Path, serves: bool = False) -> None:
         self.line, self.said = Told(), list[str]()
-        self.folder = Folder(parent, "g", "a", ())
+        self.folder = NodeFolder(parent, "g", "a", ())
         self.path = self.folder.path
-        self.serving = self._serving() if serving else None
-        self.room = Snapshots(
+        self.server = self._server() if serves else None
+        self.hook = SnapshotHook(
             node_id="a",
             line=cast(ServerConnection, self.line),
-            tell=self.said.append,
+            log=self.said.append,
             folder=self.folder,
-            space=Space(1000, "little space"),
-            serving=self.serving,
+            memory=1000,
+            server=self.server,
         )
 
-    def _serving(self) -> Serving:
+    def _server(self) -> SnapshotServer:
         hold = lambda: hold_port("127.0.0.1", None)  # noqa: E731
-        return Serving(self.path, hold, lambda: "127.0.0.1", self.said.append)
+        return SnapshotServer(self.path, hold, lambda: "127.0.0.1", self.said.append)
 
     def enters(self, number: int = 4, chosen: Chosen | None = None, nnodes: int = 1, **more: Any) -> None:
         """It takes part in a round, whose workers run."""
@@ -99,20 +97,20 @@ class Node:
         more = {"rank_offset": 2, "slots": 2, "world_size": 4, "origin": "job1", **more}
         begun = replace(directive.start, nnodes=nnodes, snapshot=chosen, **more)
         assignment = Assignment(group="g", node_id="a", round=number, start=begun)
-        self.room.prepare(assignment, COMMAND)
+        self.hook.prepare(assignment, COMMAND)
         self.works(Ran(0, 1))
 
     def works(self, workers: Ran) -> None:
-        self.room.begin(cast(Workers, workers))
+        self.hook.begin(cast(Workers, workers))
 
     def hears(self, kind: DirectiveKind, **more: Any) -> None:
-        self.room.on_directive(replace(start("a", 4), kind=kind, start=None, **more))
+        self.hook.on_directive(replace(start("a", 4), kind=kind, start=None, **more))
 
     def leaves(self, until: float | None = None) -> str:
         """Its agent ends."""
-        self.room.say_goodbye("SIGTERM", until)
-        self.room.close()
-        return self.room.leave(until, lambda: False)
+        self.hook.say_goodbye("SIGTERM", until)
+        self.hook.close()
+        return self.hook.leave(until, lambda: False)
 
     def opens(self, rank: int = 2) -> int:
         """A worker opens snapshots; returns the end of its pipe that it reads."""
@@ -138,7 +136,7 @@ class Node:
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
-    monkeypatch.setattr(declaring, "tells_every_s", lambda nnodes: 0.0)
+    monkeypatch.setattr(reporter, "reports_every_s", lambda nnodes: 0.0)
     made: list[Node] = []
 
     def make(**more: Any) -> Node:
@@ -164,9 +162,9 @@ def test_a_node_says_that_it_could_hold_snapshots(node: Node) -> None:
 
 def test_without_snapshots_the_server_is_told_nothing_more(node: Node) -> None:
     node.enters()
-    node.room.look()
+    node.hook.look()
     node.hears(DirectiveKind.STOP)
-    node.room.end()
+    node.hook.end()
     assert node.line.asked == []
     assert [(offer.held, offer.origin) for offer in node.line.offered] == [((), ""), ((), "job1")]
     assert node.said == []
@@ -177,18 +175,18 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
     os.close(node.opens())
     node.part((4, 120))
     soon(lambda: poll(node), "news")
-    node.room.look()
+    node.hook.look()
     [(request, answer)] = node.line.asked
     assert (request.round, request.holdings.origin) == (4, "job1")
     assert [(held.step, held.whole) for held in request.holdings.held] == [(120, True)]
     assert node.offer == request.holdings, "whatever has this node join again"
     node.part((4, 130), slot=1)
     node.part((4, 140), slot=2)
-    node.room.look()
+    node.hook.look()
     assert len(node.line.asked) == 1, "one at a time"
     answer.set_result(SnapshotsReply(complete=Stamp(round=4, step=120)))
-    assert node.room.due_at() == 0.0
-    node.room.look()
+    assert node.hook.due_at() == 0.0
+    node.hook.look()
     assert node.control()["kept"] == [[4, 140]]
     assert [held.step for held in node.line.asked[1][0].holdings.held] == [140, 130, 120]
 
@@ -198,40 +196,27 @@ def test_the_server_hears_of_a_worker_that_takes_none_while_its_round_runs(node:
     os.close(node.opens())
     asked.give_up(node.path, 2, "they need 5 MB")
     soon(lambda: poll(node), "news")
-    node.room.look()
+    node.hook.look()
     [(request, _)] = node.line.asked
     assert request.holdings.not_taken == "they need 5 MB"
-    node.room.end()
+    node.hook.end()
     assert node.offer.not_taken == ""
     node.enters(5)
-    node.room.look()
+    node.hook.look()
     assert node.offer.not_taken == ""
 
 
 def poll(node: Node) -> bool:
-    return bool(select.select([node.room], [], [], 0)[0])
-
-
-def test_a_server_that_knows_no_snapshots_is_told_once(node: Node) -> None:
-    node.enters()
-    os.close(node.opens())
-    node.room.look()
-    node.line.asked[0][1].set_exception(InvalidRequest("there is no such route"))
-    node.part((4, 120))
-    node.room.look()
-    node.room.look()
-    assert len(node.line.asked) == 1
-    assert sum("the server does not hear of snapshots" in text for text in node.said) == 1
-    assert node.room.due_at() is None
+    return bool(select.select([node.hook], [], [], 0)[0])
 
 
 def test_an_answer_after_the_end_of_the_round_changes_nothing(node: Node) -> None:
     node.enters()
     os.close(node.opens())
-    node.room.look()
+    node.hook.look()
     node.line.asked[0][1].cancel()
-    node.room.look()
-    assert node.room.due_at() is None
+    node.hook.look()
+    assert node.hook.due_at() is None
     assert node.control()["kept"] == []
 
 
@@ -242,9 +227,9 @@ def test_the_next_join_says_what_was_saved_last_and_how_far_workers_had_come(nod
     node.part((4, 120), slot=1)
     node.answers()
     (node.path / "ask" / "2.step").write_text("123")
-    node.room.end()
+    node.hook.end()
     assert (node.offer.reached, [held.step for held in node.offer.held]) == (123, [120])
-    node.room.end()
+    node.hook.end()
     assert node.offer.reached == 123
 
 
@@ -255,29 +240,18 @@ def test_how_far_a_killed_worker_had_come_is_declared_also_by_the_next_agent(
     node.enters()
     (node.path / "ask" / "2.step").write_text("131")
     node.part((4, 120))
-    node.room.end()
+    node.hook.end()
     assert node.offer.reached == 131
     node.leaves()
     assert nodes().offer.reached == 131
-
-
-def test_little_space_is_said_once_it_matters(node: Node) -> None:
-    node.enters()
-    node.room.look()
-    assert node.said == []
-    os.close(node.opens())
-    node.room.look()
-    node.room.look()
-    assert node.said == ["snapshots: little space"]
 
 
 def test_a_node_that_has_nothing_asks_for_what_to_copy_of_shards_before_its_workers_open_anything(
     node: Node,
 ) -> None:
     node.enters(chosen=replace(chosen(node_id="b"), sharded=True), nnodes=2)
-    assert "snapshots: little space" in node.said
-    assert node.room.due_at() is not None
-    node.room.look()
+    assert node.hook.due_at() is not None
+    node.hook.look()
     assert [request.round for request, _ in node.line.asked] == [4]
 
 
@@ -285,7 +259,7 @@ def test_the_next_agent_declares_what_is_left(nodes: Callable[..., Node]) -> Non
     first = nodes()
     first.enters()
     first.part((4, 120))
-    first.room.end()
+    first.hook.end()
     first.leaves()
     second = nodes()
     assert second.offer.held == first.offer.held != ()
@@ -304,32 +278,32 @@ def test_what_outlived_any_node_is_kept_until_something_newer_does(node: Node) -
     node.enters(number=3)
     os.close(node.opens())
     node.part((3, 60))
-    node.room.look()
+    node.hook.look()
     node.line.asked[-1][1].set_result(SnapshotsReply(complete=Stamp(round=3, step=60)))
-    node.room.look()
+    node.hook.look()
     node.part((3, 120), slot=1, sharded=True)
-    node.room.end()
+    node.hook.end()
     node.enters(chosen=replace(chosen(), sharded=True), nnodes=2)
     assert (node.control()["safe"], node.control()["kept"]) == ([3, 60], [[3, 60], [3, 120]])
     for step, complete, kept in ((130, None, [3, 60]), (140, Stamp(round=3, step=120), [3, 120])):
         node.part((4, step), slot=2, sharded=True)
-        node.room.look()
+        node.hook.look()
         node.line.asked[-1][1].set_result(SnapshotsReply(complete=complete))
-        node.room.look()
+        node.hook.look()
         assert (node.control()["safe"], node.control()["kept"]) == (kept, [kept, [4, step]])
 
 
 def test_workers_find_from_where_to_begin(node: Node) -> None:
     node.enters(number=3)
     node.part((3, 120))
-    node.room.end()
+    node.hook.end()
     node.enters(chosen=chosen())
     told = json.loads((node.path / "start.json").read_bytes())
     assert (told["step"], told["sources"][0]["path"]) == (120, str(node.path / "0"))
     kept = {"safe": [3, 120], "kept": [[3, 120]], "to_disk": False}
     assert node.control() == {"round": 4, "every_s": 30, "memory": 1000, **kept}
     assert "round 4: begins from the snapshot of step 120, 2 before the last" in node.said
-    assert node.room.static_env({}) == {"HET_SNAPSHOTS": str(node.path)}
+    assert node.hook.static_env({}) == {"HET_SNAPSHOTS": str(node.path)}
 
 
 def test_that_nobody_knows_what_is_lost_is_said(node: Node) -> None:
@@ -342,30 +316,30 @@ def test_the_own_copy_that_cannot_be_loaded_ends_the_round_and_is_dropped(node: 
     node.enters(number=3)
     node.part((3, 120))
     node.part((3, 60), slot=1)
-    node.room.end()
+    node.hook.end()
     node.enters(chosen=chosen())
-    assert node.room.abandon_reason() == ""
+    assert node.hook.abandon_reason() == ""
     put(node.path / "bad" / "3-120", '{"node": "a", "why": "model.w has another digest"}')
-    assert "of step 120: the copy on node 'a' is of no use (model.w has another" in node.room.abandon_reason()
-    node.room.end()
+    assert "of step 120: the copy on node 'a' is of no use (model.w has another" in node.hook.abandon_reason()
+    node.hook.end()
     assert node.offer.refused == (), "others may have a good copy"
     assert [held.step for held in node.offer.held] == [60]
-    assert node.room.abandon_reason() == ""
+    assert node.hook.abandon_reason() == ""
 
 
 def test_what_cannot_be_had_from_another_node_twice_is_refused_but_the_own_part_kept(node: Node) -> None:
     node.enters(number=3)
     node.part((3, 120))
-    node.room.end()
+    node.hook.end()
     node.enters(chosen=chosen(node_id="b"))
     put(node.path / "bad" / "3-120", '{"node": "b", "why": "it is short"}')
-    assert "the copy on node 'b' is of no use (it is short)" in node.room.abandon_reason()
-    node.room.end()
+    assert "the copy on node 'b' is of no use (it is short)" in node.hook.abandon_reason()
+    node.hook.end()
     assert node.offer.refused == (), "perhaps it was not reached"
     node.enters(chosen=chosen(node_id="b"))
     put(node.path / "bad" / "3-120", '{"node": "", "why": "nobody has it"}')
-    assert "no copy is of use (nobody has it)" in node.room.abandon_reason()
-    node.room.end()
+    assert "no copy is of use (nobody has it)" in node.hook.abandon_reason()
+    node.hook.end()
     assert (node.offer.refused, len(node.offer.held)) == ((Stamp(round=3, step=120),), 1)
 
 
@@ -373,36 +347,36 @@ def test_what_cannot_be_had_from_another_node_twice_is_refused_but_the_own_part_
 
 
 def test_it_is_served_once_there_are_snapshots_and_other_nodes(nodes: Callable[..., Node]) -> None:
-    node = nodes(serving=True)
-    assert node.serving is not None
+    node = nodes(serves=True)
+    assert node.server is not None
     node.enters(nnodes=2)
-    node.room.look()
-    assert node.serving.port == 0
+    node.hook.look()
+    assert node.server.port == 0
     os.close(node.opens())
-    node.room.look()
-    assert node.serving.port > 0
-    assert (node.offer.port, node.offer.key) == (node.serving.port, node.serving.key)
+    node.hook.look()
+    assert node.server.port > 0
+    assert (node.offer.port, node.offer.key) == (node.server.port, node.server.key)
 
 
 def test_a_node_alone_serves_what_it_has_to_those_that_may_come(nodes: Callable[..., Node]) -> None:
-    node = nodes(serving=True)
-    assert node.serving is not None
+    node = nodes(serves=True)
+    assert node.server is not None
     node.enters()
     os.close(node.opens())
-    node.room.look()
-    assert (node.serving.port, node.offer.key) == (0, "")
+    node.hook.look()
+    assert (node.server.port, node.offer.key) == (0, "")
     node.part((4, 120))
-    node.room.look()
-    assert node.offer.port == node.serving.port > 0
+    node.hook.look()
+    assert node.offer.port == node.server.port > 0
 
 
 def test_the_next_agent_serves_what_is_left(nodes: Callable[..., Node]) -> None:
     first = nodes()
     first.enters()
     first.part((4, 120))
-    first.room.end()
+    first.hook.end()
     first.leaves()
-    assert nodes(serving=True).offer.port > 0
+    assert nodes(serves=True).offer.port > 0
 
 
 # -- before the end --------------------------------------------------------------------------------------------
@@ -412,14 +386,14 @@ def test_those_who_listen_and_run_are_asked_and_waited_for(node: Node) -> None:
     node.enters()
     pipes = [node.opens(2), node.opens(3)]
     os.close(node.opens(7))
-    assert node.room.supports_graceful_stop()
+    assert node.hook.supports_graceful_stop()
     node.works(Ran(0))
-    node.room.save(60.0)
-    until = node.room.saves_until()
+    node.hook.save(60.0)
+    until = node.hook.saves_until()
     assert until is not None
     assert [os.read(pipe, 9) for pipe in pipes] == [b"!", b""], "rank 3 has ended"
     node.answers()
-    assert node.room.saves_until() is None
+    assert node.hook.saves_until() is None
     for pipe in pipes:
         os.close(pipe)
 
@@ -427,11 +401,11 @@ def test_those_who_listen_and_run_are_asked_and_waited_for(node: Node) -> None:
 def test_who_dies_or_cannot_save_is_not_waited_for(node: Node) -> None:
     node.enters()
     pipes = [node.opens(2), node.opens(3)]
-    node.room.save(60.0)
+    node.hook.save(60.0)
     node.answers(2, step=None, why="no snapshot was ever taken")
-    assert node.room.saves_until() is not None
+    assert node.hook.saves_until() is not None
     node.works(Ran(0))
-    assert node.room.saves_until() is None
+    assert node.hook.saves_until() is None
     assert node.said == ["rank 2 has not saved: no snapshot was ever taken"]
     for pipe in pipes:
         os.close(pipe)
@@ -443,17 +417,17 @@ def test_who_has_said_its_last_word_is_not_waited_for(node: Node) -> None:
     os.close(node.opens(2))
     node.answers(2, step=None, why="no snapshot was ever taken")
     (node.path / "ask" / "2").unlink()
-    node.room.save(60.0)
-    assert node.room.saves_until() is None
+    node.hook.save(60.0)
+    assert node.hook.saves_until() is None
     assert node.said == ["rank 2 has not saved: no snapshot was ever taken"]
 
 
 def test_without_snapshots_nobody_is_waited_for(node: Node) -> None:
-    assert not node.room.supports_graceful_stop()
+    assert not node.hook.supports_graceful_stop()
     node.enters()
-    assert not node.room.supports_graceful_stop()
-    node.room.save(60.0)
-    assert node.room.saves_until() is None
+    assert not node.hook.supports_graceful_stop()
+    node.hook.save(60.0)
+    assert node.hook.saves_until() is None
 
 
 def test_a_job_that_is_over_saves_nothing_and_leaves_nothing(node: Node) -> None:
@@ -461,10 +435,10 @@ def test_a_job_that_is_over_saves_nothing_and_leaves_nothing(node: Node) -> None
     pipe = node.opens()
     node.part((4, 120))
     node.hears(DirectiveKind.EXIT, outcome="succeeded")
-    node.room.save(60.0)
-    assert node.room.saves_until() is None
+    node.hook.save(60.0)
+    assert node.hook.saves_until() is None
     os.close(pipe)
-    node.room.end()
+    node.hook.end()
     node.leaves()
     assert not node.path.exists()
 
@@ -475,7 +449,7 @@ def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
 ) -> None:
     node.enters()
     node.part((4, 120))
-    node.room.end()
+    node.hook.end()
     node.hears(DirectiveKind.EXIT, code=code, outcome=outcome)
     node.leaves()
     assert node.path.exists() is kept
@@ -483,7 +457,7 @@ def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
 
 def test_an_agent_without_snapshots_leaves_nothing(node: Node) -> None:
     node.enters()
-    node.room.end()
+    node.hook.end()
     node.leaves()
     assert not node.path.exists()
 
@@ -493,19 +467,13 @@ def test_an_agent_without_snapshots_leaves_nothing(node: Node) -> None:
 WORKER = f"exec {sys.executable} -S {standin.__file__}"
 
 
-def furnished(made: Rig, parent: Path) -> Snapshots:
-    """Give an agent the room."""
-    folder = Folder(parent, made.group_id, "a", ())
-    room = Snapshots(
-        node_id="a",
-        line=made.line,
-        tell=made.said.append,
-        folder=folder,
-        space=Space(1000),
-        serving=None,
+def furnished(made: Rig, parent: Path) -> SnapshotHook:
+    """Give an agent the hook."""
+    folder = NodeFolder(parent, made.group_id, "a", ())
+    made.parts.snapshots = SnapshotHook(
+        node_id="a", line=made.line, log=made.said.append, folder=folder, memory=1000
     )
-    made.parts.snapshots = room
-    return room
+    return made.parts.snapshots
 
 
 def offered(made: Rig) -> Holdings:
@@ -584,8 +552,8 @@ def test_a_copy_that_cannot_be_loaded_costs_no_restart(rig: Make, parent: Path) 
 
 def test_the_agent_s_end_is_heard_between_rounds(rig: Make, parent: Path) -> None:
     made = rig("exit 0")
-    room = furnished(made, parent)
+    hook = furnished(made, parent)
     assert made.run() == 0
-    assert cast(Any, room)._over
+    assert hook._over
     assert isinstance(made.agent.outcome, Directive)
     assert list(parent.iterdir()) == []

@@ -1,0 +1,169 @@
+"""The snapshots in the directory that all nodes share, as of the last look."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from pathlib import Path
+
+from hetagent.errors import UsageError
+from hetagent.node.console import WarnOnce
+from hetagent.snapshots.errors import SnapshotError
+from hetagent.snapshots.on_disk import (
+    MARK,
+    MOST_JOBS,
+    Mark,
+    SnapshotId,
+    directories,
+    newest_first,
+    require_own,
+)
+from hetrdzv.protocol.rooms.snapshots import MOST_ON_DISK, Chosen, OnDisk
+from hetrdzv.protocol.texts.times import ago
+
+GLANCE_S, PATIENT_S = 0.05, 5.0
+"""How long a look may take while a round runs, and before the first and after the last one (seconds)."""
+
+Found = Mapping[SnapshotId, Mark | None]
+"""None: it is incomplete."""
+
+
+class Catalog:
+    """Looks in threads: a file server that does not answer must not block the agent.
+
+    Raises:
+        UsageError: the directory cannot be read.
+    """
+
+    def __init__(self, path: Path, log: Callable[[str], None]) -> None:
+        self.path = path
+        self._log_once = WarnOnce(log)
+        self._found: Found = {}
+        self._reading: Future[Found] | None = None
+        self.origin = ""  # the job
+        self.ancestors: Sequence[str] = ()  # the jobs that it has gone on with
+        try:
+            while not self._read(PATIENT_S):  # else the job would begin anew
+                self._log_once(f"waiting until {path} answers, where snapshots may be")
+        except Exception as error:
+            raise UsageError(f"{path}: {_text(error)}") from None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a look is under way."""
+        return self._reading is not None
+
+    def look(self, within_s: float = GLANCE_S) -> None:
+        """See which snapshots are there.
+
+        Args:
+            within_s: how long to wait for that; it goes on in a thread (seconds).
+        """
+        try:
+            self._read(within_s)
+        except Exception as error:
+            self._log_once(f"cannot see the snapshots in {self.path}: {_text(error)}")
+
+    def look_again(self, within_s: float) -> None:
+        """The same, not content with a look that has begun before."""
+        self._reading = None
+        self.look(within_s)
+
+    def _read(self, within_s: float) -> bool:
+        reading = self._reading = self._reading or self._begin()
+        wait([reading], within_s)
+        if reading.done():
+            self._reading = None
+            self._found = reading.result()
+        return reading.done()
+
+    def _begin(self) -> Future[Found]:
+        known, reading = self._found, Future[Found]()
+
+        def read() -> None:
+            try:
+                require_own(self.path)
+                there = directories(self.path).items()
+                reading.set_result({which: known.get(which) or self._mark(path) for which, path in there})
+            except Exception as error:
+                reading.set_exception(error)
+
+        threading.Thread(target=read, name="hetagent-catalog", daemon=True).start()
+        return reading
+
+    def _mark(self, path: Path) -> Mark | None:
+        try:
+            for each in (path, path / MARK):  # which vouches for all other files
+                require_own(each)
+        except SnapshotError as error:
+            self._log_once(f"a snapshot is ignored: {error}")
+            return None
+        return Mark.read(path)
+
+    # -- what is there -----------------------------------------------------------------------------------------
+
+    @property
+    def marks(self) -> Mapping[SnapshotId, Mark]:
+        """The complete ones, in the order in which this job would go on from them."""
+        marks = {which: mark for which, mark in self._found.items() if mark is not None}
+        return {which: marks[which] for which in newest_first(marks, self.origin)}
+
+    def on_disk(self) -> tuple[OnDisk, ...]:
+        """The newest complete ones."""
+        return tuple(
+            OnDisk(
+                round=which.round,
+                step=which.step,
+                origin=which.origin,
+                written_at=mark.written_at,
+                world_size=mark.world_size,
+                sharded=mark.sharded,
+                size=mark.size,
+            )
+            for which, mark in self.marks.items()
+            if which.round
+        )[:MOST_ON_DISK]
+
+    def source(self, chosen: Chosen) -> dict[str, object]:
+        """Where workers read it: an entry of `sources` in `start.json`."""
+        which = _id(chosen)
+        mark = self._found.get(which)
+        ranks = {str(rank): digest for rank, digest in mark.ranks.items()} if mark is not None else {}
+        return {"node": "", "path": str(self.path / which.name), "whole": True, "ranks": ranks}
+
+    def describe(self, chosen: Chosen) -> str:
+        """Of which job it is, how old, and where."""
+        which = _id(chosen)
+        mark = self._found.get(which)
+        at = f", written {ago(max(0.0, time.time() - mark.written_at))}" if mark is not None else ""
+        return f"of {self._job(which)}{at}: {self.path / which.name}"
+
+    def why_none(self) -> str:
+        """Why a round begins from none of these."""
+        newest = next(iter(self.marks), None)
+        if newest is None:
+            torn = f", only {len(self._found)} that are incomplete" if self._found else ""
+            return f"{self.path} has no snapshot yet{torn}"
+        return f"those in {self.path} are not used, such as step {newest.step} of {self._job(newest)}"
+
+    def _job(self, which: SnapshotId) -> str:
+        return "this job" if which.origin == self.origin else f"job {which.origin or 'unknown'}"
+
+    def begin(self, origin: str, chosen: Chosen | None = None) -> None:
+        """A round of a job begins, from a snapshot or from none."""
+        origin = origin if origin.isalnum() else ""  # it names directories
+        if origin != self.origin:
+            self.origin, self.ancestors = origin, ()
+        began = [_id(chosen)] if chosen is not None and chosen.on_disk else []
+        for which in (*began, *(which for which in self.marks if which.origin == origin)):
+            if (mark := self._found.get(which)) is not None:
+                jobs = dict.fromkeys((*self.ancestors, *mark.after, which.origin))
+                self.ancestors = [job for job in jobs if job != origin][-MOST_JOBS:]
+
+
+def _id(chosen: Chosen) -> SnapshotId:
+    return SnapshotId(chosen.origin, chosen.round, chosen.step)
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, SnapshotError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,176 @@
+"""What the agent writes for its workers in the node's folder, and what they answer."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hetagent.node.network import host_port
+from hetagent.snapshots.asked import ASK
+from hetagent.snapshots.folder import SLOTS, Control, Folder, Stamp, put
+from hetrdzv.protocol.rooms.snapshots import Chosen, Source
+
+MOST_WHY = 256
+"""Length of a reason that the server takes (characters)."""
+
+BAD = "bad"
+
+SLOT_NAMES = tuple(map(str, range(SLOTS)))
+
+
+class BadCopy(NamedTuple):
+    """Workers could not load a copy of a snapshot, which was on `node_id`."""
+
+    stamp: Stamp
+    node_id: str
+    why: str
+
+
+class SnapshotDir:
+    """The files of a node.
+
+    Attributes:
+        slots: the snapshots.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.slots = Folder(path)
+        self.folders = [str(path / name) for name in (*SLOT_NAMES, ASK, BAD)]
+        for name in self.folders:
+            os.makedirs(name, mode=0o700, exist_ok=True)
+
+    # -- to the workers ----------------------------------------------------------------------------------------
+
+    def begin(self, origin: str) -> None:
+        """Forget what the workers of the last round have written, and snapshots of another job.
+
+        Args:
+            origin: the job; empty: unknown.
+        """
+        self._clear(ASK, BAD)
+        (self.path / "start.json").unlink(missing_ok=True)
+        if origin and origin != self.origin:
+            (self.path / "slots.json").unlink(missing_ok=True)
+            self._clear(*SLOT_NAMES)
+            put(self.path / "origin", origin.encode())
+
+    def _clear(self, *names: str) -> None:
+        for name in names:  # the folders stay, since they are watched
+            for path in (self.path / name).iterdir():
+                path.unlink(missing_ok=True)
+
+    @property
+    def origin(self) -> str:
+        """The job of these snapshots; empty: none yet."""
+        with contextlib.suppress(OSError):
+            return (self.path / "origin").read_text()
+        return ""
+
+    def control(self, control: Control) -> None:
+        """Write what workers need to know while the round runs."""
+        put(self.path / "control.json", json.dumps(asdict(control)).encode())
+
+    def start(self, chosen: Chosen | None, own: str, on_disk: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Write from which snapshot to begin, and where it is: on disk, on this node, then on others.
+
+        Args:
+            own: this node's id.
+        """
+        start: dict[str, Any] = {}
+        if chosen is not None:
+            slot = self.slots.slots().get(Stamp(chosen.round, chosen.step))
+            mine = [source_of(one, slot.path) for one in chosen.sources if slot and one.node_id == own]
+            others = [
+                source_of(one) for one in chosen.sources if one.port and not (slot and one.node_id == own)
+            ]
+            start = {name: getattr(chosen, name) for name in ("round", "step", "world_size", "sharded")}
+            start["sources"] = [*on_disk, *mine, *others]
+        put(self.path / "start.json", json.dumps(start).encode())
+
+    # -- from the workers --------------------------------------------------------------------------------------
+
+    def reached(self) -> int:
+        """The newest step that a worker of this node has ended."""
+        found = [0]
+        for path in (self.path / ASK).glob("*.step"):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(int(path.read_bytes()))
+        return max(found)
+
+    def not_taken(self) -> str:
+        """Why a worker takes no more snapshots; empty: all do."""
+        whys = (str(_read(path).get("why") or "") for path in sorted((self.path / ASK).glob("*.off")))
+        return next(filter(None, whys), "")[:MOST_WHY]
+
+    def bad(self) -> list[BadCopy]:
+        """The copies that workers could not load."""
+        found = []
+        for path in sorted((self.path / BAD).iterdir()):
+            match = re.fullmatch(r"([1-9]\d{0,14})-(\d{1,15})", path.name)
+            if match is not None:
+                told, stamp = _read(path), Stamp(int(match[1]), int(match[2]))
+                found.append(BadCopy(stamp, str(told.get("node", ""))[:128], str(told.get("why", ""))[:500]))
+        return found
+
+    # -- before the end ----------------------------------------------------------------------------------------
+
+    def pipes(self) -> dict[int, Path]:
+        """The pipes of the workers that have opened snapshots, by rank."""
+        found = {int(path.name): path for path in (self.path / ASK).iterdir() if path.name.isdecimal()}
+        return {rank: path for rank, path in found.items() if path.is_fifo()}
+
+    def answered(self) -> set[int]:
+        """The workers that have answered, and can be asked no more: they are about to end."""
+        answered = {int(path.stem) for path in (self.path / ASK).glob("*.done") if path.stem.isdecimal()}
+        return answered - self.pipes().keys()
+
+    def not_saved(self, rank: int) -> str | None:
+        """Why a worker has not saved; empty: it has; None: it has not answered yet."""
+        if not (told := _read(self.path / ASK / f"{rank}.done")):
+            return None
+        return str(told.get("why") or ("" if isinstance(told.get("step"), int) else "it has no snapshot"))[
+            :500
+        ]
+
+
+def ask(pipe: Path) -> bool:
+    """Ask a worker to save, since its round ends; returns whether it listens. Its earlier answer is removed."""
+    with contextlib.suppress(OSError):
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            pipe.with_suffix(".done").unlink(missing_ok=True)
+            return os.write(fd, b"!") == 1
+        finally:
+            os.close(fd)
+    return False
+
+
+def source_of(source: Source, path: Path | None = None) -> dict[str, Any]:
+    """As workers read it (`hetagent.snapshots.sources`).
+
+    Args:
+        path: of the slot, on this node.
+    """
+    url = f"http://{host_port(source.address, source.port)}/" if source.port else ""
+    return {
+        "node": source.node_id,
+        "url": url,
+        "key": source.key,
+        "path": str(path) if path is not None else None,
+        "whole": source.whole,
+        "ranks": {str(part.rank): part.digest for part in source.ranks},
+    }
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """The content of a file; empty if it is not there, or makes no sense."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        told = json.loads(path.read_bytes())
+        if isinstance(told, dict):
+            return told
+    return {}

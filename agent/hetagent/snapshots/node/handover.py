@@ -1,0 +1,126 @@
+"""An agent that leaves before the end of the job serves what only its node holds until the others have loaded it."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from hetagent.context import Identity
+from hetagent.session.connection import ServerConnection
+from hetagent.session.reports import parting
+from hetagent.snapshots.node.server import SnapshotServer
+from hetrdzv.client.client import Client
+from hetrdzv.protocol.errors import HetError, StaleIncarnation
+from hetrdzv.protocol.http import routes
+from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.rooms.snapshots import Holdings
+from hetrdzv.protocol.states import DirectiveKind, ReportKind
+
+SERVES_S = 60.0
+"""At most (seconds)."""
+
+QUIET_S = 20.0
+"""Once the others load, and nothing was sent for so long, all have what they need (seconds)."""
+
+LOOK_S = 0.2
+
+ASK_S = 2.0
+"""How often the server is asked whether anybody needs this node, and how long its answer may take (seconds)."""
+
+
+class Handover:
+    """What a leaving node still does for the others.
+
+    Args:
+        connect: opens a connection of its own to the servers.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        line: ServerConnection,
+        server: SnapshotServer,
+        connect: Callable[[], Client],
+        log: Callable[[str], None],
+    ) -> None:
+        self._identity = identity
+        self._line = line
+        self._server = server
+        self._connect = connect
+        self._log = log
+        self._until = 0.0
+        self._round = 0
+
+    def announce(
+        self, number: int, why: str, holdings: Holdings, until: float | None, *, alone: bool
+    ) -> bool:
+        """Say goodbye to the server, and what this node still serves; returns whether others may need that.
+
+        Args:
+            number: the newest round of this node, whose workers are gone.
+            why: it leaves.
+            until: when this agent has to be gone (monotonic seconds); None: no limit.
+            alone: no other node was in that round.
+        """
+        newest = max(holdings.held, key=lambda held: (held.round, held.step), default=None)
+        if newest is None or not (newest.sharded or alone) or not holdings.port:
+            return False
+        now = time.monotonic()
+        serves_s = SERVES_S if until is None else min(SERVES_S, until - now)
+        if serves_s <= 0:
+            return False
+        self._round, self._until = number, now + serves_s
+        self._line.send(parting(number, why, holdings, serves_s))
+        if not alone:
+            self._log(
+                f"the other nodes load what only this one has of step {newest.step}, for {serves_s:.0f} s at most; "
+                "Ctrl-C leaves at once"
+            )
+        return True
+
+    def wait(self, hurried: Callable[[], bool]) -> None:
+        """Wait until nobody needs this node any more, or `hurried` says so."""
+        # A thread: looking up the server's name may hang.
+        thread = threading.Thread(target=lambda: asyncio.run(self._serve(hurried)), daemon=True)
+        if time.monotonic() < self._until:
+            thread.start()
+        while thread.is_alive() and time.monotonic() < self._until + ASK_S and not hurried():
+            thread.join(LOOK_S)
+
+    async def _serve(self, hurried: Callable[[], bool]) -> None:
+        load_at, asks_at = 0.0, 0.0
+        with contextlib.suppress(HetError, OSError):
+            async with self._connect() as client:
+                while (now := time.monotonic()) < self._until and not hurried():
+                    if now >= asks_at:
+                        code, asks_at = await self._ask(client), now + ASK_S
+                        if code == "left":
+                            return
+                        load_at = load_at or now * (code == "others_load")
+                    if load_at and now - max(load_at, self._server.sent_at) > QUIET_S:
+                        break
+                    await asyncio.sleep(LOOK_S)
+                await self._ask(client, ends=True)
+
+    async def _ask(self, client: Client, *, ends: bool = False) -> str:
+        """The directive's code: `left` if nobody needs this node, empty without an answer.
+
+        Args:
+            ends: report that this node serves nothing any more.
+        """
+        who = self._identity
+        try:
+            async with asyncio.timeout(ASK_S):
+                if ends:
+                    body = ReportRequest(
+                        incarnation=who.incarnation, round=self._round, kind=ReportKind.PARTING, serves_s=0.0
+                    )
+                    directive = await client.ask(routes.REPORT, who.group, who.node_id, body)
+                else:
+                    directive = await client.directive(who.group, who.node_id, who.incarnation, None, 0.0)
+        except StaleIncarnation:
+            return "left"
+        except (HetError, OSError):  # TimeoutError is one
+            return ""
+        return "left" if directive.kind is DirectiveKind.EXIT else directive.code

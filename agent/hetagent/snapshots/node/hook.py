@@ -1,0 +1,413 @@
+"""This node's part in the snapshots of each round: what its workers hold, and from which one they begin."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+from hetagent.launch.base import Assignment
+from hetagent.launch.command import WorkerCommand
+from hetagent.node.console import WarnOnce
+from hetagent.node.created import Created
+from hetagent.roundhook import RoundHook
+from hetagent.session.connection import ServerConnection
+from hetagent.session.requests import Report, ReportRoute
+from hetagent.snapshots.asked import ASK
+from hetagent.snapshots.folder import FOLDER, Control, Stamp
+from hetagent.snapshots.node.directory import SnapshotDir, ask
+from hetagent.snapshots.node.disk import DiskWriter
+from hetagent.snapshots.node.folder import NodeFolder
+from hetagent.snapshots.node.handover import Handover
+from hetagent.snapshots.node.inventory import SnapshotInventory
+from hetagent.snapshots.node.prefetch import Prefetch
+from hetagent.snapshots.node.reporter import SnapshotReporter
+from hetagent.snapshots.node.server import SnapshotServer
+from hetagent.worker.runner import TO_DISK
+from hetagent.workers.processes import Workers
+from hetrdzv.protocol.directive import Directive
+from hetrdzv.protocol.rooms.snapshots import (
+    MOST_REFUSED,
+    SNAPSHOTS,
+    Chosen,
+    Holdings,
+    SnapshotsReply,
+    SnapshotsRequest,
+)
+from hetrdzv.protocol.rooms.snapshots import Stamp as ServerStamp
+from hetrdzv.protocol.states import DirectiveKind
+
+HELD = ReportRoute(route=SNAPSHOTS)
+
+LEFT_S = 0.5
+"""How long before it has to be gone this agent stops writing and serving (seconds)."""
+
+
+class SnapshotHook(RoundHook):
+    """Tells workers from which snapshot to begin and the server what they hold; has them save before they are stopped.
+
+    Args:
+        folder: with the files.
+        memory: what all snapshots of this node may take (bytes).
+        server: serves them to other nodes; None: there will be none.
+        handover: what to do for others as this agent leaves; None: nothing.
+        disk: writes them to disk; None: nobody wants that.
+        every_s: least frequency of snapshots (seconds).
+        one_per_node: a single process stands for all workers of this node.
+
+    Raises:
+        OSError: the folder cannot be written to, or not be watched.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        line: ServerConnection,
+        log: Callable[[str], None],
+        folder: NodeFolder,
+        memory: int,
+        server: SnapshotServer | None = None,
+        handover: Handover | None = None,
+        disk: DiskWriter | None = None,
+        every_s: int = 30,
+        one_per_node: bool = False,
+    ) -> None:
+        self._node_id = node_id
+        self._line = line
+        self._log = log
+        self._log_once = WarnOnce(log)
+        self._folder = folder
+        self._memory = memory
+        self._server = server
+        self._handover = handover
+        self._disk = disk
+        self._every_s = every_s
+        self._one_per_node = one_per_node
+        self._dir = SnapshotDir(folder.path)
+        self._inventory = SnapshotInventory(self._dir.slots, log)
+        self._prefetch = Prefetch(folder.path, log)
+        self._reporter = SnapshotReporter()
+        self._created = Created(*self._dir.folders)
+        self._assignment: Assignment | None = None
+        self._workers: Workers | None = None
+        self._in_use = False  # a worker has opened snapshots or saved one, ever
+        self._over = self._drained = False
+        self._round = self._nnodes = 0  # the newest one
+        self._ranks: Sequence[int] = ()  # of this node, in its newest round
+        self._saving: set[int] = set()  # the ranks that were asked to and have not answered
+        self._save_until = 0.0
+        self._answer: Future[SnapshotsReply] | None = None
+        self._control: Control | None = None  # what workers were told last
+        self._refused: list[ServerStamp] = []
+        self._dropped: set[Stamp] = set()  # copies of this node's that cannot be loaded
+        self._failed: set[ServerStamp] = set()  # others' copies that could not be loaded once
+        if disk is not None:
+            disk.catalog.begin(self._dir.origin)
+            disk.write_left()
+        self._reached = self._dir.reached()
+        self._holdings: Holdings | None = None
+        self._refresh()
+        if self._held:
+            self._serve()
+
+    def static_env(self, given: Mapping[str, str]) -> Mapping[str, str]:
+        """What every worker gets in every round."""
+        to_disk = {TO_DISK: str(self._disk.catalog.path)} if self._disk is not None else {}
+        return {FOLDER: str(self._folder.path), **to_disk}
+
+    def kept_sessions(self) -> Sequence[int]:
+        """The sessions of its processes, which outlive rounds."""
+        return self._disk.sessions if self._disk is not None else ()
+
+    def pipes(self) -> Path:
+        """The folder where workers listen that save their state when asked."""
+        return self._folder.path / ASK
+
+    # -- a round -----------------------------------------------------------------------------------------------
+
+    def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
+        """Tell the workers where to begin; without space for that they begin anew."""
+        start = assignment.start
+        self._assignment, self._answer = assignment, None
+        self._ranks = range(start.rank_offset, start.rank_offset + start.slots)
+        self._nnodes, self._round, chosen = start.nnodes, assignment.round, start.snapshot
+        self._reporter.begin(self._round, self._nnodes, chosen)
+        if chosen is not None and chosen.sharded and not chosen.on_disk:
+            self._in_use = True
+        try:
+            self._dir.begin(start.origin or "")
+            self._dir.start(chosen, self._node_id, list(self._on_disk(chosen)))
+            self._write_control()
+        except OSError as error:
+            self._log(f"no snapshots in this round: {error}")
+        self._refresh()
+        self._log_begin(chosen)
+
+    def _on_disk(self, chosen: Chosen | None) -> Iterator[Mapping[str, object]]:
+        """Where workers read a snapshot that is on disk."""
+        if self._disk is not None:
+            self._disk.catalog.begin(self._dir.origin, chosen)
+            if chosen is not None and chosen.on_disk:
+                yield self._disk.catalog.source(chosen)
+
+    def _log_begin(self, chosen: Chosen | None) -> None:
+        if chosen is not None:
+            lost = f", {chosen.lost} before the last" if chosen.lost else ""
+            if chosen.lost is None and not chosen.on_disk:
+                lost = "; nobody is left who knows how many steps are lost"
+            where = ""
+            if chosen.on_disk:
+                where = (
+                    f" on disk, {self._disk.catalog.describe(chosen)}"
+                    if self._disk is not None
+                    else (" on disk, and this node has no --snapshot-to: give all nodes the same")
+                )
+            self._log(f"round {self._round}: begins from the snapshot of step {chosen.step}{lost}{where}")
+        elif self._disk is not None or self._in_use:
+            why = self._disk.catalog.why_none() if self._disk is not None else "no snapshot is complete"
+            self._log(f"round {self._round}: training begins anew: {why}")
+
+    def begin(self, workers: Workers) -> None:
+        self._workers, self._reached = workers, 0
+
+    def on_directive(self, directive: Directive) -> None:
+        if directive.kind is DirectiveKind.EXIT:
+            self._over, self._drained = directive.outcome is not None, directive.code == "drained"
+
+    def supports_graceful_stop(self) -> bool:
+        """Whether workers save when they are asked."""
+        return bool(self._listening())
+
+    def abandon_reason(self) -> str:
+        """Reason to abandon this round and rejoin, or ''."""
+        bad = self._dir.bad() if self._workers is not None else []
+        if not bad:
+            return ""
+        cause = f"the copy on node '{bad[0].node_id}' is of no use" if bad[0].node_id else "no copy is of use"
+        return f"cannot begin from the snapshot of step {bad[0].stamp.step}: {cause} ({bad[0].why})"
+
+    def end(self) -> None:
+        """The next join tells the server what this node has now."""
+        if self._assignment is None:
+            return
+        for rank in sorted(self._saving):
+            if self._dir.not_saved(rank) is None:
+                self._log(f"rank {rank} has not saved before it was stopped")
+        self._saving.clear()
+        if self._workers is not None:
+            self._forget_bad(self._assignment.start.snapshot)
+            self._workers = None
+            if self._disk is not None:
+                self._disk.catalog.look()
+            steps = [held.step for held in self._inventory.held() if held.round == self._round]
+            self._reached = max([self._dir.reached(), *steps])
+            self._refresh()
+        self._assignment = None
+
+    def _forget_bad(self, chosen: Chosen | None) -> None:
+        """The copies that could not be loaded: do without this node's own, and refuse others on the second failure."""
+        of_other_job = chosen is not None and chosen.on_disk and chosen.origin != self._dir.origin
+        for bad in self._dir.bad():
+            origin = chosen.origin if chosen is not None and of_other_job else None
+            stamp = ServerStamp(round=bad.stamp.round, step=bad.stamp.step, origin=origin)
+            if bad.node_id == self._node_id:
+                self._dropped.add(bad.stamp)
+            elif not of_other_job and bad.node_id and stamp not in self._failed:
+                self._failed.add(stamp)  # perhaps that node was not reached
+            elif stamp not in self._refused:
+                self._refused = [*self._refused, stamp][-MOST_REFUSED:]
+
+    # -- the agent ends ----------------------------------------------------------------------------------------
+
+    def say_goodbye(self, why: str, until: float | None) -> None:
+        """The agent is about to end, perhaps before the job.
+
+        Args:
+            why: as the server will be told.
+            until: how long it may stay (monotonic seconds); None: it is to be gone at once, or has no limit.
+        """
+        if self._handover is None or self._over or (until is None and not self._drained):
+            return
+        until = until - LEFT_S if until is not None else None
+        if self._handover.announce(self._round, why, self._offer, until, alone=self._nnodes == 1):
+            self._folder.leave()
+
+    def close(self) -> None:
+        """Look no more; `leave` follows."""
+        self._created.close()
+
+    def leave(self, until: float | None, hurried: Callable[[], bool]) -> str:
+        """The last thing: the server knows that the agent has ended; what takes long is done here.
+
+        Args:
+            until: when this agent has to be gone (monotonic seconds); None: no limit.
+            hurried: whether it is to be gone at once.
+
+        Returns:
+            a line of the closing block, or ''.
+        """
+        outcome = ""
+        try:
+            if self._disk is not None and self._in_use:
+                self._folder.leave()
+                last = until - LEFT_S if until is not None else math.inf
+                outcome = self._disk.write_last(self._ranks, last, hurried)
+        finally:
+            if self._handover is not None:
+                self._handover.wait(hurried)
+            if self._server is not None:
+                self._server.close()
+            if self._disk is not None:
+                self._disk.close()
+            is_useless = self._over or self._drained or not self._held
+            self._folder.close(remove=is_useless and not (self._disk is not None and self._disk.is_unsaved))
+        return f"snapshot {outcome}" if outcome else ""
+
+    # -- before workers are stopped ----------------------------------------------------------------------------
+
+    def save(self, within_s: float) -> None:
+        """Have those workers save that can, within so many seconds."""
+        if not self._over or self._disk is not None:
+            asked = {rank for rank, pipe in self._listening().items() if ask(pipe)}
+            self._saving = asked | self._dir.answered()
+            self._save_until = time.monotonic() + within_s
+
+    def saves_until(self) -> float | None:
+        """Until when the stop waits for that (monotonic seconds); None: nobody saves, or all have."""
+        living = self._listening() if self._saving else {}
+        for rank in sorted(self._saving):
+            if why := self._dir.not_saved(rank):
+                self._log(f"rank {rank} has not saved: {why}")
+            if why is not None or rank not in living:
+                self._saving.discard(rank)
+        return self._save_until if self._saving else None
+
+    def _listening(self) -> dict[int, Path]:
+        """The pipes of workers that run and have opened snapshots, by rank."""
+        workers, assignment = self._workers, self._assignment
+        if workers is None or assignment is None or not workers.running:
+            return {}
+        pipes, first = self._dir.pipes(), assignment.start.rank_offset
+        if self._one_per_node:  # nobody here knows which of its workers run
+            return pipes
+        return {rank: pipe for rank, pipe in pipes.items() if rank - first in workers.alive}
+
+    # -- while workers run -------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._created.fileno()
+
+    def due_at(self) -> float | None:
+        moments = [self._disk.due_at()] if self._disk is not None and self._in_use and self._workers else []
+        if self._answer is not None:
+            moments += [0.0] if self._answer.done() else []
+        elif (reports_at := self._reports_at()) is not None:
+            moments.append(reports_at)
+        return min(moments, default=None)
+
+    def look(self) -> None:
+        """See what the workers have written, report it, and pass on the answer."""
+        self._created.clear()
+        if self._workers is None or self._assignment is None:
+            return
+        self._on_answer()
+        if self._disk is not None and self._in_use:
+            self._disk.look(self._round, self._ranks)
+            with contextlib.suppress(OSError):
+                self._write_control()
+        self._refresh()
+        if self._listening() or self._held:
+            self._in_use = True
+        if self._in_use and (self._held or self._nnodes > 1):
+            self._serve()  # also where no other node is yet: what nobody serves is of no use to one that comes
+        reports_at = self._reports_at()
+        if reports_at is not None and self._answer is None and time.monotonic() >= reports_at:
+            self._report(self._offer)
+
+    def _report(self, holdings: Holdings) -> None:
+        self._reporter.retain(holdings)
+        try:
+            self._write_control()
+        except OSError:  # workers would not know what is retained
+            self._reporter.reported(time.monotonic(), None)
+            return
+        self._reporter.reported(time.monotonic(), holdings)
+        body = partial(SnapshotsRequest, round=self._round, holdings=holdings)
+        self._answer = self._line.ask(Report(HELD, body))
+
+    def _reports_at(self) -> float | None:
+        """When to report, while a round runs (monotonic seconds); None: the server knows all."""
+        if not self._in_use or self._workers is None:
+            return None
+        return self._reporter.due_at(self._offer)
+
+    def _on_answer(self) -> None:
+        if self._answer is None or not self._answer.done():
+            return
+        answer, self._answer = self._answer, None
+        if answer.cancelled():
+            return
+        if (refusal := answer.exception()) is not None:
+            self._log_once(f"the server refuses this node's snapshots: {refusal}")
+            return
+        reply = answer.result()
+        if reply.copy is not None:
+            is_former = reply.copy.stamp.round != self._round
+            self._prefetch.start(reply.copy, self._memory if is_former else None)
+        if self._reporter.on_reply(reply):
+            with contextlib.suppress(OSError):
+                self._write_control()
+
+    def _write_control(self) -> None:
+        retained = self._reporter.retained
+        if self._disk is not None and self._disk.writing is not None:
+            retained = (*retained[:1], self._disk.writing, *retained[1:])
+        control = Control(
+            round=self._round,
+            safe=self._reporter.safe,
+            kept=retained,
+            every_s=self._every_s,
+            memory=self._memory,
+            to_disk=self._disk is not None and self._disk.wants,
+        )
+        if control != self._control:
+            self._dir.control(control)
+            self._control = control
+
+    # -- what this node has ------------------------------------------------------------------------------------
+
+    @property
+    def _offer(self) -> Holdings:
+        return self._holdings or Holdings()
+
+    @property
+    def _held(self) -> bool:
+        return bool(self._offer.held)
+
+    def _refresh(self) -> None:
+        """See what this node has by now; the next join tells the server."""
+        port = self._server.port if self._server is not None else 0
+        holdings = Holdings(
+            origin=self._dir.origin,
+            port=port,
+            key=self._server.key if self._server is not None and port else "",
+            held=self._inventory.held(self._dropped),
+            reached=self._reached,
+            refused=tuple(self._refused),
+            on_disk=self._disk.catalog.on_disk() if self._disk is not None else (),
+            not_written=self._disk.not_written if self._disk is not None else None,
+            not_taken=self._dir.not_taken() if self._workers is not None else "",
+        )
+        if holdings != self._holdings:
+            self._holdings = holdings
+            self._line.offers(snapshots=holdings)
+
+    def _serve(self) -> None:
+        if self._server is not None:
+            before = self._server.port
+            self._server.start()
+            if self._server.port != before:
+                self._refresh()

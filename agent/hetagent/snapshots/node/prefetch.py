@@ -1,0 +1,123 @@
+"""Copies parts of a sharded snapshot from another node to this one, in a thread: shards live once, and nodes die."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from xxhash import xxh3_64
+
+from hetagent.node.console import WarnOnce
+from hetagent.snapshots.errors import Overtaken
+from hetagent.snapshots.folder import INDEX, SHARED, Folder, Slot, Sum
+from hetagent.snapshots.node.directory import source_of
+from hetagent.snapshots.node.reporter import stamp_of
+from hetagent.snapshots.sources import Source, SourceError, fill
+from hetrdzv.protocol.rooms.snapshots import Copy
+
+CHUNK = 8 << 20
+"""How much is fetched at a time (bytes)."""
+
+SHARE = 0.5
+"""Share of the time in which it is fetched: the network is there for training."""
+
+
+class Prefetch:
+    """One copy at a time."""
+
+    def __init__(self, folder: Path, log: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._log_once = WarnOnce(log)
+        self._thread: threading.Thread | None = None
+
+    def start(self, copy: Copy, memory: int | None = None) -> None:
+        """Fetch it, unless something is being fetched; see `fetch`."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(
+                target=self._run, args=(copy, memory), name="hetagent-copy", daemon=True
+            )
+            self._thread.start()
+
+    def _run(self, copy: Copy, memory: int | None) -> None:
+        try:
+            fetch(self._folder, copy, memory)
+        except Overtaken:
+            return
+        except (SourceError, OSError) as error:
+            self._log_once(f"no copy of the snapshot's shards of node '{copy.source.node_id}': {error}")
+
+
+def fetch(
+    path: Path, copy: Copy, memory: int | None = None, *, pause: Callable[[float], None] = time.sleep
+) -> None:
+    """Fetch the parts of some ranks, each with its index last.
+
+    Args:
+        memory: the snapshot is of an earlier round, of which this node may have nothing, and all slots may take so much
+            (bytes); None: it is of this round.
+
+    Raises:
+        Overtaken: no slot is free.
+        SourceError: a part cannot be fetched, or is not what was announced.
+        OSError: there is no memory for it.
+    """
+    stamp, folder = stamp_of(copy.stamp), Folder(path)
+    if memory is not None:
+        folder.begin(stamp, sharded=True)
+    if (slot := folder.slots().get(stamp)) is None:
+        return
+    source = Source(source_of(copy.source), stamp)
+    for part in copy.source.ranks:
+        text, index = source.index(part.rank)
+        has_shared = memory is None or any(SHARED in known.files for known in slot.read().values())
+        for file, expected in index.files.items():
+            if file == SHARED and has_shared:
+                continue
+            if memory is not None:
+                _require_memory(path, expected.bytes, memory)
+            _fetch(folder, source, slot, file, expected, pause)
+        name = INDEX.format(part.rank)
+        (slot.path / f"{name}.fetched").write_bytes(text)
+        folder.rename(slot, f"{name}.fetched", name)
+
+
+def _require_memory(path: Path, size: int, memory: int) -> None:
+    """Check that the slots may take so much more.
+
+    Raises:
+        OSError: they may not.
+    """
+    used = sum(file.stat().st_blocks * 512 for file in path.glob("[0-9]/*") if file.is_file())
+    if used + size > memory:
+        raise OSError(
+            f"with it they would take {(used + size) / 1e6:.3g} MB, and may have {memory / 1e6:.3g} MB: give hetagent "
+            "a larger --snapshot-memory"
+        )
+
+
+def _fetch(
+    folder: Folder, source: Source, slot: Slot, name: str, expected: Sum, pause: Callable[[float], None]
+) -> None:
+    """Fetch a file under another name, since a worker may have it mapped, and rename it once it is good.
+
+    Raises:
+        SourceError: it cannot be fetched, or is not what was announced.
+        Overtaken: the slot was reused meanwhile.
+    """
+    beside = slot.path / f"{name}.new"
+    try:
+        with source.open(name) as answer, beside.open("wb") as file:
+            memory, digest = memoryview(bytearray(min(CHUNK, expected.bytes))), xxh3_64()
+            for at in range(0, expected.bytes, CHUNK):
+                began = time.monotonic()
+                piece = memory[: min(CHUNK, expected.bytes - at)]
+                fill(answer, piece)
+                digest.update(piece)
+                file.write(piece)
+                if at + CHUNK < expected.bytes:
+                    pause((time.monotonic() - began) * (1 / SHARE - 1))
+        if digest.hexdigest() != expected.digest:
+            raise SourceError(f"{name} {source.where} is corrupt")
+        folder.rename(slot, beside.name, name)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,154 @@
+"""Serves this node's snapshots to other nodes over HTTP, to clients with the key."""
+
+import os
+import re
+import resource
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from hmac import compare_digest
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+from hetagent.node.network import NetworkError
+from hetagent.snapshots.folder import Folder, Stamp
+
+PATH = re.compile(r"/([0-9]{1,16})-([0-9]{1,16})/(shared\.bin|[0-9]{1,10}\.(?:bin|json|small))", re.ASCII)
+"""The files that are served: round, step, name."""
+
+CHUNK = 1 << 20
+"""Bytes per `sendfile`."""
+
+SILENT_S = 30.0
+"""A connection that is silent for so long is closed (seconds)."""
+
+MAX_CONNECTIONS = 1024
+"""At most; fewer where this process may open few files. Further ones are closed at once."""
+
+
+class SnapshotServer:
+    """Not running until `start`.
+
+    Args:
+        hold_port: opens a listening socket on the address that this node advertises.
+        address: returns that address.
+
+    Attributes:
+        key: the bearer key of its clients.
+        port: 0 while it does not listen.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        hold_port: Callable[[], socket],
+        address: Callable[[], str],
+        log: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._hold_port = hold_port
+        self._address = address
+        self._log = log
+        self._server: _Server | None = None
+        self._listens_at = ""
+        self.key = secrets.token_hex(32)
+        self.port = 0
+
+    def start(self) -> None:
+        """Listen on this node's address, unless it does already."""
+        if self.port and self._listens_at == self._address():
+            return
+        self.close()
+        self._listens_at = self._address()
+        try:
+            listener = self._hold_port()
+        except (OSError, NetworkError) as error:
+            self._log(f"other nodes cannot fetch snapshots from this one: {error}")
+            return
+        self.port = int(listener.getsockname()[1])
+        self._server = _Server(listener, self._folder, self.key)
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="hetagent-snapshots", daemon=True
+        ).start()
+
+    @property
+    def sent_at(self) -> float:
+        """When something was last sent (monotonic seconds)."""
+        return self._server.sent_at if self._server is not None else 0.0
+
+    def close(self) -> None:
+        """Stop. Harmless if it is not running."""
+        server, self._server, self.port = self._server, None, 0
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listener: socket, folder: Path, key: str) -> None:
+        super().__init__(("", 0), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.folder = Folder(folder)
+        self.authorization = f"Bearer {key}".encode()
+        self.sent_at = 0.0
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # the rest is the agent's
+        self._free = threading.Semaphore(max(16, min(MAX_CONNECTIONS, files)))
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """The client has gone."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = SILENT_S
+    server: _Server
+
+    def do_GET(self) -> None:
+        given = self.headers.get("Authorization", "").encode("latin-1", "replace")
+        if not compare_digest(given, self.server.authorization):
+            self.send_error(HTTPStatus.UNAUTHORIZED)
+            return
+        match = PATH.fullmatch(self.path)
+        slot = self.server.folder.slots().get(Stamp(int(match[1]), int(match[2]))) if match else None
+        try:
+            if match is None or slot is None:
+                raise FileNotFoundError
+            file = (slot.path / match[3]).open("rb")
+        except OSError:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Length", str(size))
+            self.end_headers()
+            for at in range(0, size, CHUNK):
+                wanted = min(CHUNK, size - at)
+                sent = self.connection.sendfile(file, at, wanted)
+                self.server.sent_at = time.monotonic()
+                if sent < wanted:  # truncated: its slot has been reused
+                    self.close_connection = True
+                    return
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""

@@ -1,0 +1,107 @@
+"""Makes what keeps snapshots on this node."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from hetagent.context import AgentContext
+from hetagent.errors import UsageError
+from hetagent.node.memory import free_memory
+from hetagent.options.parts import SnapshotOptions
+from hetagent.session.connection import ServerConnection
+from hetagent.snapshots.folder import Folder
+from hetagent.snapshots.node.directory import MOST_WHY
+from hetagent.snapshots.node.disk import DiskOptions, DiskWriter
+from hetagent.snapshots.node.folder import NodeFolder, sweep
+from hetagent.snapshots.node.handover import Handover
+from hetagent.snapshots.node.hook import SnapshotHook
+from hetagent.snapshots.node.server import SnapshotServer
+from hetagent.snapshots.on_disk import is_url
+from hetrdzv.protocol.rooms.snapshots import Holdings
+
+
+def snapshot_hook(
+    context: AgentContext, options: SnapshotOptions, line: ServerConnection
+) -> SnapshotHook | None:
+    """What keeps snapshots on this node; None: they are off, or there is no place for them.
+
+    Raises:
+        UsageError: the options cannot be met.
+    """
+    if options.memory == 0:
+        return None
+    try:
+        return _made(context, options, line)
+    except OSError as error:
+        if options.dir_given:
+            raise UsageError(f"--snapshot-dir {options.folder}: {error.strerror or error}") from None
+        why = str(error)
+    except ModuleNotFoundError as error:
+        why = f"{error.name} is not installed: pip install 'hetrdzv[agent]'"
+    context.tell(f"no snapshots on this node: {why}")
+    line.offers(snapshots=Holdings(not_taken=why[:MOST_WHY]))
+    return None
+
+
+def _made(context: AgentContext, options: SnapshotOptions, line: ServerConnection) -> SnapshotHook:
+    identity, standalone, log = context.identity, context.options.standalone, context.tell
+    folder: NodeFolder | None = None
+    if standalone and options.to is not None:  # the next agent goes on there, unless another uses it
+        with contextlib.suppress(BlockingIOError):
+            folder = NodeFolder(options.folder, "standalone", identity.node_id, [str(options.to)], wait_s=0.0)
+    if folder is None:
+        folder = NodeFolder(options.folder, identity.group, identity.node_id, context.access.servers, log)
+    sweep(options.folder)
+    try:
+        server = handover = disk = None
+        if not standalone and context.options.spec.get("max_nodes") != 1:
+            server = SnapshotServer(folder.path, context.hold_port, lambda: context.place.address, log)
+            handover = Handover(identity, line, server, context.access.client, log)
+        if options.to is not None:
+            _require_writable(options.to)
+            # A group of --standalone has another name each time.
+            path = options.to / ("standalone" if standalone else identity.group)
+            to = DiskOptions(path, options.to_every_s, options.keep)
+            disk = DiskWriter(to, Folder(folder.path), identity, log)
+        return SnapshotHook(
+            node_id=identity.node_id,
+            line=line,
+            log=log,
+            folder=folder,
+            memory=free_space(folder.path) // 2 if options.memory is None else options.memory,
+            server=server,
+            handover=handover,
+            disk=disk,
+            every_s=options.every_s,
+            one_per_node=context.launch.one_per_node,
+        )
+    except BaseException:
+        folder.close(remove=False)
+        raise
+
+
+def _require_writable(path: Path) -> None:
+    """Make the directory of `--snapshot-to`.
+
+    Raises:
+        UsageError: it cannot be made, or nothing can be written there.
+    """
+    if is_url(path):
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--snapshot-to {path}: {error.strerror or error}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--snapshot-to {path}: this user cannot write there")
+
+
+def free_space(folder: Path) -> int:
+    """What snapshots may take in a folder (bytes); what is in the folder already counts as free.
+
+    Raises:
+        OSError: nobody can tell.
+    """
+    stats = os.statvfs(folder)
+    used = sum(each.lstat().st_blocks * 512 for each in folder.glob("*/*"))
+    return used + min(stats.f_bavail * stats.f_frsize, free_memory())

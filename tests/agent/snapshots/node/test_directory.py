@@ -1,0 +1,113 @@
+"""What agent and workers write for each other, in real files."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.snapshots.node.standin import part, put
+
+from hetagent.snapshots.folder import Control, Stamp
+from hetagent.snapshots.node.directory import BadCopy, SnapshotDir, ask
+from hetrdzv.protocol.rooms.snapshots import Chosen, RankPart, Source
+
+STAMP = Stamp(3, 120)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SnapshotDir:
+    return SnapshotDir(tmp_path)
+
+
+def content(files: SnapshotDir, name: str) -> Any:
+    return json.loads((files.path / name).read_bytes())
+
+
+def source(node_id: str, port: int = 7, address: str = "10.0.0.1", **more: Any) -> Source:
+    return Source(node_id=node_id, address=address, port=port, key="k", **more)
+
+
+def chosen(*sources: Source) -> Chosen:
+    return Chosen(round=3, step=120, world_size=2, lost=1, sources=sources)
+
+
+def test_workers_begin_from_their_own_node_then_from_others(files: SnapshotDir) -> None:
+    part(files.path, 1, (3, 120))
+    ranks = (RankPart(rank=0, digest="d0"),)
+    sources = [source("b", whole=True), source("a", ranks=ranks), source("c", address="fd00::1")]
+    files.start(chosen(*sources), "a")
+    start = content(files, "start.json")
+    first, second, third = start.pop("sources")
+    assert start == {"round": 3, "step": 120, "world_size": 2, "sharded": False}
+    assert (first["node"], first["path"], first["ranks"]) == ("a", str(files.path / "1"), {"0": "d0"})
+    assert (second["node"], second["path"], second["whole"], second["key"]) == ("b", None, True, "k")
+    assert (second["url"], third["url"]) == ("http://10.0.0.1:7/", "http://[fd00::1]:7/")
+
+
+def test_who_cannot_be_asked_is_left_out(files: SnapshotDir) -> None:
+    files.start(chosen(source("a", port=0), source("b", port=0), source("c")), "a")
+    assert [each["node"] for each in content(files, "start.json")["sources"]] == ["c"]
+    files.start(None, "a")
+    assert content(files, "start.json") == {}
+
+
+def test_workers_read_what_the_agent_writes(files: SnapshotDir) -> None:
+    control = Control(round=4, safe=STAMP, kept=(STAMP,), every_s=16, memory=1000, to_disk=True)
+    files.control(control)
+    assert files.slots.control() == control
+
+
+def test_a_round_begins_without_the_answers_of_the_last_one(files: SnapshotDir) -> None:
+    files.begin("job1")
+    part(files.path, 0, (3, 120))
+    for name in ("ask/0.done", "bad/3-120", "ask/0.step", "start.json"):
+        (files.path / name).write_text("{}")
+    os.mkfifo(files.path / "ask" / "0")
+    files.begin("job1")
+    assert [list((files.path / name).iterdir()) for name in ("ask", "bad")] == [[], []]
+    assert not (files.path / "start.json").exists()
+    assert STAMP in files.slots.slots()
+
+
+def test_snapshots_of_another_job_go(files: SnapshotDir) -> None:
+    files.begin("job1")
+    part(files.path, 0, (3, 120))
+    files.begin("job2")
+    assert (files.origin, files.slots.slots()) == ("job2", {})
+    assert list((files.path / "0").iterdir()) == []
+
+
+def test_answers_of_workers(files: SnapshotDir) -> None:
+    assert files.reached() == 0
+    put(files.path / "ask" / "0.step", "7")
+    put(files.path / "ask" / "1.step", "9")
+    put(files.path / "ask" / "2.step", "nonsense")
+    put(files.path / "ask" / "1.done", '{"step": 4, "why": ""}')
+    put(files.path / "ask" / "2.done", '{"step": null, "why": ""}')
+    put(files.path / "ask" / "3.done", "nonsense")
+    assert files.reached() == 9
+    assert [files.not_saved(rank) for rank in range(1, 5)] == ["", "it has no snapshot", None, None]
+
+
+def test_copies_that_cannot_be_loaded(files: SnapshotDir) -> None:
+    put(files.path / "bad" / "3-120", '{"node": "b", "why": "the digest of model.w is wrong"}')
+    put(files.path / "bad" / "0-1", "{}")
+    put(files.path / "bad" / "x", "{}")
+    assert files.bad() == [BadCopy(STAMP, "b", "the digest of model.w is wrong")]
+
+
+def test_only_who_listens_can_be_asked(files: SnapshotDir) -> None:
+    pipe = files.path / "ask" / "4"
+    os.mkfifo(pipe)
+    (files.path / "ask" / "5").touch()
+    assert files.pipes() == {4: pipe}
+    assert not ask(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert ask(pipe)
+        assert os.read(reader, 10) == b"!"
+    finally:
+        os.close(reader)
+    assert not ask(pipe)
+    assert not ask(files.path / "ask" / "6")

@@ -1,0 +1,121 @@
+"""When a node reports what it holds, and what it retains by the answers."""
+
+import pytest
+
+from hetagent.snapshots.folder import Stamp
+from hetagent.snapshots.node.reporter import ASK_S, PAUSE_S, SnapshotReporter, asks_every_s, reports_every_s
+from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Holdings, RankPart, SnapshotsReply
+from hetrdzv.protocol.rooms.snapshots import Stamp as ServerStamp
+
+
+def stamp(step: int, number: int = 3) -> Stamp:
+    return Stamp(number, step)
+
+
+def reply(step: int) -> SnapshotsReply:
+    return SnapshotsReply(complete=ServerStamp(round=3, step=step))
+
+
+def holdings(*steps: int, sharded: bool = True, ranks: int = 0) -> Holdings:
+    parts = tuple(RankPart(rank=rank, digest="0") for rank in range(ranks))
+    held = (
+        Held(round=3, step=step, world_size=3, sharded=sharded, whole=True, ranks=parts) for step in steps
+    )
+    return Holdings(held=tuple(held))
+
+
+def chosen(step: int, *, on_disk: bool = False, sharded: bool = True) -> Chosen:
+    return Chosen(round=2, step=step, world_size=3, sharded=sharded, on_disk=on_disk)
+
+
+def report(reporter: SnapshotReporter, held: Holdings, now: float = 100.0) -> None:
+    reporter.retain(held)
+    reporter.reported(now, held)
+
+
+@pytest.fixture
+def reporter() -> SnapshotReporter:
+    made = SnapshotReporter()
+    made.begin(3, 3, None)
+    return made
+
+
+def test_news_is_reported_at_once_and_then_after_a_pause(reporter: SnapshotReporter) -> None:
+    assert reporter.due_at(holdings()) is None
+    assert reporter.due_at(holdings(10, sharded=False)) == 0.0
+    report(reporter, holdings(10, sharded=False))
+    assert reporter.due_at(holdings(10, 20)) == 100.0 + PAUSE_S
+    reporter.reported(200.0, None)
+    assert reporter.due_at(holdings(10, 20)) == 200.0 + PAUSE_S
+
+
+def test_what_lives_once_is_asked_for_until_it_is_safe(reporter: SnapshotReporter) -> None:
+    report(reporter, holdings(10))
+    assert reporter.due_at(holdings(10)) == 100.0 + ASK_S
+    reporter.on_reply(SnapshotsReply())
+    assert reporter.due_at(holdings(10)) == 100.0 + ASK_S
+    reporter.on_reply(reply(10))
+    assert reporter.due_at(holdings(10)) is None
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "reports_s", "asks_s"),
+    [(2, 0.2, 1.0), (50, 0.5, 1.0), (500, 1.0, 5.0), (10_000, 1.0, 100.0)],
+)
+def test_many_nodes_report_and_ask_less_often(nnodes: int, reports_s: float, asks_s: float) -> None:
+    assert (reports_every_s(nnodes), asks_every_s(nnodes)) == (reports_s, asks_s)
+
+
+def test_what_is_safe_and_the_newest_that_others_may_know_to_be_are_retained(
+    reporter: SnapshotReporter,
+) -> None:
+    """The server may have told others, which have dropped what was safe before: nobody would have either."""
+    report(reporter, holdings(10))
+    assert reporter.on_reply(reply(10))
+    assert reporter.retained == (stamp(10),)
+    report(reporter, holdings(10, 20))
+    assert reporter.retained == (stamp(10), stamp(20))
+    assert not reporter.on_reply(reply(10))
+    assert reporter.on_reply(reply(20))
+    assert (reporter.retained, reporter.safe) == ((stamp(20),), stamp(20))
+
+
+def test_what_the_round_began_from_is_retained_until_something_is_known_to_be_safe(
+    reporter: SnapshotReporter,
+) -> None:
+    reporter.begin(3, 3, chosen(8))
+    assert reporter.due_at(holdings()) is not None, "it may be of use to others"
+    report(reporter, holdings(10))
+    assert (reporter.retained, reporter.safe) == ((stamp(8, 2), stamp(10)), None)
+    reporter.on_reply(reply(10))
+    assert reporter.retained == (stamp(10),)
+
+
+def test_what_was_safe_and_is_not_to_be_used_is_not_retained(reporter: SnapshotReporter) -> None:
+    reporter.on_reply(reply(10))
+    reporter.begin(3, 3, chosen(8))
+    assert reporter.retained == (stamp(8, 2),)
+    reporter.begin(3, 3, chosen(8, on_disk=True))
+    assert reporter.retained == ()
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "held"),
+    [(3, holdings(20, sharded=False)), (1, holdings(20, ranks=3))],
+    ids=["replicated", "alone"],
+)
+def test_what_a_node_has_all_of_is_safe_without_an_answer(nnodes: int, held: Holdings) -> None:
+    reporter = SnapshotReporter()
+    reporter.begin(3, nnodes, chosen(8, sharded=nnodes == 1))
+    assert reporter.safe == stamp(8, 2)
+    report(reporter, held)
+    assert (reporter.safe, reporter.retained) == (stamp(20), (stamp(20),))
+    assert reporter.due_at(held) is None
+
+
+def test_what_a_round_did_not_begin_from_although_it_is_newer_cannot_be_safe(
+    reporter: SnapshotReporter,
+) -> None:
+    reporter.begin(4, 3, chosen(15))
+    report(reporter, holdings(20))
+    assert reporter.retained == (stamp(15, 2),)

@@ -9,7 +9,7 @@ from hetagent.statuses import status_of
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.reasons.waiting import NoWorld, Ready, WorldBounds
+from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.texts.who import NOBODY
 
 
@@ -49,9 +49,8 @@ def test_a_node_that_left_by_itself_is_unfit() -> None:
 
 @pytest.mark.parametrize(("never", "status"), [((1,), 2), ((), 69)])
 def test_a_world_that_can_never_be_is_no_reason_to_try_again(never: tuple[int, ...], status: int) -> None:
-    bounds = WorldBounds(least=5, most=5, multiple=1, min_nodes=1, max_nodes=1)
     reason = ends.join_timeout(
-        within_s=4.0, ready=Ready(nodes=NOBODY, want=1), world=NoWorld(bounds=bounds, never=never)
+        within_s=4.0, ready=Ready(nodes=NOBODY, want=1), world="no world", never=bool(never)
     )
     cause = RootCause(reason=reason)
     said = {"code": "failed", "outcome": "failed", "root_cause": cause, "exit_code": 1}

@@ -8,7 +8,6 @@ import pytest
 from hetrdzv.protocol.failure import Ended
 from hetrdzv.protocol.reasons import departures, ends, events
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, running
 from tests.core.explained import failed
@@ -49,8 +48,7 @@ def test_too_few_are_left() -> None:
     assert story.group.state == "waiting"  # b's workers may say something else yet
     story.join("b")
     assert_failed_with(story, FIRST, "b")
-    left = Ready(nodes=Nodes.of(["b"]), want=2)
-    gave_up = events.group_failed(FIRST, Nodes.of(["a"]), left)
+    gave_up = events.group_failed(FIRST, Nodes.of(["a"]))
     assert story.said("group_failed") == [gave_up]
     assert story.group.restarts == 0
 

@@ -3,7 +3,6 @@
 import pytest
 
 from hetrdzv.protocol.reasons import ends, events, waiting
-from hetrdzv.protocol.reasons.waiting import NotReady
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
@@ -22,7 +21,7 @@ def test_a_node_that_is_not_ready_is_shown_and_takes_part_once_it_is() -> None:
     assert story.join("b", not_ready=WHY).code == "not_ready"
     assert story.said("node_joined")[-1] == events.node_joined("b", 1, "10.0.0.1", WHY)
     waits = waiting.too_few(ready(["a"], 2), 1, until=story.now + 600)
-    assert story.reason == waiting.also(waits, NotReady(Nodes.of(["b"]), WHY), None)
+    assert story.reason == waiting.also(waits, waiting.not_ready(Nodes.of(["b"]), WHY), None)
     assert story.told("a").reason == story.reason
     assert story.join("b").kind == "start"
     assert story.said("node_ready") == [events.node_ready("b")]
@@ -36,7 +35,7 @@ def test_without_it_the_others_begin_and_it_is_taken_in_later() -> None:
     story.wait(10.1)
     story.started("a")
     assert story.order == ["a"]
-    assert left_out(story, "b") == waiting.not_ready("b", WHY)
+    assert left_out(story, "b") == waiting.not_ready(Nodes.of(["b"]), WHY)
     story.join("b")
     assert left_out(story, "b").code == "joins_next_round"
     story.wait(10.1)
@@ -101,15 +100,15 @@ def test_nodes_that_never_become_ready_end_the_job_in_time() -> None:
     story.join("a", not_ready=WHY)
     story.pass_by(600.1)
     assert story.group.state is GroupState.FAILED
-    late = NotReady(Nodes.of(["a"]), WHY)
-    assert story.reason == ends.join_timeout(600.0, ready([], 1), not_ready=late)
+    late = waiting.not_ready(Nodes.of(["a"]), WHY)
+    assert story.reason == ends.join_timeout(600.0, ready([], 1), late=late)
 
 
 def test_of_many_reasons_the_first_is_said() -> None:
     story = Story(min_nodes=9)
     for number in range(1, 8):
         story.join(f"gpu{number}", not_ready=f"reason {number} " + 300 * "x")
-    late = NotReady(Nodes.of(story.group.nodes), "reason 1 " + 300 * "x")
+    late = waiting.not_ready(Nodes.of(story.group.nodes), "reason 1 " + 300 * "x")
     waits = waiting.too_few(ready([], 9), 9, until=story.now + 600)
     assert story.reason == waiting.also(waits, late, None)
 

@@ -10,7 +10,6 @@ from hetrdzv.core.selection.order import Former, Kind, fill, in_order, may_be_ma
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.protocol.reasons import ends, waiting, warnings
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.reasons.waiting import CutOff, NoMaster
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.who import Nodes
@@ -357,6 +356,5 @@ def test_an_unreachable_master_gives_way_to_another_that_may_be_master() -> None
     assert story.order == ["n3", "n1", "n2"]
     story.unreachable("n1")
     story.joins("n1", "n2", "n3")
-    cut_off = tuple(CutOff(master, Nodes.of(["n1"])) for master in ("n2", "n3"))
-    none = NoMaster(masters=cut_off, rule="public=yes")
-    assert story.reason == ends.no_node_can_be_master(none)
+    cut_off = {master: ["n1"] for master in ("n2", "n3")}
+    assert story.reason == ends.no_node_can_be_master(cut_off, "public=yes")

@@ -3,12 +3,9 @@
 import pytest
 
 from hetrdzv.core.directive import directive, heading
-from hetrdzv.core.why import cut_off
-from hetrdzv.protocol.reasons.waiting import CutOff
 from hetrdzv.protocol.texts.addresses import is_loopback
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.phrasing import names
-from hetrdzv.protocol.texts.who import MOST_NAMES, Nodes
 from tests.core.driver import Story, sentence
 
 MANY = 300
@@ -44,11 +41,6 @@ def test_a_heading_makes_no_text() -> None:
 def test_a_text_names_five_nodes_and_a_number() -> None:
     many = [f"n{number}" for number in range(MANY)]
     assert names(many) == "n0, n1, n2, n3, n4 and 295 more"
-    pairs = {(node_id, master) for node_id in many[:64] for master in many[:64] if node_id != master}
-    found = cut_off(pairs, frozenset(many))
-    assert (len(found.masters), found.more) == (MOST_NAMES, 59)
-    assert found.masters[0] == CutOff("n0", Nodes.of(many[1:64]))
-    assert [one.master for one in found.masters] == ["n0", "n1", "n2", "n3", "n4"], "in natural order"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install
 
 from playwright.sync_api import Browser, expect
 
-from tests.support.browser import ADMIN, READ, Watched, ask, hangs, join, running
+from tests.support.browser import ADMIN, READ, Watched, ask, hangs, running
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
@@ -101,22 +101,6 @@ def test_of_a_hang_only_the_rank_that_is_waited_for_is_red(chromium: Browser, se
     names = seen.page.locator("#nodes .name")
     lines = names.evaluate_all("all => all.map(name => getComputedStyle(name).textDecorationLine)")
     assert lines == ["none", "none"]
-    assert seen.complaints == []
-    seen.context.close()
-
-
-def test_the_command_of_the_next_step_is_copied(chromium: Browser, server: Hetserver) -> None:
-    join(server, "left", "gpu1")
-    ask(server, "DELETE", "/v1/groups/left/nodes/gpu1?incarnation=1&reason=power")
-    seen = Watched(chromium, server)
-    seen.sign_in(READ, "left")
-    page = seen.page
-    page.get_by_role("button", name="Copy hetctl cancel left").click()
-    expect(page.locator(".copy.done")).to_be_visible()
-    page.evaluate("document.body.append(document.createElement('textarea'))")
-    page.locator("textarea").focus()
-    page.keyboard.press("Control+V")
-    assert page.locator("textarea").input_value() == "hetctl cancel left"
     assert seen.complaints == []
     seen.context.close()
 

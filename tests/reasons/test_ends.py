@@ -4,9 +4,10 @@ import pytest
 
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.hangs import Hang
-from hetrdzv.protocol.reasons import departures, ends
+from hetrdzv.protocol.reasons import departures, ends, waiting
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.reasons.waiting import CutOff, NoMaster, NotReady, NoWorld, Ready, WorldBounds
+from hetrdzv.protocol.reasons.waiting import Ready
+from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.who import Nodes
 from tests.support.hangs import behind
 
@@ -14,7 +15,7 @@ HANG: Hang = behind(0, "gpu2", waiting=(1,), where="is at collective 4 of 5", fo
 WAITED = "rank 1 has waited 30 s for rank 0 (gpu2), which is at collective 4 of 5"
 TRACE = 'Traceback (most recent call last):\n  File "/w/train.py", line 7, in f\nValueError: x'
 B = Nodes.of(["b"])
-BOUNDS = WorldBounds(8, 8, 1, 1, None)
+BOUNDS = GroupSpec(min_world_size=8, max_world_size=8)
 
 
 def failed(exit_code: int | None = 1, message: str = "", rank: int = 2, **more: object) -> Reason:
@@ -202,7 +203,7 @@ def test_the_words_of_a_worker_are_a_quote_and_what_helps_is_data() -> None:
             f"the job was cancelled by an admin; it hung: {WAITED}",
         ),
         (
-            ends.no_node_can_be_master(NoMaster((CutOff("a", B),))),
+            ends.no_node_can_be_master({"a": ["b"]}),
             "no_master",
             "no node can be master: a cannot be reached from b",
         ),
@@ -212,7 +213,7 @@ def test_the_words_of_a_worker_are_a_quote_and_what_helps_is_data() -> None:
             "not enough nodes joined within 60 s: 1 of 3 nodes ready (b)",
         ),
         (
-            ends.join_timeout(60.0, Ready(want=2), not_ready=NotReady(B, "no GPU")),
+            ends.join_timeout(60.0, Ready(want=2), late=waiting.not_ready(B, "no GPU")),
             "join_timeout",
             "not enough nodes joined within 60 s: 0 of 2 nodes ready; b is not ready: no GPU",
         ),
@@ -225,7 +226,7 @@ def test_the_words_of_a_worker_are_a_quote_and_what_helps_is_data() -> None:
             ),
         ),
         (
-            ends.join_timeout(60.0, Ready(B, 1, 3), world=NoWorld(bounds=BOUNDS, never=(3,))),
+            ends.join_timeout(60.0, Ready(B, 1, 3), world=waiting.no_world(BOUNDS, [3]), never=True),
             "impossible_world",
             (
                 "not enough nodes joined within 60 s: 1 node with 3 slots ready (b); nodes with 3 slots can never form "

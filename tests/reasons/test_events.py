@@ -6,7 +6,6 @@ from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.reasons import departures, ends, events
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.texts.who import Nodes
 
 FAILED = ends.worker_failed("gpu2", Failure(local_rank=0, rank=2, exit_code=1, message="bad data"))
@@ -38,11 +37,6 @@ OTHER = [Difference("script", "train.py", "other.py")]
             events.started_unbounded(2, restarts=False),
             "started_unbounded",
             "started with 2 nodes, since no --nnodes was given; nodes that join later are kept as spares",
-        ),
-        (
-            events.round_running(3, 3, 7, watched=True),
-            "round_running",
-            "round 3 runs on 3 nodes, world size 7",
         ),
         (events.training_began(3), "training_began", "round 3 trains"),
         (
@@ -82,9 +76,9 @@ OTHER = [Difference("script", "train.py", "other.py")]
             "the job failed: rank 2 on gpu2 exited with code 1; max_restarts is 0",
         ),
         (
-            events.group_failed(FAILED, Nodes.of(["gpu2"]), Ready(Nodes.of(["gpu1"]), 2)),
+            events.group_failed(FAILED, Nodes.of(["gpu2"])),
             "group_failed",
-            "the job failed: rank 2 on gpu2 exited with code 1; gpu2 gave up, and 1 of 2 nodes is left",
+            "the job failed: rank 2 on gpu2 exited with code 1; gpu2 gave up, and too few nodes are left",
         ),
         (
             events.node_joined("gpu1", 2, "10.0.0.1"),

@@ -1,22 +1,25 @@
 """What groups and nodes wait for: each message once."""
 
+from dataclasses import replace
+
 import pytest
 
-from hetrdzv.protocol.reasons import departures, ends, waiting
+from hetrdzv.protocol.reasons import ends, waiting
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.reasons.waiting import CutOff, NoMaster, NotReady, NoWorld, Ready, WorldBounds
+from hetrdzv.protocol.reasons.waiting import Ready
+from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.who import Nodes
 
 A, AB = Ready(Nodes.of(["a"]), 2), Ready(Nodes.of(["a", "b"]), 2, 7)
 NOBODY = Ready(want=2)
 MANY = [f"gpu{number}" for number in range(1, 8)]
-EVEN = WorldBounds(8, 16, 4, 1, None)
+EVEN = GroupSpec(min_world_size=8, max_world_size=16, world_size_multiple=4)
 ALLOWED = "from 8 to 16 and a multiple of 4"
 
 
-def lacks(**more: object) -> Reason:
-    world = NoWorld(bounds=EVEN, **more)  # type: ignore[arg-type]
-    return waiting.too_few(A, 3 if world.too_small else 0, unit="slot", world=world)
+def lacks(*never: int, too_small: bool = False, unit: str | None = None) -> Reason:
+    world = waiting.no_world(replace(EVEN, unit=unit), never, too_small=too_small)
+    return waiting.too_few(A, 3 if too_small else 0, unit="slot", world=world)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,7 @@ def lacks(**more: object) -> Reason:
             f"1 of 2 nodes ready (a); the world size must be {ALLOWED}: waiting for 3 more slots",
         ),
         (
-            lacks(never=(3, 5)),
+            lacks(3, 5),
             "too_few_slots",
             (
                 f"1 of 2 nodes ready (a); nodes with 3, 5 slots can never form a world whose size is {ALLOWED}: "
@@ -82,7 +85,7 @@ def lacks(**more: object) -> Reason:
             ),
         ),
         (
-            lacks(never=(1, 2, 3, 5, 7), never_more=2),
+            lacks(1, 2, 3, 5, 7, 9, 11),
             "too_few_slots",
             (
                 "1 of 2 nodes ready (a); nodes with 1, 2, 3, 5, 7 slots or 2 other numbers can never form a world "
@@ -103,10 +106,10 @@ def lacks(**more: object) -> Reason:
             f"1 of 2 nodes ready (a); no set of them has a world size that is {ALLOWED}: waiting for others",
         ),
         (
-            waiting.no_reachable_master(A, NoMaster((CutOff("a", Nodes.of(["b"])),), 2, "zone=x")),
+            waiting.no_reachable_master(A, {"a": ["b"]}, "zone=x"),
             "no_master",
             (
-                "1 of 2 nodes ready (a), but none can be master (a cannot be reached from b; and 2 more masters; "
+                "1 of 2 nodes ready (a), but none can be master (a cannot be reached from b; "
                 "master is zone=x); waiting for more"
             ),
         ),
@@ -134,12 +137,12 @@ def lacks(**more: object) -> Reason:
             "1 of 2 nodes ready (a); waiting for a replacement",
         ),
         (
-            waiting.also(waiting.too_few(A, 1), NotReady(Nodes.of(["b"]), "no GPU"), None),
+            waiting.also(waiting.too_few(A, 1), waiting.not_ready(Nodes.of(["b"]), "no GPU"), None),
             "too_few_nodes",
             "1 of 2 nodes ready (a); waiting for 1 more; b is not ready: no GPU",
         ),
         (
-            waiting.also(waiting.too_few(NOBODY, 2), NotReady(Nodes.of(["b", "c"]), "no GPU"), None),
+            waiting.also(waiting.too_few(NOBODY, 2), waiting.not_ready(Nodes.of(["b", "c"]), "no GPU"), None),
             "too_few_nodes",
             "no node is ready; waiting for 2 more; b, c are not ready; b: no GPU",
         ),
@@ -157,12 +160,6 @@ def lacks(**more: object) -> Reason:
                 "agents another --group"
             ),
         ),
-        (waiting.has_left("b", departures.agent_left("SIGTERM")), "node_left", "b has left: SIGTERM"),
-        (
-            waiting.is_lost("b", departures.connection_lost()),
-            "node_lost",
-            "the server considers b lost: its connection was cut",
-        ),
         (
             waiting.is_drained("g", "b"),
             "node_drained",
@@ -170,11 +167,6 @@ def lacks(**more: object) -> Reason:
         ),
         (waiting.round_over(3), "round_ended", "round 3 is over"),
         (waiting.round_formed(3), "round_formed", "round 3 formed"),
-        (
-            waiting.runs_daemon("a", "orted"),
-            "daemon_started",
-            "a, the master, has this node run orted",
-        ),
         (waiting.quarantined("it is odd"), "quarantined", "hetserver cannot serve it: it is odd"),
     ],
 )
@@ -186,7 +178,7 @@ def test_groups(found: Reason, code: str, message: str) -> None:
     ("why", "code", "clause", "sentence"),
     [
         (
-            waiting.not_ready("b", "no GPU"),
+            waiting.not_ready(Nodes.of(["b"]), "no GPU"),
             "node_not_ready",
             "no GPU",
             "round 4 runs without b, which is not ready: no GPU",

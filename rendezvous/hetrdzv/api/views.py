@@ -36,6 +36,7 @@ from hetrdzv.protocol.reasons import advice, waiting
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import GroupState, NodePhase
+from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress.samples import Seen, unwatched
 from hetrdzv.service.service import Service
@@ -163,7 +164,6 @@ def group_reply(
     spec = codec.fields_of(group.spec)
     newest = _round(group, group.round, seen, now, nodes=nodes) if group.round is not None else None
     summary = codec.fields_of(group_summary(group, now))
-    stall = told_stall(group)
     return GroupReply(
         **summary,
         spec=spec,
@@ -180,7 +180,6 @@ def group_reply(
             summary["reason"],
             failed=group.state is GroupState.FAILED,
             stays=group.by_put,
-            stall=stall.hang if stall is not None else None,
         ),
         root_cause=group.root_cause,
     )
@@ -270,7 +269,7 @@ def _why_out(group: Group, node: Node) -> Reason | None:
     if (going := node.gone_why or node.leaving) is not None:
         return going
     if node.not_ready:
-        return waiting.not_ready(node.node_id, node.not_ready)
+        return waiting.not_ready(Nodes.of([node.node_id]), node.not_ready)
     active = group.active_round
     if (
         active is None

@@ -11,7 +11,7 @@ from hetrdzv.core.shares import shares_of
 from hetrdzv.core.why import why, why_ended, why_waits
 from hetrdzv.protocol.directive import Directive, Start, StopNotice
 from hetrdzv.protocol.failure import RootCause
-from hetrdzv.protocol.reasons import advice, departures, waiting
+from hetrdzv.protocol.reasons import advice, departures, ends, events, waiting
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.states import (
     EXIT_CANCELLED,
@@ -153,13 +153,13 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
                 "root_cause": group.root_cause,
             }
         case "left" | "serves" | "others_load":
-            left = waiting.has_left(node_id, node.gone_why or departures.agent_left())
+            left = ends.node_left(node_id, node.gone_why or departures.agent_left())
             return {"reason": left, "exit_code": EXIT_FAILED if head.kind is DirectiveKind.EXIT else None}
         case "drained":
             drained = waiting.is_drained(group.group_id, node_id)
             return {"reason": drained, "exit_code": EXIT_DRAINED}
         case "lost":
-            return {"reason": waiting.is_lost(node_id, node.gone_why or departures.agent_left())}
+            return {"reason": ends.node_lost(node_id, node.gone_why or departures.agent_left())}
         case "round_ended" if current is not None and current.end is not None:
             return {"reason": why_ended(current.number, current.end)}
         case "round_formed" | "daemon" | "stalled" | "notice" if current is not None:
@@ -176,7 +176,7 @@ def _start_details(group: Group, current: Round, node: Node, head: Heading, now:
         return {**details, "reason": why(group, now), "notice": stop_notice(group, now)}
     if node.daemon:
         program = node.daemon[0].rpartition("/")[2]
-        return {**details, "reason": waiting.runs_daemon(current.master.node_id, program)}
+        return {**details, "reason": events.daemon_started(current.master.node_id, program)}
     reason = why(group, now) if head.code == "stalled" else waiting.round_formed(head.round)
     return {**details, "reason": reason}
 

@@ -1,7 +1,6 @@
 """Why a group stands where it stands, and why a node waits (docs/design.md, rule 9)."""
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import inf
 
@@ -18,7 +17,7 @@ from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS, GroupSpec
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.who import MOST_NAMES, Nodes
+from hetrdzv.protocol.texts.who import Nodes
 
 
 def why(group: Group, now: float) -> Reason:
@@ -122,13 +121,13 @@ def why_ended(number: int, end: End) -> Reason:
     return replace(end.reason, round=number)
 
 
-def not_ready(group: Group) -> waiting.NotReady | None:
+def not_ready(group: Group) -> Reason | None:
     """Which nodes are here but not ready, and why the first of them is not."""
     unready = not_ready_nodes(group)
     if not unready:
         return None
     first = min(unready, key=lambda node: natural_key(node.node_id))
-    return waiting.NotReady(Nodes.of([node.node_id for node in unready]), first.not_ready)
+    return waiting.not_ready(Nodes.of([node.node_id for node in unready]), first.not_ready)
 
 
 def _waits_for(group: Group, now: float) -> Reason:
@@ -154,8 +153,9 @@ def _waits_for(group: Group, now: float) -> Reason:
             until=until,
         )
     if group.bounds_since is None:
-        masters = no_master(group, there)
-        return waiting.no_reachable_master(ready, masters, gone=gone, drained=drained, until=until)
+        return waiting.no_reachable_master(
+            ready, cut_off(group, there), group.spec.master, gone=gone, drained=drained, until=until
+        )
     if answer.suspects:
         return waiting.reconnecting(ready, [node.node_id for node in answer.suspects])
     return _last_wait(group, ready, answer, now)
@@ -189,37 +189,21 @@ def ready_of(spec: GroupSpec, there: Sequence[Node]) -> waiting.Ready:
     return waiting.Ready(Nodes.of([node.node_id for node in there]), spec.min_nodes, slots)
 
 
-def no_world(spec: GroupSpec, there: Sequence[Node], answer: Shortfall) -> waiting.NoWorld | None:
+def no_world(spec: GroupSpec, there: Sequence[Node], answer: Shortfall) -> str | None:
     """Why these nodes make no world, also whether they ever could; None where they are just too few."""
     if answer.lack is not Lack.WORLD:
         return None
     never = sorted({node.slots for node in there}) if answer.never else []
-    return waiting.NoWorld(
-        bounds=Worlds.of(spec),
-        never=tuple(never[:MOST_NAMES]),
-        never_more=len(never[MOST_NAMES:]),
-        too_small=bool(answer.missing) and not answer.never,
-        unit=spec.unit,
-    )
+    return waiting.no_world(spec, never, too_small=bool(answer.missing) and not answer.never)
 
 
-def no_master(group: Group, there: Sequence[Node]) -> waiting.NoMaster:
+def cut_off(group: Group, there: Sequence[Node]) -> dict[str, list[str]]:
     """Which of the nodes that are ready cannot be reached as master, and from where."""
-    return cut_off(group.unreachable, {node.node_id for node in there}, group.spec.master)
-
-
-def cut_off(
-    pairs: AbstractSet[tuple[str, str]], among: AbstractSet[str], rule: str | None = None
-) -> waiting.NoMaster:
-    """Which masters cannot be reached from which nodes among some; pairs are (node, master)."""
-    by_master: dict[str, list[str]] = {}
-    for node_id, master in pairs:
+    among, by_master = {node.node_id for node in there}, dict[str, list[str]]()
+    for node_id, master in group.unreachable:
         if among >= {node_id, master}:
             by_master.setdefault(master, []).append(node_id)
-    masters = sorted(by_master, key=natural_key)
-    shown = (waiting.CutOff(master, Nodes.of(by_master[master])) for master in masters[:MOST_NAMES])
-    more = max(0, len(masters) - MOST_NAMES)
-    return waiting.NoMaster(tuple(shown), more, rule)
+    return by_master
 
 
 def _gone(group: Group) -> list[str]:
@@ -253,7 +237,7 @@ def why_left_out(group: Group, node: Node) -> Reason:
     if node.wants_command and group.spec.command is None:
         return waiting.no_command(group.group_id, [node.node_id])
     if node.not_ready:
-        return waiting.not_ready(node.node_id, node.not_ready)
+        return waiting.not_ready(Nodes.of([node.node_id]), node.not_ready)
     larger = growth(group)
     if node.node_id in larger.node_ids:
         return waiting.joins_next_round(node.node_id, admits_at(group, larger))

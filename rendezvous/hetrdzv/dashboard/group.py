@@ -14,11 +14,10 @@ from hetrdzv.dashboard.timeline import bars
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.past import CODES, PastReply, past
 from hetrdzv.protocol.phases import Phase
-from hetrdzv.protocol.reasons.advice import after_exit, step_in_parts
+from hetrdzv.protocol.reasons.advice import after_exit
 from hetrdzv.protocol.reasons.reason import beside
 from hetrdzv.protocol.reasons.snapshots import of_group
 from hetrdzv.protocol.stacks import About, line_of
-from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.service.progress.samples import unwatched
 from hetrdzv.service.service import Service
@@ -120,13 +119,6 @@ class GroupPage:
             group=brief,
             acts=self._acts,
             state=brief.shown_state,
-            next_step=step_in_parts(
-                brief.group_id,
-                brief.reason,
-                failed=group.state is GroupState.FAILED,
-                stays=group.by_put,
-                stall=stall.hang if stall is not None else None,
-            ),
             snapshot=of_group(brief),
             restarted_by="; ".join(filter(None, (failed.message, after_exit(failed)))) if failed else "",
             notes=notes,

@@ -126,10 +126,6 @@ async def test_a_value_out_of_range_in_a_spec_is_named(field: str, value: object
             {"max_nodes": 1, "min_world_size": 1025},
             "min_world_size is 1025, but max_nodes is 1, and a node has at ",
         ),
-        (
-            {"rank_order": "gpu7,gpu2,*", "master": "gpu2"},
-            "rank_order is gpu7,gpu2,*, which puts gpu7 first, but master is gpu2",
-        ),
     ],
 )
 async def test_bounds_that_contradict_each_other_are_named(spec: dict[str, int | str], says: str) -> None:

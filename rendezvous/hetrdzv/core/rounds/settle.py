@@ -33,9 +33,9 @@ from hetrdzv.core.selection.order import former_round, place
 from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_reach, ready_nodes, stranded
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.shares import weights_of
-from hetrdzv.core.why import apart, no_master, no_world, not_ready, ready_of
+from hetrdzv.core.why import apart, cut_off, no_world, not_ready, ready_of
 from hetrdzv.protocol.failure import Failure, RootCause
-from hetrdzv.protocol.reasons import ends, events
+from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
@@ -86,7 +86,7 @@ def _progress(work: Work) -> None:
     ):
         work.change(state=GroupState.RUNNING)
         nodes, size = len(active.members), active.world_size
-        work.say(events.round_running(active.number, nodes, size, watched=not active.unseen))
+        work.say(waiting.round_running(active.number, nodes, size, watched=not active.unseen))
 
 
 def _stop_kindly(work: Work) -> None:
@@ -124,7 +124,7 @@ def _judge(work: Work) -> None:
         node.node_id for node in left
     }
     if given_up and isinstance(select(work.group.spec, left), Shortfall):
-        _fail_given_up(work, end, failures[0].root_cause(ended.number), given_up, left)
+        _fail_given_up(work, end, failures[0].root_cause(ended.number), given_up)
     elif end.kind is EndKind.FAILED and not (given_up and failures[0].is_start):
         count_failed_round(work, replace(ended, end=end))
         if failures[0].node_id is not None:
@@ -218,11 +218,11 @@ def _charge(work: Work, ended: Round, first: _Failed) -> None:
     work.say(events.restart_spent(first.reason, group.restarts + 1, budget))
 
 
-def _fail_given_up(work: Work, end: End, cause: RootCause, given_up: set[str], left: Sequence[Node]) -> None:
+def _fail_given_up(work: Work, end: End, cause: RootCause, given_up: set[str]) -> None:
     """Fail the group, too few nodes being left; if a node was lost, that is the cause of the failures after it."""
     if end.kind in LOSSES:
         cause = RootCause(reason=end.reason, round=cause.round, node_id=end.node_id)
-    fail(work, cause, gave_up=Nodes.of(given_up), left=ready_of(work.group.spec, left))
+    fail(work, cause, gave_up=Nodes.of(given_up))
 
 
 # -- the next round forms ------------------------------------------------------------------------------------
@@ -254,7 +254,10 @@ def _form_or_fail(work: Work, ready: Sequence[Node], answer: Selection | Shortfa
         _start_round(work, answer)
         _tell_left_out(work)
     elif answer.lack is Lack.MASTER:
-        fail(work, RootCause(reason=ends.no_node_can_be_master(no_master(work.group, ready))))
+        fail(
+            work,
+            RootCause(reason=ends.no_node_can_be_master(cut_off(work.group, ready), work.group.spec.master)),
+        )
     else:
         fail(work, RootCause(reason=_join_timeout(work.group, ready, answer)))
 
@@ -362,7 +365,8 @@ def _join_timeout(group: Group, ready: Sequence[Node], answer: Shortfall) -> Rea
         ready_of(group.spec, ready),
         rule=group.spec.master if lacks_master else None,
         world=None if lacks_master else no_world(group.spec, ready, answer),
-        not_ready=not_ready(group),
+        never=answer.never,
+        late=not_ready(group),
     )
 
 

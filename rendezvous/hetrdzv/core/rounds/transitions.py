@@ -12,7 +12,6 @@ from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNod
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.reasons import departures, ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
-from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes
@@ -327,19 +326,9 @@ def succeed(work: Work, apart: Reason | None) -> None:
     _finish(work, GroupState.SUCCEEDED, events.group_succeeded(apart, idle_s, watched=watched))
 
 
-def fail(
-    work: Work,
-    cause: RootCause,
-    *,
-    gave_up: Nodes | None = None,
-    left: Ready | None = None,
-) -> None:
-    """Finish the job, which has failed.
-
-    Args:
-        gave_up, left: see `group_failed`.
-    """
-    _finish(work, GroupState.FAILED, events.group_failed(cause.reason, gave_up, left), cause)
+def fail(work: Work, cause: RootCause, *, gave_up: Nodes | None = None) -> None:
+    """Finish the job, which has failed; `gave_up`: see `group_failed`."""
+    _finish(work, GroupState.FAILED, events.group_failed(cause.reason, gave_up), cause)
 
 
 def finish_cancelled(work: Work) -> None:

@@ -111,7 +111,7 @@ def spare_reason(group: Group, node: Node, active: Round) -> Reason:
     slots = sum(each.slots for each in unit)
     size = active.world_size + slots
     if not worlds.allows(size):
-        return waiting.world_size(node_id, slots, size, worlds, nodes=len(unit), unit=group.spec.unit)
+        return waiting.world_size(node_id, slots, size, group.spec, nodes=len(unit), unit=group.spec.unit)
     if most is not None and len(active.members) + len(unit) > most:
         return waiting.max_nodes(node_id, most)
     return waiting.world_not_larger(node_id)

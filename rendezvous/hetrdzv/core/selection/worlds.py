@@ -1,16 +1,31 @@
 """Which world sizes a group allows."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from math import gcd, lcm
 
-from hetrdzv.protocol.reasons.waiting import WorldBounds
 from hetrdzv.protocol.settings import GroupSpec
 
 
-class Worlds(WorldBounds):
-    """The world sizes that a group allows."""
+@dataclass(frozen=True, slots=True)
+class Worlds:
+    """The world sizes that a group allows, and how many nodes may make one; None: there is no bound."""
 
-    __slots__ = ()
+    least: int
+    most: int | None
+    multiple: int
+    min_nodes: int
+    max_nodes: int | None
+
+    @property
+    def smallest(self) -> int:
+        """The smallest world size of all."""
+        return -(-self.least // self.multiple) * self.multiple
+
+    @property
+    def largest(self) -> int | None:
+        """The largest world size of all; None where there is no bound."""
+        return None if self.most is None else self.most - self.most % self.multiple
 
     @classmethod
     def of(cls, spec: GroupSpec) -> "Worlds":

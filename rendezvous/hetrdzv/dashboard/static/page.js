@@ -132,12 +132,6 @@
     }
   });
 
-  // A command that is to be typed somewhere else.
-  document.body.addEventListener("click", async (event) => {
-    const button = event.target.closest("[data-copy]");
-    if (button) button.className = await copy(button.dataset.copy).then(() => "copy done", () => "copy failed");
-  });
-
   // Sections ask for themselves; the server answers with nothing (304) if a page has the newest. What came is put into
   // a section only where something differs, so that what people read, select or have scrolled stays.
   const polled = (event) => event.detail.elt.dataset && "etag" in event.detail.elt.dataset;

@@ -1,6 +1,6 @@
 """What ends a round, and why a job fails."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from hetrdzv.protocol.failure import Ended, Failure
@@ -15,17 +15,7 @@ from hetrdzv.protocol.reasons.reason import (
     one_line,
     reason,
 )
-from hetrdzv.protocol.reasons.waiting import (
-    NoMaster,
-    NotReady,
-    NoWorld,
-    Ready,
-    also_not_ready,
-    may_not_be_master,
-    no_master,
-    no_world,
-    standing,
-)
+from hetrdzv.protocol.reasons.waiting import Ready, also_not_ready, may_not_be_master, no_master
 from hetrdzv.protocol.texts.misplaced import misplaced
 from hetrdzv.protocol.texts.phrasing import count, names, one_or_more
 from hetrdzv.protocol.texts.raised import raised
@@ -238,10 +228,10 @@ def _again(of: Reason, message: str, data: Mapping[str, Datum]) -> Reason:
     return replace(of, message=one_line(message, MOST_CHARACTERS), data=data)
 
 
-def no_node_can_be_master(of: NoMaster) -> Reason:
+def no_node_can_be_master(cut_off: Mapping[str, Collection[str]], rule: str | None = None) -> Reason:
     """No node can be reached by all others."""
-    text = f"no node can be master: {no_master(of)}"
-    return reason(ReasonCode.NO_MASTER, text, nodes=[cut_off.master for cut_off in of.masters])
+    text = f"no node can be master: {no_master(cut_off, rule)}"
+    return reason(ReasonCode.NO_MASTER, text, nodes=cut_off)
 
 
 def join_timeout(
@@ -249,28 +239,29 @@ def join_timeout(
     ready: Ready,
     *,
     rule: str | None = None,
-    world: NoWorld | None = None,
-    not_ready: NotReady | None = None,
+    world: str | None = None,
+    never: bool = False,
+    late: Reason | None = None,
 ) -> Reason:
     """Not enough nodes joined in time, or none that may be master.
 
     Args:
         rule: the setting `master`, where enough were ready, but none of them may be master.
-        world: why those that are ready make no round; None: they are just too few.
-        not_ready: who was here, but not ready.
+        world: why those that are ready make no world, also if no number of them `never` does.
+        late: who was here, but not ready.
     """
-    nodes, late = ready.nodes, also_not_ready(not_ready)
+    nodes, text, code, lacking = ready.nodes, "", ReasonCode.JOIN_TIMEOUT, "nodes"
     if rule is not None:
         have = f"{names(nodes)} {one_or_more(nodes, 'is', 'are')} ready"
         text = f"no node that may be master joined within {within_s:g} s: {have}, but {may_not_be_master(nodes, rule)}"
+        lacking = "master"
     else:
         who = f" ({names(nodes)})" if len(nodes) else ""
-        lack = f"; {no_world(world)}" if world is not None else ""
-        text = f"not enough nodes joined within {within_s:g} s: {standing(ready)} ready{who}{lack}"
-    never = world is not None and bool(world.never)
-    code = ReasonCode.IMPOSSIBLE_WORLD if never else ReasonCode.JOIN_TIMEOUT
-    lacking = "master" if rule is not None else "world_size" if world is not None else "nodes"
-    return reason(code, f"{text}{late}", nodes=nodes, within_s=within_s, lacking=lacking)
+        text = f"not enough nodes joined within {within_s:g} s: {ready} ready{who}"
+    if world is not None:
+        text, lacking = f"{text}; {world}", "world_size"
+        code = ReasonCode.IMPOSSIBLE_WORLD if never else code
+    return reason(code, f"{text}{also_not_ready(late)}", nodes=nodes, within_s=within_s, lacking=lacking)
 
 
 def unknown() -> Reason:

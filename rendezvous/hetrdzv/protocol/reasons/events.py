@@ -6,7 +6,6 @@ from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.hangs import HANGS
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason
-from hetrdzv.protocol.reasons.waiting import Ready, standing
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.protocol.texts.phrasing import count, names, one_or_more, ranked
 from hetrdzv.protocol.texts.who import Nodes
@@ -53,12 +52,6 @@ def started_unbounded(nodes: int, *, restarts: bool) -> Reason:
     later = "restart the job" if restarts else "are kept as spares"
     text = f"started with {count(nodes, 'node')}, since no --nnodes was given; nodes that join later {later}"
     return reason(ReasonCode.STARTED_UNBOUNDED, text)
-
-
-def round_running(number: int, nodes: int, world_size: int, *, watched: bool) -> Reason:
-    """All members have started their workers; `watched`: it can be seen when these begin to train."""
-    text = f"round {number} runs on {count(nodes, 'node')}, world size {world_size}"
-    return reason(ReasonCode.ROUND_RUNNING, text, round=number, world_size=world_size, watched=int(watched))
 
 
 def training_began(number: int) -> Reason:
@@ -116,18 +109,13 @@ def group_succeeded(
     return reason(ReasonCode.GROUP_SUCCEEDED, text, idle_s=idle_s, watched=int(watched))
 
 
-def group_failed(why: Reason, gave_up: Nodes | None = None, left: Ready | None = None) -> Reason:
-    """The job is over and failed.
-
-    Args:
-        gave_up, left: these nodes gave up, and too few were left.
-    """
+def group_failed(why: Reason, gave_up: Nodes | None = None) -> Reason:
+    """The job is over and failed; `gave_up`: these nodes did, and too few were left."""
     text = f"the job failed: {ends.briefly(why)}"
     if why.data.get("max_restarts") == 0:
         text += "; max_restarts is 0"
-    if gave_up is not None and left is not None:
-        few = f"{standing(left)} {one_or_more(left.nodes, 'is', 'are')} left"
-        text += f"; {names(gave_up)} gave up, and {few}"
+    if gave_up is not None:
+        text += f"; {names(gave_up)} gave up, and too few nodes are left"
     return reason(ReasonCode.GROUP_FAILED, text, nodes=why.nodes, cause=why)
 
 

@@ -1,11 +1,13 @@
 """What a group does or waits for, and why a node is in no round: computed when somebody asks, never stored."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason
+from hetrdzv.protocol.reasons.reason import MOST_CHARACTERS, Reason, ReasonCode, clipped, one_line, reason
+from hetrdzv.protocol.settings import GroupSpec
+from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.phrasing import count, names, one_or_more
-from hetrdzv.protocol.texts.who import NOBODY, Nodes
+from hetrdzv.protocol.texts.who import MOST_NAMES, NOBODY, Nodes
 
 # -- who is there, and who is not ----------------------------------------------------------------------------
 
@@ -18,92 +20,22 @@ class Ready:
     want: int = 1
     slots: int | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class NotReady:
-    """Nodes are here, but have said that they cannot take part; what the first of them has said."""
-
-    nodes: Nodes
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class CutOff:
-    """A master that these nodes cannot reach."""
-
-    master: str
-    nodes: Nodes
+    def __str__(self) -> str:
+        """`2 of 3 nodes`, `3 nodes`, `2 nodes with 7 slots`; the word "ready" follows."""
+        there = len(self.nodes)
+        if self.slots is not None:
+            return f"{count(there, 'node')} with {count(self.slots, 'slot')}"
+        return f"{there} of {count(self.want, 'node')}" if there <= self.want else count(there, "node")
 
 
-@dataclass(frozen=True, slots=True)
-class NoMaster:
-    """No node can be master: the first few, how many more there are, and the setting `master`."""
-
-    masters: tuple[CutOff, ...]
-    more: int = 0
-    rule: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WorldBounds:
-    """The world sizes that a group allows, and how many nodes may make one.
-
-    Attributes:
-        least, most: bounds in slots; most is None where there is none.
-        multiple: every world size is a multiple of it.
-        min_nodes, max_nodes: bounds in nodes.
-    """
-
-    least: int
-    most: int | None
-    multiple: int
-    min_nodes: int
-    max_nodes: int | None
-
-    @property
-    def smallest(self) -> int:
-        """The smallest world size of all."""
-        return -(-self.least // self.multiple) * self.multiple
-
-    @property
-    def largest(self) -> int | None:
-        """The largest world size of all; None where there is no bound."""
-        return None if self.most is None else self.most - self.most % self.multiple
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoWorld:
-    """Nodes make no world whose size is allowed.
-
-    Attributes:
-        never: no number of nodes with such slots ever makes one: the lowest few, and how many more there are.
-        too_small: they have too few slots.
-        unit: the label whose units must be whole; None: there are none.
-    """
-
-    bounds: WorldBounds
-    never: tuple[int, ...] = ()
-    never_more: int = 0
-    too_small: bool = False
-    unit: str | None = None
-
-
-def standing(ready: Ready) -> str:
-    """How many nodes there are, to be put before "ready": `2 of 3 nodes`, `3 nodes`, `2 nodes with 7 slots`."""
-    there = len(ready.nodes)
-    if ready.slots is not None:
-        return f"{count(there, 'node')} with {count(ready.slots, 'slot')}"
-    return f"{there} of {count(ready.want, 'node')}" if there <= ready.want else count(there, "node")
-
-
-def also_not_ready(of: NotReady | None) -> str:
-    """Which nodes are here but not ready, to be put after a sentence; else empty."""
-    if of is None:
+def also_not_ready(late: Reason | None) -> str:
+    """Which nodes are here but not ready (`not_ready`), to be put after a sentence; else empty."""
+    if late is None:
         return ""
-    first = of.nodes.first[0]
-    if len(of.nodes) == 1:
-        return f"; {first} is not ready: {clipped(of.why)}"
-    return f"; {names(of.nodes)} are not ready; {first}: {clipped(of.why)}"
+    who = Nodes(first=late.nodes, more=late.more_nodes)
+    if len(who) == 1:
+        return f"; {names(who)} is not ready: {late}"
+    return f"; {names(who)} are not ready; {who.first[0]}: {late}"
 
 
 def may_not_be_master(nodes: Nodes, rule: str) -> str:
@@ -111,58 +43,46 @@ def may_not_be_master(nodes: Nodes, rule: str) -> str:
     return f"{one_or_more(nodes, 'it may not', 'none of them may')} be master, since master is {rule}"
 
 
-def no_master(of: NoMaster) -> str:
-    """Which master cannot be reached from which nodes."""
-    parts = [f"{cut_off.master} cannot be reached from {names(cut_off.nodes)}" for cut_off in of.masters]
-    if of.more:
-        parts.append(f"and {count(of.more, 'more master')}")
-    if of.rule is not None:
-        parts.append(f"master is {of.rule}")
+def no_master(cut_off: Mapping[str, Collection[str]], rule: str | None) -> str:
+    """Which master (of the first few) cannot be reached from which nodes."""
+    masters = sorted(cut_off, key=natural_key)
+    parts = [f"{name} cannot be reached from {names(cut_off[name])}" for name in masters[:MOST_NAMES]]
+    if more := len(masters) - len(parts):
+        parts.append(f"and {count(more, 'more master')}")
+    if rule is not None:
+        parts.append(f"master is {rule}")
     return "; ".join(parts)
 
 
-def no_world(of: NoWorld) -> str:
-    """Why nodes make no world, also whether they ever could."""
-    bounds = of.bounds
-    sizes = world_sizes(bounds)
-    if of.never:
-        slots = count(of.never[0], "slot") if len(of.never) == 1 else f"{', '.join(map(str, of.never))} slots"
-        if of.never_more:
-            slots += f" or {count(of.never_more, 'other number')}"
-        most = f" of at most {count(bounds.max_nodes, 'node')}" if bounds.max_nodes is not None else ""
+def no_world(spec: GroupSpec, never: Sequence[int] = (), *, too_small: bool = False) -> str:
+    """Why nodes make no world; `never`: no number of nodes with so many slots each ever makes one."""
+    sizes = world_sizes(spec)
+    if never:
+        known = ", ".join(map(str, never[:MOST_NAMES]))
+        slots = count(never[0], "slot") if len(never) == 1 else f"{known} slots"
+        if more := len(never[MOST_NAMES:]):
+            slots += f" or {count(more, 'other number')}"
+        most = f" of at most {count(spec.max_nodes, 'node')}" if spec.max_nodes is not None else ""
         return f"nodes with {slots} can never form a world{most} whose size is {sizes}"
-    if of.too_small:
+    if too_small:
         return f"the world size must be {sizes}"
-    if of.unit is not None:
-        return f"no set of whole units ({of.unit}) has {_nodes_and_size(bounds, sizes)}"
-    return f"no set of them has a world size that is {sizes}"
+    whom = "no set of them" if spec.unit is None else f"no set of whole units ({spec.unit})"
+    return f"{whom} has a world size that is {sizes}"
 
 
-def world_sizes(bounds: WorldBounds) -> str:
+def world_sizes(spec: GroupSpec) -> str:
     """`from 8 to 16 and a multiple of 4`, to be put after "the world size must be"."""
-    if bounds.smallest == bounds.largest:
-        return str(bounds.smallest)
+    least, most, multiple = spec.min_world_size or 1, spec.max_world_size, spec.world_size_multiple
+    if most is not None and -(-least // multiple) == most // multiple:
+        return str(most - most % multiple)
     parts = []
-    if bounds.most is not None:
-        parts.append(
-            f"from {bounds.least} to {bounds.most}" if bounds.least > 1 else f"at most {bounds.most}"
-        )
-    elif bounds.least > 1:
-        parts.append(f"at least {bounds.least}")
-    if bounds.multiple > 1:
-        parts.append(f"a multiple of {bounds.multiple}")
+    if most is not None:
+        parts.append(f"from {least} to {most}" if least > 1 else f"at most {most}")
+    elif least > 1:
+        parts.append(f"at least {least}")
+    if multiple > 1:
+        parts.append(f"a multiple of {multiple}")
     return " and ".join(parts) or "at least 1"
-
-
-def _nodes_and_size(bounds: WorldBounds, sizes: str) -> str:
-    """What a set of nodes must have, in numbers."""
-    least, most = bounds.min_nodes, bounds.max_nodes
-    size = f"a world size that is {sizes}"
-    if most is None:
-        return size if least == 1 else f"at least {count(least, 'node')} and {size}"
-    nodes = f"at most {count(most, 'node')}" if least == 1 else f"{least} to {count(most, 'node')}"
-    any_size = bounds.least == 1 and bounds.most is None and bounds.multiple == 1
-    return nodes if any_size else f"{nodes} and {size}"
 
 
 # -- the job and its round -----------------------------------------------------------------------------------
@@ -183,17 +103,27 @@ def about_to_end(number: int, why: Reason, nodes: Iterable[str], until: float) -
 
 
 def round_running(
-    number: int, nodes: int, world_size: int, apart: Reason | None = None, lost: Iterable[str] = ()
+    number: int,
+    nodes: int,
+    world_size: int,
+    apart: Reason | None = None,
+    lost: Iterable[str] = (),
+    *,
+    watched: bool | None = None,
 ) -> Reason:
     """A round runs on so many nodes.
 
     Args:
         apart: that its workers have not met, so far.
         lost: nodes of the job that the round would take in again.
+        watched: of the event: whether it can be seen when workers begin to train.
     """
     so_far = f"; so far {apart}" if apart is not None else ""
     text = f"round {number} runs on {count(nodes, 'node')}, world size {world_size}{so_far}"
-    return reason(ReasonCode.ROUND_RUNNING, text, nodes=lost, round=number, world_size=world_size)
+    seen = None if watched is None else int(watched)
+    return reason(
+        ReasonCode.ROUND_RUNNING, text, nodes=lost, round=number, world_size=world_size, watched=seen
+    )
 
 
 # -- a group waits -------------------------------------------------------------------------------------------
@@ -228,7 +158,7 @@ def too_few(
     missing: int,
     *,
     unit: str = "node",
-    world: NoWorld | None = None,
+    world: str | None = None,
     gone: Iterable[str] = (),
     drained: Iterable[str] = (),
     since: float | None = None,
@@ -238,61 +168,52 @@ def too_few(
 
     Args:
         missing: how many nodes or slots (`unit`) more; 0: other ones.
-        world: why those that are ready make no world; None: they are just too few.
+        world: why those that are ready make no world (`no_world`); None: they are just too few.
         gone: members of the last round that are gone.
         drained: nodes that a person has drained: of those members, or if none is gone, at all.
         since: when the last node went, none being here; None: some are, or none is known to have been.
         until: when the group gives up; None: it does not.
     """
-    lack = f"; {no_world(world)}" if world is not None else ""
-    more = str(missing) if world is None else count(missing, "more slot") if missing else "others"
     have = _have(ready) if since is None else "no agents connected"
-    waits = f"waiting for {more}{' more' if world is None else ''}"
-    text = f"{have}{lack}{': ' if world is not None else '; '}{waits}{_in_place_of(Nodes.of(gone))}"
+    if world is None:
+        text = f"{have}; waiting for {missing} more"
+    else:
+        text = f"{have}; {world}: waiting for {count(missing, 'more slot') if missing else 'others'}"
     code = ReasonCode.TOO_FEW_NODES if unit == "node" else ReasonCode.TOO_FEW_SLOTS
-    return _missing(
-        code, text, gone, drained, since=since, until=until, missing=missing, ready=len(ready.nodes)
-    )
+    return _missing(code, text, ready, gone, drained, since=since, until=until, missing=missing)
 
 
 def no_reachable_master(
     ready: Ready,
-    of: NoMaster,
+    cut_off: Mapping[str, Collection[str]],
+    rule: str | None = None,
     *,
     gone: Iterable[str] = (),
     drained: Iterable[str] = (),
     until: float | None = None,
 ) -> Reason:
-    """Nodes are ready, but none can be master of the others; see `too_few`."""
-    instead = _in_place_of(Nodes.of(gone))
-    text = f"{_have(ready)}, but none can be master ({no_master(of)}); waiting for more{instead}"
-    return _missing(
-        ReasonCode.NO_MASTER, text, gone, drained, since=None, until=until, ready=len(ready.nodes)
-    )
+    """Nodes are ready, but none can be master of the others; see `too_few` and `no_master`."""
+    text = f"{_have(ready)}, but none can be master ({no_master(cut_off, rule)}); waiting for more"
+    return _missing(ReasonCode.NO_MASTER, text, ready, gone, drained, until=until)
 
 
 def _missing(
     code: ReasonCode,
     text: str,
+    ready: Ready,
     gone: Iterable[str],
     drained: Iterable[str],
-    *,
-    since: float | None,
-    until: float | None,
-    ready: int,
-    missing: int | None = None,
+    **more: float | None,
 ) -> Reason:
     """Nodes are missing: `nodes` are those that could come back, the drained ones if there are any."""
-    back = Nodes.of(drained)
+    back, away = Nodes.of(drained), Nodes.of(gone)
     return reason(
         code,
-        text,
-        nodes=back or Nodes.of(gone),
-        since=since,
-        until=until,
-        missing=missing,
-        ready=ready,
+        f"{text} in place of {names(away)}" if away else text,
+        nodes=back or away,
+        ready=len(ready.nodes),
         drained=1 if back else None,
+        **more,  # type: ignore[arg-type]
     )
 
 
@@ -331,19 +252,14 @@ def last_call(
     return reason(ReasonCode.LAST_CALL, f"{_have(ready)}; {what}{most}", nodes=ready.nodes, until=until)
 
 
-def also(waits: Reason, not_ready: NotReady | None, ended: Reason | None) -> Reason:
+def also(waits: Reason, late: Reason | None, ended: Reason | None) -> Reason:
     """What a group waits for, with the nodes that are not ready and the end of its last round."""
-    late = also_not_ready(not_ready)
-    known = reason(ReasonCode(waits.code), f"{waits}{late}") if late else waits
-    return replace(waits, message=known.message, cause=ended)
+    message = one_line(f"{waits}{also_not_ready(late)}", MOST_CHARACTERS)
+    return replace(waits, message=message, cause=ended)
 
 
 def _have(ready: Ready) -> str:
-    return f"{standing(ready)} ready ({names(ready.nodes)})" if ready.nodes else "no node is ready"
-
-
-def _in_place_of(gone: Nodes) -> str:
-    return f" in place of {names(gone)}" if gone else ""
+    return f"{ready} ready ({names(ready.nodes)})" if ready.nodes else "no node is ready"
 
 
 def _its(nodes: Nodes) -> str:
@@ -353,9 +269,9 @@ def _its(nodes: Nodes) -> str:
 # -- a node is in no round: clauses, to be put after its name -------------------------------------------------
 
 
-def not_ready(node_id: str, why: str) -> Reason:
-    """A node has said that it cannot take part."""
-    return reason(ReasonCode.NODE_NOT_READY, clipped(why), nodes=[node_id], quote=why)
+def not_ready(who: Nodes, why: str) -> Reason:
+    """Nodes have said that they cannot take part; what the first of them has said."""
+    return reason(ReasonCode.NODE_NOT_READY, clipped(why), nodes=who, quote=why)
 
 
 def joins_next_round(node_id: str, until: float) -> Reason:
@@ -401,16 +317,16 @@ def out_of_reach(node_id: str, master: str, address: str, *, loopback: bool = Fa
 
 
 def world_size(
-    node_id: str, slots: int, size: int, bounds: WorldBounds, *, nodes: int = 1, unit: str | None = None
+    node_id: str, slots: int, size: int, spec: GroupSpec, *, nodes: int = 1, unit: str | None = None
 ) -> Reason:
     """With a node, or the `nodes` of its unit, the world size would be one that is not allowed."""
     whose = f"the {count(nodes, 'node')} of its {unit} and their" if nodes > 1 else "its"
-    if bounds.most is not None and size > bounds.most:
-        wrong = f"above max_world_size, which is {bounds.most}"
-    elif size < bounds.least:
-        wrong = f"below min_world_size, which is {bounds.least}"
+    if spec.max_world_size is not None and size > spec.max_world_size:
+        wrong = f"above max_world_size, which is {spec.max_world_size}"
+    elif size < (least := spec.min_world_size or 1):
+        wrong = f"below min_world_size, which is {least}"
     else:
-        wrong = f"not a multiple of {bounds.multiple}"
+        wrong = f"not a multiple of {spec.world_size_multiple}"
     text = f"with {whose} {count(slots, 'slot')} the world size would be {size}, {wrong}"
     return reason(ReasonCode.WORLD_SIZE, text, nodes=[node_id], world_size=size)
 
@@ -448,7 +364,7 @@ def left_out(number: int, node_id: str, why: Reason) -> Reason:
         text = f"round {number} runs without {node_id}, which is not ready: {why}"
     else:
         return why
-    return replace(why, message=reason(ReasonCode(why.code), text).message, round=number)
+    return replace(why, message=one_line(text, MOST_CHARACTERS), round=number)
 
 
 # -- a node is told to stop, or to exit ----------------------------------------------------------------------
@@ -471,17 +387,6 @@ def came_late(group_id: str, outcome: str, by: str = "", at: str = "") -> Reason
     return reason(ReasonCode.CAME_LATE, text, outcome=outcome, by=by or None)
 
 
-def has_left(node_id: str, why: Reason) -> Reason:
-    """What a node is told that has left."""
-    return reason(ReasonCode.NODE_LEFT, f"{node_id} has left: {why}", nodes=[node_id], why=why.code)
-
-
-def is_lost(node_id: str, why: Reason) -> Reason:
-    """What a node is told that is lost."""
-    text = f"the server considers {node_id} lost: {why}"
-    return reason(ReasonCode.NODE_LOST, text, nodes=[node_id], why=why.code)
-
-
 def is_drained(group_id: str, node_id: str) -> Reason:
     """What a node is told that a person took out."""
     text = f"{node_id} was drained; to readmit it: hetctl undrain {group_id} {node_id}"
@@ -496,12 +401,6 @@ def round_over(number: int) -> Reason:
 def round_formed(number: int) -> Reason:
     """What a member of a new round is told."""
     return reason(ReasonCode.ROUND_FORMED, f"round {number} formed", round=number)
-
-
-def runs_daemon(master: str, program: str) -> Reason:
-    """The master of the round has a node run a program."""
-    text = f"{master}, the master, has this node run {program}"
-    return reason(ReasonCode.DAEMON_STARTED, text, nodes=[master], program=program)
 
 
 def quarantined(why: str) -> Reason:

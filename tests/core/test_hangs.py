@@ -163,7 +163,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     assert story.group.state == "running"
     story.wait(1)
     hang = ends.hangs(replace(behind(2, "b"), for_s=30.0), "b", 2)
-    assert story.said("round_ended") == [bare(events.round_ended(1, hang, "failed", None, watched=False))]
+    assert story.said("round_ended") == [bare(events.round_ended(1, hang, "failed"))]
     assert story.told("a").kind == story.told("b").kind == "stop"
     assert story.told("a").hang
     story.failed("a", rank=0, age_s=100, exit_code=7)  # what stopped workers report replaces nothing

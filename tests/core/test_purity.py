@@ -13,7 +13,7 @@ import hetrdzv.protocol
 CORE, LEAF = Path(hetrdzv.core.__path__[0]), Path(hetrdzv.protocol.__path__[0])
 FORBIDDEN = {"time", "random", "asyncio", "os", "socket", "logging", "threading", "pydantic", "fastapi"}
 FORBIDDEN |= {"datetime", "io", "pathlib", "subprocess", "uuid", "secrets", "multiprocessing", "selectors"}
-NO_VALUES = {"codec.py", "keepalive.py", "times.py", "past.py"}
+NO_VALUES = {"codec.py", "keepalive.py", "times.py"}
 """Modules beside the values: what reads and writes them, what looks at connections, and what people read of times."""
 VALUES = [path for path in LEAF.rglob("*.py") if path.name not in NO_VALUES]
 EFFECTS = {"open", "print", "input", "exec", "eval", "__import__"}

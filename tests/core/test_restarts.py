@@ -344,9 +344,7 @@ def test_a_joiner_that_cannot_reach_the_master_is_taken_in_under_another_one() -
     story.join("c")
     assert left_out(story, "c").code == "joins_next_round"
     story.wait(1.0)
-    assert story.said("round_ended")[-1] == bare(
-        events.round_ended(2, joined("c"), "joined", None, watched=False)
-    )
+    assert story.said("round_ended")[-1] == bare(events.round_ended(2, joined("c"), "joined"))
     story.joins("a", "b", "c")
     assert story.order == ["b", "a", "c"]
 
@@ -397,9 +395,7 @@ def test_who_cannot_be_placed_is_no_joiner_beside_one_who_can() -> None:
     assert left_out(story, "c") == waiting.out_of_reach("c", "a", "10.0.0.1")
     story.wait(1.0)
     assert story.ended == "joined"
-    assert story.said("round_ended")[-1] == bare(
-        events.round_ended(4, joined("d"), "joined", None, watched=False)
-    )
+    assert story.said("round_ended")[-1] == bare(events.round_ended(4, joined("d"), "joined"))
 
 
 def test_joiners_without_a_way_to_the_members_end_no_round_that_could_not_grow() -> None:

@@ -179,9 +179,7 @@ def test_a_joiner_ends_a_round_only_where_the_world_grows() -> None:
     found.come("f")
     assert (found.world, found.story.order) == (12, ["a", "f"])
     joined = ends.nodes_joined(["f"])
-    assert found.story.said("round_ended") == [
-        bare(events.round_ended(1, joined, "joined", None, watched=False))
-    ]
+    assert found.story.said("round_ended") == [bare(events.round_ended(1, joined, "joined"))]
 
 
 def test_a_joiner_counts_with_the_spares_that_are_there() -> None:

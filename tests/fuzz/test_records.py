@@ -106,6 +106,8 @@ def test_what_a_release_wrote_is_read(name: str) -> None:
                 place = found["nodes"][node_id]
             case ["round"]:
                 place = found["round"]
+            case ["rounds", number]:
+                place = next(each for each in found["records"] if each["number"] == int(number))
             case ["events", number]:
                 place = as_json(asdict(restored.events[int(number) - 1]))
         given = {name: each for name, each in json.loads(record).items() if name != "v"}

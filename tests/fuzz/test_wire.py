@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hetrdzv.protocol import codec, directive, pages, past
+from hetrdzv.protocol import codec, directive, pages, rounds
 from hetrdzv.protocol.bounds import Body
 from tests.fuzz.models import values
 from tests.fuzz.settings import examples
@@ -42,7 +42,7 @@ def kinds() -> tuple[list[Any], list[Any]]:
     requests = {each for route in routes().values() for each in bodies(body_of(route))}
     replies = {
         each
-        for module in (directive, pages, past)
+        for module in (directive, pages, rounds)
         for _, each in inspect.getmembers(module, inspect.isclass)
         if is_dataclass(each) and each.__module__ == module.__name__
     }

@@ -40,7 +40,7 @@ OTHER = [Difference("script", "train.py", "other.py")]
         ),
         (events.training_began(3), "training_began", "round 3 trains"),
         (
-            events.round_ended(3, FAILED, "failed", 0.5, watched=True),
+            events.round_ended(3, FAILED, "failed"),
             "round_ended",
             "round 3 ended: rank 2 on gpu2 exited with code 1",
         ),

@@ -69,7 +69,7 @@ def test_the_end_of_the_last_round_is_shown_last() -> None:
 
 
 def test_it_is_read_as_it_was_written_and_one_of_a_newer_server_as_well() -> None:
-    found = events.round_ended(3, ends.nodes_joined(["c"]), "joined", 0.5, watched=True)
+    found = events.round_ended(3, ends.nodes_joined(["c"]), "joined")
     assert codec.read(Reason, codec.write(found)) == found
     newer = codec.read(Reason, b'{"code":"moon","message":"the moon is full","phase":3}', unknown="ignore")
     assert (newer.code, newer.message) == ("moon", "the moon is full")

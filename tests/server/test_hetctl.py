@@ -22,14 +22,15 @@ from click.testing import CliRunner
 from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import group as one_group
 from hetrdzv.cli.hetctl import tables, wait
-from hetrdzv.cli.hetctl.history import past_view
+from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.client import Client
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.pages import GroupReply, WorkerReply
-from hetrdzv.protocol.past import DownReply, PastReply, PastRoundReply
+from hetrdzv.protocol.reasons import departures, ends
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import SETTINGS
 from hetrdzv.protocol.states import ReportKind
 from tests.support.servers import ROOT, Hetserver
@@ -478,33 +479,29 @@ def test_history(ctl: Callable[..., str], job: Job) -> None:
     assert (row[0], row[2]) == ("1", "12")
     assert row[-1] == "RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)"
     (row,) = rows(ctl("history", job.group, "--wide"), "ROUND")
-    assert row[8] == "-"  # no round has started since
-    assert row[9] == "failed"
-    assert row[10] == "RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)"
-    assert re.search(r"^1 round; trained (?:< )?[\d.]+ s of (?:< )?[\d.]+ s", text, re.MULTILINE)
+    assert row[10] == "failed"
+    assert row[11] == "RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)"
+    assert re.search(r"^1 round; trained (?:< )?[\d.]+ s", text, re.MULTILINE)
     reply = json.loads(ctl("history", job.group, "--json"))
-    assert (reply["rounds"][0]["cause"], reply["rounds"][0]["down"]["started_s"]) == ("failed", None)
+    assert (reply["rounds"][0]["ended_by"], reply["rounds"][0]["is_last"]) == ("failed", True)
 
 
 def test_a_history_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    down = DownReply(noticed_s=3599.0, total_s=7199.0, over=False)
-    for hung_s in (0.0, 3599.0):
-        lasted = PastRoundReply(
-            number=10_000,
-            formed_at="2026-07-14T10:22:33+00:00",
-            world_size=10_240,
-            trained_s=3599.0,
-            hung_s=hung_s,
-            cause="master_unreachable",
-            why=f"{LONG} lost: no heartbeat for 5 s; its connection was cut",
-            down=down,
-        )
-        reply = PastReply(rounds=(lasted,), trained_s=3599.0, hung_s=hung_s, whole_s=9000.0)
-        shown = tables.lines(*past_view(reply))
-        assert max(map(len, shown)) <= 80, shown
-        assert "so far" in " ".join(shown)
-        assert any(len(line) > 80 for line in tables.lines(*past_view(reply, wide=True)))
+    record = RoundRecord(
+        number=10_000,
+        formed_at="2026-07-14T10:22:33+00:00",
+        world_size=10_240,
+        ended_by="master_unreachable",
+        reason=ends.node_lost(LONG, departures.lease_expired(5.0)),
+        time={"training": 3599.0, "hanging": 3599.0, "noticing": 3599.0, "waiting": 3600.0},
+    )
+    shown = tables.lines(*rounds_view(RoundsReply(rounds=(record,))))
+    assert max(map(len, shown[:-1])) <= 80, shown
+    assert "so far" in " ".join(shown)
+    assert any(
+        len(line) > 80 for line in tables.lines(*rounds_view(RoundsReply(rounds=(record,)), wide=True))
+    )
 
 
 def test_nothing_in_a_reply_means_anything_to_a_terminal(ctl: Callable[..., str], job: Job) -> None:

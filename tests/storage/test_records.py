@@ -45,6 +45,7 @@ from hetrdzv.protocol.rooms.snapshots import (
 )
 from hetrdzv.protocol.rooms.snapshots import Kept as SnapshotsKept
 from hetrdzv.protocol.rooms.snapshots import Source as SnapshotSource
+from hetrdzv.protocol.rounds import RoundRecord
 from hetrdzv.protocol.settings import GroupSpec, OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.protocol.texts.who import Nodes
@@ -308,6 +309,7 @@ def full() -> Group:
         consequences=True,
         hang=hang,
         stopped_at=99.5,
+        time={"starting_up": 1.5, "training": 20.25},
     )
     return Group(
         group_id="g",
@@ -351,7 +353,9 @@ def full() -> Group:
             first=True,
             met=3,
             restarted_by=ends.worker_failed("gpu1", Failure(rank=5, local_rank=1, signal="SIGSEGV")),
+            runs_at=60.0,
             trains_at=61.0,
+            hung_s=4.5,
             unseen=True,
             warnings=WARNINGS,
             weights=((4, 1.0), (4, 0.5)),
@@ -396,6 +400,19 @@ def full() -> Group:
             node_id="gpu0",
             failure=failure,
         ),
+        records=(
+            RoundRecord(
+                number=2,
+                job=1,
+                world_size=3,
+                ended_by="lost",
+                reason=departures.agent_died(),
+                is_last=True,
+                cost_restart=True,
+                cost="2 steps lost",
+                time={"waiting": 0.5},
+            ),
+        ),
         previous_outcome=GroupState.CANCELLED,
         cancellation=Cancellation("an admin at 10.0.0.9", "2026-11-22T20:00:00+00:00"),
         created_at=1.0,
@@ -427,7 +444,7 @@ def test_the_round_of_a_job_goes_with_it() -> None:
     kept.take(None, group)
     new = replace(group, round=None, nodes={}, job=3)
     kept.take(group, new)
-    assert kept.records.keys() == {"groups/g/group"}
+    assert kept.records.keys() == {"groups/g/group", "groups/g/rounds/000000000002"}
     assert kept.restored("g") == new
 
 
@@ -561,7 +578,13 @@ def test_events_that_outlived_their_group_are_skipped() -> None:
 
 # -- other versions ------------------------------------------------------------------------------------------
 
-KEYS = ["groups/g/group", "groups/g/round", "groups/g/nodes/gpu0", "groups/g/events/000000000001"]
+KEYS = [
+    "groups/g/group",
+    "groups/g/round",
+    "groups/g/nodes/gpu0",
+    "groups/g/events/000000000001",
+    "groups/g/rounds/000000000002",
+]
 
 
 def all_records() -> dict[str, bytes]:

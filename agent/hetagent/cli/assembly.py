@@ -103,7 +103,6 @@ def run(
         agent.outcome,
         agent.round_number,
         agent.ended_by,
-        agent.spent,
         agent.last_words,
         logs_specs.folder if isinstance(logs_specs, RoundLogsSpecs) else "",
     )

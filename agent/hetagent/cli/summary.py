@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from hetagent.runloop.account import Spent, account_lines
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.advice import next_step
 from hetrdzv.protocol.reasons.reason import clipped, shown
+from hetrdzv.protocol.rounds import time_text
 from hetrdzv.protocol.texts.times import Clock
 
 RULE = "=" * 72
@@ -22,7 +22,6 @@ def closing_block(
     outcome: Directive | None,
     round_number: int,
     ended_by: str,
-    spent: Spent | None = None,
     last_words: Sequence[str] = (),
     logs: str = "",
 ) -> str:
@@ -32,7 +31,6 @@ def closing_block(
         outcome: the last directive, or None if the agent ended without one.
         round_number: the newest round that this node took part in.
         ended_by: what ended the agent if no directive did (`SIGTERM`).
-        spent: where this node's time went; None: nobody knows.
         last_words: what optional features say, a line each.
         logs: the folder in which this node keeps what workers write; empty: nowhere.
     """
@@ -53,8 +51,8 @@ def closing_block(
         lines.append(f"{label:<8} {why}")
         if last := max(outcome.round, round_number):
             lines.append(f"round    {last}, restarts spent {outcome.restarts}")
-    if spent is not None:
-        lines += account_lines(spent)
+        if outcome.time:
+            lines.append(f"time     {time_text(outcome.time)}")
     lines += last_words
     if logs:
         lines.append(f"logs     {logs}")

@@ -20,8 +20,6 @@ from hetagent.node.network import NetworkError
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes import signals
 from hetagent.node.processes.guardian import Guardian, GuardianError
-from hetagent.roundhook import Motion
-from hetagent.runloop.account import STOPPING, Account, Spent
 from hetagent.runloop.local_round import LocalRound, Phase
 from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
@@ -113,17 +111,10 @@ class Agent:
         self._pids: list[int] = []  # of the newest round's workers
         self._shutdown = shutdown
         self._orphans = OrphanReaper(identity.incarnation, log, parts.kept_sessions)
-        self._account = Account(time.monotonic())
-        self._left_at: float | None = None  # the server knows then (monotonic seconds)
         self._after_round = 0  # the round after which this node joins
         self._joined = False  # since then
         self._not_ready = ""  # why this node takes part in no round
         self._is_predicted = False  # what the workers of the first round will run
-
-    @property
-    def spent(self) -> Spent:
-        """Where this node's time has gone so far, until the server knew that it had left."""
-        return self._account.spent(time.monotonic() if self._left_at is None else self._left_at)
 
     @property
     def round_number(self) -> int:
@@ -255,7 +246,7 @@ class Agent:
         if self._shutdown.gone_at is not None:
             leave_s = min(leave_s, max(HURRIED_LEAVE_S, self._shutdown.gone_at - time.monotonic()))
         left = self._line.leave(goodbye, leave_s, lambda: bool(self._got_signals))
-        self.hangs, self._left_at = self.hangs or not left, time.monotonic()
+        self.hangs = self.hangs or not left
         if parts.snapshots is not None:
             is_hurried = lambda: self._shutdown.hurried or bool(self._got_signals)  # noqa: E731
             self.last_words += filter(None, [parts.snapshots.leave(self._shutdown.gone_at, is_hurried)])
@@ -289,8 +280,6 @@ class Agent:
         self._log(action.text)
         if action.stop is not None:
             self._stop(*action.stop)
-        if action.save_s is None:
-            self._account.loses(STOPPING, time.monotonic(), self._motion(), planned=True)
 
     @property
     def _activity(self) -> WorkerActivity:
@@ -307,7 +296,6 @@ class Agent:
             WorkerActivity.SAVING,
         ):
             self._log("the time to save is over: stopping the workers")
-            self._account.loses(STOPPING, time.monotonic(), self._motion(), planned=True)
             self._stop(signal.SIGTERM, self._stop_s())
 
     def _on_hooks(self, readable: Collection[_Waking]) -> None:
@@ -333,25 +321,22 @@ class Agent:
         if self._local is None or end is None:
             return
         if end.failure is not None:
-            text = self._report_failure(self._local, end.failure)
-            self._account.loses(text, time.monotonic(), self._motion())
+            self._report_failure(self._local, end.failure)
             self._stop(signal.SIGTERM, self._stop_s())
         else:
             others = "" if self._local.is_alone else "; waiting for the other nodes"
             self._log(f"round {self._round}: all local workers succeeded{others}")
-            self._account.waits_for_others(time.monotonic(), self._motion())
             self._done = True
             fields = self._parts.report(ReportKind.SUCCEEDED)
             self._line.send(reports.succeeded(self._round, moved=self._local.moved(), **fields))
             self._clear_workers(spare_detached=True)
 
-    def _report_failure(self, local: LocalRound, end: Exit) -> str:
-        """Report that a worker failed; returns that in a line."""
+    def _report_failure(self, local: LocalRound, end: Exit) -> None:
+        """Report that a worker failed."""
         failure, text = local.describe(end, self._secrets())
         ended = local.ended_before(end.seen_at)
         self._line.send(reports.failed(self._round, failure, local.moved(), ended), end.seen_at)
         self._log(f"round {self._round}{self._because(text)}")
-        return text
 
     def _report_before_stop(self, local: LocalRound) -> None:
         """The round is over elsewhere: report what happened here before, which that may have followed from."""
@@ -359,9 +344,6 @@ class Agent:
             self._report_failure(local, end)
         elif local.phase is Phase.RUNNING and (ended := local.ended_before(time.monotonic())) is not None:
             self._line.send(reports.ended(self._round, ended))
-
-    def _motion(self) -> Motion | None:
-        return self._parts.motion() if self._local is not None else None
 
     def _because(self, cause: str) -> str:
         """What ended the round, to be put after that it is over; empty if that was logged last."""
@@ -386,15 +368,11 @@ class Agent:
                     )
                 self._warn([warning.message for warning in directive.warnings or ()])
                 self._on_start(directive.round, directive.start)
-                if directive.round == self._round and directive.code in ("stalled", "round_formed"):
-                    self._account.hangs(_hang(directive), time.monotonic(), self._motion())
                 self._pass_on(directive)
             case DirectiveKind.STOP if directive.round <= self._after_round:
                 pass  # it came as the workers were ending by themselves, and this node has joined since
             case DirectiveKind.STOP:
                 self._log(f"round {directive.round} is over{self._because(directive.why)}")
-                planned = bool(directive.planned)
-                self._account.loses(directive.why, time.monotonic(), self._motion(), planned=planned)
                 self._round = max(self._round, directive.round)
                 self._ready_after_stop, self._done = True, False
                 self._pass_on(directive)
@@ -403,7 +381,6 @@ class Agent:
                     self._local.stop_for_others(signal.SIGTERM, self._stop_s())
             case DirectiveKind.EXIT:
                 self.outcome = directive
-                self._account.loses(STOPPING, time.monotonic(), self._motion(), planned=True)
                 self._pass_on(directive)
                 self._stop(signal.SIGTERM, self._stop_s())
 
@@ -539,7 +516,6 @@ class Agent:
             self._log(
                 f"restarting ({start.restart_count}{of}){self._because(start.restarted_by.message)}{advice}"
             )
-            self._account.blames(start.restarted_by.message)
         self._logged_cause = ""
         incarnation = self._identity.incarnation
         self._local = LocalRound(assignment, self._launch, self._starter, incarnation, self._parts)
@@ -571,7 +547,6 @@ class Agent:
                 self._log(note)
             local.assignment.notes.clear()
         if local.present:
-            self._account.runs(time.monotonic())
             self._pids = local.pids
             self._guardian.watch(self._pids)
             self._line.send(reports.started(local.number, moved=local.moved()))
@@ -602,8 +577,3 @@ class Agent:
         )
         self._line.send(reports.failed(self._round, failure))
         self._leave_if(f"it cannot start workers: {message}" if failure.final else "")
-
-
-def _hang(directive: Directive) -> str:
-    """Who is waited for in the round that runs; empty: nobody."""
-    return f"hanging: {directive.reason.message}" if directive.code == "stalled" else ""

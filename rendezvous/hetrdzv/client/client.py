@@ -155,6 +155,7 @@ class Client:
     undrain = Asks(routes.UNDRAIN)
     stacks_of = Asks(routes.STACKS_OF)
     logs_of = Asks(routes.LOGS_OF)
+    rounds = Asks(routes.ROUNDS)
     events = Asks(routes.EVENTS)
     health = Asks(routes.HEALTHZ)
 

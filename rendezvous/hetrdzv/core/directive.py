@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetrdzv.core import snapshots
+from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Cancellation, End, Group, Node, Round
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.transitions import begins_anew
@@ -13,12 +14,12 @@ from hetrdzv.protocol.directive import Directive, Start, StopNotice
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons import advice, departures, ends, events, waiting
 from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.rounds import TimeSpent, total_time
 from hetrdzv.protocol.states import (
     EXIT_CANCELLED,
     EXIT_DRAINED,
     EXIT_FAILED,
     DirectiveKind,
-    EndKind,
     GroupState,
     NodePhase,
 )
@@ -119,7 +120,6 @@ def directive(group: Group, node: Node, now: float) -> Directive:
         restarts=group.restarts,
         replaced=node.replaced or None,
         hang=(end is not None and end.hang is not None) or None,
-        planned=(end is not None and end.kind in PLANNED) or None,
         **_details(group, node, head, now),
     )
 
@@ -127,10 +127,6 @@ def directive(group: Group, node: Node, now: float) -> Directive:
 def _end_of(group: Group, round_number: int) -> End | None:
     newest = group.round
     return newest.end if newest is not None and newest.number == round_number else None
-
-
-PLANNED = frozenset({EndKind.LEFT, EndKind.DRAINED, EndKind.JOINED, EndKind.RESTARTED, EndKind.CANCELLED})
-"""Ends that happen at the moment at which they end a round, whatever its workers did before."""
 
 
 def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, Any]:
@@ -151,6 +147,7 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
                 "outcome": outcome,
                 "exit_code": _exit_code(outcome, group.root_cause),
                 "root_cause": group.root_cause,
+                "time": _time_of_job(group),
             }
         case "left" | "serves" | "others_load":
             left = ends.node_left(node_id, node.gone_why or departures.agent_left())
@@ -168,6 +165,11 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             return {"reason": waiting.round_over(node.member_of)}
         case _:
             return {"reason": why_waits(group, node, now)}
+
+
+@kept
+def _time_of_job(group: Group) -> TimeSpent:
+    return total_time(record for record in group.records if record.job == group.job)
 
 
 def _start_details(group: Group, current: Round, node: Node, head: Heading, now: float) -> dict[str, Any]:

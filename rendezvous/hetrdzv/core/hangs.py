@@ -419,6 +419,7 @@ def note_stall(work: Work, command: NoteStall) -> None:
     old = active.stall
     if old is not None and old.told and (new is None or new.since > old.since + SAME_S):
         work.say(hangs.goes_on(active.number, old.at(work.now)))
+        active = replace(active, hung_s=active.hung_s + work.now - old.since)
         old = None
     if new is not None and old is not None and new.since <= old.since + SAME_S:
         if not new.stack and new.ranks[:1] == old.ranks[:1]:  # it has stood there all the time

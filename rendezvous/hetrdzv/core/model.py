@@ -17,6 +17,7 @@ from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.requests.joining import Offer
 from hetrdzv.protocol.rooms.snapshots import Chosen, Kept
+from hetrdzv.protocol.rounds import RoundRecord, TimeSpent
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.shares import Weights
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
@@ -128,10 +129,12 @@ class End:
         departed: failures of members that gave up and were about to leave, or have left since; by node id.
         hang: the failure that ended it, where no member reported one: workers waited for too long.
         stopped_at: when it was judged, since the workers of all members were gone or overdue (seconds); None: not yet.
+        time: what the time of the round went into until then.
     """
 
     cause: Cause
     at: float
+    time: TimeSpent = field(default_factory=dict)
     before: Ended | None = None
     judged: bool = False
     consequences: bool = False
@@ -231,11 +234,13 @@ class Round:
         warnings: what differs between its nodes and matters (health/drift.py).
         weights: of its ranks, if people gave any; empty: nobody did.
         snapshot: the one that it began from (rooms/snapshots); None: none.
+        runs_at: when all its members had started their workers (seconds); None: they have not.
         trains_at: when the first of its workers asked for its first collective, or said its first step (seconds); None:
             none is known to have.
         moved_at: when one of those last did that of whom reports tell (seconds); None: none has told
             (memory only).
         unseen: whether there are workers of which nobody can tell that.
+        hung_s: how long its workers have waited for others before they went on (seconds).
         stall: who is waited for, as the service last saw it; None: nobody (memory only).
         notice: why it is about to end; None: it is not, or has ended.
         end: how it ended; None while it runs, and for the round in which a job succeeded.
@@ -252,9 +257,11 @@ class Round:
     warnings: tuple[Reason, ...] = ()
     weights: Weights = ()
     snapshot: Chosen | None = None
+    runs_at: float | None = None
     trains_at: float | None = None
     moved_at: float | None = None
     unseen: bool = False
+    hung_s: float = 0.0
     stall: Stall | None = None
     notice: Notice | None = None
     end: End | None = None
@@ -323,6 +330,7 @@ class Group:
         rests_until: until when the next restart waits, since the last ones came in quick succession, or None (seconds).
         snapshots: what is kept of those of this job (rooms/snapshots); None: its nodes hold none.
         failed_rounds: how many failed rounds in a row the workers of a node were the root cause of, by node id.
+        records: of its last rounds, also those of earlier jobs; that of the newest round comes once another one forms.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
         cancellation: who cancelled this job; None: nobody.
@@ -351,6 +359,7 @@ class Group:
     rests_until: float | None = None
     snapshots: Kept | None = None
     failed_rounds: Mapping[str, int] = field(default_factory=dict)
+    records: tuple[RoundRecord, ...] = ()
     root_cause: RootCause | None = None
     previous_outcome: GroupState | None = None
     cancellation: Cancellation | None = None

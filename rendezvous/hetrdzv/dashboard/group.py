@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,11 +11,10 @@ from hetrdzv.dashboard.nodes import ORDINARY, on_map, paces
 from hetrdzv.dashboard.render import section
 from hetrdzv.dashboard.timeline import bars
 from hetrdzv.protocol.pages import GroupReply
-from hetrdzv.protocol.past import CODES, PastReply, past
-from hetrdzv.protocol.phases import Phase
 from hetrdzv.protocol.reasons.advice import after_exit
 from hetrdzv.protocol.reasons.reason import beside
 from hetrdzv.protocol.reasons.snapshots import of_group
+from hetrdzv.protocol.rounds import total_time, with_downs
 from hetrdzv.protocol.stacks import About, line_of
 from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.service.progress.samples import unwatched
@@ -53,7 +51,6 @@ class GroupPage:
     Args:
         acts: whether it has the buttons that change something.
         whole: whether all nodes and workers have rows, however many they are.
-        wall: wall-clock time.
 
     Attributes:
         sections: what makes each of `SECTIONS`.
@@ -66,21 +63,21 @@ class GroupPage:
         *,
         acts: bool,
         whole: bool = False,
-        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._service, self._group, self._acts, self._whole = service, group, acts, whole
-        self._now, self._wall = service.now(), wall()
+        self._now, self._rounds = service.now(), service.rounds(group.group_id)
+        self._time = total_time(self._rounds)
         self._events, _ = service.history(group.group_id)
         self._seen = dict(service.progress.workers(group))
         self._heard_at = partial(service.leases.heard_at, group)
         self.sections: Mapping[str, Callable[[], str]] = {
             "now": self._now_section,
             "cause": self._cause,
-            "facts": lambda: section("facts.html", group=self._brief, past=self._past),
+            "facts": lambda: section("facts.html", group=self._brief, time=self._time),
             "timeline": self._timeline,
             "nodes": self._nodes,
             "pace": self._pace,
-            "rounds": self._rounds,
+            "rounds": self._rounds_section,
             "history": self._history,
         }
 
@@ -88,10 +85,6 @@ class GroupPage:
     def _brief(self) -> GroupReply:
         """The group without its nodes."""
         return views.group_reply(self._group, self._now, self._heard_at, nodes=False)
-
-    @cached_property
-    def _past(self) -> PastReply:
-        return past((event for event in self._events if event.reason.code in CODES), self._wall)
 
     @cached_property
     def _stall(self) -> Stall | None:
@@ -134,10 +127,9 @@ class GroupPage:
         return section("cause.html", cause=cause, details=details, **self._left)
 
     def _timeline(self) -> str:
-        drawn = bars(self._past, self._wall)
-        phases = [phase for phase in Phase if any(bar.phase is phase for bar in drawn)]
-        complete = not self._events or self._events[0].number == 1
-        return section("timeline.html", past=self._past, bars=drawn, phases=phases, complete=complete)
+        phases = [phase.replace("_", " ") for phase in self._time]
+        over = bool(self._rounds) and self._rounds[-1].is_last
+        return section("timeline.html", time=self._time, bars=bars(self._rounds), phases=phases, over=over)
 
     def _nodes(self) -> str:
         reply = views.group_reply(self._group, self._now, self._heard_at)
@@ -169,8 +161,8 @@ class GroupPage:
             whole=self._whole,
         )
 
-    def _rounds(self) -> str:
-        newest = self._past.rounds[: -MOST_ROUNDS - 1 : -1]
+    def _rounds_section(self) -> str:
+        newest = with_downs(self._rounds)[: -MOST_ROUNDS - 1 : -1]
         return section("rounds.html", newest=newest[:OPEN_ROUNDS], older=newest[OPEN_ROUNDS:], **self._left)
 
     def _history(self) -> str:

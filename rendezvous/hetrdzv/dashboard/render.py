@@ -8,7 +8,7 @@ from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
 from hetrdzv.dashboard.nodes import facts_of, number, ranks_of
-from hetrdzv.protocol.past import DownReply
+from hetrdzv.protocol.rounds import Down, known_s, share_trained
 from hetrdzv.protocol.texts.phrasing import count, names, percent, ranked
 from hetrdzv.protocol.texts.times import ago, lasted
 
@@ -49,14 +49,9 @@ def roughly(seconds: float) -> str:
     return lasted(seconds, roughly=True)
 
 
-def split(down: DownReply) -> str:
+def split(down: Down) -> str:
     """What the time after a round went into, in words; what took no time is left out."""
-    parts = [
-        ("noticed", down.noticed_s),
-        ("stopped", down.stopped_s),
-        ("formed", down.formed_s),
-        ("started", down.started_s),
-    ]
+    parts = zip(("noticed", "stopped", "formed", "started"), down.parts, strict=True)
     return " · ".join(f"{name} {lasted(length)}" for name, length in parts if length)
 
 
@@ -81,11 +76,13 @@ def _environment() -> Environment:
         "ago": ago,
         "clock": clock,
         "facts_of": facts_of,
+        "known_s": known_s,
         "lasted": lasted,
         "number": number,
         "percent": percent,
         "ranks_of": ranks_of,
         "roughly": roughly,
+        "share": share_trained,
         "split": split,
     }
     made.globals |= {"count": count, "names": names, "ranked": ranked, "signs": SIGNS, "version": __version__}

@@ -8,6 +8,7 @@ from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.rooms.snapshots import Chosen
+from hetrdzv.protocol.rounds import TimeSpent
 from hetrdzv.protocol.shares import Shares
 from hetrdzv.protocol.states import DirectiveKind, GroupState
 from hetrdzv.protocol.texts.times import Clock
@@ -118,11 +119,11 @@ class Directive:
         poll_s: how long the next poll may wait (seconds).
         lease_s: without a heartbeat for this long, the node is lost (seconds).
         restarts: how many restarts the job has used.
+        time: with `exit` of a job that is over: what its time went into (seconds by phase).
         replaced: the settings of the group that this node's join replaced, as they were and as it gave them.
         came_late: with `exit`: the node joined after the job was over.
         stays: with `exit`: agents that join begin no new job.
         hang: with `stop` and `exit`: the round was ended since its workers hung.
-        planned: with `stop`: nothing had happened to the round, whatever its workers did before.
         hang_timeout_s, notice_s: see protocol/settings.py.
         stacks, logs: in reply to a `POST` only.
         notice: with `start`: the round is about to end, and its workers may save now.
@@ -145,11 +146,11 @@ class Directive:
     outcome: Annotated[GroupState | str, OrNewer()] | None = None
     exit_code: int | None = None
     root_cause: RootCause | None = None
+    time: TimeSpent | None = None
     replaced: tuple[Difference, ...] | None = None
     came_late: bool | None = None
     stays: bool | None = None
     hang: bool | None = None
-    planned: bool | None = None
     hang_timeout_s: float | None = None
     notice_s: float = 0.0
     stacks: StacksAsked | None = None

@@ -278,9 +278,7 @@ class Event:
     Attributes:
         number: counts the events of a group from 1.
         at: wall-clock time (ISO 8601, UTC), for people only.
-        reason: what happened. `after_s` of its data is how long before it what led to it had happened (seconds). Of a
-            round that ended: a failure, or the last sign of life of a lost node; of a round that formed, and of a job
-            that ended after its last round: the last workers of that one were gone.
+        reason: what happened.
     """
 
     number: int

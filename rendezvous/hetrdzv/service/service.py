@@ -15,6 +15,7 @@ from typing import Any
 from hetrdzv.core.commands import Command, Disconnect, Join, NoteRefusal, Put, Report, Tick
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
+from hetrdzv.core.rounds.records import rounds_of
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S, deadline
 from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol.errors import (
@@ -26,6 +27,8 @@ from hetrdzv.protocol.errors import (
     UnknownGroup,
 )
 from hetrdzv.protocol.pages import Event
+from hetrdzv.protocol.reasons.reason import ReasonCode
+from hetrdzv.protocol.rounds import RoundRecord
 from hetrdzv.protocol.texts.phrasing import names
 from hetrdzv.service.clock import BEAT_S, ServedClock
 from hetrdzv.service.journal import log_events
@@ -198,6 +201,13 @@ class Service:
         self.group(group_id)
         kept = list(self._ledger.history(group_id))
         return [stored for stored in kept if stored.number > after], kept[-1].number if kept else 0
+
+    def rounds(self, group_id: str) -> tuple[RoundRecord, ...]:
+        """The records of a group's rounds, with when each formed, as far as its events go back."""
+        group = self.group(group_id)
+        events = self._ledger.history(group_id)
+        formed = {one.reason.round: one.at for one in events if one.reason.code == ReasonCode.ROUND_FORMED}
+        return tuple(replace(one, formed_at=formed.get(one.number)) for one in rounds_of(group, self.now()))
 
     # -- writing ---------------------------------------------------------------------------------------------
 

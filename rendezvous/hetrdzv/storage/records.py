@@ -3,6 +3,7 @@
     groups/{g}/group                the group without its nodes and its round
     groups/{g}/nodes/{n}            one node, without its memory-only fields
     groups/{g}/round                the newest round of the job, its members inside, without what is in memory only
+    groups/{g}/rounds/{number}      the record of a round that is over
     groups/{g}/events/{number}      one line of the history
 
 A group of which a record cannot be read is set aside as a whole: its records stay as they are, the others are served.
@@ -28,12 +29,13 @@ from hetrdzv.core.patched import differing
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
 from hetrdzv.protocol.pages import Event
+from hetrdzv.protocol.rounds import RoundRecord
 
 VERSION = 2
 
 _MEMORY_ONLY = {"heard_at", "cut_at", "stop_told_at"}
 _MEMORY_ONLY_OF_ROUND = {"stall", "moved_at"}
-_STORED_APART = {"nodes", "round"}
+_STORED_APART = {"nodes", "round", "records"}
 
 _stored = attrgetter(*(f.name for f in fields(Node) if f.name not in _MEMORY_ONLY))
 
@@ -73,7 +75,7 @@ class _Versioned:
 
 def prepare() -> None:
     """Make what reads and writes records now, so that the first commit need not wait for it."""
-    codec.prepare(_Versioned, Node, Round, Group, Event)
+    codec.prepare(_Versioned, Node, Round, RoundRecord, Group, Event)
 
 
 # -- keys ------------------------------------------------------------------------------------------------
@@ -102,6 +104,10 @@ def _round_key(group_id: str) -> str:
     return f"{group_prefix(group_id)}round"
 
 
+def _record_key(group_id: str, number: int) -> str:
+    return f"{group_prefix(group_id)}rounds/{number:012d}"
+
+
 def _node_key(group_id: str, node_id: str) -> str:
     return f"{group_prefix(group_id)}nodes/{quote(node_id, safe='')}"
 
@@ -119,10 +125,12 @@ def changes(
         new: the group as it should be; None to remove it (the caller removes its events).
         changed: the nodes of `new` that `old` has not, or not as the same objects; None: they are looked for.
     """
-    puts: dict[str, bytes] = {}
+    same = old is not None and new is not None and old.records is new.records
+    known_rounds, rounds = ({}, {}) if same else (_rounds(old), _rounds(new))
+    puts = {key: _record(each) for key, each in rounds.items() if known_rounds.get(key) != each}
     if new is not None:
         group_id, known = new.group_id, old.nodes if old is not None else {}
-        if old is None or old != replace(new, nodes=old.nodes, round=old.round):
+        if old is None or old != replace(new, nodes=old.nodes, round=old.round, records=old.records):
             puts[_group_key(group_id)] = _record(new, _STORED_APART)
         if new.round is not None and (old is None or _as_stored(old.round) != _as_stored(new.round)):
             puts[_round_key(group_id)] = _record(new.round, _MEMORY_ONLY_OF_ROUND)
@@ -133,12 +141,19 @@ def changes(
     if old is None:
         return puts, set()
     gone = old.nodes.keys() - (new.nodes.keys() if new is not None else ())
-    deletes = {_node_key(old.group_id, node_id) for node_id in gone}
+    deletes = {_node_key(old.group_id, node_id) for node_id in gone} | (known_rounds.keys() - rounds.keys())
     if new is None:
         deletes.add(_group_key(old.group_id))
     if old.round is not None and (new is None or new.round is None):
         deletes.add(_round_key(old.group_id))
     return puts, deletes
+
+
+def _rounds(group: Group | None) -> dict[str, RoundRecord]:
+    """The records of rounds that are over, by key."""
+    if group is None:
+        return {}
+    return {_record_key(group.group_id, record.number): record for record in group.records}
 
 
 def event_record(event: Event) -> bytes:
@@ -213,6 +228,7 @@ def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> Restor
     group: Group | None = None
     current: Round | None = None
     nodes: dict[str, Node] = {}
+    rounds: list[RoundRecord] = []
     events: list[Event] = []
     for place, record in records.items():
         key = f"{group_prefix(group_id)}{place}"
@@ -223,12 +239,14 @@ def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> Restor
                 current = _read(Round, key, record)
             case ["nodes", node]:
                 nodes[unquote(node)] = _read(Node, key, record)
+            case ["rounds", _]:
+                rounds.append(_read(RoundRecord, key, record))
             case ["events", _]:
                 events.append(_read(Event, key, record))
             case _:
                 _malformed(key, "this hetserver does not know such a key")
     if group is None:
-        if current is None and not nodes:
+        if current is None and not nodes and not rounds:
             return None
         _malformed(_group_key(group_id), "it is missing, but other records of the group exist")
     if group.group_id != group_id:
@@ -236,7 +254,8 @@ def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> Restor
     in_order = sorted(nodes.items(), key=lambda item: (item[1].joined_at, item[0]))
     heard = {node_id: node if node.gone else replace(node, heard_at=now) for node_id, node in in_order}
     history = sorted(events, key=lambda event: event.number)
-    return RestoredGroup(replace(group, nodes=heard, round=current), tuple(history))
+    past = tuple(sorted(rounds, key=lambda each: each.number))
+    return RestoredGroup(replace(group, nodes=heard, round=current, records=past), tuple(history))
 
 
 def _read(kind: type[T], key: str, record: bytes) -> T:

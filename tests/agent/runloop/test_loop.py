@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
 from hetagent.node.processes import guardian
 from hetagent.node.processes.guardian import GuardianError
-from hetagent.roundhook import RoundHook
 from hetagent.runloop import after_start
 from hetagent.runloop.after_start import StartCheck
 from hetagent.session.connection import ServerConnection
@@ -608,39 +607,3 @@ def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(
     )
     assert status == 0
     assert sum("none of 2 workers" in line for line in made.said) == 1
-
-
-class Slow(RoundHook):
-    """Snapshots that have much to do once the server knows that the agent has left."""
-
-    def static_env(self, given: Mapping[str, str]) -> Mapping[str, str]:
-        return {}
-
-    def kept_sessions(self) -> Collection[int]:
-        return ()
-
-    def supports_graceful_stop(self) -> bool:
-        return False
-
-    def abandon_reason(self) -> str:
-        return ""
-
-    def pipes(self) -> None:
-        return None
-
-    def say_goodbye(self, why: str, until: float | None) -> None: ...
-
-    def close(self) -> None: ...
-
-    def leave(self, until: float | None, hurried: Callable[[], bool]) -> str:
-        time.sleep(1.0)
-        return "all is written"
-
-
-def test_what_is_done_after_the_end_took_no_time_from_the_job(rig: Make) -> None:
-    began_at = time.monotonic()
-    made = rig("true", parts={"snapshots": lambda say: Slow()})
-    assert made.run() == 0
-    took_s = time.monotonic() - began_at
-    assert made.agent.last_words == ["all is written"]
-    assert took_s - made.agent.spent.total_s >= 1.0

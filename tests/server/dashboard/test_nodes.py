@@ -9,13 +9,13 @@ from hetrdzv.dashboard.nodes import FEW_WORKERS, OUTLIERS, facts_of, on_map, pac
 from hetrdzv.protocol.pages import NodeReply
 from hetrdzv.protocol.progress import Worker
 from hetrdzv.service.progress.samples import Seen
-from tests.server.told import Told, running
+from tests.core.driver import Story, running
 from tests.support.hangs import behind
 
 NAMES = [f"n{number:03}" for number in range(120)]
 
 
-def fleet() -> Told:
+def fleet() -> Story:
     return running(*NAMES, lease_s=5.0)
 
 

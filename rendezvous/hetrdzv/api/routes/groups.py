@@ -29,6 +29,7 @@ from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, LogsRep
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.protocol.rooms.snapshots import SnapshotsShown, UseRequest
+from hetrdzv.protocol.rounds import RoundsReply
 from hetrdzv.protocol.stacks import About
 
 READ, ADMIN = [Depends(Requires(Role.READ))], [Depends(Requires(Role.ADMIN))]
@@ -166,6 +167,13 @@ async def use_snapshot(
 
 
 # -- the history ---------------------------------------------------------------------------------------------
+
+
+@router.get("/{group_id}/rounds", response_model=RoundsReply, dependencies=READ)
+async def get_rounds(service: CurrentService, group_id: Id) -> Response:
+    """The last 500 rounds: what ended each, what that cost, and what its time went into."""
+    rounds = service.rounds(group_id)
+    return await views.made(len(rounds), lambda: RoundsReply(rounds=rounds))
 
 
 @router.get("/{group_id}/events", response_model=EventsReply, dependencies=READ)

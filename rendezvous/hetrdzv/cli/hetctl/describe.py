@@ -1,8 +1,7 @@
 """The subcommand describe: why a group stands where it stands, what to do, and everything else about it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -10,12 +9,12 @@ from rich.text import Text
 from hetrdzv.cli.hetctl import group as one_group
 from hetrdzv.cli.hetctl import snapshots, tables
 from hetrdzv.cli.hetctl.calls import look
-from hetrdzv.cli.hetctl.history import past_view
+from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.cli.hetctl.options import GROUP, command
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import Event, GroupReply
-from hetrdzv.protocol.past import PastReply, past
 from hetrdzv.protocol.rooms.snapshots import SNAPSHOTS_OF, SnapshotsShown
+from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.texts.phrasing import predicate
 
@@ -28,6 +27,7 @@ class Description:
     """The API's replies about a group."""
 
     group: GroupReply
+    rounds: tuple[RoundRecord, ...]
     events: tuple[Event, ...]
     snapshots: SnapshotsShown | None = None
 
@@ -42,15 +42,16 @@ def describe(group: str) -> None:
         held: SnapshotsShown | None = None
         if shown.snapshot is not None:
             held = await client.ask(SNAPSHOTS_OF, group)
-        return Description(group=shown, events=(await client.events(group)).events, snapshots=held)
+        rounds, events = await client.rounds(group), await client.events(group)
+        return Description(group=shown, rounds=rounds.rounds, events=events.events, snapshots=held)
 
     look(ask, view)
 
 
 def view(reply: Description) -> Iterator[RenderableType]:
     """A group as a terminal shows it."""
-    group, history = reply.group, past(reply.events, datetime.now(UTC))
-    yield from _reasons(group, history)
+    group = reply.group
+    yield from _reasons(group, reply.rounds)
     yield ""
     workers = group.current_round is not None and bool(group.current_round.workers)
     yield from one_group.group_view(group, ranks=workers, most=MOST_ROWS, explained=True)
@@ -60,9 +61,9 @@ def view(reply: Description) -> Iterator[RenderableType]:
     if changed := _changed(group.spec):
         yield ""
         yield tables.new_grid([("settings", ""), *((f"  {name}", text) for name, text in changed.items())])
-    if history.rounds:
+    if reply.rounds:
         yield ""
-        yield from past_view(history, most=LAST_ROUNDS)
+        yield from rounds_view(RoundsReply(rounds=reply.rounds), most=LAST_ROUNDS)
     if reply.events:
         yield ""
         yield Text("last events", style="bold")
@@ -81,9 +82,9 @@ def _value(value: object) -> str:
     return tables.one_line(" ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
 
 
-def _reasons(group: GroupReply, history: PastReply) -> Iterator[RenderableType]:
+def _reasons(group: GroupReply, rounds: Sequence[RoundRecord]) -> Iterator[RenderableType]:
     """What a group does or waits for, whose fault that is, and what to do next."""
-    ended = [each for each in history.rounds if each.down is not None and each.ended_at]
+    ended = [record for record in rounds if record.ended_by and not record.is_last]
     last = ended[-1] if ended and group.state != "failed" else None
     if last is not None and group.state == "waiting":  # what ended it has a line of its own
         group = replace(group, reason=replace(group.reason, cause=None))
@@ -98,7 +99,7 @@ def _reasons(group: GroupReply, history: PastReply) -> Iterator[RenderableType]:
     for warning in group.warnings:
         yield Text(f"  warning: {tables.one_line(warning.message)}")
     if last is not None:
-        at, spent = tables.local(last.ended_at or ""), ", a restart was spent" if last.cost_restart else ""
-        yield Text(f"  before: round {last.number} ended at {at}: {tables.one_line(last.why)}{spent}")
+        spent = ", a restart was spent" if last.cost_restart else ""
+        yield Text(f"  before: round {last.number} ended: {tables.one_line(str(last.reason))}{spent}")
     if group.root_cause is not None:
         yield from one_group.root_cause(group.root_cause)

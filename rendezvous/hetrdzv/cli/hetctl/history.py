@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import partial
 
 import click
@@ -14,10 +13,8 @@ from hetrdzv.cli.hetctl.calls import call, complain, interruptible, look, print_
 from hetrdzv.cli.hetctl.options import GROUP, WIDE, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import Problem, UnknownGroup
-from hetrdzv.protocol.past import PastReply, PastRoundReply, past
-from hetrdzv.protocol.phases import Phase
-from hetrdzv.protocol.texts.phrasing import count, percent
-from hetrdzv.protocol.texts.times import LEAST_S
+from hetrdzv.protocol.rounds import Phase, RoundsReply, time_text, total_time, with_downs
+from hetrdzv.protocol.texts.phrasing import count
 
 PAUSE_S = 1.0
 """How long to pause before asking whether there are new events (seconds)."""
@@ -71,70 +68,45 @@ def history(group: str, wide: bool) -> None:
     TRAINED is from a round's first collective or step to its last, without the time in which it hung; unknown where
     nobody can see these. With --wide that is shown as HUNG, and DOWN also as the sum of four: NOTICED, from the fault
     until the round ended; STOPPED, until its last workers were gone; FORMED, until the next round formed; STARTED,
-    until that one trained (or ran, where nobody can see more). Of a round that was ended since it hung, that hang is
-    NOTICED as well.
+    until that one trained (or ran, where nobody can see more).
     """
-
-    async def ask(client: Client) -> PastReply:
-        return past((await client.events(group)).events, datetime.now(UTC))
-
-    look(ask, partial(past_view, wide=wide))
+    look(lambda client: client.rounds(group), partial(rounds_view, wide=wide))
 
 
-def past_view(reply: PastReply, most: int | None = None, *, wide: bool = False) -> Iterator[RenderableType]:
-    """The rounds of a group's past.
+def rounds_view(reply: RoundsReply, most: int = 0, *, wide: bool = False) -> Iterator[RenderableType]:
+    """The rounds of a group.
 
     Args:
-        most: how many are shown, the last ones; None: all.
+        most: how many are shown, the last ones; 0: all.
         wide: also how long each hung, the parts of what its end cost, and the kind of what ended it; without these the
             table fits 80 columns.
     """
     if not reply.rounds:
         yield Text("no round has formed yet")
         return
-    hung = bool(reply.hung_s)
     table = tables.new_table(
         tables.word("ROUND"),
         tables.word("BEGAN"),
-        *tables.numbers("WORLD", "TRAINED", *(("HUNG",) if hung and wide else ()), "DOWN"),
+        *tables.numbers("WORLD", "TRAINED", *(("HUNG",) if wide else ()), "DOWN"),
         *(tables.numbers("NOTICED", "STOPPED", "FORMED", "STARTED") if wide else ()),
         *((tables.word("ENDED BY"),) if wide else ()),
         tables.folded("WHY", 20),
     )
-    for past_round in reply.rounds[-most:] if most is not None else reply.rounds:
-        down, began = past_round.down, past_round.formed_at
-        parts: list[float | None] = [None] * 4
-        if down is not None:
-            parts = [down.noticed_s, down.stopped_s, down.formed_s, down.started_s]
+    for record, down in with_downs(reply.rounds)[-most:]:
+        began, why = record.formed_at, str(record.reason or "")
         table.add_row(
-            str(past_round.number),
+            str(record.number),
             "-" if began is None else tables.local(began) if wide else tables.local_briefly(began),
-            str(past_round.world_size or "-"),
-            _trained(past_round),
-            *((tables.span(past_round.hung_s or None),) if hung and wide else ()),
-            "-" if down is None else down.lasted,
-            *((*map(tables.span, parts), tables.one_line(past_round.cause or "-")) if wide else ()),
-            tables.one_line("; ".join(filter(None, [past_round.why, *past_round.costs]))) or "-",
+            str(record.world_size),
+            "unknown" if record.trained_s is None else tables.span(record.trained_s),
+            *((tables.span(record.time.get(Phase.HANGING)),) if wide else ()),
+            str(down or "-"),
+            *(map(tables.span, down.parts if down is not None else [None] * 4) if wide else ()),
+            *((tables.one_line(record.ended_by or "-"),) if wide else ()),
+            tables.one_line("; ".join(filter(None, [why, record.cost]))) or "-",
         )
     yield table
-    spent = sum(1 for past_round in reply.rounds if past_round.cost_restart)
-    share = f", {percent(reply.share)} of the time" if reply.share is not None else ""
-    if hung:
-        share += f"; hung {tables.span(reply.hung_s)}"
-    starting_s = sum(
-        one.seconds for each in reply.rounds for one in each.phases if one.phase is Phase.STARTING
-    )
-    if starting_s >= LEAST_S:
-        share += f"; starting up {tables.span(starting_s)}"
-    if reply.unknown_s >= LEAST_S:
-        share += f"; whether it trained in another {tables.span(reply.unknown_s)} is unknown"
-    restarts = f", {count(spent, 'restart')} spent" if spent else ""
     yield ""
-    yield Text(
-        f"{count(len(reply.rounds), 'round')}{restarts}; trained {tables.span(reply.trained_s)} "
-        f"of {tables.span(reply.whole_s - reply.unknown_s)}{share}"
-    )
-
-
-def _trained(past_round: PastRoundReply) -> str:
-    return "unknown" if past_round.trained_s is None else tables.span(past_round.trained_s)
+    spent = sum(record.cost_restart for record in reply.rounds)
+    restarts = f", {count(spent, 'restart')} spent" if spent else ""
+    yield Text(f"{count(len(reply.rounds), 'round')}{restarts}; {time_text(total_time(reply.rounds))}")

@@ -13,6 +13,7 @@ from hetrdzv.core.drift import drift, unordered
 from hetrdzv.core.hangs import settle_stall
 from hetrdzv.core.model import USED_LAST_AFTER, Cause, End, Group, Node, Round
 from hetrdzv.core.rounds.notice import waited_for
+from hetrdzv.core.rounds.records import newest_record, with_record
 from hetrdzv.core.rounds.restart_backoff import count_failed_round, restart_wait_s
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
 from hetrdzv.core.rounds.transitions import (
@@ -84,9 +85,8 @@ def _progress(work: Work) -> None:
     elif group.state is GroupState.STARTING and not any(
         group.phase_of(member) is NodePhase.STARTING for member in active.members
     ):
-        work.change(state=GroupState.RUNNING)
-        nodes, size = len(active.members), active.world_size
-        work.say(waiting.round_running(active.number, nodes, size, watched=not active.unseen))
+        work.change(state=GroupState.RUNNING, round=replace(active, runs_at=work.now))
+        work.say(waiting.round_running(active.number, len(active.members), active.world_size))
 
 
 def _stop_kindly(work: Work) -> None:
@@ -321,19 +321,20 @@ def _start_round(work: Work, selection: Selection) -> None:
         bounds_since=None,
         joiners_since=None,
     )
-    end = former.end if former is not None else None
     event = events.round_formed(
         number,
         new.world_size,
         [(member.node_id, member.ranks) for member in new.members[:MOST_PLACES]],
         more=max(0, len(new.members) - MOST_PLACES),
-        cause=end.kind if end is not None else None,
+        cause=former.end.kind if former is not None and former.end is not None else None,
     )
-    work.say(event, since=end.stopped_at if end is not None else None)
+    work.say(event)
     if first and not group.spec.bounded:
         restarts = group.spec.on_join is OnJoin.RESTART
         work.say(events.started_unbounded(len(new.members), restarts=restarts))
-    snapshots.begin(work, group)
+    cost = snapshots.begin(work, group)
+    if (record := newest_record(group, work.now)) is not None:
+        work.change(records=with_record(group, replace(record, cost=cost)))
 
 
 def _started_nothing(former: Round) -> bool:

@@ -13,7 +13,7 @@ def note_training(work: Work, number: int, at: float) -> None:
     if active is None or active.number != number or active.trains_at is not None or work.group.state.terminal:
         return
     work.change(round=replace(active, trains_at=min(work.now, max(active.formed_at, at))))
-    work.say(training_began(number), since=at)
+    work.say(training_began(number))
 
 
 def note_moved(work: Work, moved: Moved | None, age_s: float) -> None:

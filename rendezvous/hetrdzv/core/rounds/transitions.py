@@ -7,6 +7,7 @@ from math import ceil, inf
 
 from hetrdzv.core.model import Cancellation, Cause, End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.notice import notice_until
+from hetrdzv.core.rounds.records import newest_record, time_until_end, with_record
 from hetrdzv.core.rounds.timers import Leases, expired
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
@@ -47,17 +48,10 @@ class Work:
         self.group = self.group.with_node(changed)
         return changed
 
-    def say(self, event: Reason, since: float | None = None) -> None:
-        """Add an event to the history, with the newest round.
-
-        Args:
-            since: when what led to it happened (seconds).
-        """
+    def say(self, event: Reason) -> None:
+        """Add an event to the history, with the newest round."""
         if event.round is None and self.group.round is not None:
             event = replace(event, round=self.group.round.number)
-        if since is not None:
-            after_s = round(max(0.0, self.now - since), 3)
-            event = replace(event, data={**event.data, "after_s": after_s})
         self.events.append(event)
 
 
@@ -246,22 +240,13 @@ def end_round(
     if current.end is None and current.notice is not None and current.notice.kind is EndKind.CANCELLED:
         finish_cancelled(work)
     elif current.end is None:
-        end = End(cause=cause, at=work.now, hang=hang, before=before)
+        time = time_until_end(current, work.now if since is None else since, work.now)
+        end = End(cause=cause, at=work.now, time=time, hang=hang, before=before)
         ended = replace(current, end=end, stall=None, notice=None)
         work.change(state=GroupState.WAITING, round=ended, joiners_since=None)
-        at = work.now if since is None else since
-        idle_s = None if hang is not None else idle_until(current, at)
-        event = events.round_ended(
-            current.number, cause.reason, cause.kind, idle_s, watched=not current.unseen
-        )
-        work.say(event, at)
+        work.say(events.round_ended(current.number, cause.reason, cause.kind))
     elif cause.kind in LOSSES and current.end.kind is EndKind.FAILED and not current.end.judged:
         _blame(work, current, current.end, cause)
-
-
-def idle_until(current: Round, at: float) -> float | None:
-    """How long before a moment workers of a round last moved, as far as reports tell (seconds); None: none has."""
-    return None if current.moved_at is None else round(max(0.0, at - current.moved_at), 3)
 
 
 def blame_who_leaves(work: Work, ended: Round, end: End) -> End:
@@ -320,10 +305,7 @@ def stop(work: Work, notice: Notice) -> None:
 
 def succeed(work: Work, apart: Reason | None) -> None:
     """Finish the job, since all its workers have succeeded; `apart`: but they never met."""
-    current = work.group.round
-    idle_s = idle_until(current, work.now) if current is not None else None
-    watched = current is not None and not current.unseen
-    _finish(work, GroupState.SUCCEEDED, events.group_succeeded(apart, idle_s, watched=watched))
+    _finish(work, GroupState.SUCCEEDED, events.group_succeeded(apart))
 
 
 def fail(work: Work, cause: RootCause, *, gave_up: Nodes | None = None) -> None:
@@ -344,8 +326,13 @@ def _finish(work: Work, state: GroupState, event: Reason, root_cause: RootCause 
         if active.notice.kind is EndKind.CANCELLED and state is not GroupState.CANCELLED:
             finish_cancelled(work)  # a person was told so; and scripts may exit with 0 once they have saved
             return
+    record = newest_record(work.group, work.now)
+    if record is not None:
+        why = replace(event if root_cause is None else root_cause.reason, quote="", cause=None)
+        record = replace(record, ended_by=state, reason=why, is_last=True)
     work.change(
         state=state,
+        records=with_record(work.group, record),
         root_cause=root_cause,
         cancellation=work.group.cancellation if state is GroupState.CANCELLED else None,
         finished_at=work.now,
@@ -353,9 +340,7 @@ def _finish(work: Work, state: GroupState, event: Reason, root_cause: RootCause 
         bounds_since=None,
         joiners_since=None,
     )
-    last = work.group.round
-    stopped_at = last.end.stopped_at if last is not None and last.end is not None else None
-    work.say(event, since=stopped_at)
+    work.say(event)
 
 
 def begins_anew(group: Group) -> bool:
@@ -391,6 +376,7 @@ def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
         last_round=group.last_round,
         nodes=remembered(group.nodes),
         drained=group.drained,
+        records=group.records,
         previous_outcome=group.state,
         created_at=group.created_at,
     )

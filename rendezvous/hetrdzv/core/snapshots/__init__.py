@@ -44,11 +44,14 @@ MOST_SHOWN = 5
 """How many steps an error names."""
 
 
-def begin(work: Work, before: Group) -> None:
+def begin(work: Work, before: Group) -> str:
     """A round has formed: choose the snapshot that it begins from.
 
     Args:
         before: the group without it, whose newest round has been judged.
+
+    Returns:
+        what of that one is lost, in words.
     """
     group, current = work.group, work.group.active_round
     assert current is not None
@@ -57,7 +60,7 @@ def begin(work: Work, before: Group) -> None:
     if known is None:
         origin = _origin(before, members)
         if origin is None:
-            return
+            return ""
         known = Kept(origin=origin)
     found = gathered_for(group, known.origin, [node.node_id for node in members], before.last_round)
     taken = choose(known, found)
@@ -76,6 +79,7 @@ def begin(work: Work, before: Group) -> None:
     elif lost != 0:
         work.say(reasons.began_from_snapshot(current.number, None, NOBODY, lost, newer))
     _say_not_taken(work, current, members)
+    return reasons.lost(lost, newer) if lost != 0 else ""
 
 
 def of_start(group: Group, current: Round, member: Member) -> Mapping[str, Any]:

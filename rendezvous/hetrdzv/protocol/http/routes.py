@@ -9,6 +9,7 @@ from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.http.route import NODE, Route
 from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, HealthReply, LogsReply, StacksReply
 from hetrdzv.protocol.requests.plans import Plan
+from hetrdzv.protocol.rounds import RoundsReply
 
 STACKS_WAIT_S = 10.0
 """How long a server waits for agents to send stacks, or logs (seconds)."""
@@ -27,6 +28,7 @@ LEAVE = Route("DELETE", NODE, NoneType)
 
 GROUPS = Route("GET", _GROUPS, GroupsReply)
 GROUP = Route("GET", _GROUP, GroupReply)
+ROUNDS = Route("GET", f"{_GROUP}/rounds", RoundsReply)
 EVENTS = Route("GET", f"{_GROUP}/events", EventsReply)
 PLAN = Route("POST", f"{_GROUP}/plan", Plan)
 PUT = Route("PUT", _GROUP, GroupReply)

@@ -59,16 +59,9 @@ def training_began(number: int) -> Reason:
     return reason(ReasonCode.TRAINING_BEGAN, f"round {number} trains", round=number)
 
 
-def round_ended(number: int, why: Reason, cause: str, idle_s: float | None, *, watched: bool) -> Reason:
-    """The round is over for all members; of a failure, an event has told what the worker said.
-
-    Args:
-        cause: the kind of what ended it.
-        idle_s: how long before that a worker last asked for a collective, or said a step (seconds); None: unknown.
-        watched: whether it can be seen if none ever did.
-    """
-    hung = why.code in HANGS
-    text = f"round {number} ended: {why if hung else ends.briefly(why)}"
+def round_ended(number: int, why: Reason, cause: str) -> Reason:
+    """The round is over for all members; of a failure, an event has told what the worker said."""
+    text = f"round {number} ended: {why if why.code in HANGS else ends.briefly(why)}"
     return reason(
         ReasonCode.ROUND_ENDED,
         text,
@@ -76,9 +69,6 @@ def round_ended(number: int, why: Reason, cause: str, idle_s: float | None, *, w
         round=number,
         cause=why,
         kind=cause,
-        hung=1 if hung else None,
-        idle_s=idle_s,
-        watched=int(watched),
     )
 
 
@@ -100,13 +90,10 @@ def spent_of(restarts: int, budget: int) -> str:
     return str(restarts) if budget >= UNLIMITED_RESTARTS else f"{restarts} of {budget}"
 
 
-def group_succeeded(
-    apart: Reason | None = None, idle_s: float | None = None, *, watched: bool = False
-) -> Reason:
-    """All workers of all nodes ended with status 0; `apart`: but they never met. For the others see `round_ended`."""
+def group_succeeded(apart: Reason | None = None) -> Reason:
+    """All workers of all nodes ended with status 0; `apart`: but they never met."""
     but = f", but {apart}" if apart is not None else ""
-    text = f"the job succeeded{but}"
-    return reason(ReasonCode.GROUP_SUCCEEDED, text, idle_s=idle_s, watched=int(watched))
+    return reason(ReasonCode.GROUP_SUCCEEDED, f"the job succeeded{but}")
 
 
 def group_failed(why: Reason, gave_up: Nodes | None = None) -> Reason:

@@ -141,7 +141,6 @@ def began_from_snapshot(
         step=step,
         of_round=stamp.round if stamp is not None else None,
         lost=steps_lost,
-        cost=cost if steps_lost != 0 else None,
     )
 
 

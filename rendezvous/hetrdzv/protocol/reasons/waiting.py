@@ -108,22 +108,16 @@ def round_running(
     world_size: int,
     apart: Reason | None = None,
     lost: Iterable[str] = (),
-    *,
-    watched: bool | None = None,
 ) -> Reason:
     """A round runs on so many nodes.
 
     Args:
         apart: that its workers have not met, so far.
         lost: nodes of the job that the round would take in again.
-        watched: of the event: whether it can be seen when workers begin to train.
     """
     so_far = f"; so far {apart}" if apart is not None else ""
     text = f"round {number} runs on {count(nodes, 'node')}, world size {world_size}{so_far}"
-    seen = None if watched is None else int(watched)
-    return reason(
-        ReasonCode.ROUND_RUNNING, text, nodes=lost, round=number, world_size=world_size, watched=seen
-    )
+    return reason(ReasonCode.ROUND_RUNNING, text, nodes=lost, round=number, world_size=world_size)
 
 
 # -- a group waits -------------------------------------------------------------------------------------------

@@ -1,0 +1,73 @@
+"""The records of a group's rounds: what each of them came to. All times are on the server's clock."""
+
+from dataclasses import replace
+
+from hetrdzv.core.model import Group, Round
+from hetrdzv.protocol.rounds import Phase, RoundRecord, TimeSpent
+
+ROUNDS_KEPT = 500
+"""How many records a group has: the last ones."""
+
+
+def time_until_end(current: Round, at: float, now: float) -> TimeSpent:
+    """What the time of a round went into that ends now.
+
+    Args:
+        at: when what ends it happened (seconds).
+    """
+    formed = current.formed_at
+    at = min(max(formed, at), now)
+    time: dict[str, float] = dict.fromkeys(Phase, 0.0)
+    if current.trains_at is not None:
+        began = min(max(formed, current.trains_at), at)
+        last = at if current.moved_at is None else min(max(began, current.moved_at), at)
+        time |= {Phase.STARTING_UP: began - formed, Phase.TRAINING: last - began, Phase.IDLE: at - last}
+    else:
+        runs_at = current.runs_at if current.unseen else None
+        runs_at = at if runs_at is None else min(runs_at, at)
+        time |= {Phase.STARTING_UP: runs_at - formed, Phase.UNKNOWN: at - runs_at}
+    time[Phase.NOTICING] = now - at
+    hung_s = current.hung_s
+    if (stall := current.told_stall) is not None:
+        if stall.since >= at:
+            time[Phase.HANGING], time[Phase.NOTICING] = now - at, 0.0
+        hung_s += max(0.0, at - stall.since)
+    for phase in (Phase.IDLE, Phase.TRAINING, Phase.UNKNOWN, Phase.STARTING_UP):
+        taken = min(hung_s, time[phase])
+        time[phase] -= taken
+        time[Phase.HANGING] += taken
+        hung_s -= taken
+    return time
+
+
+def newest_record(group: Group, now: float) -> RoundRecord | None:
+    """What the newest round has come to by now; None: there is none, or the job is over."""
+    current = group.round
+    if current is None or group.state.terminal:
+        return None
+    end = current.end
+    if end is None:
+        time = time_until_end(current, now, now)
+    else:
+        stopped_at = now if end.stopped_at is None else end.stopped_at
+        time = {**end.time, Phase.STOPPING: stopped_at - end.at, Phase.WAITING: now - stopped_at}
+    return RoundRecord(
+        number=current.number,
+        job=group.job,
+        world_size=current.world_size,
+        ended_by=end.kind if end is not None else "",
+        reason=replace(end.reason, quote="", cause=None) if end is not None else None,
+        cost_restart=group.restarts > current.restart_count,
+        time={str(phase): round(seconds, 3) for phase, seconds in time.items() if seconds > 0},
+    )
+
+
+def rounds_of(group: Group, now: float) -> tuple[RoundRecord, ...]:
+    """The records of a group's rounds, with the newest one up to now."""
+    newest = newest_record(group, now)
+    return group.records if newest is None else (*group.records, newest)
+
+
+def with_record(group: Group, record: RoundRecord | None) -> tuple[RoundRecord, ...]:
+    """The records of a group with that of a round to which nothing more is added."""
+    return group.records if record is None else (*group.records, record)[-ROUNDS_KEPT:]

@@ -2,9 +2,8 @@
 
 import os
 import re
-from argparse import REMAINDER, SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from argparse import REMAINDER, SUPPRESS, ArgumentParser, ArgumentTypeError, _ArgumentGroup
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -188,22 +187,9 @@ class Parser(ArgumentParser):
         super().__init__(
             prog="hetagent", usage=usage.USAGE, description=usage.ABOUT, allow_abbrev=False, add_help=False
         )
-        self.add_argument(
-            "-h", "--help", action=usage.Print, const=usage.short, help="Show the flags of the first day."
-        )
-        self.add_argument("--help-all", action=usage.Print, const=usage.everything, help="Show all flags.")
-
-    def parse_args(self, args: Sequence[str], namespace: Namespace | None = None) -> Namespace:  # type: ignore[override]
-        """As argparse's, but every unknown flag is named, with the known one that was probably meant.
-
-        Raises:
-            UsageError: the command line makes no sense.
-        """
-        parsed, unknown = self.parse_known_args(args, namespace)
-        flags = [word for word in unknown if word.startswith("-")]
-        if unknown:
-            raise UsageError("; ".join(map(self._unknown, flags or unknown)) + SEE_HELP)
-        return parsed
+        self.add_argument("-h", "--help", action=usage.Short, help="Show the flags of the first day.")
+        self.add_argument("--help-all", action="help", help="Show all flags.")
+        self.add_argument("--version", action="version", version=f"hetagent {__version__}")
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong, without the usage line above it.
@@ -219,23 +205,6 @@ class Parser(ArgumentParser):
             raise UsageError(f"{flag} needs a value{SEE_HELP}")
         raise UsageError(f"{flag}: {text}")
 
-    def shown(self) -> list[Action]:
-        """The flags that `--help-all` shows."""
-        every = dict.fromkeys(self._option_string_actions.values())
-        return [action for action in every if action.help is not SUPPRESS]
-
-    def flags(self) -> list[str]:
-        """All flags that apply, in their long spellings with dashes."""
-        known = [spelling for spelling in self._option_string_actions if not _is_refused(spelling)]
-        return [spelling for spelling in known if spelling.startswith("--") and "_" not in spelling]
-
-    def _unknown(self, word: str) -> str:
-        """What to say of a flag that does not exist."""
-        flag, known = word.partition("=")[0], self.flags()
-        meant = [spelling for spelling in known if len(flag) > 3 and spelling.startswith(flag)]
-        meant = meant or get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=0.75)
-        return f"there is no flag {flag}" + (f" (did you mean {' or '.join(meant)}?)" if meant else "")
-
 
 def parser() -> Parser:
     """A parser of torchrun's flags and ours; an argument that was not given is None, or has torchrun's default.
@@ -244,19 +213,21 @@ def parser() -> Parser:
         UsageError: the PET_ variable of a switch is not a number.
     """
     made = Parser()
+    torchruns = made.add_argument_group("torchrun's flags, with - or _")
     for flag, row in ACCEPTED.items():
-        _add(made, flag, row)
+        _add(torchruns, flag, row)
     for flag in REFUSED:
         made.add_argument(*spellings(flag), help=SUPPRESS)
+    ours = made.add_argument_group("of this node")
     styles = "; ".join(f"{name}: {kind.help}" for name, kind in LAUNCHES.items())
-    made.add_argument(
+    ours.add_argument(
         "--launch", choices=LAUNCHES, default=DEFAULT_LAUNCH, help=f"How to start workers: {styles}."
     )
-    for flags in (OUR_FLAGS, OWN_FLAGS):
-        for flag, settings in flags.items():
-            made.add_argument(flag, **settings)
+    for flag, settings in {**OUR_FLAGS, **OWN_FLAGS}.items():
+        ours.add_argument(flag, **settings)
+    groups = made.add_argument_group("of the whole job")
     for name, setting in SPEC_FLAGS.items():
-        made.add_argument(
+        groups.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,
             type=told(partial(typed.setting, setting)),
@@ -264,7 +235,6 @@ def parser() -> Parser:
             help=f"{setting.help.removesuffix('.')} (default: {setting.shown_default}).",
             metavar=None if setting.choices else setting.metavar or METAVARS[setting.kind],
         )
-    made.add_argument("--version", action="version", version=f"hetagent {__version__}")
     made.add_argument(
         "training_script",
         nargs="?",
@@ -274,7 +244,7 @@ def parser() -> Parser:
     return made
 
 
-def _add(to: ArgumentParser, flag: str, row: TorchrunFlag) -> None:
+def _add(to: _ArgumentGroup, flag: str, row: TorchrunFlag) -> None:
     given = os.environ.get(variable(flag)) if row.variable else None
     if not row.switch:
         default = row.default if given is None else _from_variable(flag, row, given)
@@ -287,7 +257,7 @@ def _add(to: ArgumentParser, flag: str, row: TorchrunFlag) -> None:
     _add_spellings(to, flag, row, action="store_true", default=on)
 
 
-def _add_spellings(to: ArgumentParser, flag: str, row: TorchrunFlag, **settings: Any) -> None:
+def _add_spellings(to: _ArgumentGroup, flag: str, row: TorchrunFlag, **settings: Any) -> None:
     """Add a flag in all its spellings; `--help` shows those with dashes."""
     hidden = [spelling for spelling in spellings(flag) if "_" in spelling]
     to.add_argument(*(shown for shown in spellings(flag) if shown not in hidden), help=row.help, **settings)
@@ -300,7 +270,3 @@ def _from_variable(flag: str, row: TorchrunFlag, given: str) -> object:
         return row.type(given)
     except (ArgumentTypeError, ValueError) as error:
         raise UsageError(f"{variable(flag)}={given}: {error}") from None
-
-
-def _is_refused(spelling: str) -> bool:
-    return any(spelling in spellings(flag) for flag in REFUSED)

@@ -3,7 +3,6 @@
 Imports torch only once the command line makes sense and nothing that is known by then is in the way.
 """
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -16,13 +15,10 @@ from hetagent import statuses
 from hetagent.node.console import flush, say
 from hetrdzv.auth.client_token import client_token
 from hetrdzv.auth.files import AccessError
-from hetrdzv.auth.tls import ClientTls, TlsError, speaks_tls
+from hetrdzv.auth.tls import ClientTls, TlsError
 
 if TYPE_CHECKING:
     from hetagent.options.model import Options
-
-LOOK_S = 3.0
-"""How long a server may take to show that it does not speak plain HTTP (seconds)."""
 
 NEEDS = ("torch", "psutil")
 """Modules of the extra `agent` without which nothing works. The third, nvidia-ml-py, only NVIDIA GPUs need."""
@@ -65,8 +61,6 @@ def _run() -> int:
         if options.script is not None:
             how = {"module": flags.module, "no_python": flags.no_python, "run_path": flags.run_path}
             command = worker_command(options.script, options.script_args, **how)
-        if not options.standalone:
-            _refuse_plain_http(options, token, tls)
         if unknown := release.check(release.installed()):
             say(f"hetagent: warning: {unknown}")
         from hetagent.cli import assembly  # which imports torch: only once there is something to do
@@ -86,30 +80,6 @@ def _run() -> int:
     say(f"hetagent: {text}" if stack == text else stack.rstrip())
     failures.write_error(text, stack)
     return status
-
-
-def _refuse_plain_http(options: "Options", token: str | None, tls: ClientTls) -> None:
-    """Refuse http:// for a server that speaks TLS: it hangs up on an agent without a word.
-
-    Raises:
-        UsageError: says which server it is.
-    """
-    from hetagent.errors import UsageError
-    from hetrdzv.client.client import Client
-    from hetrdzv.protocol.errors import HetError, NotHetserver, Unreachable
-
-    async def ask() -> None:
-        async with asyncio.timeout(LOOK_S), Client(options.servers, token=token, tls=tls) as client:
-            await client.group(options.group, nodes="none")
-
-    try:
-        asyncio.run(ask())
-    except TimeoutError:
-        return
-    except HetError as error:
-        plain = (url for url in options.servers if url.startswith("http://"))
-        if isinstance(error, Unreachable | NotHetserver) and (url := next(filter(speaks_tls, plain), "")):
-            raise UsageError(f"{url} answered, but speaks TLS: use https://") from None
 
 
 def _token(options: "Options") -> str | None:

@@ -56,7 +56,7 @@ class Step:
     is_heterogeneous: bool
     gpus: int | None
     preempt: signal.Signals | None
-    preempt_s: int | None = None
+    preempt_s: int | None
 
     @property
     def place(self) -> str:
@@ -78,22 +78,17 @@ def fill(
         signals: those of `--signals-to-handle`, given or not.
 
     Returns:
-        what was taken, and what looks like a mistake.
+        what was taken, as a note.
 
     Raises:
         UsageError: what the flags ask for cannot work in this step.
     """
     args.own_graces_s = {}
     is_counted = args.gpus is not None or args.nproc_per_node is not None
-    step = step_of(environ, reads_gpus=not is_counted)
+    step = _step(environ, reads_gpus=not is_counted)
     if step is None:
         return ()
-    _refuse_several_tasks(step, args)
-    notes = [
-        *_gpu_notes(step, args),
-        *_node_notes(step, args, group, nnodes),
-        *_signal_notes(step, args, signals),
-    ]
+    _refuse(step, args, group, nnodes)
     taken = []
     if group is None:
         args.group = step.job
@@ -109,18 +104,6 @@ def fill(
     if group is None and nnodes is None and is_whole and step.job_nodes == step.nodes:
         args.nnodes = str(step.nodes)
         taken.append(counted(step.nodes, "node"))
-    return _take_signal(step, args, environ, signals, taken, notes)
-
-
-def _take_signal(
-    step: Step,
-    args: Namespace,
-    environ: Mapping[str, str],
-    signals: Sequence[signal.Signals],
-    taken: list[str],
-    notes: list[str],
-) -> Sequence[str]:
-    """Handle Slurm's signal, and say what was taken."""
     has_grace = args.grace_s is not None or environ.get("HET_GRACE_S")
     if step.preempt is not None and step.preempt_s is not None and not has_grace:
         args.own_graces_s = {step.preempt: float(max(0, step.preempt_s - EARLY_S))}
@@ -130,12 +113,10 @@ def _take_signal(
         args.signals_to_handle = ",".join(each.name for each in every)
         taken += [f"{each.name} before the end" for each in sent]
         taken += [f"{grace_s:g} s from then on" for grace_s in args.own_graces_s.values() if sent]
-    if taken:
-        notes.insert(0, f"from Slurm's job step {step.job}.{step.number}: {', '.join(taken)}")
-    return notes
+    return [f"from Slurm's job step {step.job}.{step.number}: {', '.join(taken)}"] if taken else ()
 
 
-def step_of(environ: Mapping[str, str], *, reads_gpus: bool) -> Step | None:
+def _step(environ: Mapping[str, str], *, reads_gpus: bool) -> Step | None:
     """The step in which srun started this process; None elsewhere, as in a batch script or salloc's shell.
 
     Args:
@@ -168,9 +149,6 @@ def step_of(environ: Mapping[str, str], *, reads_gpus: bool) -> Step | None:
     )
 
 
-# -- reading -------------------------------------------------------------------------------------------------
-
-
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() else None
@@ -181,8 +159,7 @@ def _job_nodes(environ: Mapping[str, str], components: int) -> int | None:
     if components == 1:
         return _number(environ, "SLURM_JOB_NUM_NODES")
     counts = [_number(environ, f"SLURM_JOB_NUM_NODES_HET_GROUP_{index}") for index in range(components)]
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == components else None
+    return None if None in counts else sum(filter(None, counts))
 
 
 def _warning(environ: Mapping[str, str]) -> tuple[signal.Signals | None, int | None]:
@@ -191,102 +168,54 @@ def _warning(environ: Mapping[str, str]) -> tuple[signal.Signals | None, int | N
 
     They are there if the user exported them. Slurm does not report a `--signal` on a command line or in a script.
     """
-    for name in ("SLURM_SIGNAL", "SBATCH_SIGNAL"):
-        if not (text := environ.get(name)):
-            continue
-        match = re.fullmatch(r"(?:[BR]+:)?(\w+)(?:@(\d{1,6}))?", text)
-        signum = _signal(match[1]) if match is not None else None
-        if match is None or signum is None:
-            raise UsageError(
-                f"{name}={text} does not name a signal: write it as for srun --signal, such as USR1@120"
-            )
-        return signum, int(match[2]) if match[2] else None
-    return None, None
-
-
-def _signal(text: str) -> signal.Signals | None:
+    name = next((name for name in ("SLURM_SIGNAL", "SBATCH_SIGNAL") if environ.get(name)), None)
+    if name is None:
+        return None, None
+    match = re.fullmatch(r"(?:[BR]+:)?(?:SIG)?(\w+)(?:@(\d{1,6}))?", environ[name].upper())
     try:
-        if text.isdecimal():
-            return signal.Signals(int(text))
-        return signal.Signals[f"SIG{text.upper().removeprefix('SIG')}"]
+        text = match[1] if match is not None else ""
+        known = signal.Signals(int(text)) if text.isdecimal() else signal.Signals[f"SIG{text}"]
     except (KeyError, ValueError):
-        return None
+        raise UsageError(
+            f"{name}={environ[name]} does not name a signal: write it as for srun --signal, such as USR1@120"
+        ) from None
+    return known, int(match[2]) if match is not None and match[2] else None
 
 
-# -- judging -------------------------------------------------------------------------------------------------
-
-
-def _refuse_several_tasks(step: Step, args: Namespace) -> None:
-    is_divided = args.node_id is not None and (args.gpus is not None or args.nproc_per_node is not None)
-    if step.tasks == 1 or is_divided:  # by somebody who names every agent
-        return
-    # srun ignores --ntasks-per-node=1 alone if --ntasks, or sbatch's --ntasks-per-node, asks for more tasks
-    cure = "--ntasks-per-node=1" if step.is_heterogeneous else f"--ntasks={step.nodes} --ntasks-per-node=1"
-    raise UsageError(
-        f"srun starts {step.tasks} tasks on {step.place}, but hetagent needs one: add {cure} to srun"
-    )
-
-
-def _gpu_notes(step: Step, args: Namespace) -> list[str]:
-    """Notes on a number of GPUs or workers that differs from Slurm's.
+def _refuse(step: Step, args: Namespace, group: str | None, nnodes: tuple[int, int] | None) -> None:
+    """Refuse what cannot work in this step.
 
     Raises:
-        UsageError: the step has fewer GPUs here.
+        UsageError: several agents on one node that have the same name, or fewer GPUs or nodes than are asked for.
     """
-    if step.gpus is None or args.device == "cpu":
-        return []
-    here = f"{counted(step.gpus, 'GPU')} on {step.place}"
-    if args.gpus is not None and (wanted := _wanted(args.gpus)) is not None:
-        count, needed = wanted
-        if needed > step.gpus:
-            raise UsageError(
-                f"--gpus {args.gpus}, but Slurm gave this job step {here} (SLURM_GPUS_ON_NODE): "
-                f"ask Slurm for more, for example sbatch --gpus-per-node={needed}, or hetagent for fewer"
-            )
-        if count < step.gpus and step.tasks == 1:
-            return [f"--gpus {args.gpus}: Slurm gave this job step {here}, the rest stay unused"]
-    workers = args.nproc_per_node
-    if workers is not None and workers.isdecimal() and int(workers) != step.gpus:
-        return [f"--nproc-per-node {workers}: Slurm gave this job step {here}"]
-    return []
+    is_divided = args.node_id is not None and (args.gpus is not None or args.nproc_per_node is not None)
+    if step.tasks > 1 and not is_divided:  # by somebody who names every agent
+        # srun ignores --ntasks-per-node=1 alone if --ntasks, or sbatch's --ntasks-per-node, asks for more tasks
+        cure = (
+            "--ntasks-per-node=1" if step.is_heterogeneous else f"--ntasks={step.nodes} --ntasks-per-node=1"
+        )
+        raise UsageError(
+            f"srun starts {step.tasks} tasks on {step.place}, but hetagent needs one: add {cure} to srun"
+        )
+    needed = _needed(args.gpus or "") if args.device != "cpu" else 0
+    if step.gpus is not None and needed > step.gpus:
+        raise UsageError(
+            f"--gpus {args.gpus}, but Slurm gave this job step {counted(step.gpus, 'GPU')} on {step.place} "
+            f"(SLURM_GPUS_ON_NODE): ask Slurm for more, for example sbatch --gpus-per-node={needed}, or hetagent for "
+            "fewer"
+        )
+    fewest = nnodes[0] if nnodes is not None and group is None and not args.standalone else 0
+    if step.job_nodes is not None and fewest > step.job_nodes:
+        raise UsageError(
+            f"--nnodes {args.nnodes}, but Slurm's job {step.job}, which is the group, has "
+            f"{counted(step.job_nodes, 'node')}: ask Slurm for {fewest} (sbatch --nodes={fewest}), or name the group "
+            "that others join (--group)"
+        )
 
 
-def _wanted(gpus: str) -> tuple[int, int] | None:
-    """How many GPUs `--gpus` asks for, and how many the node must have for that; None for `auto`, or no number."""
+def _needed(gpus: str) -> int:
+    """How many GPUs a node must have for `--gpus`; 0 for `auto`, or no number."""
     entries = [entry.strip() for entry in gpus.strip().removesuffix(",").split(",")]
     if not all(entry.isascii() and entry.isdecimal() for entry in entries):
-        return None
-    return (len(entries), 1 + max(map(int, entries))) if "," in gpus else (int(gpus), int(gpus))
-
-
-def _node_notes(step: Step, args: Namespace, group: str | None, nnodes: tuple[int, int] | None) -> list[str]:
-    """Notes on a number of nodes that differs from Slurm's.
-
-    Raises:
-        UsageError: the job has fewer nodes.
-    """
-    if args.standalone and step.nodes > 1:
-        return [f"--standalone: each of this job step's {step.nodes} nodes runs a job of its own"]
-    if nnodes is None or args.standalone:
-        return []
-    fewest, most = nnodes
-    asked = f"--nnodes {fewest}" if fewest == most else f"--nnodes {fewest}:{most}"
-    if group is None and step.job_nodes is not None and fewest > step.job_nodes:
-        raise UsageError(
-            f"{asked}, but Slurm's job {step.job}, which is the group, has {counted(step.job_nodes, 'node')}: "
-            f"ask Slurm for {fewest} (sbatch --nodes={fewest}), or name the group that others join (--group)"
-        )
-    if most < step.nodes:
-        return [f"{asked}: srun starts hetagent on {step.nodes} nodes; those beyond {most} are spares"]
-    return []
-
-
-def _signal_notes(step: Step, args: Namespace, signals: Sequence[signal.Signals]) -> list[str]:
-    if step.preempt is None:
-        return []
-    sends = f"Slurm sends {step.preempt.name} before the job ends"
-    if step.preempt in UNHANDLED:
-        return [f"{sends}, and no program can handle that"]
-    if args.signals_to_handle != TORCHRUNS_SIGNALS and step.preempt not in signals:
-        return [f"{sends}, but --signals-to-handle does not list it: it will kill this agent"]
-    return []
+        return 0
+    return max(map(int, entries)) + ("," in gpus)

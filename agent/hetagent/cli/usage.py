@@ -1,8 +1,8 @@
-"""What `--help` shows, on one screen, and the parts of `--help-all`."""
+"""What `--help` shows, on one screen."""
 
-from argparse import Action, ArgumentParser, HelpFormatter, Namespace
+from argparse import Action, ArgumentParser
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 USAGE = "hetagent [flags] [script [its arguments]]"
 
@@ -44,73 +44,16 @@ FIRST: Mapping[str, Mapping[str, str]] = {
 }
 """The flags of the first day, each with its value and what it does in half a line."""
 
-PARTS: Mapping[str, Sequence[str]] = {
-    "job": (
-        "--group", "--rdzv-id", "--nnodes", "--world-size", "--world-size-multiple", "--standalone", "--launch",
-        "--module", "--no-python", "--init-file", "--on-join", "--growth-pause-s", "--last-call-s", "--replace-wait-s",
-        "--join-timeout-s", "--rank-order", "--master", "--unit",
-    ),
-    "node": (
-        "--gpus", "--nproc-per-node", "--device", "--node-id", "--role", "--label", "--weight", "--isolate-gpus",
-        "--virtual-local-rank", "--numa-binding", "--check", "--node-check", "--ready-file", "--watch", "--leave-when",
-        "--grace-s",
-    ),
-    "network": (
-        "--server", "--token-file", "--ca-cert", "--client-cert", "--client-key", "--connect-timeout-s",
-        "--local-addr", "--interface", "--port-range", "--lease-s", "--max-disconnect-s",
-    ),
-    "failure": (
-        "--max-restarts", "--hang-timeout-s", "--no-restart-on", "--restart-wait-s",
-        "--require-rendezvous", "--stop-timeout-s", "--shutdown-timeout", "--notice-s", "--notice-signal",
-        "--preload", "--snapshot-to", "--snapshot-to-every-s", "--snapshot-keep", "--snapshot-every-s",
-        "--snapshot-dir", "--snapshot-memory",
-    ),
-    "logs": (
-        "--log-dir", "--tee", "--redirects", "--collapse", "--log-line-prefix-template", "--local-ranks-filter",
-        "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--report-output",
-    ),
-    "advanced": (),
-}  # fmt: skip
-"""The parts of `--help-all`, each with its flags in order; the last has those that no other names."""
 
-
-class Print(Action):
-    """A flag that prints a text about all flags, and ends the program.
-
-    Args:
-        const: makes the text of the flags.
-    """
+class Short(Action):
+    """`--help`: one screen, what people need on the first day."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **how: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **how)
 
-    def __call__(
-        self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
-    ) -> None:
-        print(self.const(cast(Any, parser).shown()), end="")
+    def __call__(self, parser: ArgumentParser, *parsed: Any) -> None:
+        lines = [f"usage: {USAGE}", "", ABOUT, "", EXAMPLES]
+        for title, flags in FIRST.items():
+            lines += ["", f"{title}:", *(f"  {flag:23} {text}" for flag, text in flags.items())]
+        print("\n".join([*lines, "", MORE]))
         parser.exit()
-
-
-def short(actions: Sequence[Action]) -> str:
-    """One screen: what people need on the first day."""
-    known = {spelling for action in actions for spelling in action.option_strings}
-    lines = [f"usage: {USAGE}", "", ABOUT, "", EXAMPLES]
-    for title, flags in FIRST.items():
-        lines += ["", f"{title}:"]
-        lines += [f"  {flag:23} {text}" for flag, text in flags.items() if flag.split()[0] in known]
-    return "\n".join([*lines, "", MORE, ""])
-
-
-def everything(actions: Sequence[Action]) -> str:
-    """All flags, by part."""
-    formatter = HelpFormatter("hetagent")
-    formatter.add_text(f"usage: {USAGE}")
-    formatter.add_text(ABOUT)
-    by_flag = {action.option_strings[-1]: action for action in actions}
-    *named, rest = PARTS
-    parts = {title: [by_flag.pop(flag) for flag in PARTS[title] if flag in by_flag] for title in named}
-    for title, of_part in (parts | {rest: list(by_flag.values())}).items():
-        formatter.start_section(title)
-        formatter.add_arguments(of_part)
-        formatter.end_section()
-    return formatter.format_help()

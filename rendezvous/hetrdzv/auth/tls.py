@@ -1,12 +1,10 @@
 """TLS for clients and servers: which certificates each shows and trusts, and what a failure means."""
 
 import logging
-import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from hetrdzv.auth.files import Reloaded
 from hetrdzv.protocol.errors import HetError
@@ -97,19 +95,6 @@ def explain_tls(error: ssl.SSLError, host: str, tls: ClientTls) -> str:
     else:
         return f"TLS error: {reason}"
     return f"TLS error: {reason}; {hint}"
-
-
-def speaks_tls(url: str, timeout_s: float = 2.0) -> bool:
-    """Whether a server that was given as http:// answers a TLS handshake."""
-    parts = urlsplit(url)
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    try:
-        with socket.create_connection((parts.hostname or "", parts.port or 80), timeout_s) as connection:
-            context.wrap_socket(connection).close()
-    except OSError:
-        return False
-    return True
 
 
 def is_plain(error: ssl.SSLError) -> bool:

@@ -81,24 +81,6 @@ def test_all_refused_flags_are_named_at_once() -> None:
     )
 
 
-def test_flags_after_the_script_are_warned_of_unless_it_mentions_them(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("parser.add_argument('--group'); parser.add_argument('--log_dir')")
-    words = ("--nnodes=2", "--group", "x", "--log-dir", "y", "--device", "cpu", "--lr", "1")
-    assert options(str(script), *words).notes == (
-        f"warning: --nnodes after {script} goes to the script; if hetagent should get it, put it before {script}",
-    )
-    assert options("--nnodes", "2", str(script), "--lr", "1").notes == ()
-    script.write_text("dist.destroy_process_group(group=group)")
-    assert [note.split()[1] for note in options(str(script), *words).notes] == [
-        "--group",
-        "--log-dir",
-        "--nnodes",
-    ]
-    assert options("-m", "bert", "--device", "cpu").notes == ()
-    assert len(options("-m", "bert", "--max-restarts", "1").notes) == 1
-
-
 def test_variables_for_refused_flags_are_ignored_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"PET_MASTER_ADDR": "10.0.0.1", "PET_RDZV_BACKEND": "c10d", "PET_NODE_RANK": "1"}
     for name, value in environ.items():
@@ -191,19 +173,13 @@ def test_a_script_between_any_flags_and_its_arguments(flags: list[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--gpu", "4"], "there is no flag --gpu (did you mean --gpus?); see hetagent --help"),
-        (["--sever=x"], "there is no flag --sever (did you mean --server?); see"),
-        (["--nproc", "4"], "there is no flag --nproc (did you mean --nproc-per-node?)"),
-        (["--client"], "(did you mean --client-cert or --client-key?)"),
-        (["--log_di", "x"], "(did you mean --log-dir?)"),
-        (["--nodes", "2"], "(did you mean --nnodes?)"),
-        (["--boss", "x"], "there is no flag --boss; see hetagent --help"),
-        (["--backend", "x"], "there is no flag --backend; see hetagent --help"),
-        (["--frobnicate", "-q"], "there is no flag --frobnicate; there is no flag -q; see hetagent --help"),
+        (["--gpu", "4"], "unrecognized arguments: --gpu; see hetagent --help"),
+        (["--client"], "unrecognized arguments: --client"),
+        (["--frobnicate", "-q"], "unrecognized arguments: --frobnicate -q; see hetagent --help"),
         (["--gpus"], "--gpus needs a value; see hetagent --help"),
     ],
 )
-def test_no_flag_is_guessed_but_the_likely_one_is_named(argv: list[str], message: str) -> None:
+def test_no_flag_is_guessed(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         options(*argv)
     assert message in str(caught.value)
@@ -218,7 +194,8 @@ def test_a_server_behind_the_script() -> None:
 
 
 def test_what_a_script_did_not_know_may_be_ours() -> None:
-    assert sorted(HETAGENTS.difference(parser().flags())) == []
+    known = {flag for action in parser()._actions for flag in action.option_strings}
+    assert known >= HETAGENTS
     line = "train.py: error: unrecognized arguments: --lr 3 --log_dir=x --nnodes 2"
     assert misplaced(line) == ("--log_dir", "--nnodes")
     assert misplaced(f"logged: {line}") == misplaced("train.py: error: what is --nnodes") == ()
@@ -435,7 +412,10 @@ def test_contradictions(argv: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--port-range", "9-1"], "--port-range: port range '9-1' ends before it begins"),
+        (
+            ["--port-range", "9-1"],
+            "--port-range: port range '9-1' is not within 1-65535, the smaller one first",
+        ),
         (["--label", "rack"], "--label: 'rack' must be LABEL=VALUE, for example rack=r1"),
         (
             ["--lease-s", "nan"],
@@ -489,21 +469,10 @@ def test_help_fits_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {flag}" in said for flag in flags)
 
 
-def test_all_flags_are_shown_by_part(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_flags_are_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     said = said_by(["--help-all"], capsys)
     shown = [action for action in parser()._actions if action.option_strings and action.help != SUPPRESS]
     assert [action.option_strings for action in shown if f" {action.option_strings[-1]}" not in said] == []
     assert "--master-addr" not in said
-    assert [line for line in said.splitlines() if line.endswith(":") and line[0] != " "] == [
-        f"{part}:" for part in usage.PARTS
-    ]
     assert max(map(len, said.splitlines())) < 80
-
-
-def test_each_flag_of_a_part_is_there_once() -> None:
-    named = [flag for flags in usage.PARTS.values() for flag in flags]
-    assert len(named) == len(set(named))
-    assert set(named) <= {action.option_strings[-1] for action in parser()._actions if action.option_strings}

@@ -1,8 +1,6 @@
 """What hetagent takes from Slurm, in environments recorded from Slurm 22.05: job steps and what looks like one."""
 
-import re
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -176,8 +174,6 @@ def test_cpu_workers_are_as_many_as_the_gpus() -> None:
 def test_standalone_takes_no_number_of_nodes() -> None:
     found = parse(["--standalone", "train.py"], ONE_OF_TWO | {"SLURM_JOB_NUM_NODES": "1"})
     assert (found.group, found.gpus, nnodes(found), len(found.notes)) == ("17", "2", (1, 1), 1)
-    found = parse(["--standalone", "train.py"], STEP)
-    assert found.notes[1] == "--standalone: each of this job step's 2 nodes runs a job of its own"
 
 
 # -- the signal ----------------------------------------------------------------------------------------------
@@ -216,16 +212,10 @@ def test_an_exported_signal_is_handled_and_noted(
 def test_signals_that_were_asked_for_are_all_that_are_handled() -> None:
     found = options(STEP | {"SBATCH_SIGNAL": "USR1@60"}, "--signals-to-handle", "SIGTERM")
     assert found.signals == (signal.SIGTERM,)
-    assert found.notes[1] == (
-        "Slurm sends SIGUSR1 before the job ends, but --signals-to-handle does not list it: it will kill this agent"
-    )
-    assert len(options(STEP | {"SBATCH_SIGNAL": "TERM"}, "--signals-to-handle", "SIGTERM").notes) == 1
 
 
 def test_a_signal_that_nobody_can_handle() -> None:
-    found = options(STEP | {"SBATCH_SIGNAL": "KILL@60"})
-    assert found.signals == SIGNALS + CUSTOMARY
-    assert found.notes[1] == "Slurm sends SIGKILL before the job ends, and no program can handle that"
+    assert options(STEP | {"SBATCH_SIGNAL": "KILL@60"}).signals == SIGNALS + CUSTOMARY
 
 
 @pytest.mark.parametrize("text", ["USRX@60", "99", "@60", "USR1@soon", "B:", "USR1@60 "])
@@ -298,23 +288,12 @@ def test_what_cannot_work_is_refused(environ: dict[str, str], flags: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    ("flags", "note"),
-    [
-        (("--gpus", "1"), "--gpus 1: Slurm gave this job step 2 GPUs on node n1, the rest stay unused"),
-        (("--gpus", "1,"), "--gpus 1,: Slurm gave this job step 2 GPUs on node n1, the rest stay unused"),
-        (("--nproc-per-node", "8"), "--nproc-per-node 8: Slurm gave this job step 2 GPUs on node n1"),
-        (("--nnodes", "1"), "--nnodes 1: srun starts hetagent on 2 nodes; those beyond 1 are spares"),
-        (("--nnodes", "1:1"), "--nnodes 1: srun starts hetagent on 2 nodes; those beyond 1 are spares"),
-    ],
-)
-def test_what_looks_like_a_mistake_is_noted(flags: tuple[str, ...], note: str) -> None:
-    assert options(STEP, *flags).notes[1:] == (note,)
-
-
-@pytest.mark.parametrize(
     ("environ", "flags"),
     [
         (STEP, ("--gpus", "auto")),
+        (STEP, ("--gpus", "1,")),
+        (STEP, ("--nproc-per-node", "8")),
+        (STEP, ("--nnodes", "1")),
         (STEP, ("--gpus", "0,1")),
         (STEP, ("--nproc-per-node", "gpu")),
         (STEP, ("--gpus", "8", "--device", "cpu")),
@@ -329,12 +308,3 @@ def test_what_looks_like_a_mistake_is_noted(flags: tuple[str, ...], note: str) -
 def test_what_does_not_contradict_slurm(environ: dict[str, str], flags: tuple[str, ...]) -> None:
     notes = options(environ, *flags).notes
     assert all(note.startswith("from Slurm's job step 17.0: ") for note in notes)
-
-
-def test_the_docs_name_every_variable_that_is_read() -> None:
-    root = Path(__file__).parents[3]
-    source = (root / "agent/hetagent/cli/slurm.py").read_text(encoding="utf-8")
-    names = set(re.findall(r'"((?:SLURMD?|SBATCH)_\w+)', source))
-    docs = (root / "docs/launch.md").read_text(encoding="utf-8")
-    assert len(names) > 10
-    assert {name for name in names if name not in docs} == set()

@@ -29,7 +29,7 @@ unpacked = @PATH=/usr/local/bin:/usr/bin command -v $(1) >/dev/null || test -x $
 	echo '$(2) could not be unpacked: $(3) are skipped' >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dist demo tools compiled test open-mpi test-mpi slurm test-slurm horovod test-horovod test-ecosystem test-launch test-long test-torch test-gpu test-cuda test-all fuzz compose-test lint mutants session bench site clean distclean
+.PHONY: help venv dist demo tools compiled test open-mpi test-mpi slurm test-slurm horovod test-horovod test-ecosystem test-launch test-long test-torch test-gpu test-cuda test-all ci fuzz compose-test lint mutants session bench site clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -150,8 +150,10 @@ $(CUDA)/.installed: pyproject.toml constraints.txt
 test-cuda: $(CUDA)/.installed  ## ask torch's CUDA build what the agent asks it, without a GPU (minutes, and 5 to 7 GB; TORCH=2.15.0 for another release)
 	HET_TEST_ALL=1 $(CUDA)/bin/python -m pytest tests/cuda tests/agent/monitor tests/agent/worker/test_torch_server.py
 
-test-all: $(STAMP) tools  ## run .ci/run and all tests that take minutes to set up, and write tests/results.md (half an hour)
-	$(BIN)/python -m tests.everything
+test-all: ci dist test-long test-horovod test-mpi test-slurm test-ecosystem test-launch  ## run .ci/run and all tests that take minutes to set up (an hour)
+
+ci:
+	.ci/run
 
 dist: $(STAMP)  ## build wheel and sdist into dist/, check them, and try them outside the checkout, without torch and with it (three minutes)
 	$(BIN)/python -m tests.dist

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.needs import ALL, show
+from tests.support.needs import ALL
 from tests.support.uneven import ROOT, check_example, run
 from tests.support.worlds.jobs import NEEDS_FSDP
 from torch.utils.data import BatchSampler, DataLoader
@@ -140,7 +140,7 @@ def test_every_sample_comes_once_per_epoch_over_restarts(seed: int, drops: bool)
     assert all(len(one) > samples - 50 for one in seen)
     assert {count for one in seen for count in one.values()} <= {1}
     if seed == 0 and not drops:
-        show(f"{samples} samples, each once in each of two epochs, in {worlds} worlds")
+        print(f"{samples} samples, each once in each of two epochs, in {worlds} worlds")
 
 
 def test_the_samples_of_a_step_are_the_same_in_any_world() -> None:
@@ -412,7 +412,7 @@ def test_gradients_are_those_of_one_process_with_the_whole_batch(tmp_path: Path)
     assert [kind for kind, *_ in timed] == ["ddp", "fsdp"]
     for _, fast, *slow in timed:
         assert all(int(fast) > 2 * int(one) for one in slow), output
-    show(f"gradients of 4, then 3 unlike ranks beside one process: {output.strip()}")
+    print(f"gradients of 4, then 3 unlike ranks beside one process: {output.strip()}")
 
 
 @pytest.mark.long

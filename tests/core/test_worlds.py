@@ -24,7 +24,7 @@ from tests.core.driver import Story, bare, running
 from tests.core.explained import left_out, ready, waits_for
 from tests.core.worlds import PAGE, Cluster, page
 from tests.support.every_set import Case, best_of_all, fits
-from tests.support.needs import ALL, show
+from tests.support.needs import ALL
 
 EVERYTHING = os.environ.get(ALL) == "1"
 CASES = 20_000 if EVERYTHING else 400
@@ -82,7 +82,7 @@ def test_the_best_set_is_chosen() -> None:
         expected = best_of_all(case)
         shortfalls += expected is None
         assert chosen(case.answer()) == expected, f"case {number}: {case}"
-    show(
+    print(
         f"best sets against trying every set: {CASES} cases of up to {MOST_NODES} nodes agree, {shortfalls} of them "
         f"without any set"
     )

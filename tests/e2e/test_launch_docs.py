@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster, cluster
-from tests.support.needs import show
 
 PAGE = Path(__file__).parents[2] / "docs" / "launch.md"
 SLURM, TORCHRUN = "Slurm", "torchrun itself"
@@ -78,7 +77,7 @@ def test_the_command_runs_on_two_nodes(what: str, nodes: str, command: str, job:
     assert set(sums) <= {str(world_size * (world_size + 1) // 2)}, "the ranks met"
     assert sums or "env_style" not in command
     # restarts are not checked: torch 2.13 may abort a process that ends after DDP on gloo (its threads live on)
-    show(f"{what}, slots {', '.join(map(str, slots.values()))}: $ {command}")
+    print(f"{what}, slots {', '.join(map(str, slots.values()))}: $ {command}")
 
 
 @pytest.mark.long
@@ -100,4 +99,4 @@ def test_torchruns_command_runs_on_two_nodes(job: Cluster) -> None:
     assert {name: job.agents[name].wait(110) for name in "ab"} == {"a": 0, "b": 0}, job.report()
     group = job.group()
     assert (group["state"], group["world_size"]) == ("succeeded", 3), job.report()
-    show(f"{TORCHRUN}, slots 2, 1: $ {command}")
+    print(f"{TORCHRUN}, slots 2, 1: $ {command}")

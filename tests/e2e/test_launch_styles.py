@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from tests.support.cluster import Agent, Cluster, cluster, leftovers, standalone, wait_for
-from tests.support.needs import show
 from tests.support.servers import ROOT
 
 HETSEQ = ROOT / "examples" / "hetseq_style" / "train.py"
@@ -213,7 +212,7 @@ def test_a_program_of_this_style_gets_its_ranks_and_survives_a_kill(style: Style
     words = shlex.join([*style.flags, style.script.name, *style.args.split()])
     killed = f"a {style.victim} killed, one restart, the same again" if style.victim else "nobody killed"
     ranks = {name: sorted(rank for rank, _ in style.ranks[name]) for name in style.nodes}
-    show(f"hetagent {words}: slots {style.nodes}, ranks {ranks}, sums {style.right_sum}; {killed}")
+    print(f"hetagent {words}: slots {style.nodes}, ranks {ranks}, sums {style.right_sum}; {killed}")
 
 
 def test_a_formula_for_even_nodes_ends_the_job_on_all_nodes_with_the_reason(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from tests.e2e.test_launch_styles import kill_one, seen, sums
 from tests.support.cluster import Cluster, cluster
-from tests.support.needs import show
 from tests.support.programs import fairseq
 from tests.support.servers import ROOT
 
@@ -142,7 +141,7 @@ def test_the_documented_command_of_fairseq(version: str, how: tuple[str, str], t
         ranks = {name: {(r, w, d) for r, w, d, _ in seen(job.agents[name].stderr)} for name in GPUS}
         assert ranks == {"a": {(0, WORLD, 0), (1, WORLD, 1)}, "b": {(2, WORLD, 0)}}, job.report()
         assert sums(output(job)) == {rank: [6] * EPOCHS for rank in range(WORLD)}
-    show(f"fairseq {version}, slots {GPUS}: $ hetagent ... {shlex.join(command)}")
+    print(f"fairseq {version}, slots {GPUS}: $ hetagent ... {shlex.join(command)}")
 
 
 @pytest.mark.long

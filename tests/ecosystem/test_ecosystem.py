@@ -21,7 +21,6 @@ import pytest
 
 from hetagent.standby.keeper import PREFIX, SETTLED_S
 from tests.support.cluster import cluster, leftovers
-from tests.support.needs import show
 from tests.support.servers import ROOT
 
 VENV = ROOT / ".venv-ecosystem"
@@ -169,7 +168,7 @@ def test_a_framework_finds_its_ranks_and_trains_on_after_a_kill(
             check_epochs(epochs)
             assert len(epochs) == NODES[name] * EPOCHS
             assert leftovers(name) == []
-    show(
+    print(
         f"{program.script} --preload {preload}: slots {NODES}, (rank, local rank) {RANKS}, sums right; "
         f"{program.victim} killed, again right; {restart_s:.2f} s until all ranks said who they are"
     )

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.needs import show
 from tests.support.uneven import ROOT, check_example, run
 
 VENV = ROOT / ".venv-ecosystem"
@@ -19,4 +18,4 @@ VENV = ROOT / ".venv-ecosystem"
 def test_three_unlike_ranks_train_as_one_process_does(script: str, tmp_path: Path) -> None:
     output = run(tmp_path, script, python=str(VENV / "bin" / "python"))
     check_example(output)
-    show(f"{script}: three ranks with unlike shares and one process end with the same parameters")
+    print(f"{script}: three ranks with unlike shares and one process end with the same parameters")

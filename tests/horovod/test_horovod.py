@@ -17,7 +17,6 @@ from hetagent.launch.horovod import STORE, Horovod, ranks
 from hetagent.node import network
 from tests.agent.launch.test_horovod import COMMAND, assignment, members
 from tests.support.cluster import RUN, Cluster, cluster, leftovers, standalone, wait_for
-from tests.support.needs import show
 from tests.support.servers import ROOT, free_port
 
 pytestmark = [pytest.mark.long, pytest.mark.needs("horovod"), pytest.mark.slow, pytest.mark.timeout(240)]
@@ -102,8 +101,8 @@ def test_uneven_nodes_get_horovods_ranks_and_all_come_back_from_a_kill(tmp_path:
             assert "met" not in job.agents[name].stderr.rpartition("outcome ")[2].partition("\n")[0]
         assert (group["current_round"]["met"], stores()) == (3, [])
     said = ", ".join(f"{node}: {[place[:-1] for place in places(job, node)]}" for node in PLACES)
-    show(f"--launch horovod on 2+1 slots: (rank, size, local rank, size, cross rank, size) {said}")
-    show(
+    print(f"--launch horovod on 2+1 slots: (rank, size, local rank, size, cross rank, size) {said}")
+    print(
         f"all-reduced sums all 6, weights equal; rank 1 killed, {seconds:.1f} s later all were in Horovod again"
     )
 

@@ -17,7 +17,6 @@ from hetagent.launch.mpi.mpirun import PREFIX, SHARED_MEMORY
 from tests.netns import hosts
 from tests.netns.cluster import HostCluster
 from tests.support.cluster import Cluster, cluster, leftovers, standalone, wait_for
-from tests.support.needs import show
 from tests.support.servers import ROOT, Hetserver
 
 pytestmark = [pytest.mark.long, pytest.mark.needs("open-mpi"), pytest.mark.slow, pytest.mark.timeout(240)]
@@ -138,8 +137,8 @@ def test_uneven_nodes_form_one_world_and_all_come_back_from_a_kill(tmp_path: Pat
         assert kinds.count("worker_failed") == 1, "mpirun's word alone counts"
         assert kinds.count("node_succeeded") == 2
         assert kinds.count("daemon_started") == 2
-    show(f"--launch mpi on 2+1 slots: (rank, size, local rank, local size) {[one[:4] for one in second]}")
-    show(f"all-reduced sums all 6; rank 2 killed, {seconds:.1f} s later all were in MPI_COMM_WORLD again")
+    print(f"--launch mpi on 2+1 slots: (rank, size, local rank, local size) {[one[:4] for one in second]}")
+    print(f"all-reduced sums all 6; rank 2 killed, {seconds:.1f} s later all were in MPI_COMM_WORLD again")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from benchmarks.evicted import made_by
 from tests.slurm.cluster import Slurm
 from tests.slurm.test_jobs import SCRIPTS, TOKEN, group_of, needs_slurm, ranks, server, token_file, world
 from tests.support.cluster import WORKLOAD
-from tests.support.needs import show
 from tests.support.servers import Hetserver
 from tests.support.workload.worklog import WorkLog
 
@@ -75,7 +74,7 @@ def test_no_step_is_lost_whatever_slurm_says(
         assert (ranks(after), after.restart) == (first, 0), name
         assert after.resumed_from == made > before.resumed_from, name
         assert job.facts()["Restarts"] == str(times)
-        show(f"{name}: {made} steps made, 0 lost; trains again {after.at - asked_at:.1f} s later")
+        print(f"{name}: {made} steps made, 0 lost; trains again {after.at - asked_at:.1f} s later")
         before = after
     assert "got SIGTERM again" not in job.said
     log.finish()
@@ -109,7 +108,9 @@ def test_a_job_that_shrinks_goes_on(
     time.sleep(2.0)
     assert log.world(1).round == after.round  # type: ignore[union-attr]  # nothing has happened to it
     assert job.facts()["NodeList"] == "n1"
-    show(f"drain n2, then scontrol update NumNodes=1: {made} steps made, 0 lost; {after.at - asked_at:.1f} s")
+    print(
+        f"drain n2, then scontrol update NumNodes=1: {made} steps made, 0 lost; {after.at - asked_at:.1f} s"
+    )
     log.finish()
     job.wait_for(lambda: job.facts()["JobState"] not in ("RUNNING", "COMPLETING"), "the end")
     assert group_of(server, job)["state"] == "succeeded"

@@ -17,7 +17,6 @@ import pytest
 from tests.e2e.test_launch_docs import SLURM, rows
 from tests.slurm.cluster import PACKAGES, Job, Slurm, missing
 from tests.support.cluster import WORKLOAD
-from tests.support.needs import show
 from tests.support.servers import Hetserver
 from tests.support.workload.worklog import CHECKPOINT, WorkLog, World, complaints
 
@@ -95,8 +94,8 @@ def test_a_job_with_its_own_server_on_uneven_nodes(slurm: Slurm, tmp_path: Path)
     os.kill(first.lines[2]["pid"], signal.SIGKILL)
     second = world(job, log, round_above=first.round)
     assert (ranks(second), second.restart) == (ranks(first), 1)
-    show(f"train.sbatch: ranks {ranks(first)}, sums {[line['sum'] for line in first.lines]}")
-    show(f"train.sbatch: rank 2 killed; {second.at - killed_at:.2f} s later all three all-reduced again")
+    print(f"train.sbatch: ranks {ranks(first)}, sums {[line['sum'] for line in first.lines]}")
+    print(f"train.sbatch: rank 2 killed; {second.at - killed_at:.2f} s later all three all-reduced again")
 
     log.finish()
     facts = job.until("COMPLETED")
@@ -131,8 +130,8 @@ def test_a_requeued_job_is_the_same_group(
     assert job.facts()["Restarts"] == "1"
     assert (ranks(second), second.restart) == (ranks(first), 0)
     assert second.resumed_from >= 10
-    show(f"requeue.sbatch: SIGUSR1 in round {first.round}, all ranks saved, job {job.id} requeued itself;")
-    show(
+    print(f"requeue.sbatch: SIGUSR1 in round {first.round}, all ranks saved, job {job.id} requeued itself;")
+    print(
         f"  {second.at - warned_at:.1f} s later round {second.round} of group {job.id} goes on after step "
         f"{second.resumed_from}, restart count {second.restart}"
     )
@@ -143,7 +142,7 @@ def test_a_requeued_job_is_the_same_group(
     assert job.facts()["Restarts"] == "2"
     assert (ranks(third), third.restart) == (ranks(first), 0)
     assert third.resumed_from >= second.resumed_from
-    show(
+    print(
         f"scontrol requeue: {third.at - asked_at:.1f} s later round {third.round} goes on after step "
         f"{third.resumed_from}, restart count {third.restart}"
     )
@@ -157,7 +156,7 @@ def test_a_requeued_job_is_the_same_group(
     assert job.facts()["Restarts"] == "3"
     assert (ranks(fourth), fourth.restart) == (ranks(first), 0)
     assert fourth.resumed_from >= third.resumed_from
-    show(
+    print(
         f"preempted: {fourth.at - preempted_at:.1f} s later, another job run in between, round {fourth.round} goes "
         f"on after step {fourth.resumed_from}, restart count {fourth.restart}"
     )
@@ -207,13 +206,13 @@ def test_a_heterogeneous_job_is_one_group(
     seen = world(job, log)
     assert ranks(seen) == [("n1", 0), ("n1", 1), ("n2", 0)]
     assert group_of(server, job)["spec"]["min_nodes"] == 2
-    show(f"heterogeneous.sbatch: ranks {ranks(seen)}, sums {[line['sum'] for line in seen.lines]}")
+    print(f"heterogeneous.sbatch: ranks {ranks(seen)}, sums {[line['sum'] for line in seen.lines]}")
 
     killed_at = time.monotonic()
     os.kill(seen.lines[2]["pid"], signal.SIGKILL)
     second = world(job, log, round_above=seen.round)
     assert (ranks(second), second.restart) == (ranks(seen), 1)
-    show(
+    print(
         f"  the worker of the second component killed; {second.at - killed_at:.2f} s later all all-reduced again"
     )
     log.finish()
@@ -235,7 +234,7 @@ def test_the_command_of_the_docs_runs_in_a_job_step(
     job.until("COMPLETED")
     group = group_of(server, job)
     assert (group["state"], group["world_size"]) == ("succeeded", 3), job.said
-    show(f"$ {command}")
+    print(f"$ {command}")
 
 
 @pytest.mark.parametrize(
@@ -267,7 +266,7 @@ def test_what_cannot_work_ends_the_job_at_once(
     assert job.until("FAILED")["ExitCode"] == "2:0"
     assert text in job.said
     assert "must not run" not in job.said
-    show(f"{' '.join([*flags, *words])}: exit status 2; {text}")
+    print(f"{' '.join([*flags, *words])}: exit status 2; {text}")
 
 
 PROBE = f"""{sys.executable} -c '

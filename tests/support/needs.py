@@ -34,9 +34,6 @@ one thing or nothing."""
 AT_MOST = 2
 """Of the long tests in files that a commit has changed, so many run besides (the first of each file, then more)."""
 
-SHOWN = "HET_SHOWN"
-"""Names the file into which tests write what tests/results.md shows of them."""
-
 UNPACKED = ROOT / ".cache" / "debian" / "usr" / "bin"
 """Where `make tools` puts programs whose Debian packages it does not install."""
 
@@ -63,14 +60,6 @@ def set_up(target: str, root: Path = ROOT) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)  # pytest-xdist has several processes
         subprocess.run(["make", "--no-print-directory", target], cwd=root, env=environment, check=False)
     importlib.invalidate_caches()
-
-
-def show(text: str) -> None:
-    """Report in one line what a test saw: printed (pytest -s), and kept where tests/results.md is being written."""
-    print(text)
-    if path := os.environ.get(SHOWN):
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.write(f"{text}\n")
 
 
 def turn(root: Path) -> str:

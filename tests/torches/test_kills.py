@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import PAIR, cluster
-from tests.support.needs import needs_set_up, show
+from tests.support.needs import needs_set_up
 from tests.support.servers import ROOT
 
 KILLS = 10
@@ -48,7 +48,7 @@ def test_every_kill_is_recovered_from(tmp_path: Path, preload: str) -> None:
         assert not (wrong := job.complaints()), wrong
         job.end_well(*PAIR)
     how = "by standbys" if preload != "none" else "cold"
-    show(f"kills: {recovered} of {KILLS} recovered {how}")
+    print(f"kills: {recovered} of {KILLS} recovered {how}")
 
 
 def test_an_example_as_it_is_in_the_readme(tmp_path: Path) -> None:

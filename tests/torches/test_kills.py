@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ WAIT_S = 240.0
 @pytest.mark.gloo
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("preload", ["none", "torch"], ids=["cold", "standbys"])
-def test_every_kill_is_recovered_from(tmp_path: Path, preload: str) -> None:
+def test_every_kill_is_recovered_from(
+    tmp_path: Path, preload: str, record_property: Callable[[str, str], None]
+) -> None:
     needs_set_up("torch")
     rng, size, recovered = random.Random(1), sum(PAIR.values()), 0
     flags = ("--nnodes", "2", "--max-restarts", "30", "--stop-timeout-s", "5", "--preload", preload)
@@ -48,7 +51,7 @@ def test_every_kill_is_recovered_from(tmp_path: Path, preload: str) -> None:
         assert not (wrong := job.complaints()), wrong
         job.end_well(*PAIR)
     how = "by standbys" if preload != "none" else "cold"
-    print(f"kills: {recovered} of {KILLS} recovered {how}")
+    record_property("kills", f"{recovered} of {KILLS} recovered {how}")
 
 
 def test_an_example_as_it_is_in_the_readme(tmp_path: Path) -> None:

@@ -269,12 +269,7 @@ def test_what_cannot_work_ends_the_job_at_once(
     print(f"{' '.join([*flags, *words])}: exit status 2; {text}")
 
 
-PROBE = f"""{sys.executable} -c '
-import os
-from hetagent.cli.slurm import step_of
-step = step_of(os.environ, reads_gpus=True)
-print("IT IS", None if step is None else (step.node, step.nodes, step.job_nodes, step.tasks, step.gpus))
-'"""
+PROBE = f"{sys.executable} {ROOT / 'tests/support/programs/slurm_step.py'}"
 
 
 def test_who_is_a_task_of_a_step(slurm: Slurm, tmp_path: Path) -> None:

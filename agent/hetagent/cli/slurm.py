@@ -85,7 +85,7 @@ def fill(
     """
     args.own_graces_s = {}
     is_counted = args.gpus is not None or args.nproc_per_node is not None
-    step = _step(environ, reads_gpus=not is_counted)
+    step = step_of(environ, reads_gpus=not is_counted)
     if step is None:
         return ()
     _refuse(step, args, group, nnodes)
@@ -116,7 +116,7 @@ def fill(
     return [f"from Slurm's job step {step.job}.{step.number}: {', '.join(taken)}"] if taken else ()
 
 
-def _step(environ: Mapping[str, str], *, reads_gpus: bool) -> Step | None:
+def step_of(environ: Mapping[str, str], *, reads_gpus: bool) -> Step | None:
     """The step in which srun started this process; None elsewhere, as in a batch script or salloc's shell.
 
     Args:

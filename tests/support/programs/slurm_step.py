@@ -1,0 +1,8 @@
+"""Prints in which job step of Slurm it runs, as hetagent reads it."""
+
+import os
+
+from hetagent.cli.slurm import step_of
+
+step = step_of(os.environ, reads_gpus=True)
+print("IT IS", None if step is None else (step.node, step.nodes, step.job_nodes, step.tasks, step.gpus))

@@ -122,10 +122,6 @@ class TooManyNodes(Refused, code="too_many_nodes"):
     """The group has reached its limit of live nodes."""
 
 
-class PlanTooLarge(Refused, code="plan_too_large"):
-    """A plan takes more work than it may."""
-
-
 # -- requests that the server refuses before any group sees them --------------------------------------------
 
 

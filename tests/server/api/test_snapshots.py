@@ -247,7 +247,7 @@ async def everything_shown(client: httpx.AsyncClient) -> str:
     """All that people can see of a group."""
     paths = [GROUP, "/v1/groups", f"{GROUP}/events", f"{GROUP}/snapshots", "/metrics"]
     replies = [(await client.get(path)).raise_for_status().text for path in (*paths, "/groups/g", "/")]
-    replies.append((await client.post(f"{GROUP}/plan", json={"remove": ["b"]})).raise_for_status().text)
+    replies.append((await client.post(f"{GROUP}/plan", json={"drain": "b"})).raise_for_status().text)
     return "\n".join(replies)
 
 

@@ -5,7 +5,6 @@ from itertools import groupby
 
 from hetrdzv.core import snapshots
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.numbers import has_same_numbers, not_finite
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.core.shares import violations as weight_violations
@@ -58,8 +57,6 @@ def violations(group: Group, since: Group | None = None, changed: Iterable[Node]
         yield f"the state is waiting, but round {active.number} is active"
     if group.state is GroupState.FAILED and group.root_cause is None:
         yield "the group failed without a root cause"
-    if since is None or not has_same_numbers(group, since, without="nodes"):
-        yield from not_finite(group, without="nodes")
     whole = since is None or _membership_differs(group, since)
     if group.round is not None:
         if not group.round.members:
@@ -74,12 +71,6 @@ def violations(group: Group, since: Group | None = None, changed: Iterable[Node]
             if node.node_id != node_id:
                 yield f"node '{node.node_id}' is filed under '{node_id}'"
     yield from _node_violations(group, group.nodes.values() if whole else changed)
-    known = since.nodes if since is not None else {}
-    for node in changed if since is not None else group.nodes.values():
-        before = known.get(node.node_id)
-        if before is None or not has_same_numbers(node, before):
-            for clause in not_finite(node):
-                yield f"{node.node_id}'s {clause}"
 
 
 def _membership_differs(group: Group, since: Group) -> bool:

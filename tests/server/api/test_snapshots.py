@@ -201,7 +201,6 @@ async def test_what_is_of_another_round_is_stale() -> None:
         ({"port": 70_000}, "port"),
         ({"key": "k" * 129}, "key"),
         ({"held": [held(1, ranks=[{"rank": 0, "digest": "d" * 33}])]}, "held.0.ranks.0.digest"),
-        ({"held": [held(1, values={str(number): "d" for number in range(65)})]}, "held.0.values"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

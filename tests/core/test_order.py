@@ -72,36 +72,6 @@ def ids(nodes: Sequence[Node]) -> list[str]:
 # -- sticky ----------------------------------------------------------------------------------------------------
 
 
-def seats_of_0_1(chosen: Sequence[str], seats: Sequence[str], vacated: set[str]) -> tuple[str, ...]:
-    """How places were given when there was no other order than sticky."""
-    newcomers = sorted(set(chosen).difference(seats), key=natural_key)
-    places = []
-    for node_id in seats:
-        if node_id in vacated and node_id not in chosen and newcomers:
-            places.append(newcomers.pop(0))
-        else:
-            places.append(node_id)
-    return (*places, *newcomers)
-
-
-@many
-def test_nodes_that_are_alike_stand_as_ever(dice: random.Random) -> None:
-    nodes, seats, last = world(dice, alike=True)
-    ordered, places = in_order(GroupSpec(), nodes, seats, last)
-    assert places == seats_of_0_1(ids(nodes), seats, set(last.slots) - set(ids(nodes)))
-    assert ids(ordered) == [node_id for node_id in places if node_id in ids(nodes)]
-
-
-@many
-def test_of_nodes_that_are_alike_the_same_are_taken_as_ever(dice: random.Random) -> None:
-    nodes, seats, last = world(dice, alike=True)
-    most = dice.randint(1, 7)
-    answer = select(GroupSpec(max_nodes=most), nodes, seats, last)
-    assert isinstance(answer, Selection)
-    by_0_1 = sorted(ids(nodes), key=lambda one: (one not in last.slots, one not in seats, natural_key(one)))
-    assert set(ids(answer.nodes)) == set(by_0_1[:most])
-
-
 def test_a_gap_is_filled_by_its_like() -> None:
     seats, last = ("a", "b", "c", "d"), Former({"a": 8, "b": 4, "c": 8, "d": 8})
     nodes = [node("a", 8), node("d", 8), node("e", 8), node("f", 4)]

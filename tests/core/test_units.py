@@ -147,13 +147,6 @@ def test_what_is_left_of_a_rack_is_used_as_well() -> None:
     assert left_out(story, "n2") == waiting.max_nodes("n2", 3)
 
 
-def test_a_node_that_is_not_ready_keeps_its_rack_from_nothing() -> None:
-    story = Story(unit="rack", last_call_s=0)
-    story.join("n1", labels={"rack": "a"}, not_ready="node check failed")
-    story.join("n2", labels={"rack": "a"})
-    assert story.order == ["n2"]
-
-
 def test_a_rack_joins_a_running_round_as_a_whole() -> None:
     story = Story(unit="rack", max_nodes=4, last_call_s=1)
     story.join("n1", labels={"rack": "a"})

@@ -8,7 +8,6 @@ from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.core.shares import violations as weight_violations
-from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.rank_order import order_labels
 
@@ -152,20 +151,14 @@ def _member_violations(group: Group, current: Round, changed: Iterable[Node] | N
     """Whether the members of a running round are there: those that changed (None: all)."""
     if group.active_round is None or group.state.terminal:
         return
-    number = current.number
-    for member in current.members if changed is None else _places(current, changed):
+    number, names = current.number, (node.node_id for node in changed or ())
+    for member in current.members if changed is None else filter(None, map(current.member, names)):
         node = group.nodes.get(member.node_id)
         if node is None or node.incarnation != member.incarnation or node.gone:
             if member.node_id not in current.finished:
                 yield f"round {number} runs, but its member {member.node_id} is gone"
         elif node.member_of != number and member.node_id not in current.finished:
             yield f"round {number} runs, but its member {member.node_id} is in round {node.member_of}"
-
-
-def _places(current: Round, nodes: Iterable[Node]) -> Iterator[Member]:
-    for node in nodes:
-        if (member := current.member(node.node_id)) is not None:
-            yield member
 
 
 def _order_violations(group: Group, current: Round) -> Iterator[str]:

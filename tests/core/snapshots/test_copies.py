@@ -60,10 +60,6 @@ def test_the_next_one_keeps_copies() -> None:
     assert keepers(Job(min_nodes=3, max_nodes=3).begin("a", "b", "c").group) == {"a": "b", "b": "c", "c": "a"}
 
 
-def test_one_alone_has_nobody() -> None:
-    assert keepers(Job(min_nodes=1, max_nodes=1).begin("a").group) == {}
-
-
 @pytest.mark.parametrize(
     ("racks", "expected"),
     [

@@ -157,27 +157,6 @@ def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
     assert [(one.node_id, [part.rank for part in one.ranks]) for one in sources] == [("b", [1]), ("a", [0])]
 
 
-def test_what_a_person_undoes_is_not_lost_for_want_of_a_part() -> None:
-    job = Job().begin()
-    there = job.holds(held(90), held(100), held(110, whole=False), reached=110)
-    job.declare("a", there)
-    job.do(Use(90))
-    job.again(there)
-    (event,) = job.said("began_from_snapshot")
-    assert (event.data["step"], event.data["lost"]) == (90, 20)
-
-
-def test_of_several_steps_that_are_incomplete_the_newest_is_named() -> None:
-    job = Job().begin()
-    four = {"sharded": True, "world_size": 4}
-    less, least = held(103, ranks=(0,), **four), held(102, ranks=(0, 1, 2), **four)
-    job.again(job.holds(held(100), least, less, reached=104))
-    assert job.began is not None
-    assert job.began.newer == Incomplete(
-        stamp=Stamp(round=1, step=103), lack=PartsMissing(ranks=Ranks.of([1, 2, 3]))
-    )
-
-
 def test_what_is_missing_is_named() -> None:
     job = Job().begin()
     job.declare("a", job.holds(held(3, whole=False), held(2, sharded=True, world_size=9, ranks=(0, 2, 3, 8))))
@@ -314,15 +293,6 @@ def test_an_agent_serves_for_nobody_who_is_not_there() -> None:
     assert job.told("b").kind == "exit"
 
 
-def test_the_next_agent_of_a_node_serves_what_it_says_itself() -> None:
-    job = parted()
-    job.run()
-    job.join("b", inc="b-2", snapshots=NOTHING)
-    job.failed("a")
-    job.join("a", snapshots=job.holds(held(100, sharded=True, ranks=[0]), held(90, world_size=1)))
-    assert job.step == 90
-
-
 # -- which job -------------------------------------------------------------------------------------------------
 
 
@@ -360,15 +330,6 @@ def test_a_job_that_goes_on_though_the_server_forgot_it_keeps_its_snapshots() ->
     job.join("b", snapshots=NOTHING)
     assert job.origin == "before"
     assert job.step == 900
-
-
-def test_the_next_agent_of_a_node_may_hold_what_the_last_one_left() -> None:
-    job = Job().begin()
-    job.declare("a", job.holds(held(20)))
-    job.cut("a")
-    job.join("a", inc="a-2", snapshots=job.holds(held(20)))
-    job.join("b", snapshots=NOTHING)
-    assert job.step == 20
 
 
 # -- what cannot be loaded, and what a person chooses ------------------------------------------------------------
@@ -440,14 +401,6 @@ def test_a_person_chooses_and_newer_ones_are_undone() -> None:
     job.again(copies, message="B: 1")
     assert job.step == 100
     job.again(copies, message="B: 1")
-    assert job.step == 100
-
-
-def test_a_choice_that_is_gone_when_the_round_forms_is_dropped() -> None:
-    job = Job().begin()
-    job.declare("a", job.holds(held(90), held(100)))
-    job.do(Use(90))
-    job.again(job.holds(held(100)))
     assert job.step == 100
 
 
@@ -668,13 +621,6 @@ def test_what_a_member_cannot_load_from_the_disk_is_left_out() -> None:
     assert job.group.snapshots.wanted == Stamp(round=1, step=80)
 
 
-def test_what_is_on_disk_is_not_told_as_complete_in_memory() -> None:
-    job = Job().begin()
-    holdings = job.holds(held(90), on_disk=(on_disk(100, of=1, job=job.origin),))
-    job.declare("a", holdings)
-    assert complete_in_memory(job.group) == Stamp(round=1, step=90)
-
-
 def test_what_one_other_node_has_is_no_reason_for_the_only_member_to_drop_its_own() -> None:
     job = Job(min_nodes=1, max_nodes=1).begin("a")
     lone = {"sharded": True, "world_size": 1, "ranks": (0,)}
@@ -683,23 +629,6 @@ def test_what_one_other_node_has_is_no_reason_for_the_only_member_to_drop_its_ow
     assert complete_in_memory(job.group) == Stamp(round=1, step=90)
     job.declare("a", job.holds(held(90, **lone), held(100, **lone)))
     assert complete_in_memory(job.group) == Stamp(round=1, step=100)
-
-
-def test_a_node_that_joins_without_a_place_for_snapshots_is_said_once_a_round_and_shown() -> None:
-    job = Job()
-    why = "another agent uses /dev/shm/hets_1"
-    lacks = not_taken(Nodes.of(["b"]), why)
-    job.join("a", snapshots=NOTHING)
-    job.join("b", snapshots=Holdings(not_taken=why))
-    job.run()
-    assert job.group.round is not None
-    assert found(job.group, job.group.round) == (lacks,)
-    job.declare("a", job.holds(held(90)))
-    assert job.said("not_taken") == [lacks]
-    job.again(job.holds(held(90)), Holdings(not_taken=why))
-    assert job.said("not_taken") == [lacks, lacks]
-    job.again(job.holds(held(90)), NOTHING)
-    assert found(job.group, job.group.round) == ()
 
 
 def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() -> None:

@@ -4,7 +4,7 @@ Each member has a keeper: the next one in the order of ranks that is in another 
 the next one at all. Of what only nodes have that have left, the members share out the parts.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hetrdzv.core.memo import kept
@@ -70,25 +70,29 @@ def _lone_parts(group: Group, one: Gathered) -> Mapping[tuple[str, str], list[Ra
     """
     current = group.active_round
     assert current is not None
-    names = [member.node_id for member in current.members]
-    keepers, inside = _keepers(group), frozenset(names)
-    holders: defaultdict[int, set[str]] = defaultdict(set)
+    names, keepers = [member.node_id for member in current.members], _keepers(group)
+    ranks = {node.node_id: {part.rank for part in held.ranks} for node, held in one.holders}
+    nobody: frozenset[int] = frozenset()
+    copies = Counter(rank for name in names for rank in ranks.get(name, nobody))
+    alone = _alone_whole(one.holders, frozenset(names))
+    parts: dict[tuple[str, str], list[RankPart]] = {}
     for node, held in one.holders:
-        for part in held.ranks if node.node_id in inside else ():
-            holders[part.rank].add(node.node_id)
-    alone = _alone_whole(one.holders, inside)
-    parts: defaultdict[tuple[str, str], list[RankPart]] = defaultdict(list)
-    for node, held in one.holders:
-        for part in held.ranks:
-            has = holders[part.rank]
-            if node.node_id in inside:
-                wants = [keepers.get(node.node_id)] if len(has) < COPIES or node is alone else []
-            else:
-                shared_out = [names[part.rank % len(names)]] if not has else []
-                wants = [*names[:COPIES]] if node is alone else shared_out
-            for keeper in wants:
-                if keeper is not None and keeper not in has:
-                    parts[keeper, node.node_id].append(part)
+        inside = current.member(node.node_id) is not None
+        wanted = [
+            part for part in held.ranks if node is alone or copies[part.rank] < (COPIES if inside else 1)
+        ]
+        shares: dict[str, list[RankPart]] = {}
+        if inside:
+            shares = {keepers[node.node_id]: wanted} if node.node_id in keepers else {}
+        elif node is alone:
+            shares = dict.fromkeys(names[:COPIES], wanted)
+        else:
+            for part in wanted:
+                shares.setdefault(names[part.rank % len(names)], []).append(part)
+        for keeper, some in shares.items():
+            has = ranks.get(keeper, nobody)
+            if mine := [part for part in some if part.rank not in has]:
+                parts[keeper, node.node_id] = mine
     return parts
 
 

@@ -42,24 +42,22 @@ def _began(group: Group) -> Stamp | None:
 def _lone(group: Group) -> Mapping[str, Sequence[Copy]]:
     """What each member is to copy, by node."""
     copies: dict[str, list[Copy]] = {}
-    current = group.active_round
-    for one in reversed(gathered(group)) if current is not None else ():
-        if (
-            one.sharded
-            and not one.on_disk
-            and (one.stamp.round == current.number or one.stamp == _began(group))
-        ):
-            for (keeper, node_id), parts in _lone_parts(group, one).items():
-                node = group.nodes[node_id]
-                assert node.snapshots is not None
-                source = Source(
-                    node_id=node_id,
-                    address=node.address,
-                    port=node.snapshots.port,
-                    key=node.snapshots.key,
-                    ranks=tuple(parts),
-                )
-                copies.setdefault(keeper, []).append(Copy(stamp=one.stamp, source=source))
+    current, began = group.active_round, _began(group)
+    for one in reversed(gathered(group)):
+        is_of_round = current is not None and one.stamp.round == current.number
+        if not one.sharded or one.on_disk or not (is_of_round or one.stamp == began):
+            continue
+        for (keeper, node_id), parts in _lone_parts(group, one).items():
+            node = group.nodes[node_id]
+            assert node.snapshots is not None
+            source = Source(
+                node_id=node_id,
+                address=node.address,
+                port=node.snapshots.port,
+                key=node.snapshots.key,
+                ranks=tuple(parts),
+            )
+            copies.setdefault(keeper, []).append(Copy(stamp=one.stamp, source=source))
     return copies
 
 

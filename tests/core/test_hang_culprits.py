@@ -322,18 +322,6 @@ def test_whether_those_behind_burn_cpu_or_sleep_is_said_where_it_is_known(shares
     assert message(verdict).endswith(f" at collective 8 of 9{cpu}")
 
 
-def test_a_verdict_stays_short_with_thousands_of_ranks() -> None:
-    odd = [worker(rank, done(8, size=8000) if rank % 2 else at(9, size=8000)) for rank in range(8000)]
-    verdict = judge(odd, 8000, node_of)
-    assert verdict is not None
-    assert len(verdict.ranks) == 8
-    assert len(verdict.culprits) == 3
-    assert message(verdict) == (
-        "ranks 0, 2, 4, 6, 8 and 3995 more wait for rank 1 (gpu1), rank 3 (gpu2), rank 5 (gpu3) and 3997 more, "
-        "which are at collective 8 of 9"
-    )
-
-
 # -- a job in lock-step ------------------------------------------------------------------------------------
 
 
@@ -467,14 +455,6 @@ def test_no_side_of_a_mismatch_is_blamed_if_one_is_unknown_that_may_be_on_either
     verdict = judge([*two, UNKNOWN, worker(3, at(9, op="broadcast [[10]]"))], 4, node_of)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("mismatch", ())
-
-
-def test_steps_count_of_workers_whose_collectives_are_unknown() -> None:
-    verdict = judge(
-        [worker(rank, state="unknown", step=5 - (rank == 3), idle=90) for rank in range(4)], 4, node_of
-    )
-    assert verdict is not None
-    assert verdict.ranks == (3,)
 
 
 NCCL = "0/nccl"

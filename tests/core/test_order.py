@@ -228,17 +228,6 @@ def test_only_who_may_be_master_is(dice: random.Random) -> None:
 # -- in a group ------------------------------------------------------------------------------------------------
 
 
-def test_racks_stay_side_by_side_when_a_spare_comes_in() -> None:
-    story = Story(min_nodes=4, max_nodes=4, rank_order="topology:rack")
-    for number, node_id in enumerate(("n1", "n2", "n3", "n4")):
-        story.join(node_id, labels={"rack": f"r{number % 2}"})
-    assert story.order == ["n1", "n3", "n2", "n4"]
-    story.join("n5", labels={"rack": "r0"})
-    story.lose("n3")
-    story.joins("n1", "n2", "n4")
-    assert story.order == ["n1", "n5", "n2", "n4"]
-
-
 def test_labels_and_weights_are_taken_anew_at_every_join() -> None:
     story = Story(min_nodes=2, max_nodes=2, rank_order="topology:rack")
     story.join("n1", labels={"rack": "1"})
@@ -271,18 +260,6 @@ def test_what_an_order_goes_by_and_nodes_lack_is_a_warning() -> None:
         warnings.no_label("rack", Nodes.of(["n1", "n2"])),
     )
     assert found("sticky", {}, zoned) == ()
-
-
-def test_the_first_that_may_be_master_is() -> None:
-    story = Story(min_nodes=3, max_nodes=3, master="public=yes")
-    story.join("n1")
-    story.join("n2", labels={"public": "yes"})
-    story.join("n3", labels={"public": "yes"})
-    assert story.order == ["n2", "n1", "n3"]
-    story.lose("n2")
-    story.joins("n1", "n3")
-    story.join("n4")
-    assert story.order == ["n3", "n1", "n4"]
 
 
 def test_a_group_waits_for_a_node_that_may_be_master() -> None:

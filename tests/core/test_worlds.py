@@ -255,14 +255,6 @@ def test_growth_pauses() -> None:
     assert found.world == 4, "a loss does not wait"
 
 
-def test_at_the_largest_world_nobody_is_waited_for() -> None:
-    story = Story(max_world_size=10, world_size_multiple=4, last_call_s=60.0)
-    story.join("a", 4)
-    assert waits_for(story) == waiting.last_call(ready=ready(["a"], 1, 4), or_slots=8, until=story.now + 60)
-    story.join("b", 4)
-    assert story.order == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     ("slots", "spec", "standing", "missing", "lack"),
     [

@@ -47,7 +47,8 @@ def _lone(group: Group) -> Mapping[str, Sequence[Copy]]:
         is_of_round = current is not None and one.stamp.round == current.number
         if not one.sharded or one.on_disk or not (is_of_round or one.stamp == began):
             continue
-        for (keeper, node_id), parts in _lone_parts(group, one).items():
+        lone = sorted(_lone_parts(group, one).items(), key=lambda item: not group.nodes[item[0][1]].gone)
+        for (keeper, node_id), parts in lone:  # first from who has left, and will soon be gone
             node = group.nodes[node_id]
             assert node.snapshots is not None
             source = Source(

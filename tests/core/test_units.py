@@ -119,7 +119,7 @@ def test_racks_that_never_fit_are_named() -> None:
     story = Story(unit="rack", max_nodes=1, last_call_s=5)
     for number in (1, 2):
         story.join(f"n{number}", 2, labels={"rack": "a"})
-    assert "no set of whole units (rack) has at most 1 node" in waits_for(story).message
+    assert "no set of whole units (rack) has a world size" in waits_for(story).message
     spec = replace(story.group.spec, max_nodes=None, world_size_multiple=3)
     story.group = replace(story.group, spec=spec)
     assert "a multiple of 3" in waits_for(story).message

@@ -131,7 +131,7 @@ def found(group: Group, current: Round) -> Sequence[Reason]:
         warnings.append(reasons.not_on_disk(newest.stamp, Nodes.of(not_written), newest.why))
     if without := [node_id for node_id, why in whys.items() if why]:  # mostly no node has enough memory
         warnings.append(reasons.not_taken(Nodes.of(without), whys[without[0]]))
-    return warnings
+    return tuple(warnings)
 
 
 def violations(current: Round) -> Iterator[str]:

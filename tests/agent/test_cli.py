@@ -34,7 +34,6 @@ from hetagent.node.gpu.discovery import Gpu
 from hetagent.node.processes import proctree as processes
 from hetagent.node.standalone import own_server
 from hetagent.options.model import Options
-from hetagent.options.values import Std
 from hetagent.workers.logs import RoundLogsSpecs
 from hetrdzv import __version__
 
@@ -136,7 +135,7 @@ def test_where_output_goes(tmp_path: Path) -> None:
     )
     specs = assembly._logs_specs(found)
     assert isinstance(specs, RoundLogsSpecs)
-    assert (specs._redirects, specs._tee) == ({0: Std.OUT, 1: Std.ALL}, Std.ERR)
+    assert (specs._redirects, specs._tee) == ({0: 1, 1: 3}, 2)
     assert (specs.root_log_dir, specs._local_ranks_filter) == (str(tmp_path / "logs"), {0, 2})
 
 

@@ -42,6 +42,7 @@ FREE = {
     "ago_s",
     "heard_s_ago",
     "ended_s_ago",
+    "lost_in_s",
     "clock",
     "until",
     "since",

@@ -40,11 +40,7 @@ class Preload:
 
 
 def preload(args: Namespace, environ: Mapping[str, str]) -> Preload:
-    """What standbys import.
-
-    Raises:
-        UsageError: a name is none.
-    """
+    """What standbys import."""
     given: str | None = args.preload
     names = [name.strip() for name in (given or environ.get("HET_PRELOAD") or AUTO).split(",")]
     modules = names if names != [NONE] else []
@@ -58,11 +54,7 @@ def preload(args: Namespace, environ: Mapping[str, str]) -> Preload:
 
 
 def watches_spot(args: Namespace, environ: Mapping[str, str]) -> bool:
-    """Whether `--watch spot` was given.
-
-    Raises:
-        UsageError: it says something else.
-    """
+    """Whether `--watch spot` was given."""
     given = args.watch or environ.get("HET_WATCH", "")
     if given not in ("", SPOT):
         raise UsageError(
@@ -94,11 +86,7 @@ class SnapshotOptions:
 
 
 def snapshot_options(args: Namespace, environ: Mapping[str, str]) -> SnapshotOptions:
-    """The flags, or their variables: `HET_SNAPSHOT_DIR` for `--snapshot-dir`.
-
-    Raises:
-        UsageError: a value makes no sense.
-    """
+    """The flags, or their variables: `HET_SNAPSHOT_DIR` for `--snapshot-dir`."""
 
     def given(name: str) -> str | None:
         return getattr(args, f"snapshot_{name}") or environ.get(f"HET_SNAPSHOT_{name.upper()}") or None
@@ -132,11 +120,7 @@ def snapshot_options(args: Namespace, environ: Mapping[str, str]) -> SnapshotOpt
 
 
 def _directory(text: str) -> Path:
-    """A directory or URL.
-
-    Raises:
-        ValueError: it is no URL that can be written to.
-    """
+    """A directory or URL."""
     if not is_url(text):
         return Path(text).absolute()
     if urlsplit(text).password is not None:

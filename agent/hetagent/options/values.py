@@ -4,7 +4,6 @@ import re
 import signal
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
-from enum import IntFlag
 from typing import Any, TypeVar
 
 from hetagent.errors import UsageError
@@ -27,17 +26,8 @@ UNHANDLED = (signal.SIGKILL, signal.SIGSTOP)
 """Signals that no program can handle."""
 
 
-class Std(IntFlag):
-    """Output streams of a worker, with torch's names and values."""
-
-    NONE = 0
-    OUT = 1
-    ERR = 2
-    ALL = OUT | ERR
-
-
-Streams = Std | dict[int, Std]
-"""Output streams of all workers, or by local rank."""
+Streams = int | dict[int, int]
+"""Output streams of all workers, or by local rank: 0 none, 1 stdout, 2 stderr, 3 both."""
 
 
 def told(reads: Callable[[str], T]) -> Callable[[str], T]:
@@ -53,16 +43,7 @@ def told(reads: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def is_on(given: str | None, variable: str, environ: Mapping[str, str]) -> bool:
-    """Whether something is on, which it is unless somebody says otherwise.
-
-    Args:
-        given: the flag's value, if it was given.
-        variable: what counts without the flag.
-        environ: where that is looked up.
-
-    Raises:
-        UsageError: the variable is neither on nor off.
-    """
+    """Whether something is on, which it is unless somebody says otherwise."""
     value = given or environ.get(variable) or ON
     if value not in ON_OFF:
         raise UsageError(f"{variable}={value} in the environment: give {ON} or {OFF}")
@@ -70,22 +51,14 @@ def is_on(given: str | None, variable: str, environ: Mapping[str, str]) -> bool:
 
 
 def grace(text: str) -> float:
-    """How long a node has that has to go (seconds).
-
-    Raises:
-        ValueError: it is no such time.
-    """
+    """How long a node has that has to go (seconds)."""
     if (value := seconds(text)) > MOST_GRACE_S:
         raise ValueError(f"{text} s are more than a day: give at most {MOST_GRACE_S:g}")
     return value
 
 
 def notice_signal(text: str) -> signal.Signals:
-    """The signal of that name, which a program can handle.
-
-    Raises:
-        ValueError: there is none, or none can.
-    """
+    """The signal of that name, which a program can handle."""
     known = next((each for each in signal.Signals if each.name == text.upper()), None)
     if known is None or known in UNHANDLED:
         why = "there is no such signal" if known is None else "no program can handle it"
@@ -99,36 +72,24 @@ def filters(text: str) -> tuple[str, ...]:
 
 
 def streams(text: str) -> Streams:
-    """Which output streams torchrun's `0` to `3` or `0:1,1:3` name, for all workers or by local rank.
-
-    Raises:
-        ValueError: it names none.
-    """
+    """Which output streams torchrun's `0` to `3` or `0:1,1:3` name, for all workers or by local rank."""
     if re.fullmatch(r"[0-3]", text):
-        return Std(int(text))
+        return int(text)
     if re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
         pairs = (pair.split(":") for pair in text.split(","))
-        return {int(rank): Std(int(value)) for rank, value in pairs}
+        return {int(rank): int(value) for rank, value in pairs}
     raise ValueError("0 none, 1 stdout, 2 stderr, 3 both, or by local rank 0:1,1:3")
 
 
 def positive(text: str) -> int:
-    """A whole number above zero.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A whole number above zero."""
     if not re.fullmatch(r"0*[1-9]\d{0,8}", text, re.ASCII):
         raise ValueError("give a whole number, 1 or more")
     return int(text)
 
 
 def size(text: str) -> int:
-    """A number of bytes such as 64G, 500M or 1.5T; `off` is 0.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A number of bytes such as 64G, 500M or 1.5T; `off` is 0."""
     if text.strip().lower() == "off":
         return 0
     match = re.fullmatch(

@@ -38,12 +38,7 @@ class Cloud(Protocol):
     """The metadata service of one cloud."""
 
     def ask(self) -> PreemptionNotice | None:
-        """What is announced.
-
-        Raises:
-            httpx.HTTPError: there is no answer, or an error.
-            KeyError, TypeError, ValueError: the answer makes no sense.
-        """
+        """What is announced."""
 
 
 class Clouds:

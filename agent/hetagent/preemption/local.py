@@ -42,12 +42,7 @@ class WhenFile:
 
 
 class WhenCommand:
-    """This node leaves when a command exits with 0, at once or after hours; the first line it wrote says why.
-
-    Args:
-        command: for /bin/sh.
-        incarnation: marks its processes, so that none outlives the agent.
-    """
+    """This node leaves when a command exits with 0, at once or after hours; the first line it wrote says why."""
 
     def __init__(self, command: str, incarnation: str, log: Callable[[str], None]) -> None:
         self._command = command

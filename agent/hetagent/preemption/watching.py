@@ -37,11 +37,7 @@ class Source(Protocol):
 
 
 class PreemptionWatch(RoundHook):
-    """Has this node leave in time when its machine is taken away; one that is to go soon does not join any more.
-
-    Args:
-        grace_s: how long this node has from a scheduler's signal until it has to be gone (seconds).
-    """
+    """Has this node leave in time when its machine is taken away; one that is to go soon does not join any more."""
 
     def __init__(
         self, sources: Sequence[Source], log: Callable[[str], None], grace_s: float, look_s: float = LOOK_S
@@ -123,12 +119,7 @@ class PreemptionWatch(RoundHook):
 def preemption_watch(
     spot: bool, leave_when: str, incarnation: str, log: Callable[[str], None], grace_s: float
 ) -> PreemptionWatch:
-    """The watch that the options ask for.
-
-    Args:
-        spot: look for what clouds announce.
-        leave_when: a file or a command; empty: none.
-    """
+    """The watch that the options ask for."""
     sources: list[Source] = [Clouds(log)] if spot else []
     if leave_when:
         is_command = len(leave_when.split()) > 1 or shutil.which(leave_when) is not None

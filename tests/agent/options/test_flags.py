@@ -14,7 +14,6 @@ from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
 from hetagent.options.model import Options, TorchrunOptions
 from hetagent.options.torchrun import REFUSED, spellings
-from hetagent.options.values import Std
 from hetrdzv.protocol.settings import Setting
 from hetrdzv.protocol.texts.misplaced import HETAGENTS, misplaced
 from hetrdzv.protocol.texts.typed import setting
@@ -46,8 +45,8 @@ TYPED: dict[str, tuple[Sequence[str], object]] = {
     "log_dir": (["--log-dir", "/logs"], "/logs"),
     "log_line_prefix_template": (["--log-line-prefix-template", "${rank}:"], "${rank}:"),
     "logs_specs": (["--logs-specs", "mine"], "mine"),
-    "redirects": (["-r", "0:1,11:2"], {0: Std.OUT, 11: Std.ERR}),
-    "tee": (["-t", "3"], Std.ALL),
+    "redirects": (["-r", "0:1,11:2"], {0: 1, 11: 2}),
+    "tee": (["-t", "3"], 3),
     "local_ranks_filter": (["--local-ranks-filter", "0,1"], frozenset({0, 1})),
     "duplicate_stdout_filters": (["--duplicate-stdout-filters", "a,,b,c"], ("a,b", "c")),
     "duplicate_stderr_filters": (["--duplicate-stderr-filters", "a"], ("a",)),
@@ -136,8 +135,8 @@ def test_what_was_not_given_has_no_value() -> None:
         log_dir=None,
         log_line_prefix_template=None,
         logs_specs=None,
-        redirects=Std.NONE,
-        tee=Std.NONE,
+        redirects=0,
+        tee=0,
         local_ranks_filter=None,
         duplicate_stdout_filters=(),
         duplicate_stderr_filters=(),

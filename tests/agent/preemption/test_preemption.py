@@ -107,7 +107,7 @@ def test_a_signal_after_it_shortens_the_time_and_does_not_kill() -> None:
     assert (step.why, step.save_s, step.stop) == ("evicted", 110.0, None)
     step = leaving.got(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1010.0)
     assert (step.why, step.save_s, step.stop) == ("SIGTERM", 20.0, None)
-    assert leaving.gone_at == 1035.0
+    assert leaving.gone_at == 1035.0, "a signal counts from when it came"
     assert leaving.preempted(PreemptionNotice("again", None), WorkerActivity.SAVING, 30.0, 1011.0) is None
     step = leaving.got(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1012.0)
     assert step.stop == (signal.SIGKILL, 0.0)
@@ -120,13 +120,6 @@ def test_workers_that_cannot_save_are_killed_before_the_machine_is_gone() -> Non
     assert step is not None
     assert step.stop == (signal.SIGTERM, 28.0)
     assert leaving.stop_s(60.0, 1010.0) == 18.0
-
-
-def test_a_signal_before_it_counts() -> None:
-    leaving = Shutdown(25.0, {})
-    leaving.got(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1000.0)
-    assert leaving.preempted(PreemptionNotice("evicted", 1115.0), WorkerActivity.SAVING, 30.0, 1001.0) is None
-    assert leaving.gone_at == 1025.0
 
 
 # -- the watch -----------------------------------------------------------------------------------------------
@@ -153,6 +146,9 @@ def test_what_is_far_off_waits_and_may_be_taken_back(watches: list[PreemptionWat
     soon(watches[0].take, "an announcement")
     assert watches[0].take() is None, "once"
     assert said == ["AWS is about to terminate this instance: leaving 120 s before"]
+    watches.append(watch(told, grace_s=600.0)(lambda text: None))
+    reclaim(told, 500.0)()
+    soon(watches[1].take, "an announcement of one who has a longer grace")
 
 
 def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWatch]) -> None:
@@ -190,13 +186,6 @@ def test_a_node_whose_machine_is_to_go_does_not_join(watches: list[PreemptionWat
     reclaim(told, 60.0)()
     assert watches[1].check((), threading.Event()).why == "AWS is about to terminate this instance"
     assert watches[1].take() is not None
-
-
-def test_who_has_a_longer_grace_leaves_earlier(watches: list[PreemptionWatch]) -> None:
-    told = Told()
-    reclaim(told, 500.0)()
-    watches.append(watch(told, grace_s=600.0)(lambda text: None))
-    soon(watches[0].take, "an announcement")
 
 
 # -- files and commands --------------------------------------------------------------------------------------

@@ -29,11 +29,7 @@ Found = Mapping[SnapshotId, Mark | None]
 
 
 class Catalog:
-    """Looks in threads: a file server that does not answer must not block the agent.
-
-    Raises:
-        UsageError: the directory cannot be read.
-    """
+    """Looks in threads: a file server that does not answer must not block the agent."""
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
         self.path = path
@@ -54,11 +50,7 @@ class Catalog:
         return self._reading is not None
 
     def look(self, within_s: float = GLANCE_S) -> None:
-        """See which snapshots are there.
-
-        Args:
-            within_s: how long to wait for that; it goes on in a thread (seconds).
-        """
+        """See which snapshots are there."""
         try:
             self._read(within_s)
         except Exception as error:

@@ -47,11 +47,7 @@ class SnapshotDir:
     # -- to the workers ----------------------------------------------------------------------------------------
 
     def begin(self, origin: str) -> None:
-        """Forget what the workers of the last round have written, and snapshots of another job.
-
-        Args:
-            origin: the job; empty: unknown.
-        """
+        """Forget what the workers of the last round have written, and snapshots of another job."""
         self._clear(ASK, BAD)
         (self.path / "start.json").unlink(missing_ok=True)
         if origin and origin != self.origin:
@@ -76,11 +72,7 @@ class SnapshotDir:
         put(self.path / "control.json", json.dumps(asdict(control)).encode())
 
     def start(self, chosen: Chosen | None, own: str, on_disk: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Write from which snapshot to begin, and where it is: on disk, on this node, then on others.
-
-        Args:
-            own: this node's id.
-        """
+        """Write from which snapshot to begin, and where it is: on disk, on this node, then on others."""
         start: dict[str, Any] = {}
         if chosen is not None:
             slot = self.slots.slots().get(Stamp(chosen.round, chosen.step))
@@ -107,15 +99,13 @@ class SnapshotDir:
         whys = (str(_read(path).get("why") or "") for path in sorted((self.path / ASK).glob("*.off")))
         return next(filter(None, whys), "")[:MOST_WHY]
 
-    def bad(self) -> list[BadCopy]:
-        """The copies that workers could not load."""
-        found = []
-        for path in sorted((self.path / BAD).iterdir()):
-            match = re.fullmatch(r"([1-9]\d{0,14})-(\d{1,15})", path.name)
-            if match is not None:
+    def bad(self) -> BadCopy | None:
+        """The copy that workers could not load; None: there is none."""
+        for path in (self.path / BAD).iterdir():
+            if match := re.fullmatch(r"([1-9]\d{0,14})-(\d{1,15})", path.name):
                 told, stamp = _read(path), Stamp(int(match[1]), int(match[2]))
-                found.append(BadCopy(stamp, str(told.get("node", ""))[:128], str(told.get("why", ""))[:500]))
-        return found
+                return BadCopy(stamp, str(told.get("node", ""))[:128], str(told.get("why", ""))[:500])
+        return None
 
     # -- before the end ----------------------------------------------------------------------------------------
 
@@ -131,11 +121,10 @@ class SnapshotDir:
 
     def not_saved(self, rank: int) -> str | None:
         """Why a worker has not saved; empty: it has; None: it has not answered yet."""
-        if not (told := _read(self.path / ASK / f"{rank}.done")):
-            return None
-        return str(told.get("why") or ("" if isinstance(told.get("step"), int) else "it has no snapshot"))[
-            :500
-        ]
+        told = _read(self.path / ASK / f"{rank}.done")
+        if told.get("step") is None and not told.get("why"):
+            return "it has no snapshot" if told else None
+        return str(told.get("why") or "")[:500]
 
 
 def ask(pipe: Path) -> bool:
@@ -151,11 +140,7 @@ def ask(pipe: Path) -> bool:
 
 
 def source_of(source: Source, path: Path | None = None) -> dict[str, Any]:
-    """As workers read it (`hetagent.snapshots.sources`).
-
-    Args:
-        path: of the slot, on this node.
-    """
+    """As workers read it (`hetagent.snapshots.sources`)."""
     url = f"http://{host_port(source.address, source.port)}/" if source.port else ""
     return {
         "node": source.node_id,

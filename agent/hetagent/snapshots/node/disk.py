@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetagent.context import Identity
@@ -39,119 +38,90 @@ END_S = 2.0
 """How long a killed writer may take to end (seconds); one that waits for a disk does not."""
 
 
-@dataclass(frozen=True, slots=True)
-class DiskOptions:
-    """`--snapshot-to` with the group's name, and how often to write there, and how many to keep."""
-
-    path: Path
-    every_s: float
-    keep: int
-
-
-@dataclass(slots=True)
-class _Writer:
-    """The child process."""
-
-    process: subprocess.Popen[bytes]
-    stamp: Stamp
-
-
 class DiskWriter:
     """Writes this node's parts.
 
-    Args:
-        folder: with this node's snapshots in memory.
-
     Attributes:
         catalog: what is on disk.
+        writing: what is being written; None: nothing.
         not_written: the last snapshot that could not be written; None: it was.
     """
 
     def __init__(
-        self, options: DiskOptions, folder: Folder, identity: Identity, log: Callable[[str], None]
+        self,
+        path: Path,
+        every_s: float,
+        keep: int,
+        folder: Folder,
+        identity: Identity,
+        log: Callable[[str], None],
     ) -> None:
-        self.catalog = Catalog(options.path, log)
+        self.catalog = Catalog(path, log)
+        self.writing: Stamp | None = None
         self.not_written: NotWritten | None = None
-        self._options = options
+        self._every_s = every_s
+        self._keep = keep
         self._folder = folder
         self._log = log
         self._marks = identity.marks
         self._stderr = folder.path / "to_disk.stderr"
         self._unsaved = folder.path / UNSAVED
-        self._writer: _Writer | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._stuck: list[subprocess.Popen[bytes]] = []  # they wait for a disk, which nothing ends
         self._begun: set[SnapshotId] = set()
         self._overtaken = False  # the last one was
-        self._due_at = time.monotonic() + options.every_s
-        self._looks_at = 0.0
+        self._due_at = time.monotonic() + every_s
+        self.looks_at = 0.0
 
     @property
-    def sessions(self) -> list[int]:
-        """The session of the child process, which it leads."""
-        return [self._writer.process.pid] if self._writer is not None else []
-
-    @property
-    def writing(self) -> Stamp | None:
-        """What is being written; None: nothing."""
-        return self._writer.stamp if self._writer is not None else None
+    def sessions(self) -> Sequence[int]:
+        """The session that the child process leads."""
+        return [self._process.pid] if self._process is not None else []
 
     @property
     def wants(self) -> bool:
         """Whether the next snapshot is to be written, too; rank 0 has all ranks know."""
-        return self._writer is None and time.monotonic() >= self._due_at
+        return self._process is None and time.monotonic() >= self._due_at
 
     @property
     def is_unsaved(self) -> bool:
         """Whether what should be on disk is in memory alone."""
         return self._unsaved.exists()
 
-    def due_at(self) -> float:
-        """When to look (monotonic seconds)."""
-        return self._looks_at
-
     # -- while a round runs ------------------------------------------------------------------------------------
 
     def look(self, number: int, ranks: Sequence[int]) -> None:
-        """Write what is due.
-
-        Args:
-            number: of the round.
-            ranks: of this node.
-        """
+        """Write what is due of a round, of this node's ranks."""
         now = time.monotonic()
         self._reap()
-        if now >= self._looks_at:
+        if now >= self.looks_at:
             self.catalog.look()
-            self._looks_at = now + (RUNNING_S if self._writer is not None or self.catalog.busy else LOOK_S)
-        if self._writer is not None or self.catalog.busy:
+            self.looks_at = now + (RUNNING_S if self._process is not None or self.catalog.busy else LOOK_S)
+        if self._process is not None or self.catalog.busy:
             return
         for stamp, slot in self._folder.slots().items():
             is_wanted = stamp.round == number and (slot.path / TO_DISK).exists()
             if is_wanted and self._id(stamp) not in self._begun and slot.indexes().keys() >= {*ranks}:
                 self._begin(slot, ranks)
-                self._due_at, self._looks_at = now + self._options.every_s, now + RUNNING_S
+                self._due_at, self.looks_at = now + self._every_s, now + RUNNING_S
                 return
 
     def close(self) -> None:
         """Give up what is being written."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.process.kill()
+        process, self._process, self.writing = self._process, None, None
+        if process is not None:
+            process.kill()
             try:
-                writer.process.wait(END_S)
+                process.wait(END_S)
             except subprocess.TimeoutExpired:
-                self._stuck.append(writer.process)
+                self._stuck.append(process)
 
     # -- the last one ------------------------------------------------------------------------------------------
 
     def write_last(self, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> str:
         """Write the newest snapshot, unless that was done; returns whether it is on disk, in a sentence.
 
-        What is not stays in memory (`is_unsaved`).
-
-        Args:
-            until: when to give up (monotonic seconds).
-            hurried: whether to give up at once.
+        Gives up at `until` (monotonic seconds), or once `hurried`; then it stays in memory (`is_unsaved`).
         """
         closed = {stamp: slot.indexes().keys() & {*ranks} for stamp, slot in self._folder.slots().items()}
         held = [(len(mine) == len(ranks), stamp) for stamp, mine in closed.items() if mine]
@@ -166,9 +136,8 @@ class DiskWriter:
             return f"step {newest.step} is on disk: {self._path(newest)}"
         with contextlib.suppress(OSError):
             put(self._unsaved, json.dumps([*newest, *sorted(closed[newest])]).encode())
-        why = (
-            self.not_written.why if self.not_written is not None else "not all nodes have written their parts"
-        )
+        lack = self.not_written
+        why = lack.why if lack is not None else "not all nodes have written their parts"
         stays = f"it stays in this node's memory, {self._folder.path}, and the next agent writes it"
         return f"step {newest.step} is not on disk: {why}; {stays}"
 
@@ -179,8 +148,7 @@ class DiskWriter:
         except (OSError, ValueError):
             return
         stamp = Stamp(number, step)
-        slot = self._folder.slots().get(stamp)
-        if slot is not None and slot.indexes().keys() >= {*ranks}:
+        if (slot := self._folder.slots().get(stamp)) is not None and slot.indexes().keys() >= {*ranks}:
             self._log("the last agent of this node has left a snapshot in memory that is not on disk")
             if self._write(stamp, ranks, math.inf, lambda: False):
                 self._log(f"this node's part of the snapshot of step {step} is written: {self._path(stamp)}")
@@ -201,18 +169,18 @@ class DiskWriter:
             self.not_written = None
             self._begin(slot, ranks, is_last=True)
         until = min(until, time.monotonic() + LAST_S)
-        while self._writer is not None:
+        while self._process is not None:
             if time.monotonic() >= until or hurried():
                 self._fail(stamp, "there was no time")
                 self.close()
                 break
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._writer.process.wait(0.1)
+                self._process.wait(0.1)
             self._reap()
         return self.not_written is None
 
     def _is_on_disk(self, stamp: Stamp, until: float | None = None) -> bool:
-        """Whether a snapshot is; `until`: look again, until then at most (monotonic seconds)."""
+        """Whether it is; `until`: look again, until then at most (monotonic seconds)."""
         if until is not None:
             self.catalog.look_again(max(0.0, min(PATIENT_S, until - time.monotonic())))
         return self._id(stamp) in self.catalog.marks
@@ -220,20 +188,19 @@ class DiskWriter:
     # -- the child process -------------------------------------------------------------------------------------
 
     def _begin(self, slot: Slot, ranks: Sequence[int], *, is_last: bool = False) -> None:
-        stamp, mine = slot.stamp, sorted(slot.indexes().keys() & {*ranks})
-        if not mine:
+        stamp, indexes = slot.stamp, slot.read()
+        if not (mine := sorted(indexes.keys() & {*ranks})):
             return
         self._begun.add(self._id(stamp))
         words = [str(slot.path), *map(str, stamp), str(self._path(stamp)), ",".join(map(str, mine))]
         if 0 in ranks:
-            last_s = LAST_PARTS_S if slot.read()[mine[0]].sharded else LAST_VALUES_S
-            parts_s = last_s if is_last else PARTS_S
-            words += ["--leads", f"{parts_s:g}", "--keep", f"{self._options.keep}"]
+            last_s = LAST_PARTS_S if indexes[mine[0]].sharded else LAST_VALUES_S
+            words += ["--leads", f"{last_s if is_last else PARTS_S:g}", "--keep", f"{self._keep}"]
             words += ["--after", *self.catalog.ancestors] if self.catalog.ancestors else []
         words += [] if is_last else ["--beside-training"]
         try:
             with self._stderr.open("wb") as stderr:
-                process = subprocess.Popen(
+                self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "hetagent.snapshots.to_disk", *words],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -241,21 +208,24 @@ class DiskWriter:
                     env={**os.environ, **self._marks, processes.AGENT_PID: str(os.getpid())},
                     start_new_session=True,
                 )
-            self._writer = _Writer(process, stamp)
+            self.writing = stamp
         except OSError as error:
             self._fail(stamp, str(error))
 
     def _reap(self) -> None:
         """See whether the child has ended."""
-        if self._writer is None or (status := self._writer.process.poll()) is None:
+        stamp = self.writing
+        if self._process is None or stamp is None or (status := self._process.poll()) is None:
             return
-        stamp, self._writer = self._writer.stamp, None
+        self._process = self.writing = None
         was_overtaken, self._overtaken = self._overtaken, status == OVERTAKEN
         if self._overtaken and not was_overtaken:  # the round has ended, and its last step took the memory
             self._due_at = 0.0
         elif status:
-            lines = self._stderr.read_text(errors="replace").strip().splitlines()
-            self._fail(stamp, lines[-1] if lines else f"its writer ended with {status}")
+            lines = [f"its writer ended with {status}"]
+            with contextlib.suppress(OSError):
+                lines += self._stderr.read_text(errors="replace").strip().splitlines()
+            self._fail(stamp, lines[-1])
         else:
             self.not_written = None
 

@@ -32,15 +32,8 @@ LOOK_S = 0.2
 class NodeFolder:
     """The folder of one node of a group, which no other agent uses while this process lives.
 
-    Args:
-        servers: URLs of the group's servers.
-        wait_s: how long to wait for another agent that uses it (seconds); None: `WAIT_S` or `LEAVES_S`.
-
     Attributes:
         path: its path.
-
-    Raises:
-        OSError: it cannot be made, is somebody else's, or another agent uses it.
     """
 
     def __init__(
@@ -100,12 +93,7 @@ def sweep(parent: Path) -> None:
 
 
 def _locked(path: Path) -> int:
-    """Lock a folder; returns the descriptor that holds the lock.
-
-    Raises:
-        FileNotFoundError: it is gone.
-        OSError: it is somebody else's, or locked.
-    """
+    """Lock a folder; returns the descriptor that holds the lock."""
     stats = os.lstat(path)
     if not stat.S_ISDIR(stats.st_mode) or stats.st_uid != os.getuid() or stats.st_mode & 0o077:
         raise PermissionError(f"{path} is not a folder of this user alone")

@@ -30,11 +30,7 @@ ASK_S = 2.0
 
 
 class Handover:
-    """What a leaving node still does for the others.
-
-    Args:
-        connect: opens a connection of its own to the servers.
-    """
+    """What a leaving node still does for the others."""
 
     def __init__(
         self,
@@ -55,13 +51,9 @@ class Handover:
     def announce(
         self, number: int, why: str, holdings: Holdings, until: float | None, *, alone: bool
     ) -> bool:
-        """Say goodbye to the server, and what this node still serves; returns whether others may need that.
+        """Report that this node leaves, and what it still serves until then (monotonic seconds; None: no limit).
 
-        Args:
-            number: the newest round of this node, whose workers are gone.
-            why: it leaves.
-            until: when this agent has to be gone (monotonic seconds); None: no limit.
-            alone: no other node was in that round.
+        Returns whether others may need that; `alone`: no other node was in its newest round.
         """
         newest = max(holdings.held, key=lambda held: (held.round, held.step), default=None)
         if newest is None or not (newest.sharded or alone) or not holdings.port:
@@ -104,11 +96,7 @@ class Handover:
                 await self._ask(client, ends=True)
 
     async def _ask(self, client: Client, *, ends: bool = False) -> str:
-        """The directive's code: `left` if nobody needs this node, empty without an answer.
-
-        Args:
-            ends: report that this node serves nothing any more.
-        """
+        """The directive's code: `left` if nobody needs this node, empty without an answer."""
         who = self._identity
         try:
             async with asyncio.timeout(ASK_S):

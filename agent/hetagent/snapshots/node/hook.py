@@ -46,20 +46,7 @@ LEFT_S = 0.5
 
 
 class SnapshotHook(RoundHook):
-    """Tells workers from which snapshot to begin and the server what they hold; has them save before they are stopped.
-
-    Args:
-        folder: with the files.
-        memory: what all snapshots of this node may take (bytes).
-        server: serves them to other nodes; None: there will be none.
-        handover: what to do for others as this agent leaves; None: nothing.
-        disk: writes them to disk; None: nobody wants that.
-        every_s: least frequency of snapshots (seconds).
-        one_per_node: a single process stands for all workers of this node.
-
-    Raises:
-        OSError: the folder cannot be written to, or not be watched.
-    """
+    """Tells workers where to begin and the server what they hold, and has them save before they are stopped."""
 
     def __init__(
         self,
@@ -69,8 +56,8 @@ class SnapshotHook(RoundHook):
         log: Callable[[str], None],
         folder: NodeFolder,
         memory: int,
-        server: SnapshotServer | None = None,
-        handover: Handover | None = None,
+        server: SnapshotServer,
+        handover: Handover,
         disk: DiskWriter | None = None,
         every_s: int = 30,
         one_per_node: bool = False,
@@ -183,11 +170,11 @@ class SnapshotHook(RoundHook):
 
     def abandon_reason(self) -> str:
         """Reason to abandon this round and rejoin, or ''."""
-        bad = self._dir.bad() if self._workers is not None else []
-        if not bad:
+        bad = self._dir.bad() if self._workers is not None else None
+        if bad is None:
             return ""
-        cause = f"the copy on node '{bad[0].node_id}' is of no use" if bad[0].node_id else "no copy is of use"
-        return f"cannot begin from the snapshot of step {bad[0].stamp.step}: {cause} ({bad[0].why})"
+        cause = f"the copy on node '{bad.node_id}' is of no use" if bad.node_id else "no copy is of use"
+        return f"cannot begin from the snapshot of step {bad.stamp.step}: {cause} ({bad.why})"
 
     def end(self) -> None:
         """The next join tells the server what this node has now."""
@@ -208,28 +195,24 @@ class SnapshotHook(RoundHook):
         self._assignment = None
 
     def _forget_bad(self, chosen: Chosen | None) -> None:
-        """The copies that could not be loaded: do without this node's own, and refuse others on the second failure."""
-        of_other_job = chosen is not None and chosen.on_disk and chosen.origin != self._dir.origin
-        for bad in self._dir.bad():
-            origin = chosen.origin if chosen is not None and of_other_job else None
-            stamp = ServerStamp(round=bad.stamp.round, step=bad.stamp.step, origin=origin)
-            if bad.node_id == self._node_id:
-                self._dropped.add(bad.stamp)
-            elif not of_other_job and bad.node_id and stamp not in self._failed:
-                self._failed.add(stamp)  # perhaps that node was not reached
-            elif stamp not in self._refused:
-                self._refused = [*self._refused, stamp][-MOST_REFUSED:]
+        """A copy could not be loaded: do without it if it is this node's, and refuse it if it is another's again."""
+        if (bad := self._dir.bad()) is None:
+            return
+        is_foreign = chosen is not None and chosen.on_disk and chosen.origin != self._dir.origin
+        origin = chosen.origin if chosen is not None and is_foreign else None
+        stamp = ServerStamp(round=bad.stamp.round, step=bad.stamp.step, origin=origin)
+        if bad.node_id == self._node_id:
+            self._dropped.add(bad.stamp)
+        elif bad.node_id and stamp not in self._failed:
+            self._failed.add(stamp)  # perhaps that node was not reached
+        elif stamp not in self._refused:
+            self._refused = [*self._refused, stamp][-MOST_REFUSED:]
 
     # -- the agent ends ----------------------------------------------------------------------------------------
 
     def say_goodbye(self, why: str, until: float | None) -> None:
-        """The agent is about to end, perhaps before the job.
-
-        Args:
-            why: as the server will be told.
-            until: how long it may stay (monotonic seconds); None: it is to be gone at once, or has no limit.
-        """
-        if self._handover is None or self._over or (until is None and not self._drained):
+        """The agent is about to end, perhaps before the job; `until`: in monotonic seconds; None: no limit."""
+        if self._over or (until is None and not self._drained):
             return
         until = until - LEFT_S if until is not None else None
         if self._handover.announce(self._round, why, self._offer, until, alone=self._nnodes == 1):
@@ -240,14 +223,9 @@ class SnapshotHook(RoundHook):
         self._created.close()
 
     def leave(self, until: float | None, hurried: Callable[[], bool]) -> str:
-        """The last thing: the server knows that the agent has ended; what takes long is done here.
+        """The last thing, which may take until then (monotonic seconds; None: no limit): the server knows already.
 
-        Args:
-            until: when this agent has to be gone (monotonic seconds); None: no limit.
-            hurried: whether it is to be gone at once.
-
-        Returns:
-            a line of the closing block, or ''.
+        Returns a line of the closing block, or ''.
         """
         outcome = ""
         try:
@@ -256,10 +234,8 @@ class SnapshotHook(RoundHook):
                 last = until - LEFT_S if until is not None else math.inf
                 outcome = self._disk.write_last(self._ranks, last, hurried)
         finally:
-            if self._handover is not None:
-                self._handover.wait(hurried)
-            if self._server is not None:
-                self._server.close()
+            self._handover.wait(hurried)
+            self._server.close()
             if self._disk is not None:
                 self._disk.close()
             is_useless = self._over or self._drained or not self._held
@@ -301,7 +277,7 @@ class SnapshotHook(RoundHook):
         return self._created.fileno()
 
     def due_at(self) -> float | None:
-        moments = [self._disk.due_at()] if self._disk is not None and self._in_use and self._workers else []
+        moments = [self._disk.looks_at] if self._disk is not None and self._in_use and self._workers else []
         if self._answer is not None:
             moments += [0.0] if self._answer.done() else []
         elif (reports_at := self._reports_at()) is not None:
@@ -389,11 +365,10 @@ class SnapshotHook(RoundHook):
 
     def _refresh(self) -> None:
         """See what this node has by now; the next join tells the server."""
-        port = self._server.port if self._server is not None else 0
         holdings = Holdings(
             origin=self._dir.origin,
-            port=port,
-            key=self._server.key if self._server is not None and port else "",
+            port=self._server.port,
+            key=self._server.key,
             held=self._inventory.held(self._dropped),
             reached=self._reached,
             refused=tuple(self._refused),
@@ -406,8 +381,7 @@ class SnapshotHook(RoundHook):
             self._line.offers(snapshots=holdings)
 
     def _serve(self) -> None:
-        if self._server is not None:
-            before = self._server.port
-            self._server.start()
-            if self._server.port != before:
-                self._refresh()
+        before = self._server.port
+        self._server.start()
+        if self._server.port != before:
+            self._refresh()

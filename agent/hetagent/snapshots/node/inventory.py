@@ -1,6 +1,7 @@
 """Which snapshots this node holds, from the indexes that its workers have written."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,15 +12,11 @@ from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
 from hetrdzv.protocol.rooms.snapshots import MOST_HELD, Held, RankPart
 
 Shard = tuple[Index, str]
-"""A rank's part of a snapshot: its index, and the digest of that."""
+"""A rank's part of a snapshot: its index without tensors, and the digest of all of it."""
 
 
 class SnapshotInventory:
-    """Reads the slots of this node.
-
-    Args:
-        log: gets what is wrong with them, once each.
-    """
+    """Reads the slots of this node."""
 
     def __init__(self, folder: Folder, log: Callable[[str], None]) -> None:
         self._folder = folder
@@ -57,7 +54,7 @@ class SnapshotInventory:
 def _read(path: Path, *version: int) -> Shard:
     """A part; read again once its file is replaced."""
     text = path.read_bytes()
-    return Index.read(text), xxh3_64_hexdigest(text)
+    return replace(Index.read(text), tensors=()), xxh3_64_hexdigest(text)
 
 
 def _held(stamp: Stamp, shards: Sequence[Shard]) -> Held:

@@ -52,14 +52,8 @@ def fetch(
 ) -> None:
     """Fetch the parts of some ranks, each with its index last.
 
-    Args:
-        memory: the snapshot is of an earlier round, of which this node may have nothing, and all slots may take so much
-            (bytes); None: it is of this round.
-
-    Raises:
-        Overtaken: no slot is free.
-        SourceError: a part cannot be fetched, or is not what was announced.
-        OSError: there is no memory for it.
+    With `memory` the snapshot is of an earlier round, of which this node may have nothing, and all slots may take so
+    much (bytes).
     """
     stamp, folder = stamp_of(copy.stamp), Folder(path)
     if memory is not None:
@@ -82,11 +76,7 @@ def fetch(
 
 
 def _require_memory(path: Path, size: int, memory: int) -> None:
-    """Check that the slots may take so much more.
-
-    Raises:
-        OSError: they may not.
-    """
+    """Check that the slots may take so much more."""
     used = sum(file.stat().st_blocks * 512 for file in path.glob("[0-9]/*") if file.is_file())
     if used + size > memory:
         raise OSError(
@@ -98,12 +88,7 @@ def _require_memory(path: Path, size: int, memory: int) -> None:
 def _fetch(
     folder: Folder, source: Source, slot: Slot, name: str, expected: Sum, pause: Callable[[float], None]
 ) -> None:
-    """Fetch a file under another name, since a worker may have it mapped, and rename it once it is good.
-
-    Raises:
-        SourceError: it cannot be fetched, or is not what was announced.
-        Overtaken: the slot was reused meanwhile.
-    """
+    """Fetch a file under another name, since a worker may have it mapped, and rename it once it is good."""
     beside = slot.path / f"{name}.new"
     try:
         with source.open(name) as answer, beside.open("wb") as file:

@@ -55,11 +55,7 @@ class SnapshotReporter:
         return tuple(dict.fromkeys(stamp for stamp in (first, self._pending) if stamp is not None))
 
     def due_at(self, holdings: Holdings) -> float | None:
-        """When to report (monotonic seconds); None: the server knows all.
-
-        Args:
-            holdings: what this node holds.
-        """
+        """When to report (monotonic seconds); None: the server knows all."""
         if holdings != self._reported:
             return self._not_before
         if self._pending is None:

@@ -31,21 +31,16 @@ MAX_CONNECTIONS = 1024
 
 
 class SnapshotServer:
-    """Not running until `start`.
-
-    Args:
-        hold_port: opens a listening socket on the address that this node advertises.
-        address: returns that address.
+    """Not running until `start`, and never where no port is to be held.
 
     Attributes:
-        key: the bearer key of its clients.
         port: 0 while it does not listen.
     """
 
     def __init__(
         self,
         folder: Path,
-        hold_port: Callable[[], socket],
+        hold_port: Callable[[], socket] | None,
         address: Callable[[], str],
         log: Callable[[str], None],
     ) -> None:
@@ -55,12 +50,12 @@ class SnapshotServer:
         self._log = log
         self._server: _Server | None = None
         self._listens_at = ""
-        self.key = secrets.token_hex(32)
+        self._key = secrets.token_hex(32)
         self.port = 0
 
     def start(self) -> None:
         """Listen on this node's address, unless it does already."""
-        if self.port and self._listens_at == self._address():
+        if self._hold_port is None or (self.port and self._listens_at == self._address()):
             return
         self.close()
         self._listens_at = self._address()
@@ -70,10 +65,15 @@ class SnapshotServer:
             self._log(f"other nodes cannot fetch snapshots from this one: {error}")
             return
         self.port = int(listener.getsockname()[1])
-        self._server = _Server(listener, self._folder, self.key)
+        self._server = _Server(listener, self._folder, self._key)
         threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="hetagent-snapshots", daemon=True
         ).start()
+
+    @property
+    def key(self) -> str:
+        """The bearer key of its clients; empty while it does not listen."""
+        return self._key if self.port else ""
 
     @property
     def sent_at(self) -> float:

@@ -11,7 +11,7 @@ from hetagent.options.parts import SnapshotOptions
 from hetagent.session.connection import ServerConnection
 from hetagent.snapshots.folder import Folder
 from hetagent.snapshots.node.directory import MOST_WHY
-from hetagent.snapshots.node.disk import DiskOptions, DiskWriter
+from hetagent.snapshots.node.disk import DiskWriter
 from hetagent.snapshots.node.folder import NodeFolder, sweep
 from hetagent.snapshots.node.handover import Handover
 from hetagent.snapshots.node.hook import SnapshotHook
@@ -23,11 +23,7 @@ from hetrdzv.protocol.rooms.snapshots import Holdings
 def snapshot_hook(
     context: AgentContext, options: SnapshotOptions, line: ServerConnection
 ) -> SnapshotHook | None:
-    """What keeps snapshots on this node; None: they are off, or there is no place for them.
-
-    Raises:
-        UsageError: the options cannot be met.
-    """
+    """What keeps snapshots on this node; None: they are off, or there is no place for them."""
     if options.memory == 0:
         return None
     try:
@@ -53,16 +49,15 @@ def _made(context: AgentContext, options: SnapshotOptions, line: ServerConnectio
         folder = NodeFolder(options.folder, identity.group, identity.node_id, context.access.servers, log)
     sweep(options.folder)
     try:
-        server = handover = disk = None
-        if not standalone and context.options.spec.get("max_nodes") != 1:
-            server = SnapshotServer(folder.path, context.hold_port, lambda: context.place.address, log)
-            handover = Handover(identity, line, server, context.access.client, log)
+        alone = standalone or context.options.spec.get("max_nodes") == 1
+        hold_port = None if alone else context.hold_port
+        server = SnapshotServer(folder.path, hold_port, lambda: context.place.address, log)
+        disk = None
         if options.to is not None:
             _require_writable(options.to)
             # A group of --standalone has another name each time.
             path = options.to / ("standalone" if standalone else identity.group)
-            to = DiskOptions(path, options.to_every_s, options.keep)
-            disk = DiskWriter(to, Folder(folder.path), identity, log)
+            disk = DiskWriter(path, options.to_every_s, options.keep, Folder(folder.path), identity, log)
         return SnapshotHook(
             node_id=identity.node_id,
             line=line,
@@ -70,7 +65,7 @@ def _made(context: AgentContext, options: SnapshotOptions, line: ServerConnectio
             folder=folder,
             memory=free_space(folder.path) // 2 if options.memory is None else options.memory,
             server=server,
-            handover=handover,
+            handover=Handover(identity, line, server, context.access.client, log),
             disk=disk,
             every_s=options.every_s,
             one_per_node=context.launch.one_per_node,
@@ -81,11 +76,7 @@ def _made(context: AgentContext, options: SnapshotOptions, line: ServerConnectio
 
 
 def _require_writable(path: Path) -> None:
-    """Make the directory of `--snapshot-to`.
-
-    Raises:
-        UsageError: it cannot be made, or nothing can be written there.
-    """
+    """Make the directory of `--snapshot-to`."""
     if is_url(path):
         return
     try:
@@ -97,11 +88,7 @@ def _require_writable(path: Path) -> None:
 
 
 def free_space(folder: Path) -> int:
-    """What snapshots may take in a folder (bytes); what is in the folder already counts as free.
-
-    Raises:
-        OSError: nobody can tell.
-    """
+    """What snapshots may take in a folder (bytes); what is in the folder already counts as free."""
     stats = os.statvfs(folder)
     used = sum(each.lstat().st_blocks * 512 for each in folder.glob("*/*"))
     return used + min(stats.f_bavail * stats.f_frsize, free_memory())

@@ -74,10 +74,10 @@ def main() -> None:
     step, why = int(sys.argv[1]), " ".join(sys.argv[2:])
     pipe = folder / "ask" / str(rank)
     os.mkfifo(pipe)
+    fd = os.open(pipe, os.O_RDWR)
 
     def answer() -> None:
-        with pipe.open("rb", buffering=0) as asked:
-            assert asked.read(1)
+        assert os.read(fd, 1)
         if not why:
             part(
                 folder,

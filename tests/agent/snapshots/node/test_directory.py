@@ -94,7 +94,7 @@ def test_copies_that_cannot_be_loaded(files: SnapshotDir) -> None:
     put(files.path / "bad" / "3-120", '{"node": "b", "why": "the digest of model.w is wrong"}')
     put(files.path / "bad" / "0-1", "{}")
     put(files.path / "bad" / "x", "{}")
-    assert files.bad() == [BadCopy(STAMP, "b", "the digest of model.w is wrong")]
+    assert files.bad() == BadCopy(STAMP, "b", "the digest of model.w is wrong")
 
 
 def test_only_who_listens_can_be_asked(files: SnapshotDir) -> None:

@@ -14,7 +14,7 @@ from hetagent.errors import UsageError
 from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
 from hetagent.snapshots.node import catalog as catalogs
 from hetagent.snapshots.node import disk as disks
-from hetagent.snapshots.node.disk import DiskOptions, DiskWriter
+from hetagent.snapshots.node.disk import DiskWriter
 from hetagent.snapshots.on_disk import MARK, Mark, SnapshotId
 from hetagent.snapshots.to_disk import prune
 from hetrdzv.protocol.rooms.snapshots import Chosen, NotWritten, OnDisk
@@ -29,8 +29,8 @@ class Node:
     def __init__(self, path: Path) -> None:
         self.said: list[str] = []
         self.memory = Folder(path / "memory")
-        options = DiskOptions(path / "disk", 600, 2)
-        self.disk = DiskWriter(options, self.memory, Identity("g", "a", "1"), self.said.append)
+        identity = Identity("g", "a", "1")
+        self.disk = DiskWriter(path / "disk", 600, 2, self.memory, identity, self.said.append)
         self.catalog = self.disk.catalog
         self.catalog.begin(JOB)
 

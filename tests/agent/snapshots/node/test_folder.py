@@ -169,22 +169,6 @@ def test_what_makes_no_sense_is_refused(flags: list[str], environ: dict[str, str
         asked(*flags, **environ)
 
 
-def test_off_makes_nothing(tmp_path: Path) -> None:
-    nobody: Any = None
-    for size in ("off", "0"):
-        assert (
-            snapshot_hook(nobody, asked("--snapshot-memory", size, "--snapshot-dir", str(tmp_path)), nobody)
-            is None
-        )
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"--snapshot-to .*/file: File exists"):
-        placed(tmp_path, [], HET_SNAPSHOT_TO=str(tmp_path / "file"), HET_SNAPSHOT_DIR=str(tmp_path))
-
-
 def placed(folder: Path, said: list[str], offered: list[Holdings] | None = None, **environ: str) -> Any:
     """What a node makes of its flags, tells the terminal and offers to the server."""
     offered = [] if offered is None else offered
@@ -194,7 +178,7 @@ def placed(folder: Path, said: list[str], offered: list[Holdings] | None = None,
     node: Any = Namespace(
         identity=identity,
         options=options,
-        access=Namespace(servers=SERVERS),
+        access=Namespace(servers=SERVERS, client=None),
         tell=said.append,
         launch=Namespace(one_per_node=False),
         hold_port=None,
@@ -202,11 +186,6 @@ def placed(folder: Path, said: list[str], offered: list[Holdings] | None = None,
     return snapshot_hook(
         node, asked(*(["--snapshot-dir", str(folder)] if not environ else []), **environ), line
     )
-
-
-def test_a_place_that_was_named_has_to_be_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--snapshot-dir .*/nowhere: No such file or directory"):
-        placed(tmp_path / "nowhere", [])
 
 
 def test_where_there_is_no_place_there_are_no_snapshots(
@@ -219,6 +198,13 @@ def test_where_there_is_no_place_there_are_no_snapshots(
     assert len(said) == 1
     assert said[0].startswith("no snapshots on this node: [Errno 2]")
     assert offered[0].not_taken.startswith("[Errno 2]"), "hetctl describe says so, too"
+    with pytest.raises(UsageError, match=r"--snapshot-dir .*/nowhere: No such file or directory"):
+        placed(tmp_path / "nowhere", [])
+    assert placed(tmp_path, [], HET_SNAPSHOT_DIR=str(tmp_path), HET_SNAPSHOT_MEMORY="off") is None
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"--snapshot-to .*/file: File exists"):
+        placed(tmp_path, [], HET_SNAPSHOT_TO=str(tmp_path / "file"), HET_SNAPSHOT_DIR=str(tmp_path))
 
 
 def test_a_node_whose_folder_another_agent_uses_does_without(
@@ -241,31 +227,18 @@ def test_a_node_whose_folder_another_agent_uses_does_without(
 def test_the_next_agent_of_a_node_waits_for_one_that_leaves(tmp_path: Path) -> None:
     said: list[str] = []
     first = NodeFolder(tmp_path, "g", "a", SERVERS)
+    (first.path / "kept").touch()
     first.leave()
     leaving = threading.Timer(0.5, first.close, kwargs={"remove": False})
     leaving.start()
     second = NodeFolder(tmp_path, "g", "a", SERVERS, said.append)
-    assert second.path == first.path
+    assert (second.path / "kept").exists()
     (text,) = said
     assert text.startswith("waiting up to 600 s for the last agent of this node to end: another agent uses")
     with pytest.raises(BlockingIOError):  # it does not leave
         NodeFolder(tmp_path, "g", "a", SERVERS, said.append)
     second.close(remove=True)
     leaving.join()
-
-
-def test_a_successor_has_what_its_predecessor_held_though_that_lives_yet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(folders, "WAIT_S", 30.0)
-    first = made(tmp_path)
-    (first.path / "kept").touch()
-    ending = threading.Timer(0.5, first.close, kwargs={"remove": False})
-    ending.start()
-    second = made(tmp_path)
-    assert (second.path / "kept").exists()
-    second.close(remove=True)
-    ending.join()
 
 
 def test_a_node_does_not_sweep_away_its_own(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.agent.snapshots.node import standin
 from tests.agent.snapshots.node.standin import part, put
 from tests.agent.workers.test_store import start
 
+from hetagent.context import Identity
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
@@ -25,12 +26,12 @@ from hetagent.session.requests import Report
 from hetagent.snapshots import asked
 from hetagent.snapshots.node import reporter
 from hetagent.snapshots.node.folder import NodeFolder
+from hetagent.snapshots.node.handover import Handover
 from hetagent.snapshots.node.hook import SnapshotHook
 from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, SnapshotsReply, SnapshotsRequest, Source, Stamp
 from hetrdzv.protocol.states import DirectiveKind
 
@@ -69,6 +70,20 @@ class Ran:
         return bool(self.alive)
 
 
+def server(path: Path, *, serves: bool = False) -> SnapshotServer:
+    hold = (lambda: hold_port("127.0.0.1", None)) if serves else None
+    return SnapshotServer(path, hold, lambda: "127.0.0.1", print)
+
+
+def hook(
+    folder: NodeFolder, line: ServerConnection, log: Callable[[str], None], server: SnapshotServer
+) -> SnapshotHook:
+    handover = Handover(Identity("g", "a", "1"), line, server, cast(Any, None), log)
+    return SnapshotHook(
+        node_id="a", line=line, log=log, folder=folder, memory=1000, server=server, handover=handover
+    )
+
+
 class Node:
     """The hook of a node with two workers, ranks 2 and 3 of 4 unless a test says otherwise."""
 
@@ -76,19 +91,8 @@ class Node:
         self.line, self.said = Told(), list[str]()
         self.folder = NodeFolder(parent, "g", "a", ())
         self.path = self.folder.path
-        self.server = self._server() if serves else None
-        self.hook = SnapshotHook(
-            node_id="a",
-            line=cast(ServerConnection, self.line),
-            log=self.said.append,
-            folder=self.folder,
-            memory=1000,
-            server=self.server,
-        )
-
-    def _server(self) -> SnapshotServer:
-        hold = lambda: hold_port("127.0.0.1", None)  # noqa: E731
-        return SnapshotServer(self.path, hold, lambda: "127.0.0.1", self.said.append)
+        self.server = server(self.path, serves=serves)
+        self.hook = hook(self.folder, cast(ServerConnection, self.line), self.said.append, self.server)
 
     def enters(self, number: int = 4, chosen: Chosen | None = None, nnodes: int = 1, **more: Any) -> None:
         """It takes part in a round, whose workers run."""
@@ -154,10 +158,6 @@ def node(nodes: Callable[..., Node]) -> Node:
 
 
 # -- what it tells the server ----------------------------------------------------------------------------------
-
-
-def test_a_node_says_that_it_could_hold_snapshots(node: Node) -> None:
-    assert node.line.offered == [Holdings()]
 
 
 def test_without_snapshots_the_server_is_told_nothing_more(node: Node) -> None:
@@ -261,9 +261,10 @@ def test_the_next_agent_declares_what_is_left(nodes: Callable[..., Node]) -> Non
     first.part((4, 120))
     first.hook.end()
     first.leaves()
-    second = nodes()
+    second = nodes(serves=True)
     assert second.offer.held == first.offer.held != ()
     assert second.offer.origin == "job1"
+    assert second.offer.port > 0
 
 
 # -- what it tells the workers ---------------------------------------------------------------------------------
@@ -303,13 +304,10 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     kept = {"safe": [3, 120], "kept": [[3, 120]], "to_disk": False}
     assert node.control() == {"round": 4, "every_s": 30, "memory": 1000, **kept}
     assert "round 4: begins from the snapshot of step 120, 2 before the last" in node.said
-    assert node.hook.static_env({}) == {"HET_SNAPSHOTS": str(node.path)}
-
-
-def test_that_nobody_knows_what_is_lost_is_said(node: Node) -> None:
     node.enters(chosen=replace(chosen(), lost=None))
     unknown = "nobody is left who knows how many steps are lost"
-    assert f"round 4: begins from the snapshot of step 120; {unknown}" in node.said
+    assert node.said[-1] == f"round 4: begins from the snapshot of step 120; {unknown}"
+    assert node.hook.static_env({}) == {"HET_SNAPSHOTS": str(node.path)}
 
 
 def test_the_own_copy_that_cannot_be_loaded_ends_the_round_and_is_dropped(node: Node) -> None:
@@ -348,7 +346,6 @@ def test_what_cannot_be_had_from_another_node_twice_is_refused_but_the_own_part_
 
 def test_it_is_served_once_there_are_snapshots_and_other_nodes(nodes: Callable[..., Node]) -> None:
     node = nodes(serves=True)
-    assert node.server is not None
     node.enters(nnodes=2)
     node.hook.look()
     assert node.server.port == 0
@@ -360,7 +357,6 @@ def test_it_is_served_once_there_are_snapshots_and_other_nodes(nodes: Callable[.
 
 def test_a_node_alone_serves_what_it_has_to_those_that_may_come(nodes: Callable[..., Node]) -> None:
     node = nodes(serves=True)
-    assert node.server is not None
     node.enters()
     os.close(node.opens())
     node.hook.look()
@@ -368,15 +364,6 @@ def test_a_node_alone_serves_what_it_has_to_those_that_may_come(nodes: Callable[
     node.part((4, 120))
     node.hook.look()
     assert node.offer.port == node.server.port > 0
-
-
-def test_the_next_agent_serves_what_is_left(nodes: Callable[..., Node]) -> None:
-    first = nodes()
-    first.enters()
-    first.part((4, 120))
-    first.hook.end()
-    first.leaves()
-    assert nodes(serves=True).offer.port > 0
 
 
 # -- before the end --------------------------------------------------------------------------------------------
@@ -455,13 +442,6 @@ def test_an_agent_that_leaves_keeps_them_while_the_job_goes_on(
     assert node.path.exists() is kept
 
 
-def test_an_agent_without_snapshots_leaves_nothing(node: Node) -> None:
-    node.enters()
-    node.hook.end()
-    node.leaves()
-    assert not node.path.exists()
-
-
 # -- in a real agent -------------------------------------------------------------------------------------------
 
 WORKER = f"exec {sys.executable} -S {standin.__file__}"
@@ -470,9 +450,7 @@ WORKER = f"exec {sys.executable} -S {standin.__file__}"
 def furnished(made: Rig, parent: Path) -> SnapshotHook:
     """Give an agent the hook."""
     folder = NodeFolder(parent, made.group_id, "a", ())
-    made.parts.snapshots = SnapshotHook(
-        node_id="a", line=made.line, log=made.said.append, folder=folder, memory=1000
-    )
+    made.parts.snapshots = hook(folder, made.line, made.said.append, server(folder.path))
     return made.parts.snapshots
 
 
@@ -521,16 +499,6 @@ def test_the_others_of_a_failed_worker_save(rig: Make, parent: Path) -> None:
     assert made.group()["restarts"] == 1
 
 
-def test_a_node_that_leaves_has_its_workers_save_and_keeps_that(rig: Make, parent: Path) -> None:
-    made = rig(f"{WORKER} 120", grace_s=25.0)
-    furnished(made, parent)
-    made.run(made.appears("up.0.1"), made.gets(signal.SIGTERM))
-    assert made.agent.status(fixed=False) == 75, "an announced stop, without a word in the script"
-    assert [held.step for held in offered(made).held] == [120]
-    [kept] = parent.iterdir()
-    assert (kept / "0" / "0.json").exists()
-
-
 def test_a_second_signal_waits_for_nobody(rig: Make, parent: Path) -> None:
     opens = "trap '' TERM INT; P=$HET_SNAPSHOTS/ask/0; mkfifo $P; exec 7<>$P; touch ready"
     made = rig(f"{opens}; while :; do sleep 1; done", stop_timeout_s=60.0)
@@ -548,12 +516,3 @@ def test_a_copy_that_cannot_be_loaded_costs_no_restart(rig: Make, parent: Path) 
     assert made.run() == 0
     assert (made.group()["restarts"], made.group()["round"]) == (0, 2)
     assert offered(made).refused == (Stamp(round=1, step=9),)
-
-
-def test_the_agent_s_end_is_heard_between_rounds(rig: Make, parent: Path) -> None:
-    made = rig("exit 0")
-    hook = furnished(made, parent)
-    assert made.run() == 0
-    assert hook._over
-    assert isinstance(made.agent.outcome, Directive)
-    assert list(parent.iterdir()) == []

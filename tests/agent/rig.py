@@ -26,13 +26,13 @@ from hetagent.monitor.watcher import Watcher
 from hetagent.node.network import hold_port
 from hetagent.node.processes.guardian import Guardian
 from hetagent.node.processes.proctree import marked
-from hetagent.runloop.after_start import StartCheck
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.notices import Notices
 from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
 from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.shutdown import Shutdown
+from hetagent.runloop.start_check import StartCheck
 from hetagent.session.connection import ServerConnection
 from hetagent.session.joining import Offer
 from hetagent.session.session import Session

@@ -35,7 +35,6 @@ from hetagent.node.standalone import OwnServer
 from hetagent.options.model import Options
 from hetagent.options.torchrun import typed
 from hetagent.preemption.watching import PreemptionWatch
-from hetagent.runloop.after_start import StartCheck
 from hetagent.runloop.agent import Agent
 from hetagent.runloop.deaths import ProgramDeaths
 from hetagent.runloop.notices import Notices
@@ -43,6 +42,7 @@ from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
 from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.shutdown import CTRL_C_S, Shutdown
+from hetagent.runloop.start_check import StartCheck
 from hetagent.session.connection import ServerConnection
 from hetagent.session.joining import Offer
 from hetagent.session.session import Session
@@ -102,12 +102,12 @@ def run(
         options.node_id,
         agent.outcome,
         agent.round_number,
-        agent.ended_by,
+        agent.shutdown.ended_by,
         agent.last_words,
         logs_specs.folder if isinstance(logs_specs, RoundLogsSpecs) else "",
     )
     say(block)
-    status = agent.status(fixed=options.exit_codes == "agent")
+    status = agent.shutdown.status(agent.outcome, fixed=options.exit_codes == "agent")
     if agent.hangs:  # or the interpreter would wait for a look-up that may take a minute
         flush()
         os._exit(status)

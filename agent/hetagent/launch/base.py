@@ -92,7 +92,6 @@ class Launch:
             this launch has started: see `met`.
         frees_port: the script's port is nobody's from `begin` until the script opens it.
         watches_deaths: whether the death of a process that the first one has started counts as the first failure.
-        look_after_s: when to call `look`, counted from the start (seconds); None: never.
     """
 
     flags: ClassVar[Flags] = {}
@@ -104,7 +103,6 @@ class Launch:
     meets_in_store = False
     frees_port = False
     watches_deaths = False
-    look_after_s: float | None = None
 
     def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
         self._command = command
@@ -134,10 +132,6 @@ class Launch:
             in_store: how many have come to the round's store.
         """
         return in_store()
-
-    def look(self, assignment: Assignment, pid: int) -> str | None:
-        """Inspect the first process some time after the start, and return a warning if something is wrong."""
-        return None
 
     def patience_s(self, assignment: Assignment, *, failed: bool) -> float:
         """How long to hold back the end of this node's processes: another node may know more about it (seconds)."""

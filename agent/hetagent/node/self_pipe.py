@@ -2,6 +2,26 @@
 
 import contextlib
 import os
+import select
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Readable(Protocol):
+    """What `readable` waits for; a number of -1: it has no descriptor at the moment."""
+
+    def fileno(self) -> int: ...
+
+
+def readable(sources: Sequence[Readable], timeout_s: float | None) -> list[Readable]:
+    """Those that are readable by then (seconds; None: wait for ever)."""
+    by_number = {source.fileno(): source for source in sources}
+    by_number.pop(-1, None)
+    poller = select.poll()
+    for number in by_number:
+        poller.register(number, select.POLLIN)
+    ready = poller.poll(None if timeout_s is None else 1000 * timeout_s)
+    return [by_number[number] for number, _ in ready]
 
 
 class SelfPipe:

@@ -151,11 +151,6 @@ class LocalRound:
         return self.phase in (Phase.SAVING, Phase.STOPPING)
 
     @property
-    def startable(self) -> bool:
-        """Whether the processes are to be started now."""
-        return self.phase is Phase.HELD
-
-    @property
     def pids(self) -> list[int]:
         """The workers' pids, by local rank."""
         return list(self._workers.pids.values()) if self._workers is not None else []

@@ -8,10 +8,10 @@ from hetagent.health.ready_file import ReadyFile
 from hetagent.monitor.watcher import Watcher
 from hetagent.preemption.watching import PreemptionWatch
 from hetagent.roundhook import Motion, RoundHook
-from hetagent.runloop.after_start import StartCheck
 from hetagent.runloop.deaths import ProgramDeaths
 from hetagent.runloop.notices import Notices
 from hetagent.runloop.share_files import ShareFiles
+from hetagent.runloop.start_check import StartCheck
 from hetagent.snapshots.node.hook import SnapshotHook
 from hetagent.standby.keeper import Standbys
 from hetrdzv.protocol.states import ReportKind
@@ -23,7 +23,7 @@ class Parts:
 
     Attributes:
         notices: announce the end of the round to workers.
-        start_check: looks at workers that have run for a while.
+        start_check: looks whether workers that have run for a while have met.
         deaths: watches the processes that a node's one program has started.
         monitor: watches workers: steps, hangs, stacks, output.
         shares: tells workers their shares of the work.

@@ -7,13 +7,15 @@ import os
 import re
 import stat
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from hetagent.errors import CommandError, PermanentStartError, Starved
+from hetagent.launch.command import explained
 from hetagent.node.console import say
 from hetagent.node.processes.signals import signal_name, signal_number
-from hetrdzv.protocol.failure import RootCause
+from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.texts.raised import raised
 
 MAX_CHARACTERS = 4000
@@ -62,6 +64,19 @@ def failure_message(remains: WorkerRemains, exitcode: int, secrets: Collection[s
     return output or sendable(describe_exit(exitcode) + _lost_output(remains))
 
 
+def start_failure(error: Exception) -> Failure:
+    """Why workers could not be started."""
+    error = explained(error)
+    text = str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"
+    return Failure(
+        local_rank=-1,
+        rank=-1,
+        message=sendable(text)[:MAX_CHARACTERS],
+        permanent=isinstance(error, PermanentStartError),
+        final=isinstance(error, Starved),
+    )
+
+
 def is_permanent(remains: WorkerRemains) -> bool:
     """Whether the runner has found that a restart would end the same way."""
     record = read_record(remains.error_file) if remains.error_file else None
@@ -69,31 +84,18 @@ def is_permanent(remains: WorkerRemains) -> bool:
 
 
 def raised_at(error_file: str) -> float | None:
-    """When a worker recorded its exception, by its own clock (seconds); None: it has not.
-
-    torch's `@record` writes whole seconds: the time of the file, which may be a file server's, adds the fraction.
-    """
+    """When a worker recorded its exception, by its own clock (seconds); None: it has not."""
     try:
         changed_at = os.stat(error_file).st_mtime
     except OSError:
         return None
-    record = read_record(error_file) or {}
-    exact, second = _number(record.get("raised_at")), _number(_extra(record).get("timestamp"))
-    if exact is not None or second is None:
-        return exact or changed_at
-    return min(max(changed_at, second), second + 1.0)
+    return script_ended_at(error_file) or changed_at
 
 
 def script_ended_at(error_file: str) -> float | None:
     """When an exception ended the script of a worker, by its own clock (seconds); None: that is not known to have."""
-    return _number((read_record(error_file) or {}).get("raised_at"))
-
-
-def _number(text: object) -> float | None:
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        if math.isfinite(number := float(text)):  # type: ignore[arg-type]
-            return number
-    return None
+    moment = (read_record(error_file) or {}).get("raised_at")
+    return moment if isinstance(moment, int | float) and math.isfinite(moment) else None
 
 
 def concealed(text: str, secrets: Collection[str]) -> str:
@@ -131,15 +133,10 @@ def _recorded(error_file: str | None) -> str:
         return ""
     message = record["message"]
     if isinstance(message, dict):
-        message = _extra(record).get("py_callstack") or message.get("message") or ""
+        extra = message.get("extraInfo")
+        stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+        message = stack or message.get("message") or ""
     return message if isinstance(message, str) else ""
-
-
-def _extra(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The `extraInfo` of a record as torch writes it."""
-    message = record.get("message")
-    extra = message.get("extraInfo") if isinstance(message, dict) else None
-    return extra if isinstance(extra, dict) else {}
 
 
 def tail(path: str) -> bytes:

@@ -1,7 +1,6 @@
 """Processes that outlive their round: those that do not die, and those that may keep running for now."""
 
 from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
 
 from hetagent.node.processes import proctree as processes
 
@@ -24,26 +23,26 @@ class OrphanReaper:
         self._incarnation = incarnation
         self._kept_sessions = kept_sessions
         self._log = log
-        self._stuck: dict[processes.Process, str] = {}  # and since when, by the clock
+        self._stuck: set[processes.Process] = set()
         self._spared = False
 
     def note_stuck(self, pids: Sequence[int]) -> None:
         """Remember processes that have survived SIGKILL, and say so."""
         if pids:
-            alive, now = processes.living(), f"{datetime.now().astimezone():%H:%M:%S}"
-            self._stuck |= {alive[pid]: now for pid in pids if pid in alive and alive[pid] not in self._stuck}
+            alive = processes.living()
+            self._stuck |= {alive[pid] for pid in pids if pid in alive}
             self._log(f"processes cannot be killed: {processes.describe_stuck(pids)}")
 
     def stuck(self) -> str:
-        """Which of them are still alive, why and since when; empty if none is."""
+        """Which of them are still alive, and why; empty if none is."""
         alive = processes.living()
         # Another process may have the pid of one that has died after all; a living one may have lost its parent.
-        same = {
-            process.pid: since
-            for process, since in self._stuck.items()
+        same = [
+            process.pid
+            for process in self._stuck
             if process.pid in alive and alive[process.pid].started == process.started
-        }
-        return f"{processes.describe_stuck(same)} since {min(same.values())}" if same else ""
+        ]
+        return processes.describe_stuck(same) if same else ""
 
     def spare(self) -> None:
         """The workers have succeeded here: what they detached may keep running until the job's outcome is known."""

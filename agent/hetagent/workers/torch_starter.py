@@ -1,8 +1,8 @@
 """Starts workers with torch's own elastic agent, so that they get everything that torchrun's workers get.
 
 Used of torch's agent: how it starts the workers of a round (environment, macros in arguments, log specs and prefixes,
-filtered copies, error files, NUMA binding, virtual local ranks), the watchdog and the health check beside them, its
-events and its metrics. Not used: its run loop, its way of watching and stopping workers, its ranks.
+filtered copies, error files, NUMA binding, virtual local ranks), the watchdog and the health check beside them, and its
+events. Not used: its run loop, its way of watching and stopping workers, its ranks.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event, EventSource
-from torch.distributed.elastic.metrics import put_metric
 from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure, SubprocessContext
 from torch.distributed.elastic.multiprocessing import api as processes_api
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
@@ -33,9 +32,6 @@ from hetagent.workers.failures import read_record
 from hetagent.workers.output import STDERR, STDOUT, CapturedOutput, OutputCapture, drained
 from hetagent.workers.starter import Exit, Program, Started, Take, no_process
 from hetagent.workers.store import HetRendezvousHandler
-
-TORCHS_RUN = "SimpleElasticAgent.run"
-"""The name under which torch's metrics know the run of an agent."""
 
 
 class TorchStarter(LocalElasticAgent):
@@ -214,7 +210,7 @@ class TorchStarter(LocalElasticAgent):
                 helper.stop()
 
     def finish(self, failed: Sequence[Exit], *, succeeded: bool, error: str | None) -> None:
-        """Tell torch's events and metrics how this agent ended, as `LocalElasticAgent.run` and `launch_agent` do.
+        """Tell torch's events how this agent ended, as `LocalElasticAgent.run` and `launch_agent` do.
 
         Args:
             failed: how the workers of the last round ended, if one of them failed by itself.
@@ -223,17 +219,13 @@ class TorchStarter(LocalElasticAgent):
         """
         if self._capture is not None:
             self._capture.hand_over()
-        run_s = time.monotonic() - self._created_at
-        self._total_execution_time = int(run_s)
-        put_metric(f"{TORCHS_RUN}.{'success' if error is None else 'failure'}", 1)
-        put_metric(f"{TORCHS_RUN}.duration.ms", int(1000 * run_s))
+        self._total_execution_time = int(time.monotonic() - self._created_at)
         if error is None and self._assignment is not None:
             ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
             failures = {ranks[end.local_rank]: self._failure(end) for end in failed}
             result = RunResult(WorkerState.FAILED, failures=failures)
             if succeeded:
                 result = RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks.values()))
-            self._record_metrics(result)
             self._record_worker_events(result)
         state = "SUCCEEDED" if error is None else "FAILED"  # of the agent, not of the workers
         event = self._construct_event(state, EventSource.AGENT, raw_error=error)

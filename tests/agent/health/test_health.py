@@ -457,7 +457,7 @@ def test_a_node_that_is_of_no_use_leaves_and_says_why(rig: Make, monkeypatch: py
     )
     made = rig("exit 9", check="true")
     assert made.run() is None
-    assert made.agent.ended_by == "its GPU 3: GPU is lost"
+    assert made.agent.shutdown.ended_by == "its GPU 3: GPU is lost"
     assert made.said[-1] == "leaving, since its GPU 3: GPU is lost; check the node before you use it again"
 
 

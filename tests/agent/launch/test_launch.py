@@ -1,7 +1,5 @@
 """How a node's part of a round becomes processes: placeholders, shared files, isolation. No agent, no server."""
 
-import multiprocessing
-import os
 import socket
 import subprocess
 import sys
@@ -22,7 +20,6 @@ from hetagent.launch.kinds import LAUNCHES, Kind
 from hetagent.launch.node import init_file, placeholders
 from hetagent.launch.node.init_file import InitFile
 from hetagent.launch.node.program import PerNode
-from hetagent.node.processes import proctree as processes
 from hetrdzv.protocol.directive import Member, Start
 
 SERVER = ("--server", "http://h:1")
@@ -224,53 +221,6 @@ def test_the_groups_command_is_filled_in_and_checked_too() -> None:
     assert filled.args == ("3",)
     with pytest.raises(CommandError, match=r"unknown placeholder \{rank\}"):
         launch.begin(assignment(command=["--no-python", "echo", "{rank}"]))
-
-
-def spawner(workers: int) -> subprocess.Popen[str]:
-    """A program that has loaded torch and started workers that have, too, when this returns."""
-    code = (
-        "import sys, torch, multiprocessing as mp, time\n"
-        "def work(ready):\n    ready.set(); time.sleep(60)\n"
-        "if __name__ == '__main__':\n"
-        "    context = mp.get_context('fork')\n"
-        f"    for _ in range({workers}):\n"
-        "        ready = context.Event(); context.Process(target=work, args=(ready,)).start(); ready.wait()\n"
-        "    print('up', flush=True); time.sleep(60)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
-    return process
-
-
-@pytest.mark.parametrize(
-    ("workers", "warned"),
-    [
-        pytest.param(0, True, marks=pytest.mark.long),
-        (1, True),
-        (2, False),
-        pytest.param(3, False, marks=pytest.mark.long),
-    ],
-)
-def test_a_program_with_fewer_workers_than_slots_is_warned_of(workers: int, warned: bool) -> None:
-    process = spawner(workers)
-    try:
-        said = PerNode(command("x")).look(assignment(), process.pid)
-    finally:
-        os.killpg(process.pid, 9)
-        process.communicate()
-    assert (said is not None) == warned
-    if said is not None:
-        assert "node 'b' has 2 slots, but its program runs 1 process with torch" in said
-        assert "{gpus}" in said
-
-
-def test_a_process_that_is_gone_has_no_workers() -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        gone = pool.apply(os.getpid)
-    assert processes.leaves_with("libtorch_cpu", gone) == 0
 
 
 # -- file:// -------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_workers_save_before_their_machine_is_taken_away(rig: Make) -> None:
     made = rig(f"{ASK} touch up; {WAIT} touch told; {SAY} exit 0", grace_s=25.0, parts=preempted(told))
     made.offers(takes_notice=True)
     made.run(made.appears("up"), running(made), reclaim(told, 100.0))
-    assert made.agent.status(fixed=False) == statuses.RESUME
+    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
     assert (made.folder / "told").exists()
     said = " ".join(made.said)
     assert re.search(
@@ -88,7 +88,7 @@ def test_workers_that_cannot_save_are_stopped_at_once(rig: Make) -> None:
     script = "trap 'touch got; exit 0' TERM; touch up; while :; do sleep 0.05; done"
     made = rig(script, grace_s=25.0, parts=preempted(told))
     made.run(made.appears("up"), running(made), reclaim(told, None))
-    assert made.agent.status(fixed=False) == statuses.RESUME
+    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
     assert (made.folder / "got").exists()
 
 
@@ -96,7 +96,7 @@ def test_a_node_that_only_waits_leaves_at_once(rig: Make) -> None:
     told = Told()
     made = rig("exit 0", parts=preempted(told), min_nodes=2, max_nodes=2)
     made.run(made.exists, reclaim(told, 100.0))
-    assert made.agent.status(fixed=False) == statuses.RESUME
+    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
     assert "AWS is about to terminate this instance: leaving" in made.said
 
 

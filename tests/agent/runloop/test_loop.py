@@ -25,8 +25,8 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
 from hetagent.node.processes import guardian
 from hetagent.node.processes.guardian import GuardianError
-from hetagent.runloop import after_start
-from hetagent.runloop.after_start import StartCheck
+from hetagent.runloop import start_check
+from hetagent.runloop.start_check import StartCheck
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.session.session import Session
@@ -468,7 +468,7 @@ def test_a_signal_is_passed_on_and_the_node_leaves(rig: Make, signum: signal.Sig
     name = signum.name[3:]
     made = rig(f"trap 'touch got; exit 1' {name}; touch up; while :; do sleep 0.01; done")
     made.run(made.appears("up"), made.gets(signum))
-    assert made.agent.ended_by == signum.name
+    assert made.agent.shutdown.ended_by == signum.name
     assert (made.folder / "got").exists()
     assert not any("exited with code" in line for line in made.said)
     group = made.group()
@@ -492,7 +492,7 @@ def test_the_second_signal_kills(rig: Make) -> None:
 def test_a_signal_during_a_stop_does_not_start_the_grace_anew(rig: Make) -> None:
     made = rig("trap 'touch term' TERM; touch up; while :; do sleep 0.01; done", stop_timeout_s=1.0)
     made.run(made.appears("up"), made.asks("restart"), made.appears("term"), made.gets(signal.SIGTERM))
-    assert made.agent.ended_by == "SIGTERM"
+    assert made.agent.shutdown.ended_by == "SIGTERM"
     assert "got SIGTERM: leaving once the workers have stopped; press again to kill them" in made.said
     assert made.agent.round_number == 1
 
@@ -507,7 +507,7 @@ def test_a_signal_that_is_ignored_stays_ignored(rig: Make) -> None:
         )
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert (status, made.agent.ended_by) == (0, "")
+    assert (status, made.agent.shutdown.ended_by) == (0, "")
 
 
 def test_a_signal_without_any_server_ends_the_agent_at_once(rig: Make) -> None:
@@ -517,7 +517,7 @@ def test_a_signal_without_any_server_ends_the_agent_at_once(rig: Make) -> None:
         made.says("no server answers"), lambda: asked.append(time.monotonic()), made.gets(signal.SIGTERM)
     )
     assert time.monotonic() - asked[0] < 5.0
-    assert (made.agent.ended_by, made.agent.outcome) == ("SIGTERM", None)
+    assert (made.agent.shutdown.ended_by, made.agent.outcome) == ("SIGTERM", None)
 
 
 # -- the line ------------------------------------------------------------------------------------------------
@@ -584,7 +584,7 @@ def test_no_error_file_is_written_for_a_job_that_did_not_fail(
 def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(
     rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(after_start, "MEET_AFTER_S", 0.2)
+    monkeypatch.setattr(start_check, "MEET_AFTER_S", 0.2)
     monkeypatch.setattr(Launch, "meets_in_store", True)
     (tmp_path / "meet.py").write_text(
         "import os; from torch.distributed import TCPStore\n"

@@ -261,7 +261,7 @@ def test_workers_that_ask_for_it_save_before_their_node_goes(rig: Make) -> None:
     made.offers(takes_notice=True)
     began = time.monotonic()
     made.run(made.appears("up.0", "up.1"), running(made), made.gets(signal.SIGTERM))
-    assert made.agent.status(fixed=False) == statuses.RESUME
+    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
     assert (made.folder / "told.0").exists()
     assert time.monotonic() < began + 30
     said = " ".join(made.said)
@@ -283,7 +283,7 @@ def test_workers_that_do_not_save_are_stopped_in_time(rig: Make) -> None:
     )
     assert time.monotonic() < got[0] + 60
     assert (made.folder / "got").exists()
-    assert made.agent.status(fixed=False) == statuses.RESUME
+    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
     assert "notice_expired" in made.kinds()
 
 
@@ -297,7 +297,7 @@ def test_workers_that_never_asked_get_the_signal_at_once(rig: Make, notice_s: fl
     made.offers(takes_notice=True)
     made.run(made.appears("up"), running(made), made.gets(signal.SIGTERM))
     assert (made.folder / "got").exists()
-    assert made.agent.status(fixed=False) > statuses.SIGNAL
+    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) > statuses.SIGNAL
 
 
 def test_a_handler_of_the_notices_signal_asks_for_it(rig: Make) -> None:
@@ -306,7 +306,7 @@ def test_a_handler_of_the_notices_signal_asks_for_it(rig: Make) -> None:
     made.offers(takes_notice=True)
     made.run(made.appears("up"), running(made), made.gets(signal.SIGTERM))
     assert (made.folder / "saved").exists()
-    assert made.agent.status(fixed=False) == statuses.RESUME
+    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
 
 
 def test_a_job_that_ends_in_time_has_succeeded(rig: Make) -> None:
@@ -354,7 +354,7 @@ def test_only_sigterm_announces(rig: Make) -> None:
     made = rig(f"{ASK} touch up; sleep 60", grace_s=3600.0)
     made.offers(takes_notice=True)
     made.run(made.appears("up"), running(made), made.gets(signal.SIGINT))
-    assert made.agent.status(fixed=False) > statuses.SIGNAL
+    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) > statuses.SIGNAL
 
 
 def test_without_a_server_the_workers_are_stopped_in_time_all_the_same(

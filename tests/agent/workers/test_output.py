@@ -297,5 +297,5 @@ def test_a_reader_that_stalls_keeps_neither_the_next_round_nor_the_end_of_the_ag
         *(lambda: monkeypatch.setattr(output, "WAIT_S", 1000.0), made.gets(signal.SIGTERM)),
     )
     assert made.said.count("console is blocked; continuing without waiting for the workers' output") == 2
-    assert made.agent.ended_by == "SIGTERM"
+    assert made.agent.shutdown.ended_by == "SIGTERM"
     assert made.agent.hangs, "whoever runs the agent knows that threads are left"

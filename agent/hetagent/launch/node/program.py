@@ -10,13 +10,7 @@ from hetagent.launch.base import PLAIN, Assignment, Launch, Setup, environ_of_no
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.node import placeholders
 from hetagent.launch.node.init_file import InitFile
-from hetagent.node.processes import proctree as processes
 from hetagent.options.values import Flags
-
-LOOK_AFTER_S = 30.0
-"""When the node's processes are counted after their start (seconds)."""
-
-TORCH_LIBRARY = "libtorch_cpu"
 
 
 class PerNode(Launch):
@@ -37,7 +31,6 @@ class PerNode(Launch):
     fills_placeholders = True
     frees_port = True
     watches_deaths = True
-    look_after_s = LOOK_AFTER_S
 
     def __init__(self, command: WorkerCommand | None, setup: Setup = PLAIN) -> None:
         super().__init__(command, setup)
@@ -68,18 +61,6 @@ class PerNode(Launch):
     def environ(self, assignment: Assignment, local_rank: int) -> Mapping[str, str | None]:
         """The environment of a node, not of a worker."""
         return environ_of_node(assignment)
-
-    def look(self, assignment: Assignment, pid: int) -> str | None:
-        """Check that the process has started as many workers as the node has slots: the other nodes wait for all."""
-        slots, running_now = assignment.start.slots, processes.leaves_with(TORCH_LIBRARY, pid)
-        if running_now >= slots:
-            return None
-        running = f"{running_now} process{'es' if running_now != 1 else ''}"
-        return (
-            f"warning: node '{assignment.node_id}' has {slots} slots, but its program runs {running} with torch "
-            f"{LOOK_AFTER_S:g} s after its start; unless it starts more, all nodes wait for the missing ranks until "
-            "the program's own time-out: pass it {gpus}, or start hetagent with as many --gpus as it uses"
-        )
 
     def end(self) -> None:
         """Remove the round's files."""

@@ -130,18 +130,6 @@ def environment(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
 
 
-def leaves_with(library: str, root: int) -> int:
-    """How many of a process and its descendants have loaded a shared library and have no child that has.
-
-    A launcher and its workers load the same libraries, so only processes that start no further ones are counted. A
-    worker's own children (data loaders) are counted in its place, so the result is never too large.
-    """
-    alive = living()
-    family = _closure({root}, set(), alive)
-    having = {pid for pid in family if library.encode() in _content(pid, "maps")}
-    return len(having - {alive[pid].parent for pid in having if pid in alive})
-
-
 def ended_badly(pid: int) -> bool | None:
     """Whether a process that has just ended did so by a signal or a status other than 0; None if it has been reaped."""
     fields = _stat_fields(pid)

@@ -1,4 +1,4 @@
-"""Looks at workers that have run for a while: whether they have met, and what their launch wants to see."""
+"""Looks whether the workers of all nodes have met, some time after they were started."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ class StartCheck(RoundHook):
 
     Args:
         line: where it is reported.
-        launch: how the workers are started; it looks at its processes once.
+        launch: how the workers are started.
         log: shows one line at the terminal.
         must_meet: whether it is a failure if workers end well but have not met.
     """
@@ -35,8 +35,7 @@ class StartCheck(RoundHook):
         self._must_meet = must_meet
         self._assignment: Assignment | None = None
         self._workers: Workers | None = None
-        self._meet_at: float | None = None
-        self._look_at: float | None = None
+        self._due_at: float | None = None
         self._reported: int | None = None  # how many had met at the last look; None: all, or nobody looked
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
@@ -44,40 +43,24 @@ class StartCheck(RoundHook):
 
     def begin(self, workers: Workers) -> None:
         assert self._assignment is not None
-        now, look_after_s = time.monotonic(), self._launch.look_after_s
         self._workers, self._reported = workers, None
-        self._meet_at = now + MEET_AFTER_S if self._meets and self._assignment.is_master else None
-        self._look_at = now + look_after_s if look_after_s is not None else None
-
-    @property
-    def _meets(self) -> bool:
-        assert self._assignment is not None
-        return self._launch.meets_in_store and self._assignment.start.world_size > 1
+        self._due_at = time.monotonic() + MEET_AFTER_S if self._assignment.is_master else None
 
     def due_at(self) -> float | None:
-        return min((at for at in (self._meet_at, self._look_at) if at is not None), default=None)
+        return self._due_at
 
     def look(self) -> None:
-        assert self._assignment is not None
-        now = time.monotonic()
-        if self._meet_at is not None and now >= self._meet_at:
-            self._look_who_met(self._assignment)
-        if self._look_at is not None and now >= self._look_at and self._workers is not None:
-            self._look_at = None
-            if (warning := self._launch.look(self._assignment, self._workers.pids[0])) is not None:
-                self._log(warning)
-
-    def _look_who_met(self, assignment: Assignment) -> None:
-        """Report how many have met if that is not all, and once it is."""
-        met, world_size = self._met(), assignment.start.world_size
+        """Report how many have met if that is not all, and once it is: they may only have been loading."""
+        if self._assignment is None or self._due_at is None or time.monotonic() < self._due_at:
+            return
+        met, world_size = self._met(), self._assignment.start.world_size
         is_late = met is not None and met < world_size
-        # They may only have been loading.
-        self._meet_at = time.monotonic() + MEET_AFTER_S if is_late else None
+        self._due_at = time.monotonic() + MEET_AFTER_S if is_late else None
         if met is None or met == self._reported or not (is_late or self._reported is not None):
             return
         self._reported = met
-        self._log(f"round {assignment.round}: {_described(met, world_size)}")
-        self._line.send(reports.started(assignment.round, met))
+        self._log(f"round {self._assignment.round}: {_described(met, world_size)}")
+        self._line.send(reports.started(self._assignment.round, met))
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
         """What a report of success says beside."""
@@ -85,13 +68,14 @@ class StartCheck(RoundHook):
 
     def _met(self) -> int | None:
         """How many workers of all nodes have found each other; None: there is only one, or nobody can tell."""
-        if self._workers is None or self._assignment is None or not self._meets:
+        if self._workers is None or self._assignment is None or not self._launch.meets_in_store:
             return None
-        met = self._launch.met(self._workers.started.met)
-        return None if met is None else min(met, self._assignment.start.world_size)
+        world_size = self._assignment.start.world_size
+        met = self._launch.met(self._workers.started.met) if world_size > 1 else None
+        return None if met is None else min(met, world_size)
 
     def end(self) -> None:
-        self._meet_at = self._look_at = self._workers = None
+        self._due_at = self._workers = None
 
 
 def _described(met: int, world_size: int) -> str:

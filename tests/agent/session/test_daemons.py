@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from tests.agent.session.driver import REFUSED, Bench, on_route, problem
+from tests.agent.session.driver import Bench
 
 from hetagent.launch.mpi.mpirun import DAEMON
 from hetagent.session import reports
@@ -123,17 +123,6 @@ def give(bench: Bench, target: str = "b") -> Report[Directive]:
     return message
 
 
-def test_the_master_hears_that_its_daemon_was_taken(master: Bench) -> None:
-    message = give(master)
-    master.pump()
-    ((answered, answer),) = master.session.answers()
-    assert answered is message
-    assert isinstance(answer, Directive)
-    assert master.group.nodes["b"].daemon == ORTED
-    master.run(10)
-    assert master.kinds == [("start", 1)]
-
-
 def test_the_master_hears_why_it_was_refused() -> None:
     bench = of_two(Bench(spec=TWO, node_id="a"), "b", wants_daemon=False)
     for target, says in (
@@ -148,23 +137,3 @@ def test_the_master_hears_why_it_was_refused() -> None:
         assert says in str(answer)
     assert bench.session.workers_may_run
     assert bench.kinds == [("start", 1)]
-
-
-@pytest.mark.parametrize("error", [REFUSED, problem(408, "request_too_slow"), problem(503, "unavailable")])
-def test_a_daemon_is_sent_again_until_the_server_has_it(master: Bench, error: HetError) -> None:
-    give(master)
-    (sent,) = on_route(master.send(), DAEMON)
-    master.receive(sent, error)
-    assert master.session.answers() == []
-    master.run(3)
-    ((_, answer),) = master.session.answers()
-    assert isinstance(answer, Directive)
-
-
-def test_a_daemon_of_a_round_that_is_over_is_nothing_and_the_stop_is_taken(master: Bench) -> None:
-    master.flight.clear()  # the open poll hears nothing any more
-    master.server.do(commands.Restart(), master.now)
-    message = give(master)
-    master.pump()
-    assert master.session.answers() == [(message, None)]
-    assert master.kinds == [("start", 1), ("stop", 1)]

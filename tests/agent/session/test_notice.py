@@ -42,11 +42,6 @@ def test_it_is_told_once_and_the_round_goes_on_until_the_workers_are_ready(notic
     assert bench.kinds[2:] == [("stop", 1)]
 
 
-def test_its_time_is_over_at_some_point(noticed: Bench) -> None:
-    noticed.run(30.1)
-    assert noticed.kinds[2:] == [("stop", 1)]
-
-
 def test_it_reaches_the_server_although_replies_are_lost(noticed: Bench) -> None:
     bench = noticed
     bench.away()
@@ -71,18 +66,3 @@ def test_a_late_one_is_no_news_after_the_stop(noticed: Bench) -> None:
     bench.receive(poll, late)
     assert [one.notice for one in bench.told[known:]] == [None]
     assert bench.kinds[known:] == [("start", 2)]
-
-
-def test_a_server_that_gives_none_stops_at_once() -> None:
-    bench = Bench(spec=SPEC | {"notice_s": 0.0})
-    bench.session.offer = replace(bench.session.offer, takes_notice=True)
-    bench.started()
-    restart(bench)
-    assert bench.kinds == [("start", 1), ("stop", 1)]
-
-
-def test_an_agent_that_takes_none_is_stopped_at_once() -> None:
-    bench = Bench(spec=SPEC)
-    bench.started()
-    restart(bench)
-    assert bench.kinds == [("start", 1), ("stop", 1)]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.agent.session.driver import Bench, problem
+from tests.agent.session.driver import Bench
 
 from hetagent.session.requests import Answer, Join, Request
 from hetrdzv.core import commands
@@ -109,19 +109,6 @@ def test_a_server_that_does_not_care_is_told_now_and_then() -> None:
     ready(bench, WHY)
     bench.run(60)
     assert 2 < len(joins(bench)) <= 13
-
-
-def test_a_join_that_a_server_refuses_for_good_is_not_sent_for_ever() -> None:
-    class Stubborn(Bench):
-        def execute(self, request: Request) -> Answer:
-            return problem(422, "invalid_request") if isinstance(request, Join) else super().execute(request)
-
-    bench = Stubborn()
-    bench.session.offer = replace(bench.session.offer, weight=0.5)
-    ready(bench)
-    bench.run(10)
-    assert len(joins(bench)) == 1
-    assert bench.last.kind == "exit"
 
 
 def test_a_server_that_forgot_a_node_is_told_again_that_it_is_not_ready() -> None:

@@ -213,7 +213,7 @@ async def _calm(holds: Holds) -> None:
     await holds.calm(f"GET {GROUP}?nodes=none", request("GET", f"{GROUP}?nodes=none"))
     await holds.calm(f"GET {GROUP}/events", request("GET", f"{GROUP}/events"))
     await holds.calm("PUT group, same spec", request("PUT", GROUP, first.plan.spec))
-    plan = {"without": [node.name for node in holds.fleet.nodes[:3]]}
+    plan = {"drain": holds.fleet.nodes[0].name}
     await holds.calm("POST plan", request("POST", f"{GROUP}/plan", plan))
     await holds.calm("poll", request("GET", f"{first.path}/directive?incarnation={first.incarnation}"))
     await holds.calm("join of a member, again", request("PUT", first.path, first.offer()))

@@ -62,7 +62,7 @@ SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "hang_timeout_s": (None, 1, 1, 30),
     "growth_pause_s": (0, 1),
     "on_join": ("restart", "spare"),
-    "rank_order": ("sticky", "speed", "topology:rack", "n1,*,n0"),
+    "rank_order": ("sticky", "topology:rack"),
     "master": (None, "rack=r1", "n1"),
     "unit": (None, "rack"),
 }
@@ -78,7 +78,7 @@ SHARP: tuple[dict[str, Any], ...] = (
     {"unit": "rack", "max_world_size": 8, "min_nodes": 2},
     {"hang_timeout_s": 1, "max_restarts": 1_000_000},
     {"hang_timeout_s": 1, "notice_s": 30, "lease_s": 60},
-    {"max_nodes": 2, "on_join": "spare", "rank_order": "speed", "lease_s": 60},
+    {"max_nodes": 2, "on_join": "spare", "rank_order": "topology:rack", "lease_s": 60},
 )
 """Settings that mean something together."""
 

@@ -26,7 +26,6 @@ from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.reasons.reason import Reason, shown
-from hetrdzv.protocol.requests.plans import LeftOutNode
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.times import Clock
 
@@ -46,11 +45,6 @@ class Explained(Protocol):
 def sentence(explained: Explained) -> str:
     """The sentence for a directive, a plan or a story."""
     return shown(explained.reason, Clock(explained.clock))
-
-
-def clause(left_out: LeftOutNode) -> str:
-    """Why a plan leaves a node out, or would have it go, in a clause."""
-    return str(left_out.reason or "")
 
 
 def bare(event: Reason) -> Reason:

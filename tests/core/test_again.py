@@ -93,17 +93,14 @@ def test_one_node_that_is_left_holds_the_group_to_its_settings() -> None:
     assert conflict.differences == (Difference("min_nodes", "2", "1"), Difference("max_nodes", "2", "1"))
     assert str(refused.value).endswith("use another group, or wait until its job is over")
     assert conflict.nodes == ("a",)
-    assert conflict.silent is None
     assert conflict.retry_for_s is None
-    assert conflict.lost_in_s == pytest.approx(LEASE_S, abs=1.1)
 
 
 def test_nodes_that_are_overdue_are_not_left() -> None:
     story = running("a", "b")
     story.now += LEASE_S
-    with pytest.raises(SpecConflict) as refused:
+    with pytest.raises(SpecConflict):
         story.join("c", spec={"min_nodes": 1})
-    assert refused.value.conflict.lost_in_s == pytest.approx(0.0, abs=0.01)
     story.now += 0.01  # no tick has come yet
     story.join("c", spec={"min_nodes": 1})
     assert story.group.spec.min_nodes == 1

@@ -75,21 +75,6 @@ def test_what_a_person_ends_is_said_to_have_hung() -> None:
     assert story.said("group_cancelled") == [ends.cancelled(hang=hang)]
 
 
-def test_a_short_stall_is_not_told() -> None:
-    story = job()
-    stalled(story)
-    story.wait(10)
-    story.do(NoteStall(1, None))
-    story.wait(10)
-    assert story.said("stalled") == story.said("goes_on") == []
-
-
-def test_one_that_has_lasted_when_it_is_noted_is_told_at_once() -> None:
-    story = job()
-    stalled(story, for_s=60)
-    assert story.said("stalled") == [bare(hangs.stalled(1, replace(behind(2, "b"), for_s=60.0)))]
-
-
 def test_seconds_commit_nothing() -> None:
     story = job(lease_s=100)
     stalled(story, for_s=60)
@@ -120,14 +105,6 @@ def test_the_stack_of_a_worker_is_kept_while_it_is_waited_for_since_then_or_long
     assert cause is not None
     assert cause.failure is not None
     assert cause.failure.message == "in load"
-
-
-def test_a_worker_that_is_waited_for_anew_may_be_elsewhere() -> None:
-    story = job()
-    stalled(story, for_s=20, stack="in load")
-    later = stalled(story, for_s=3)
-    assert story.group.active_round is not None
-    assert story.group.active_round.stall == later
 
 
 def test_more_who_are_behind_are_no_news_but_another_is() -> None:

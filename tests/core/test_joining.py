@@ -4,7 +4,7 @@ import pytest
 
 from hetrdzv.core.commands import Join, Leave, Renew
 from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.errors import NodeIdInUse, Refused, SpecConflict, StaleIncarnation, UnknownNode
+from hetrdzv.protocol.errors import NodeIdInUse, Refused, SpecConflict, StaleIncarnation
 from hetrdzv.protocol.reasons import departures, ends, waiting
 from tests.core.driver import LEASE_S, Story, bare, running
 from tests.core.explained import left_out, waits_for
@@ -26,12 +26,6 @@ def test_joiners_come_in_one_batch_per_last_call() -> None:
     assert story.group.restarts == 0
 
 
-def test_joiners_that_fill_the_group_come_at_once() -> None:
-    story = running("a", "b", min_nodes=1, max_nodes=3, last_call_s=10)
-    story.join("c")
-    assert story.ended == "joined"
-
-
 def test_joiner_beyond_the_maximum_is_a_spare() -> None:
     story = running("a", "b", max_nodes=2)
     told = story.join("c")
@@ -42,15 +36,6 @@ def test_joiner_beyond_the_maximum_is_a_spare() -> None:
     story.lose("b")
     story.join("a")
     assert story.order == ["a", "c"]
-
-
-def test_on_join_spare() -> None:
-    story = running("a", on_join="spare")
-    story.join("b")
-    assert left_out(story, "b") == waiting.on_join_spare("b")
-    story.wait(30)
-    assert story.ended is None
-    assert story.deadline_in == pytest.approx(LEASE_S)
 
 
 def test_no_joiner_once_a_member_has_succeeded() -> None:
@@ -242,18 +227,6 @@ def test_drained_node_exits_and_stays_out() -> None:
     assert story.ended == "joined"
 
 
-def test_drain_and_undrain_are_idempotent() -> None:
-    story = Story(min_nodes=2)
-    story.join("a")
-    story.undrain("a")
-    story.drain("a")
-    before = story.group
-    story.drain("a")
-    assert story.group is before
-    with pytest.raises(UnknownNode):
-        story.undrain("x")
-
-
 def test_sigterm_first_leaving_then_left() -> None:
     story = running("a", "b", min_nodes=1)
     story.leaving("b")
@@ -336,16 +309,6 @@ def test_agent_with_a_script_in_a_group_with_a_command() -> None:
     start = story.join("a").start
     assert start is not None
     assert start.command is None
-
-
-def test_gone_nodes_are_forgotten_in_time() -> None:
-    story = running("a", "b", on_join="spare")
-    for number in range(200):
-        story.join(f"pod{number}")
-        story.leave(f"pod{number}")
-    assert len(story.group.nodes) == 2 + 64
-    assert "pod199" in story.group.nodes
-    assert "pod0" not in story.group.nodes
 
 
 def test_members_of_the_round_are_not_forgotten() -> None:

@@ -72,36 +72,6 @@ def ids(nodes: Sequence[Node]) -> list[str]:
 # -- sticky ----------------------------------------------------------------------------------------------------
 
 
-def seats_of_0_1(chosen: Sequence[str], seats: Sequence[str], vacated: set[str]) -> tuple[str, ...]:
-    """How places were given when there was no other order than sticky."""
-    newcomers = sorted(set(chosen).difference(seats), key=natural_key)
-    places = []
-    for node_id in seats:
-        if node_id in vacated and node_id not in chosen and newcomers:
-            places.append(newcomers.pop(0))
-        else:
-            places.append(node_id)
-    return (*places, *newcomers)
-
-
-@many
-def test_nodes_that_are_alike_stand_as_ever(dice: random.Random) -> None:
-    nodes, seats, last = world(dice, alike=True)
-    ordered, places = in_order(GroupSpec(), nodes, seats, last)
-    assert places == seats_of_0_1(ids(nodes), seats, set(last.slots) - set(ids(nodes)))
-    assert ids(ordered) == [node_id for node_id in places if node_id in ids(nodes)]
-
-
-@many
-def test_of_nodes_that_are_alike_the_same_are_taken_as_ever(dice: random.Random) -> None:
-    nodes, seats, last = world(dice, alike=True)
-    most = dice.randint(1, 7)
-    answer = select(GroupSpec(max_nodes=most), nodes, seats, last)
-    assert isinstance(answer, Selection)
-    by_0_1 = sorted(ids(nodes), key=lambda one: (one not in last.slots, one not in seats, natural_key(one)))
-    assert set(ids(answer.nodes)) == set(by_0_1[:most])
-
-
 def test_a_gap_is_filled_by_its_like() -> None:
     seats, last = ("a", "b", "c", "d"), Former({"a": 8, "b": 4, "c": 8, "d": 8})
     nodes = [node("a", 8), node("d", 8), node("e", 8), node("f", 4)]
@@ -258,17 +228,6 @@ def test_only_who_may_be_master_is(dice: random.Random) -> None:
 # -- in a group ------------------------------------------------------------------------------------------------
 
 
-def test_racks_stay_side_by_side_when_a_spare_comes_in() -> None:
-    story = Story(min_nodes=4, max_nodes=4, rank_order="topology:rack")
-    for number, node_id in enumerate(("n1", "n2", "n3", "n4")):
-        story.join(node_id, labels={"rack": f"r{number % 2}"})
-    assert story.order == ["n1", "n3", "n2", "n4"]
-    story.join("n5", labels={"rack": "r0"})
-    story.lose("n3")
-    story.joins("n1", "n2", "n4")
-    assert story.order == ["n1", "n5", "n2", "n4"]
-
-
 def test_labels_and_weights_are_taken_anew_at_every_join() -> None:
     story = Story(min_nodes=2, max_nodes=2, rank_order="topology:rack")
     story.join("n1", labels={"rack": "1"})
@@ -301,18 +260,6 @@ def test_what_an_order_goes_by_and_nodes_lack_is_a_warning() -> None:
         warnings.no_label("rack", Nodes.of(["n1", "n2"])),
     )
     assert found("sticky", {}, zoned) == ()
-
-
-def test_the_first_that_may_be_master_is() -> None:
-    story = Story(min_nodes=3, max_nodes=3, master="public=yes")
-    story.join("n1")
-    story.join("n2", labels={"public": "yes"})
-    story.join("n3", labels={"public": "yes"})
-    assert story.order == ["n2", "n1", "n3"]
-    story.lose("n2")
-    story.joins("n1", "n3")
-    story.join("n4")
-    assert story.order == ["n3", "n1", "n4"]
 
 
 def test_a_group_waits_for_a_node_that_may_be_master() -> None:

@@ -364,40 +364,6 @@ def alone(**spec: object) -> Story:
     return story
 
 
-def test_a_joiner_whom_no_master_serves_keeps_no_other_out() -> None:
-    story = alone()
-    story.join("d")
-    story.wait(1.0)
-    story.joins("a", "b")
-    assert story.order == ["d", "a", "b", "c"]
-    story.unreachable("c")
-    story.joins("a", "b", "c", "d")
-    assert story.order == ["a", "b", "d"]
-    story.started("a", "b", "d")
-    story.wait(30.0)
-    assert (story.group.state, story.ended) == ("running", None)
-
-
-def test_a_spare_without_a_way_to_the_others_that_comes_and_goes_disturbs_nobody() -> None:
-    story = alone()
-    story.lose("c")
-    story.join("c")
-    assert story.said("node_returned") == [events.node_returned("c")]
-    story.wait(30.0)
-    assert (story.group.state, story.ended) == ("running", None)
-
-
-def test_who_cannot_be_placed_is_no_joiner_beside_one_who_can() -> None:
-    story = alone(max_nodes=5)
-    story.join("d")
-    story.group = replace(story.group, unreachable=story.group.unreachable | {("c", "d"), ("d", "c")})
-    assert left_out(story, "d").code == "joins_next_round"
-    assert left_out(story, "c") == waiting.out_of_reach("c", "a", "10.0.0.1")
-    story.wait(1.0)
-    assert story.ended == "joined"
-    assert story.said("round_ended")[-1] == bare(events.round_ended(4, joined("d"), "joined"))
-
-
 def test_joiners_without_a_way_to_the_members_end_no_round_that_could_not_grow() -> None:
     story = Story(min_nodes=2, max_nodes=4, last_call_s=1.0, stop_timeout_s=2.0)
     story.joins("a", "b", "c", "d")
@@ -444,15 +410,6 @@ def test_nodes_that_no_master_serves_wait_until_the_join_timeout() -> None:
     story.wait(20.0)
     assert story.group.state == "failed"
     assert (story.reason.code, story.reason.nodes) == ("no_master", ("a", "c"))
-
-
-def test_several_may_report_the_same_master() -> None:
-    story = Story(min_nodes=3, last_call_s=0)
-    story.joins("a", "b", "c")
-    story.unreachable("b")
-    story.unreachable("c")
-    story.unreachable("c")
-    assert story.group.unreachable == {("b", "a"), ("c", "a")}
 
 
 def test_store_that_closed_at_a_stop_is_not_unreachable() -> None:

@@ -77,13 +77,6 @@ def test_returning_node_gets_its_place_back() -> None:
     assert order(nodes("a", "b", "c"), placement.seats, ("a", "c")) == ["a", "b", "c"]
 
 
-def test_at_the_maximum_survivors_come_first() -> None:
-    spec = GroupSpec(max_nodes=2)
-    assert order(nodes("b", "c"), ("b", "c"), ("c",), max_nodes=1) == ["c"]
-    members = place(spec, nodes("a", "b", "c"), ("c", "b"), ("c",)).members
-    assert [m.node_id for m in members] == ["c", "b"]
-
-
 def test_shunned_master_goes_behind() -> None:
     assert order(nodes("a", "b", "c"), unreachable={("c", "a")}) == ["b", "a", "c"]
     assert order(nodes("a", "b"), unreachable={("gone", "a")}) == ["a", "b"]
@@ -120,26 +113,6 @@ def test_loopback_is_fine_among_loopback() -> None:
     local = [node("a", address="127.0.0.1"), node("b", address="localhost")]
     assert stranded(local) == []
     assert stranded([*local, node("c")]) == local
-
-
-def test_returning_node_in_the_group() -> None:
-    story = running("a", "b", "c", min_nodes=2)
-    story.lose("b")
-    story.joins("a", "c")
-    assert story.order == ["a", "c"]
-    story.join("b", inc="b-2")
-    story.wait(1)
-    story.joins("a", "c")
-    assert story.order == ["a", "b", "c"]
-
-
-def test_replacement_in_the_group() -> None:
-    story = running("a", "b", "c")
-    story.lose("b")
-    story.joins("a", "c")
-    story.join("x")
-    story.wait(1)
-    assert story.order == ["a", "x", "c"]
 
 
 def test_loopback_node_is_told_to_exit() -> None:

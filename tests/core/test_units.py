@@ -119,7 +119,7 @@ def test_racks_that_never_fit_are_named() -> None:
     story = Story(unit="rack", max_nodes=1, last_call_s=5)
     for number in (1, 2):
         story.join(f"n{number}", 2, labels={"rack": "a"})
-    assert "no set of whole units (rack) has at most 1 node" in waits_for(story).message
+    assert "no set of whole units (rack) has a world size" in waits_for(story).message
     spec = replace(story.group.spec, max_nodes=None, world_size_multiple=3)
     story.group = replace(story.group, spec=spec)
     assert "a multiple of 3" in waits_for(story).message
@@ -145,13 +145,6 @@ def test_what_is_left_of_a_rack_is_used_as_well() -> None:
     story.started("n1", "n3", "n4")
     story.join("n2", inc="n2-2", labels={"rack": "a"})
     assert left_out(story, "n2") == waiting.max_nodes("n2", 3)
-
-
-def test_a_node_that_is_not_ready_keeps_its_rack_from_nothing() -> None:
-    story = Story(unit="rack", last_call_s=0)
-    story.join("n1", labels={"rack": "a"}, not_ready="node check failed")
-    story.join("n2", labels={"rack": "a"})
-    assert story.order == ["n2"]
 
 
 def test_a_rack_joins_a_running_round_as_a_whole() -> None:

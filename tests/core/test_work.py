@@ -6,15 +6,10 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core.commands import Put
-from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Node
-from hetrdzv.core.plan import plan
 from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.protocol.errors import PlanTooLarge
-from hetrdzv.protocol.requests.plans import Changes, NewNode
 from hetrdzv.protocol.settings import GroupSpec
 
 
@@ -74,17 +69,3 @@ def test_a_unit_that_must_be_taken_is_not_larger_than_max_nodes() -> None:
     answer = select(GroupSpec(unit="rack", master="public=yes", max_nodes=3), [*large, *small])
     assert isinstance(answer, Shortfall)
     assert answer.lack is Lack.ALLOWED_MASTER
-
-
-def test_a_plan_that_takes_too_much_work_is_refused() -> None:
-    group = step(empty("g", 0.0), Put({"min_nodes": 2}), 0.0).group
-    few, many = (Changes(add=tuple(NewNode(slots=8) for _ in range(number))) for number in (4, 20))
-    assert plan(group, few, 0.0).world_size == 32
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hetrdzv.core.plan.MOST_WORK", 60)
-        assert plan(group, few, 0.0).world_size == 32
-        with pytest.raises(PlanTooLarge, match="more than 60 steps"):
-            plan(group, many, 0.0)
-        patch.setattr("hetrdzv.core.plan.MOST_TURNS", 1)
-        with pytest.raises(PlanTooLarge, match="not over after 1 turns"):
-            plan(group, few, 0.0)

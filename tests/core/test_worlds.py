@@ -22,7 +22,6 @@ from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story, bare, running
 from tests.core.explained import left_out, ready, waits_for
-from tests.core.worlds import PAGE, Cluster, page
 from tests.support.every_set import Case, best_of_all, fits
 from tests.support.needs import ALL
 
@@ -148,14 +147,50 @@ def test_who_reaches_the_master_makes_the_largest_world() -> None:
 # -- in a group ----------------------------------------------------------------------------------------------
 
 
+class Cluster:
+    """A group whose nodes go and come; nothing else happens."""
+
+    def __init__(self, slots: Mapping[str, int], **spec: object) -> None:
+        self.slots = slots
+        self.story = Story(last_call_s=1.0, **spec)
+
+    def come(self, *node_ids: str) -> None:
+        """Nodes join, and the group settles."""
+        for node_id in node_ids:
+            births = (
+                len(self.story.group.nodes[node_id].former) + 2 if node_id in self.story.group.nodes else 1
+            )
+            self.story.join(node_id, self.slots[node_id], inc=f"{node_id}-{births}")
+        self.settle()
+
+    def go(self, node_id: str) -> None:
+        """A node is lost, and the group settles."""
+        self.story.lose(node_id)
+        self.settle()
+
+    def settle(self) -> None:
+        """Agents do what they are told until nothing more happens."""
+        story = self.story
+        for _ in range(8):
+            for node in list(story.group.nodes.values()):
+                match story.told(node.node_id).kind if not node.gone else None:
+                    case "start" if node.phase == "starting":
+                        story.started(node.node_id)
+                    case "stop":
+                        story.join(node.node_id, node.slots)
+            story.wait(1.0)
+
+    @property
+    def world(self) -> int:
+        """The size of the world that runs; 0: none does."""
+        active = self.story.group.active_round
+        return active.world_size if active is not None else 0
+
+
 def cluster(slots: Mapping[str, int], **spec: object) -> Cluster:
     made = Cluster(slots, **spec)
     made.come(*slots)
     return made
-
-
-def test_the_page_tells_what_happens() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.core.worlds writes it anew"
 
 
 def test_a_spare_says_which_world_size_it_would_make() -> None:
@@ -180,21 +215,6 @@ def test_a_joiner_ends_a_round_only_where_the_world_grows() -> None:
     assert (found.world, found.story.order) == (12, ["a", "f"])
     joined = ends.nodes_joined(["f"])
     assert found.story.said("round_ended") == [bare(events.round_ended(1, joined, "joined"))]
-
-
-def test_a_joiner_counts_with_the_spares_that_are_there() -> None:
-    found = cluster({"a": 4, "b": 3}, world_size_multiple=4)
-    found.slots = {**found.slots, "c": 1}
-    found.come("c")
-    assert (found.world, found.story.order) == (8, ["a", "b", "c"])
-
-
-def test_a_loss_shrinks_at_once_to_the_best_set() -> None:
-    found = cluster({"a": 4, "b": 4, "c": 3, "d": 1}, world_size_multiple=4)
-    found.story.lose("d")
-    for node_id in "abc":
-        found.story.join(node_id, found.slots[node_id])
-    assert (found.world, found.story.order) == (8, ["a", "b"])
 
 
 def test_a_smaller_world_waits_for_a_replacement() -> None:
@@ -233,14 +253,6 @@ def test_growth_pauses() -> None:
     assert found.world == 8
     found.go("b")
     assert found.world == 4, "a loss does not wait"
-
-
-def test_at_the_largest_world_nobody_is_waited_for() -> None:
-    story = Story(max_world_size=10, world_size_multiple=4, last_call_s=60.0)
-    story.join("a", 4)
-    assert waits_for(story) == waiting.last_call(ready=ready(["a"], 1, 4), or_slots=8, until=story.now + 60)
-    story.join("b", 4)
-    assert story.order == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -312,64 +324,6 @@ def test_who_gave_up_leaves_too_few_slots() -> None:
     cause = found.story.group.root_cause
     assert cause is not None
     assert failed == events.group_failed(cause.reason, Nodes.of(["a"]))
-
-
-def test_what_never_fits_is_found_by_no_trying() -> None:
-    rng = random.Random(18)
-    for _ in range(CASES // 2):
-        sizes = {rng.randint(1, 7) for _ in range(rng.randint(1, 3))}
-        least, fewest = rng.randint(1, 12), rng.randint(1, 4)
-        most = rng.choice((None, rng.randint(least, 14)))
-        many = rng.choice((None, rng.randint(fewest, 5)))
-        worlds = Worlds(least=least, most=most, multiple=rng.randint(1, 6), min_nodes=fewest, max_nodes=many)
-        sums = {(0, 0)}
-        for _ in range(14 if most is not None else 24):
-            sums |= {(world + size, nodes + 1) for world, nodes in sums for size in sizes if world < 60}
-        ever = any(worlds.allows(world) and fewest <= nodes <= (many or 99) for world, nodes in sums)
-        assert not (worlds.never(sizes) and ever), (worlds, sizes)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        (
-            {"min_world_size": 16, "max_world_size": 8},
-            "max_world_size is 8, below min_world_size, which is 16: raise",
-        ),
-        (
-            {"min_world_size": 9, "max_world_size": 11, "world_size_multiple": 4},
-            (
-                "world_size_multiple is 4, but from 9 (min_world_size) to 11 (max_world_size) there is no multiple of "
-                "it: lower min_world_size to 8, or raise max_world_size to 12"
-            ),
-        ),
-        (
-            {"max_world_size": 3, "world_size_multiple": 4},
-            (
-                "world_size_multiple is 4, but max_world_size is 3: raise max_world_size to 4 or more, or lower "
-                "world_size_multiple"
-            ),
-        ),
-        (
-            {"min_nodes": 5, "max_world_size": 4},
-            (
-                "min_nodes is 5, but max_world_size is 4, and a node has at least one slot: raise max_world_size or "
-                "lower min_nodes"
-            ),
-        ),
-        (
-            {"max_nodes": 2, "min_world_size": 2049},
-            (
-                "min_world_size is 2049, but max_nodes is 2, and a node has at most 1024 slots: raise max_nodes or "
-                "lower min_world_size"
-            ),
-        ),
-    ],
-)
-def test_contradictions_name_both_values_and_what_to_do(fields: dict[str, int], says: str) -> None:
-    with pytest.raises(InvalidSpec) as caught:
-        GroupSpec(**fields)  # type: ignore[arg-type]
-    assert str(caught.value).startswith(says)
 
 
 def test_spares_that_come_and_go_end_no_round() -> None:

@@ -11,7 +11,6 @@ from hetrdzv.protocol.rooms.snapshots import (
     NotReadable,
     PartsMissing,
     Stamp,
-    ValuesDiffer,
 )
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
 
@@ -70,14 +69,6 @@ OF_STEP = "the snapshot of step 100 of round 2"
             snapshots.not_taken(TWO, "they need 5 MB"),
             "not_taken",
             "no snapshots are taken on gpu1, gpu2: they need 5 MB",
-        ),
-        (
-            snapshots.values_differ(ValuesDiffer(stamp=STAMP, name="seed", more=2, nodes=ONE)),
-            "values_differ",
-            (
-                f"{OF_STEP} is not complete: the value 'seed' (and 2 more values) is not the same on all ranks: "
-                "another one on gpu1; name it in per_rank, or make it the same"
-            ),
         ),
         (
             snapshots.snapshot_wanted(STAMP),

@@ -42,7 +42,6 @@ FREE = {
     "ago_s",
     "heard_s_ago",
     "ended_s_ago",
-    "lost_in_s",
     "clock",
     "until",
     "since",

@@ -169,7 +169,7 @@ def test_create_sends_the_given_fields_only(ctl: Callable[..., str], server: Het
         ("no-restart-on", [2, 64]),
         ("restart-wait-s", 5.0),
         ("hang-timeout-s", 30.0),
-        ("rank-order", "gpu7,gpu2,*"),
+        ("rank-order", "topology:zone,rack"),
         ("master", "public=yes"),
         ("unit", "rack"),
         ("notice-s", 20.0),

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core.commands import Drain, NoteStall, StartDaemon, Tick
+from hetrdzv.core.commands import Drain, StartDaemon, Tick
 from hetrdzv.core.group import Transition
-from hetrdzv.core.model import Group, Stall
+from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StaleRound, StorageError, UnknownGroup
-from hetrdzv.protocol.states import GroupState, ReportKind
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
 from hetrdzv.service.service import Service
 from hetrdzv.storage.base import Snapshot
-from tests.support.hangs import behind
-from tests.support.served import FaultyStore, HandClock, api, join, serving, settled, started, two_nodes
+from tests.support.served import FaultyStore, api, join, serving, settled, started, two_nodes
 
 BAD = "bad"
 """A node of this name leads to an impossible state, as a fault of the core would."""
@@ -89,27 +88,6 @@ async def test_a_group_whose_first_node_is_at_fault_is_not_made() -> None:
             service.group("g")
         assert store.keys == set()
         await service.close()  # nothing is left to wait for
-
-
-async def test_a_hang_that_began_an_infinite_time_ago_is_not_stored() -> None:
-    clock = HandClock()
-    async with serving(clock=clock) as (service, store):
-        await asyncio.gather(
-            *(service.execute("g", join(n, min_nodes=2, max_nodes=2, hang_timeout_s=5)) for n in "ab")
-        )
-        for name in "ab":
-            await service.execute("g", started(name))
-        number = service.group("g").last_round
-        for since in (-1.7e308 * 2, float("nan")):
-            stall = Stall(hang=behind(1, "b"), since=since)
-            with pytest.raises(ServerFault, match=r"is -inf|is nan"):
-                await service.execute("g", NoteStall(number, stall))
-        await loads_again(store)
-        store.failures.append(StorageError("the disk is full"))
-        with pytest.raises(StorageError):
-            await service.execute("g", Drain("b"))
-        await settled()
-        assert service.group("g").state is GroupState.RUNNING
 
 
 async def test_a_record_that_cannot_be_written_stops_nobody_else() -> None:

@@ -15,9 +15,7 @@ from typing import Any
 from hetrdzv.core.commands import Drain, NoteStall, Restart, Undrain
 from hetrdzv.core.model import Group
 from hetrdzv.core.plan import plan
-from hetrdzv.core.why import why_left_out
-from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.requests.plans import Changes, NewNode, Plan
+from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.protocol.states import GroupState
 from tests.sim.machine import Machine
 from tests.sim.scenario import Scenario, scenario
@@ -34,9 +32,7 @@ LOOKS_S = 0.2
 class Case:
     """A change, what was planned for it, and what shows that it has begun."""
 
-    kind: str
     what: str
-    changes: Changes
     planned: Plan
     has_begun: Callable[[Group], bool]
     since: float
@@ -129,9 +125,6 @@ class PlannedWorld(World):
             return
         if group.active_round is not None and group.active_round.stall is not None:
             self.server.command(NoteStall(group.active_round.number, None))
-        for node_id in group.drained:
-            if self._choices.random() < 0.5:
-                self.server.command(Undrain(node_id))
         self.timeline.at(self._choices.uniform(0.5, 3), self._change)
 
     def _change(self) -> None:
@@ -143,78 +136,48 @@ class PlannedWorld(World):
         away = [machine for machine in self.machines if machine.agent is None]
         kinds: list[tuple[float, Callable[[Group, list[Machine]], None], list[Machine]]] = [
             (1, self._restart, here if group.active_round is not None else []),
-            (2, self._drain, here),
-            (2, self._terminate, here),
-            (1, self._lose, here),
+            (3, self._drain, here),
             (3, self._start, away),
-            (2, self._start, [self._machine(len(self.machines), self._choices.choice((1, 2, 3, 4, 8)))]),
         ]
         able = [(weight, act, on) for weight, act, on in kinds if on]
         _, act, on = self._choices.choices(able, [weight for weight, _, _ in able])[0]
-        at_once = act in (self._drain, self._terminate)  # not lost: leases end one after another
-        several = at_once and len(on) > 1 and self._choices.random() < 0.25
-        act(group, self._choices.sample(on, 2 if several else 1))
-        self._look(self.timeline.now)
+        act(group, on)
 
     def _restart(self, group: Group, _: list[Machine]) -> None:
         self._plan(group, "restart", Changes(restart=True), lambda now: now.round is not group.round)
         self.server.command(Restart())
+        self._look(self.timeline.now)
 
     def _drain(self, group: Group, some: list[Machine]) -> None:
-        ids = tuple(machine.node_id for machine in some)
-        nodes = lambda now: [now.nodes[one] for one in ids]  # noqa: E731
-        leaving = lambda now: all(one.gone or one.leaving is not None for one in nodes(now))  # noqa: E731
-        self._plan(group, "drain", Changes(drain=ids), leaving)
-        for node_id in ids:
-            self.server.command(Drain(node_id))
+        node_id = self._choices.choice(some).node_id
 
-    def _terminate(self, group: Group, some: list[Machine]) -> None:
-        self._plan_removal(group, "SIGTERM", some)
-        for machine in some:
-            assert machine.agent is not None
-            machine.agent.sigterm()
+        def leaving(now: Group) -> bool:
+            node = now.nodes[node_id]
+            return node.gone or node.leaving is not None
 
-    def _lose(self, group: Group, some: list[Machine]) -> None:
-        self._plan_removal(group, "power cut", some)
-        for machine in some:
-            self.kill_agent(machine, guardian=True, power=True)
-
-    def _plan_removal(self, group: Group, what: str, some: list[Machine]) -> None:
-        ids = tuple(machine.node_id for machine in some)
-        gone = lambda now: all(now.nodes[one].gone for one in ids)  # noqa: E731
-        self._plan(group, what, Changes(remove=ids), gone)
+        self._plan(group, f"drain {node_id}", Changes(drain=node_id), leaving)
+        self.server.command(Drain(node_id))
+        self._look(self.timeline.now)
 
     def _start(self, group: Group, some: list[Machine]) -> None:
-        """An agent starts on a machine that is without one, or that nobody has seen before."""
-        machine = some[0]
-        incarnation = f"{machine.node_id}-{machine.births + 1}"
-        what = "return" if machine in self.machines else "join"
-        if what == "join":
-            self.machines.append(machine)
-
-        def joined(now: Group) -> bool:
-            node = now.nodes.get(machine.node_id)
-            return node is not None and node.incarnation == incarnation
-
-        new = NewNode(
-            node_id=machine.node_id, slots=machine.slots, labels=machine.labels, weight=machine.weight
-        )
-        self._plan(group, what, Changes(add=(new,)), joined)
+        """An agent starts on a machine that is without one; that is no case."""
+        machine = self._choices.choice(some)
+        if machine.node_id in group.drained:
+            self.server.command(Undrain(machine.node_id))
         super().start_agent(machine)
+        self.timeline.at(10.0, self._change)
 
     def _plan(self, group: Group, what: str, changes: Changes, has_begun: Callable[[Group], bool]) -> None:
         planned = plan(group, changes, self.server.served_s)
-        self.kinds[what] += 1
-        who = [*changes.remove, *changes.drain, *(f"{one.node_id}={one.slots}" for one in changes.add)]
-        self.checks.say("PLAN", f"{what} {who}: {planned.reason}; {planned.members}")
-        words = " ".join([what, *who])
-        self._case = Case(what, words, changes, planned, has_begun, self.timeline.now)
+        self.kinds[what.partition(" ")[0]] += 1
+        self.checks.say("PLAN", f"{what}: {planned.reason}; {planned.members}")
+        self._case = Case(what, planned, has_begun, self.timeline.now)
 
     # -- comparing -------------------------------------------------------------------------------------------
 
     def _compare(self, case: Case, group: Group) -> None:
         self.ends[group.state] += 1
-        real = _real(group, self.server.served_s)
+        real = _real(group)
         for when, planned in (("before", case.planned), ("midway", case.midway)):
             assert planned is not None
             if (found := _planned(planned)) != real:
@@ -238,18 +201,12 @@ def _planned(planned: Plan) -> dict[str, Any]:
         "round": planned.round,
         "world size": planned.world_size,
         "restarts": planned.restarts,
-        "master": planned.master,
         "members": [(one.node_id, one.group_rank, one.rank_offset, one.slots) for one in planned.members],
-        "spares": {(one.node_id, one.slots, said(one.reason)) for one in planned.spares},
+        "spares": set(planned.spares),
     }
 
 
-def said(reason: Reason | None) -> str:
-    """What a reason says, at whatever moment."""
-    return "" if reason is None else f"{reason.code}: {reason.message}"
-
-
-def _real(group: Group, now: float) -> dict[str, Any]:
+def _real(group: Group) -> dict[str, Any]:
     """The same of a group, without any plan."""
     active = group.active_round
     members = active.members if active is not None else ()
@@ -259,16 +216,8 @@ def _real(group: Group, now: float) -> dict[str, Any]:
         "round": active.number if active is not None else 0,
         "world size": sum(member.slots for member in members),
         "restarts": group.restarts,
-        "master": members[0].node_id if members else None,
         "members": [(one.node_id, one.group_rank, one.rank_offset, one.slots) for one in members],
-        "spares": {
-            (
-                node.node_id,
-                node.slots,
-                said(why_left_out(group, node) if active is not None else None),
-            )
-            for node in others
-        },
+        "spares": {node.node_id for node in others},
     }
 
 

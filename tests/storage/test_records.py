@@ -240,7 +240,6 @@ HELD = Held(
     sharded=True,
     size=7,
     ranks=(RankPart(rank=2, digest="ab"),),
-    values={"seed": "cd"},
 )
 HOLDINGS = Holdings(
     origin="0123456789abcdef",

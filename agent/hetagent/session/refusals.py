@@ -1,7 +1,6 @@
 """What an error of the server means to a node: whether to try again, and which directive came with it."""
 
 from collections.abc import Sequence
-from math import ceil
 from typing import TypeVar
 
 from hetrdzv.protocol import codec
@@ -9,7 +8,6 @@ from hetrdzv.protocol.differences import SCRIPT, Difference, as_flags
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Conflict, HetError, Problem
 from hetrdzv.protocol.requests.joining import SpecFields
-from hetrdzv.protocol.texts.phrasing import names
 
 _R = TypeVar("_R")
 
@@ -75,16 +73,11 @@ def conflict_text(group: str, conflict: Conflict, spec: SpecFields) -> str:
 
 
 def _holders(conflict: Conflict) -> str:
-    """Who holds a group to its settings, and until when at least."""
+    """Who holds a group to its settings."""
     if conflict.by_put:
         return ", which it was created with (hetctl create)"
     more = ", ..." if len(conflict.nodes) > 5 else ""
-    holders = f", which {', '.join(conflict.nodes[:5])}{more} joined"
-    if conflict.retry_for_s is not None or conflict.lost_in_s is None or not conflict.silent:
-        return holders
-    do, count = ("does", "counts") if len(conflict.silent) == 1 else ("do", "count")
-    for_s = f"at most {ceil(conflict.lost_in_s)} s more unless heard again"
-    return f"{holders} ({names(conflict.silent)} {do} not answer, and {count} for {for_s})"
+    return f", which {', '.join(conflict.nodes[:5])}{more} joined"
 
 
 def replaced_text(group: str, replaced: Sequence[Difference], spec: SpecFields) -> str:

@@ -18,12 +18,6 @@ from hetrdzv.protocol.texts.who import Nodes
 NODES_NAMED = 8
 """How many of the nodes that hold a group to its settings an error lists."""
 
-SILENT_SHARE = 0.4
-"""A node with less than this left of its lease is overdue: it is heard at least twice in one."""
-
-LEASES_COUNTED = 64
-"""Of how many of them a refusal says when the last one is lost: their leases are about the same."""
-
 
 def agree(
     work: Work, given: Mapping[str, object], *, final: bool, node_id: str | None = None
@@ -127,34 +121,24 @@ def _conflict(work: Work, differences: Sequence[Difference], holders: Sequence[N
         leave_out = (
             f"{_holders_named(group)} joined with that; for a part of the same job give another role; "
         )
-    going = all(node.cut_at is not None or node.leaving is not None for node in holders)
-    counted = holders if going else holders[:LEASES_COUNTED]
-    left_s = [work.leases.ends_at(group, node) - work.now for node in counted]
-    lost_in_s = max(left_s, default=None)
-    overdue_s = SILENT_SHARE * group.spec.lease_s
-    silent = [
-        node.node_id
-        for node, lost_s in zip(counted, left_s, strict=True)
-        if node.cut_at is not None or lost_s < overdue_s
-    ]
     return SpecConflict(
         f"group '{group.group_id}' has {has}, and {given} {'were' if len(differences) > 1 else 'was'} given: "
         f"{leave_out}use another group, {end}",
         Conflict(
             differences=tuple(differences),
             nodes=tuple(node.node_id for node in holders[:NODES_NAMED]),
-            silent=tuple(silent[:NODES_NAMED]) or None,
             by_put=group.by_put,
-            lost_in_s=None if lost_in_s is None else max(0.0, lost_in_s),
-            retry_for_s=_retry_for_s(group, holders, lost_in_s) if going else None,
+            retry_for_s=_retry_for_s(work, holders),
         ),
     )
 
 
-def _retry_for_s(group: Group, going: Sequence[Node], lost_in_s: float | None) -> float | None:
-    """How long these nodes, which are all leaving, may take to be gone (seconds)."""
-    if group.by_put or lost_in_s is None:
+def _retry_for_s(work: Work, holders: Sequence[Node]) -> float | None:
+    """How long these nodes may take to be gone, if all of them are leaving (seconds)."""
+    group = work.group
+    if group.by_put or not holders or any(node.cut_at is None and node.leaving is None for node in holders):
         return None
-    if all(node.cut_at is not None for node in going):
+    lost_in_s = max(work.leases.ends_at(group, node) for node in holders) - work.now
+    if all(node.cut_at is not None for node in holders):
         return lost_in_s
     return max(lost_in_s, group.spec.stop_timeout_s + STOP_GRACE_S)

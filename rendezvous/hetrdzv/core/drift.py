@@ -5,7 +5,9 @@ is left out.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from hetrdzv.core.model import Node
 from hetrdzv.protocol.reasons.reason import Reason
@@ -18,26 +20,19 @@ from hetrdzv.protocol.texts.who import Nodes
 MOST_VALUES = 3
 """How many versions beside the usual one are told; the others are counted."""
 
-
 MOST_CHARACTERS = 16
 """How much of what is no version is told."""
 
 
-def drift(nodes: Iterable[Node]) -> tuple[Reason, ...]:
-    """Each difference that matters: gpu3 has torch 2.12.1, the others 2.13.0."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for node in nodes:
-        device = node.device
-        facts = (node.role, *[device.get(name, "") for name in PARTS])
-        alike.setdefault(facts, []).append(node.node_id)
+def drift(nodes: Sequence[Node]) -> tuple[Reason, ...]:
+    """Each difference that matters: gpu3 has torch 2.12.1, the others 2.13.0; scripts may differ between roles."""
     differences = []
-    for place, (name, part) in enumerate(PARTS.items()):
-        having: dict[str, dict[str, list[str]]] = {}  # by role, where each may have its own
-        for (role, *known), node_ids in alike.items():
-            version = _version(known[place], part.counts) if part.counts else known[place][:MOST_CHARACTERS]
-            if version:
-                of_role = having.setdefault("" if part.counts else role, {})
-                of_role.setdefault(version, []).extend(node_ids)
+    for name, part in PARTS.items():
+        having: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for node in nodes:
+            text = node.device.get(name, "")
+            if version := _version(text, part.counts) if part.counts else text[:MOST_CHARACTERS]:
+                having["" if part.counts else node.role][version].append(node.node_id)
         differences += [_differs(name, of_role) for of_role in having.values() if len(of_role) > 1]
     return tuple(differences)
 
@@ -55,6 +50,7 @@ def _without(label: str, nodes: Sequence[Node]) -> Nodes:
     return Nodes.of([node.node_id for node in nodes if label not in node.labels])
 
 
+@lru_cache(maxsize=256)
 def _version(text: str, parts: int) -> str:
     """The first numbers of a version, without what follows them (`2.13.0+cu130`); empty if it has none."""
     match = re.match(r"\d+(?:\.\d+)*", text)

@@ -5,11 +5,9 @@ from itertools import groupby
 
 from hetrdzv.core import snapshots
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.numbers import has_same_numbers, not_finite
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.core.shares import violations as weight_violations
-from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.rank_order import order_labels
 
@@ -58,8 +56,6 @@ def violations(group: Group, since: Group | None = None, changed: Iterable[Node]
         yield f"the state is waiting, but round {active.number} is active"
     if group.state is GroupState.FAILED and group.root_cause is None:
         yield "the group failed without a root cause"
-    if since is None or not has_same_numbers(group, since, without="nodes"):
-        yield from not_finite(group, without="nodes")
     whole = since is None or _membership_differs(group, since)
     if group.round is not None:
         if not group.round.members:
@@ -74,12 +70,6 @@ def violations(group: Group, since: Group | None = None, changed: Iterable[Node]
             if node.node_id != node_id:
                 yield f"node '{node.node_id}' is filed under '{node_id}'"
     yield from _node_violations(group, group.nodes.values() if whole else changed)
-    known = since.nodes if since is not None else {}
-    for node in changed if since is not None else group.nodes.values():
-        before = known.get(node.node_id)
-        if before is None or not has_same_numbers(node, before):
-            for clause in not_finite(node):
-                yield f"{node.node_id}'s {clause}"
 
 
 def _membership_differs(group: Group, since: Group) -> bool:
@@ -161,20 +151,14 @@ def _member_violations(group: Group, current: Round, changed: Iterable[Node] | N
     """Whether the members of a running round are there: those that changed (None: all)."""
     if group.active_round is None or group.state.terminal:
         return
-    number = current.number
-    for member in current.members if changed is None else _places(current, changed):
+    number, names = current.number, (node.node_id for node in changed or ())
+    for member in current.members if changed is None else filter(None, map(current.member, names)):
         node = group.nodes.get(member.node_id)
         if node is None or node.incarnation != member.incarnation or node.gone:
             if member.node_id not in current.finished:
                 yield f"round {number} runs, but its member {member.node_id} is gone"
         elif node.member_of != number and member.node_id not in current.finished:
             yield f"round {number} runs, but its member {member.node_id} is in round {node.member_of}"
-
-
-def _places(current: Round, nodes: Iterable[Node]) -> Iterator[Member]:
-    for node in nodes:
-        if (member := current.member(node.node_id)) is not None:
-            yield member
 
 
 def _order_violations(group: Group, current: Round) -> Iterator[str]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
-from hetrdzv.core.patched import Patched
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
@@ -368,8 +367,7 @@ class Group:
 
     def with_node(self, node: Node) -> "Group":
         """This group with one node put in or replaced."""
-        nodes = self.nodes if isinstance(self.nodes, Patched) else Patched(self.nodes)
-        return replace(self, nodes=nodes.with_item(node.node_id, node))
+        return replace(self, nodes={**self.nodes, node.node_id: node})
 
     @property
     def live(self) -> list[Node]:
@@ -434,3 +432,9 @@ class Group:
         return any(
             node.gone_at is None and node.job == self.job and not node.stopped for node in self.nodes.values()
         )
+
+
+def changed_nodes(old: Group | None, new: Group) -> list[Node]:
+    """The nodes of a group that an older version of it does not have, or not as the same objects."""
+    known = old.nodes if old is not None else {}
+    return [node for node_id, node in new.nodes.items() if known.get(node_id) is not node]

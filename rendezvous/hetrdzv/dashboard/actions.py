@@ -87,7 +87,7 @@ GROUP_ACTIONS: Mapping[str, Action] = {
 }
 NODE_ACTIONS: Mapping[str, Action] = {
     "drain": Action(
-        "Drain", lambda node_id, by: Drain(node_id), changes=lambda node_id: Changes(drain=(node_id,))
+        "Drain", lambda node_id, by: Drain(node_id), changes=lambda node_id: Changes(drain=node_id)
     ),
     "undrain": Action(
         "Undrain",

@@ -46,9 +46,6 @@ MAX_LANES = 32
 MAX_ALL_LANES = 1024
 """How many process groups of all workers of a node together."""
 
-MAX_PLANNED = 10_000
-"""How many nodes a plan may add, remove or drain at most."""
-
 MAX_KIND = 64
 """How long a word may be that stands for a kind of a newer version (characters)."""
 

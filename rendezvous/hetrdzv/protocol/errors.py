@@ -48,17 +48,13 @@ class Conflict:
     Attributes:
         differences: the settings, with the group's value and the one that was given.
         nodes: the first few live nodes that joined with them.
-        silent: those of them, the first few, whose agents may be dead, since they do not answer; None: none.
         by_put: they were fixed by `PUT`.
-        lost_in_s: when the last of these nodes is lost if none is heard again (seconds from now).
         retry_for_s: only if all of them are on their way out: how long that can take (seconds).
     """
 
     differences: tuple[Difference, ...]
     nodes: tuple[str, ...] = ()
-    silent: tuple[str, ...] | None = None
     by_put: bool = False
-    lost_in_s: float | None = None
     retry_for_s: float | None = None
 
 
@@ -120,10 +116,6 @@ class TooManyGroups(Refused, code="too_many_groups"):
 
 class TooManyNodes(Refused, code="too_many_nodes"):
     """The group has reached its limit of live nodes."""
-
-
-class PlanTooLarge(Refused, code="plan_too_large"):
-    """A plan takes more work than it may."""
 
 
 # -- requests that the server refuses before any group sees them --------------------------------------------

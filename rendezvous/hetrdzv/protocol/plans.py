@@ -26,11 +26,11 @@ def sentences(plan: Plan) -> Iterator[str]:
     else:
         was, size = plan.was_world_size, plan.world_size
         change = f"{size}, as before" if was == size else f"{was} to {size}"
-        yield f"Round {plan.round} follows, with {plan.master} as master. World size: {change}."
+        yield f"Round {plan.round} follows, with {plan.members[0].node_id} as master. World size: {change}."
     if plan.moves:
         yield f"Ranks change on {names(plan.moves)}."
     if plan.spares and plan.world_size:
-        yield f"Spare: {names(spare.node_id for spare in plan.spares)}."
+        yield f"Spare: {names(plan.spares)}."
     if plan.in_s >= 1:
         yield f"Before that, the group waits for about {plan.in_s:.0f} s."
     yield f"Restarts used after that: {plan.restarts}."

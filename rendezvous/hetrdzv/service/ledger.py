@@ -23,8 +23,7 @@ from functools import partial
 from itertools import groupby
 
 from hetrdzv.core.invariants import InvariantError, check
-from hetrdzv.core.model import Group
-from hetrdzv.core.patched import differing
+from hetrdzv.core.model import Group, changed_nodes
 from hetrdzv.protocol.errors import GroupQuarantined, ServerFault, StorageError
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.reasons.reason import Reason
@@ -445,7 +444,7 @@ def checked_changes(old: Group | None, new: Group | None) -> tuple[dict[str, byt
     Raises:
         InvariantError: it could not; any other exception: no records can be made of it.
     """
-    changed = differing(old.nodes if old is not None else {}, new.nodes) if new is not None else ()
+    changed = changed_nodes(old, new) if new is not None else ()
     if new is not None:
         check(new, old, changed)
     return records.changes(old, new, changed)

@@ -6,7 +6,6 @@ from itertools import islice
 from hetrdzv.core.commands import Command, Drain, Join
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import TooManyGroups, TooManyNodes
-from hetrdzv.protocol.requests.plans import Changes
 from hetrdzv.service.ledger import Ledger
 from hetrdzv.settings import Limits
 
@@ -47,20 +46,6 @@ def require_places(group: Group, command: Command, limits: Limits) -> None:
             return
     if full:
         raise TooManyNodes(f"group '{group.group_id}' has {most} nodes and may have no more: {_WAY_OUT}")
-
-
-def require_room_for(group: Group, changes: Changes, limits: Limits) -> None:
-    """Check that a plan gives a group no more nodes than it may have.
-
-    Raises:
-        TooManyNodes: it would.
-    """
-    most, removed = limits.max_nodes_per_group, frozenset(changes.remove)
-    nodes = sum(node.node_id not in removed for node in group.live) + len(changes.add)
-    if changes.add and nodes > most:
-        raise TooManyNodes(
-            f"the plan gives group '{group.group_id}' {nodes} nodes, but it may have {most}: {_WAY_OUT}"
-        )
 
 
 _WAY_OUT = "use another group"

@@ -107,7 +107,7 @@ class Service:
             self.post_mortems,
         )
         self.refusals = Refusals(self.now)
-        self.plans = Plans(limits)
+        self.plans = Plans()
         self._retention = Retention(limits)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False

@@ -24,8 +24,7 @@ from operator import attrgetter
 from typing import NoReturn, TypeVar
 from urllib.parse import quote, unquote
 
-from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.patched import differing
+from hetrdzv.core.model import Group, Node, Round, changed_nodes
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
 from hetrdzv.protocol.pages import Event
@@ -134,7 +133,7 @@ def changes(
             puts[_group_key(group_id)] = _record(new, _STORED_APART)
         if new.round is not None and (old is None or _as_stored(old.round) != _as_stored(new.round)):
             puts[_round_key(group_id)] = _record(new.round, _MEMORY_ONLY_OF_ROUND)
-        for node in differing(known, new.nodes) if changed is None else changed:
+        for node in changed_nodes(old, new) if changed is None else changed:
             before = known.get(node.node_id)
             if before is None or _stored(before) != _stored(node):
                 puts[_node_key(group_id, node.node_id)] = _record(node, _MEMORY_ONLY)

@@ -197,24 +197,6 @@ def test_another_script_is_refused_with_who_runs_what() -> None:
     )
 
 
-@pytest.mark.parametrize("silence", ["cut", "overdue"])
-def test_a_node_that_may_be_dead_is_named(silence: str) -> None:
-    bench = Bench(spec=nnodes(1, 1))
-    other_node(bench, min_nodes=2, max_nodes=3)
-    bench.run(3.5)
-    again = commands.Join(node_id="c", incarnation="i1", slots=2, address="10.0.0.8", port=1)
-    bench.server.do(again, bench.now)
-    if silence == "cut":
-        bench.server.do(commands.Renew("b", "i0"), bench.now)
-        bench.server.do(commands.Disconnect("b", "i0"), bench.now)
-    bench.ready()
-    assert bench.last.code == "refused"
-    assert (
-        ", which b, c joined (b does not answer, and counts for at most 5 s more unless heard again): leave out"
-        in bench.last.why
-    )
-
-
 def test_other_world_sizes_are_told_as_the_flag() -> None:
     bench = Bench(spec=SpecFields(min_world_size=8, world_size_multiple=4))
     other_node(bench, min_world_size=4, max_world_size=16)

@@ -108,7 +108,7 @@ async def plan_group(
 ) -> Response:
     """What would happen if nodes came or went: ranks, master, spares, who restarts. Changes nothing."""
     plan = await service.plans.plan(service.group(group_id), body, service.now())
-    return await views.made(len(plan.members) + len(plan.spares), lambda: plan)
+    return await views.made(len(plan.members), lambda: plan)
 
 
 # -- what workers do, write and hold -------------------------------------------------------------------------

@@ -180,7 +180,7 @@ def delete(group: str) -> None:
 def drain(group: str, node: str, dry_run: bool) -> None:
     """Take NODE out of GROUP until it is undrained; its agent exits with 4."""
     if dry_run:
-        _plan(group, Changes(drain=(node,)))
+        _plan(group, Changes(drain=node))
         return
     reply = call(lambda client: client.drain(group, node))
     say(reply, f"node '{node}' is drained; group '{group}' {stands(reply)}")

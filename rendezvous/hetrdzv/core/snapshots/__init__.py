@@ -32,10 +32,9 @@ from hetrdzv.protocol.rooms.snapshots import (
     Kept,
     NoSuchSnapshot,
     Stamp,
-    ValuesDiffer,
 )
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.protocol.texts.who import NOBODY, Nodes
+from hetrdzv.protocol.texts.who import Nodes
 
 MOST_SERVES_S = 600.0
 """How long an agent that leaves counts as one that serves what it holds, whatever it says (seconds)."""
@@ -62,23 +61,23 @@ def begin(work: Work, before: Group) -> str:
         if origin is None:
             return ""
         known = Kept(origin=origin)
-    found = gathered_for(group, known.origin, [node.node_id for node in members], before.last_round)
-    taken = choose(known, found)
+    all_found = gathered_for(group, known.origin, [node.node_id for node in members], before.last_round)
+    taken = choose(known, all_found)
     if taken is not None and taken.stamp == known.wanted:
         known = replace(known, undone=taken.stamp, undone_before=current.number)
     work.change(snapshots=replace(known, wanted=None))
     lost = _lost(before, known, taken)
-    newer = newer_than(taken.stamp.step if taken is not None else 0, found) if lost != 0 else None
+    newer = newer_than(taken.stamp.step if taken is not None else 0, all_found) if lost != 0 else None
+    holders = [node.node_id for node, _ in taken.holders] if taken is not None else []
     if taken is not None:
         snapshot = chosen(taken, (node.node_id for node in members), lost, newer)
         work.change(round=replace(current, snapshot=snapshot))
-        who = Nodes.of([node.node_id for node, _ in taken.holders])
-        on_disk = taken.on_disk is not None
-        number = current.number
-        work.say(reasons.began_from_snapshot(number, taken.stamp, who, lost, newer, on_disk=on_disk))
-    elif lost != 0:
-        work.say(reasons.began_from_snapshot(current.number, None, NOBODY, lost, newer))
-    _say_not_taken(work, current, members)
+    if taken is not None or lost != 0:
+        stamp, on_disk = (taken.stamp, taken.on_disk is not None) if taken is not None else (None, False)
+        who = Nodes.of(holders)
+        work.say(reasons.began_from_snapshot(current.number, stamp, who, lost, newer, on_disk=on_disk))
+    for warning in found(work.group, current):
+        work.say(warning)
     return reasons.lost(lost, newer) if lost != 0 else ""
 
 
@@ -122,9 +121,17 @@ def found(group: Group, current: Round) -> Sequence[Reason]:
     """What to know of the snapshots of a round that runs."""
     if group.snapshots is None:
         return ()
-    differ = (one.lack for one in gathered(group) if isinstance(one.lack, ValuesDiffer))
-    members = [node for node in map(group.speaker, current.members) if node is not None]
-    return (*map(reasons.values_differ, differ), *_not_on_disk(members), *_not_taken(members))
+    nodes = [node for node in map(group.speaker, current.members) if node is not None]
+    lacks = {node.node_id: node.snapshots.not_written for node in nodes if node.snapshots is not None}
+    whys = {node.node_id: node.snapshots.not_taken for node in nodes if node.snapshots is not None}
+    not_written = {node_id: lack for node_id, lack in lacks.items() if lack is not None}
+    warnings = []
+    if not_written:  # one for all: mostly the directory that they share is full
+        newest = max(not_written.values(), key=lambda lack: lack.stamp.newness)
+        warnings.append(reasons.not_on_disk(newest.stamp, Nodes.of(not_written), newest.why))
+    if without := [node_id for node_id, why in whys.items() if why]:  # mostly no node has enough memory
+        warnings.append(reasons.not_taken(Nodes.of(without), whys[without[0]]))
+    return tuple(warnings)
 
 
 def violations(current: Round) -> Iterator[str]:
@@ -162,35 +169,6 @@ def _goes_on(group: Group) -> bool:
     return any(not node.gone for node in group.nodes.values())
 
 
-def _not_on_disk(members: Sequence[Node]) -> Iterator[Reason]:
-    """One for all: mostly the directory that they share is full. Of the newest that any of them could not write."""
-    lacks = {node.node_id: node.snapshots.not_written for node in members if node.snapshots is not None}
-    known = {node_id: lack for node_id, lack in lacks.items() if lack is not None}
-    if known:
-        newest = max(known.values(), key=lambda lack: lack.stamp.newness)
-        yield reasons.not_on_disk(newest.stamp, Nodes.of(known), newest.why)
-
-
-def _lacks(node: Node | None) -> bool:
-    """Whether a node could not write what it has to disk."""
-    return node is not None and node.snapshots is not None and node.snapshots.not_written is not None
-
-
-def _say_not_taken(work: Work, current: Round, nodes: Sequence[Node]) -> None:
-    """Say once a round that some of its nodes take none."""
-    known, lack = work.group.snapshots, next(_not_taken(nodes), None)
-    if known is not None and lack is not None and known.given_up != current.number:
-        work.change(snapshots=replace(known, given_up=current.number))
-        work.say(lack)
-
-
-def _not_taken(members: Sequence[Node]) -> Iterator[Reason]:
-    """One for all: mostly no node has enough memory."""
-    whys = {node.node_id: node.snapshots.not_taken for node in members if node.snapshots is not None}
-    if without := [node_id for node_id, why in whys.items() if why]:
-        yield reasons.not_taken(Nodes.of(without), whys[without[0]])
-
-
 def _origin(before: Group, members: Sequence[Node]) -> str | None:
     """The name of a job whose nodes hold snapshots; None: none does.
 
@@ -225,23 +203,20 @@ def _reached(before: Group, known: Kept) -> int | None:
     ended = before.round
     if ended is None:
         return 0
-    told = [
+    began = ended.snapshot.step if ended.snapshot is not None else 0
+    told_by = [
         node.snapshots.reached
         for member in ended.members
         if (node := before.nodes.get(member.node_id)) is not None
         and node.snapshots is not None
         and node.snapshots.origin == known.origin
-        and _has_told(known, node, ended)
+        and (  # it has said how far it came, or its next agent has
+            node.acked_round >= ended.number or node.incarnation in known.parting
+            if node.incarnation == member.incarnation
+            else not node.gone and node.snapshots.reached > 0
+        )
     ]
-    began = ended.snapshot.step if ended.snapshot is not None else 0
-    return max(*told, began) if told else None
-
-
-def _has_told(known: Kept, node: Node, ended: Round) -> bool:
-    """Whether a member has said how far it came, or its next agent has."""
-    if (member := ended.member(node.node_id)) is not None and node.incarnation == member.incarnation:
-        return node.acked_round >= ended.number or node.incarnation in known.parting
-    return not node.gone and node.snapshots is not None and node.snapshots.reached > 0
+    return max(*told_by, began) if told_by else None
 
 
 def _had_any(before: Group, origin: str) -> bool:
@@ -315,12 +290,14 @@ class Declare(FeatureCommand):
             raise StaleRound(
                 f"round {self.round} of group '{group.group_id}' is over for node '{node.node_id}'"
             )
-        if node.snapshots != self.holdings:
-            work.change_node(node, snapshots=self.holdings)
-            lack = self.holdings.not_written
-            if lack is not None and not any(map(_lacks, map(group.speaker, current.members))):
-                work.say(reasons.not_on_disk(lack.stamp, Nodes.of([node.node_id]), lack.why))
-            _say_not_taken(work, current, [work.group.nodes[node.node_id]])
+        if node.snapshots == self.holdings:
+            return
+        lacks = self.holdings.not_written is not None or self.holdings.not_taken
+        known = {warning.code for warning in found(group, current)} if lacks else set()
+        work.change_node(node, snapshots=self.holdings)
+        for warning in found(work.group, current) if lacks else ():
+            if warning.code not in known:  # the first to say so; all are in the warnings
+                work.say(warning)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,15 @@
 """Which snapshots the nodes of a group have together, and what is missing of each."""
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.protocol.rooms.snapshots import (
     Chosen,
     Held,
-    Holdings,
     Incomplete,
     Lack,
     NobodyHasAll,
@@ -19,7 +17,6 @@ from hetrdzv.protocol.rooms.snapshots import (
     OnDisk,
     PartsMissing,
     Stamp,
-    ValuesDiffer,
 )
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.who import MOST_RANGES, Nodes, Ranks
@@ -63,24 +60,26 @@ def gathered_for(group: Group, origin: str, members: Sequence[str], last_round: 
         last_round: what claims to be of a later one is none.
     """
     alone = members[0] if len(members) == 1 else None
-    found: dict[tuple[int, int, int, bool], _Found] = {}
+    holders: defaultdict[tuple[Stamp, int, bool], list[tuple[Node, Held]]] = defaultdict(list)
+    disk: dict[Stamp, OnDisk] = {}
     for node in group.nodes.values():
-        for held in usable(group, node, origin, alone):
-            if held.round > last_round:
-                continue
-            key = held.step, held.round, held.world_size, held.sharded
-            found.setdefault(key, _Found()).add(node, held)
-    refused = _refused(group, members)
-    in_memory = [
-        Gathered(stamp, key[2], key[3], tuple(one.holders), refused.get(stamp) or _lack(key, one))
-        for key, one in found.items()
-        for stamp in [Stamp(round=key[1], step=key[0])]
+        if node.snapshots is None:
+            continue
+        for held in _usable(group, node, origin, alone):
+            if held.round <= last_round:
+                holders[stamp_of(held), held.world_size, held.sharded].append((node, held))
+        if _is_here(group, node):
+            disk.update((stamp_on_disk(one, origin), one) for one in node.snapshots.on_disk)
+    found = [
+        Gathered(stamp, size, sharded, tuple(some), _lack(size, sharded, some))
+        for (stamp, size, sharded), some in holders.items()
     ]
-    on_disk = list(_on_disk(group, origin, members))
+    found += [Gathered(stamp, one.world_size, one.sharded, on_disk=one) for stamp, one in disk.items()]
+    refused = _refused(group, members)
+    found = [replace(one, lack=refused.get(one.stamp, one.lack)) for one in found] if refused else found
     wrote_at: dict[str | None, int] = {}
-    for one in on_disk:
-        if one.on_disk is not None:
-            wrote_at[one.stamp.origin] = max(one.on_disk.written_at, wrote_at.get(one.stamp.origin, 0))
+    for stamp, one in disk.items():
+        wrote_at[stamp.origin] = max(one.written_at, wrote_at.get(stamp.origin, 0))
 
     def newness(one: Gathered) -> tuple[object, ...]:
         """After those of this job, those of the job that wrote last; of one that is in memory and on disk, memory."""
@@ -88,26 +87,16 @@ def gathered_for(group: Group, origin: str, members: Sequence[str], last_round: 
         job = own, wrote_at.get(one.stamp.origin, 0) if not own else 0
         return *job, *within, one.on_disk is None, one.world_size, one.sharded
 
-    return sorted([*in_memory, *on_disk], key=newness, reverse=True)
-
-
-def _on_disk(group: Group, origin: str, members: Sequence[str]) -> Iterator[Gathered]:
-    """The snapshots on disk."""
-    known = [node.snapshots for node in group.nodes.values() if node.snapshots and _is_here(group, node)]
-    found = {stamp_on_disk(one, origin): one for holdings in known for one in holdings.on_disk}
-    if not found:
-        return
-    refused = _refused(group, members)
-    for stamp, one in found.items():
-        yield Gathered(stamp, one.world_size, one.sharded, lack=refused.get(stamp), on_disk=one)
+    return sorted(found, key=newness, reverse=True)
 
 
 def _refused(group: Group, members: Iterable[str]) -> Mapping[Stamp, Lack]:
     """What some members could load no copy of."""
-    found: dict[Stamp, list[str]] = {}
+    found: defaultdict[Stamp, list[str]] = defaultdict(list)
     for node in map(group.nodes.get, members):
-        for stamp in node.snapshots.refused if node is not None and node.snapshots is not None else ():
-            found.setdefault(stamp, []).append(node.node_id)  # type: ignore[union-attr]
+        if node is not None and node.snapshots is not None:
+            for stamp in node.snapshots.refused:
+                found[stamp].append(node.node_id)
     return {stamp: NotReadable(nodes=Nodes.of(nodes)) for stamp, nodes in found.items()}
 
 
@@ -116,18 +105,13 @@ def has_all(held: Held) -> bool:
     return held.whole and len({part.rank for part in held.ranks}) >= held.world_size
 
 
-def usable(group: Group, node: Node, origin: str, alone: str | None) -> Iterable[Held]:
+def _usable(group: Group, node: Node, origin: str, alone: str | None) -> Iterable[Held]:
     """What a node has of the snapshots of a job that others can use; `alone`: that only it will use them."""
     holdings = node.snapshots
-    if holdings is None or not _is_of(holdings, origin) or not (_is_here(group, node) or serves(group, node)):
-        return ()
-    if not holdings.port and node.node_id != alone:
-        return ()
-    return holdings.held
-
-
-def _is_of(holdings: Holdings, origin: str) -> bool:
-    return bool(holdings.held) and bool(origin) and holdings.origin == origin
+    assert holdings is not None
+    served = bool(holdings.port) or node.node_id == alone
+    is_of = bool(origin) and holdings.origin == origin
+    return holdings.held if served and is_of and (_is_here(group, node) or serves(group, node)) else ()
 
 
 def _is_here(group: Group, node: Node) -> bool:
@@ -152,20 +136,11 @@ def is_copied(one: Gathered) -> bool:
 
 
 def newer_than(step: int, found: Iterable[Gathered]) -> Incomplete | None:
-    """What there is of a job's steps after one, of that step of which least is missing.
-
-    None: nothing, or all of one that is undone.
-    """
+    """What there is of a job's steps after one: the newest; None: nothing, or all of one that is undone."""
     newer = [one for one in found if one.stamp.origin is None and one.stamp.step > step]
-    lacks = [Incomplete(stamp=one.stamp, lack=one.lack) for one in newer if one.lack is not None]
-    if len(lacks) < len(newer):
+    if not newer or newer[0].lack is None or any(one.lack is None for one in newer):
         return None
-    return min(lacks, key=lambda one: _size(one.lack), default=None)
-
-
-def _size(lack: Lack) -> float:
-    """How many ranks have parts that are missing; infinite where all would be of use to nobody."""
-    return len(lack.ranks) if isinstance(lack, PartsMissing) else math.inf
+    return Incomplete(stamp=newer[0].stamp, lack=newer[0].lack)
 
 
 def stamp_of(held: Held | Chosen) -> Stamp:
@@ -186,52 +161,14 @@ def began_from(current: Round, origin: str) -> Stamp | None:
     return stamp_on_disk(chosen, origin) if chosen.on_disk else stamp_of(chosen)
 
 
-@dataclass(slots=True)
-class _Found:
-    """What is found of a snapshot."""
-
-    holders: list[tuple[Node, Held]] = field(default_factory=list)
-    whole: bool = False
-    ranks: set[int] = field(default_factory=set)
-    values: dict[frozenset[tuple[str, str]], list[str]] = field(default_factory=dict)
-
-    def add(self, node: Node, held: Held) -> None:
-        self.holders.append((node, held))
-        self.whole = self.whole or held.whole
-        if held.sharded:
-            self.ranks.update(part.rank for part in held.ranks if part.rank < held.world_size)
-        if held.values:
-            self.values.setdefault(frozenset(held.values.items()), []).append(node.node_id)
-
-
-def _lack(key: tuple[int, int, int, bool], found: _Found) -> Lack | None:
-    step, number, world_size, sharded = key
-    if len(found.values) > 1 and (differ := _differing(Stamp(round=number, step=step), found)) is not None:
-        return differ
-    if not found.whole:
+def _lack(world_size: int, sharded: bool, holders: Sequence[tuple[Node, Held]]) -> Lack | None:
+    if not any(held.whole for _, held in holders):
         return NobodyHasAll()
-    if sharded and len(found.ranks) < world_size:
-        return PartsMissing(ranks=missing(found.ranks, world_size))
+    if sharded:
+        ranks = {part.rank for _, held in holders for part in held.ranks if part.rank < world_size}
+        if len(ranks) < world_size:
+            return PartsMissing(ranks=missing(ranks, world_size))
     return None
-
-
-def _differing(stamp: Stamp, found: _Found) -> ValuesDiffer | None:
-    """The first value by its name of which nodes have different digests."""
-    digests: dict[str, Counter[str]] = {}
-    for values, nodes in found.values.items():
-        for name, digest in values:
-            digests.setdefault(name, Counter())[digest] += len(nodes)
-    differ = sorted(name for name, counted in digests.items() if len(counted) > 1)
-    if not differ:
-        return None
-    usual = digests[differ[0]].most_common(1)[0][0]
-    odd = [
-        node_id
-        for values, nodes in found.values.items()
-        if dict(values).get(differ[0], usual) != usual
-        for node_id in nodes
-    ]
-    return ValuesDiffer(stamp=stamp, name=differ[0], more=len(differ) - 1, nodes=Nodes.of(odd))
 
 
 def missing(ranks: AbstractSet[int], world_size: int) -> Ranks:

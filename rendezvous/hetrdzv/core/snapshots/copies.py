@@ -1,158 +1,122 @@
-"""Who keeps copies for whom of what lives once: the parts that ranks have of a sharded snapshot.
+"""Who copies what lives once: the parts that ranks have of a sharded snapshot.
 
 Each member has a keeper: the next one in the order of ranks that is in another unit, since a unit fails together; or
-the next one at all.
+the next one at all. Of what only nodes have that have left, the members share out the parts.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Sequence
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Group, Node, Round
+from hetrdzv.core.model import Group, Node
 from hetrdzv.core.selection.select import unit_of
-from hetrdzv.core.snapshots.complete import stamp_of
-from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.rooms.snapshots import Chosen, Copy, Source, Stamp
+from hetrdzv.core.snapshots.complete import Gathered, gathered, stamp_of
+from hetrdzv.protocol.rooms.snapshots import Copy, Held, RankPart, Source, Stamp
 
 COPIES = 2
 """How many nodes have all of a snapshot that outlives any node."""
 
 
 def copy_for(group: Group, node: Node, safe: Stamp | None = None) -> Copy | None:
-    """The next parts that a member is to copy; None: none by now.
+    """The next parts that a member is to copy, the oldest first: they may be overwritten; None: none by now.
 
-    They are of each snapshot of its round those of the members whose keeper it is; and, until something as new is safe,
-    what lives once of the snapshot that the round began from. Of that, all members share out what nodes have that have
-    left, which comes first; two copy all of a node that alone has what ranks have alike.
+    They are of the snapshot that the round began from, and of those of the round of which the member has something.
 
     Args:
-        safe: the newest snapshot that outlives any node.
+        safe: the newest snapshot that outlives any node: nothing older needs copies.
     """
-    current, own = group.active_round, node.snapshots
-    if current is None or own is None:
-        return None
-    whose = list(kept_by(group, current, node.node_id))
-    began = _unsafe(current, safe)
-    lone = _lone(current) if began is not None else {}
-    stamp = stamp_of(began) if began is not None else None
-    known = {part.rank for held in own.held if stamp_of(held) == stamp for part in held.ranks}
-    members = current.members
-    place = _places(current).get(node.node_id, -1)
-    for node_id in _outside(current) if began is not None else ():
-        has_all = node_id == _alone_whole(current)
-        mine = {
-            rank for rank in lone[node_id] if (place < COPIES if has_all else rank % len(members) == place)
-        }
-        if (copy := _copy(group.nodes.get(node_id), stamp, known, mine)) is not None:
+    own = {stamp_of(held) for held in node.snapshots.held} if node.snapshots is not None else ()
+    for copy in _lone(group).get(node.node_id, ()) if node.snapshots is not None else ():
+        newer = safe is None or copy.stamp.newness > safe.newness
+        if newer and (copy.stamp in own or copy.stamp == _began(group)):
             return copy
-    parts = [held for held in own.held if held.sharded and held.round == current.number]
-    if safe is not None:
-        parts = [held for held in parts if stamp_of(held).newness > safe.newness]
-    for held in sorted(parts, key=lambda held: held.step):  # the newest may be overwritten before it is here
-        for member in whose:
-            has = {part.rank for part in held.ranks}
-            if (copy := _copy(group.speaker(member), stamp_of(held), has, member.ranks)) is not None:
-                return copy
-    copies = (_copy(group.speaker(member), stamp, known, lone.get(member.node_id, ())) for member in whose)
-    return next(filter(None, copies), None)
+    return None
 
 
-def _unsafe(current: Round, safe: Stamp | None) -> Chosen | None:
-    """What a round began from, if it lives in memory, in parts, and nothing as new is safe."""
-    began = current.snapshot
-    if began is None or began.on_disk or not began.sharded:
-        return None
-    return None if safe is not None and safe.newness >= stamp_of(began).newness else began
+def _began(group: Group) -> Stamp | None:
+    began = group.active_round.snapshot if group.active_round is not None else None
+    return None if began is None or began.on_disk else stamp_of(began)
 
 
 @kept
-def _places(current: Round) -> Mapping[str, int]:
-    """Where each member is in the order of ranks."""
-    return {member.node_id: place for place, member in enumerate(current.members)}
+def _lone(group: Group) -> Mapping[str, Sequence[Copy]]:
+    """What each member is to copy, by node."""
+    copies: dict[str, list[Copy]] = {}
+    current, began = group.active_round, _began(group)
+    for one in reversed(gathered(group)):
+        is_of_round = current is not None and one.stamp.round == current.number
+        if not one.sharded or one.on_disk or not (is_of_round or one.stamp == began):
+            continue
+        lone = sorted(_lone_parts(group, one).items(), key=lambda item: not group.nodes[item[0][1]].gone)
+        for (keeper, node_id), parts in lone:  # first from who has left, and will soon be gone
+            node = group.nodes[node_id]
+            assert node.snapshots is not None
+            source = Source(
+                node_id=node_id,
+                address=node.address,
+                port=node.snapshots.port,
+                key=node.snapshots.key,
+                ranks=tuple(parts),
+            )
+            copies.setdefault(keeper, []).append(Copy(stamp=one.stamp, source=source))
+    return copies
 
 
-@kept
-def _lone(current: Round) -> Mapping[str, AbstractSet[int]]:
-    """The ranks of the snapshot that a round began from of which one member alone has the part, by node.
+def _lone_parts(group: Group, one: Gathered) -> Mapping[tuple[str, str], list[RankPart]]:
+    """The parts of a snapshot of which fewer than `COPIES` members have one, by who is to copy them, and from whom.
 
-    Of a node that alone has all that ranks have alike it is all ranks: their parts have that, too. Of nodes that have
-    left, it is those of which no member has the part.
+    What ranks have alike lies in the parts of all ranks of a node together, so who alone has that is copied altogether.
     """
-    sources, inside = current.snapshot.sources if current.snapshot is not None else (), _places(current)
-    holders = Counter(part.rank for source in sources if source.node_id in inside for part in source.ranks)
-    alone = _alone_whole(current)
-    return {
-        source.node_id: {
-            part.rank
-            for part in source.ranks
-            if holders[part.rank] == (source.node_id in inside) or source.node_id == alone
-        }
-        for source in sources
-    }
+    current = group.active_round
+    assert current is not None
+    names, keepers = [member.node_id for member in current.members], _keepers(group)
+    ranks = {node.node_id: {part.rank for part in held.ranks} for node, held in one.holders}
+    nobody: frozenset[int] = frozenset()
+    copies = Counter(rank for name in names for rank in ranks.get(name, nobody))
+    alone = _alone_whole(one.holders, frozenset(names))
+    parts: dict[tuple[str, str], list[RankPart]] = {}
+    for node, held in one.holders:
+        inside = current.member(node.node_id) is not None
+        wanted = [
+            part for part in held.ranks if node is alone or copies[part.rank] < (COPIES if inside else 1)
+        ]
+        shares: dict[str, list[RankPart]] = {}
+        if inside:
+            shares = {keepers[node.node_id]: wanted} if node.node_id in keepers else {}
+        elif node is alone:
+            shares = dict.fromkeys(names[:COPIES], wanted)
+        else:
+            for part in wanted:
+                shares.setdefault(names[part.rank % len(names)], []).append(part)
+        for keeper, some in shares.items():
+            has = ranks.get(keeper, nobody)
+            if mine := [part for part in some if part.rank not in has]:
+                parts[keeper, node.node_id] = mine
+    return parts
+
+
+def _alone_whole(holders: Sequence[tuple[Node, Held]], inside: frozenset[str]) -> Node | None:
+    """The node that alone has all that ranks have alike, a member if one has it; None: more members have."""
+    whole = sorted(
+        (node.node_id not in inside, place) for place, (node, held) in enumerate(holders) if held.whole
+    )
+    enough = sum(not outside for outside, _ in whole) >= COPIES
+    return holders[whole[0][1]][0] if whole and not enough else None
 
 
 @kept
-def _alone_whole(current: Round) -> str | None:
-    """The node that alone has all tensors that ranks have alike; None: more members have."""
-    sources, inside = current.snapshot.sources if current.snapshot is not None else (), _places(current)
-    whole = [source.node_id for source in sources if source.whole]
-    members = [node_id for node_id in whole if node_id in inside]
-    return (members or whole)[0] if len(members) < COPIES and whole else None
-
-
-@kept
-def _outside(current: Round) -> Sequence[str]:
-    """The nodes that are not in a round, and alone have parts of the snapshot that it began from."""
-    lone = _lone(current)
-    return [node_id for node_id, ranks in lone.items() if ranks and current.member(node_id) is None]
-
-
-def kept_by(group: Group, current: Round, node_id: str) -> Iterator[Member]:
-    """The members whose keeper a node is: the ones right before it, as far as they are of one unit."""
-    members = current.members
-    place = _places(current).get(node_id)
-    if place is None or len(members) == 1:
-        return
-    before = members[place - 1]
-    unit = _unit(group, before)
-    if unit is not None and unit == _unit(group, members[place]):
-        if all(_unit(group, member) == unit for member in members):
-            yield before
-        return
-    yield before
-    for back in range(2, len(members) if unit is not None else 0):
-        if _unit(group, members[place - back]) != unit:
-            return
-        yield members[place - back]
-
-
-def _unit(group: Group, member: Member) -> str | None:
-    node = group.speaker(member)
-    return unit_of(group.spec, node) if node is not None else None
-
-
-def _copy(
-    node: Node | None, stamp: Stamp | None, known: AbstractSet[int], wanted: Container[int]
-) -> Copy | None:
-    """What a keeper lacks of some parts that a node has of a snapshot; None: nothing, or it does not have them yet.
-
-    Args:
-        known: the ranks whose parts the keeper has.
-        wanted: those whose parts it is to have.
-    """
-    theirs = node.snapshots if node is not None else None
-    if node is None or stamp is None or theirs is None or not theirs.port:
-        return None
-    held = next((each for each in theirs.held if stamp_of(each) == stamp), None)
-    ranks = tuple(
-        part for part in (held.ranks if held else ()) if part.rank in wanted and part.rank not in known
-    )
-    if not ranks:
-        return None
-    return Copy(
-        stamp=stamp,
-        source=Source(
-            node_id=node.node_id, address=node.address, port=theirs.port, key=theirs.key, ranks=ranks
-        ),
-    )
+def _keepers(group: Group) -> Mapping[str, str]:
+    """The keeper of each member; nobody's where there is only one."""
+    members = group.active_round.members if group.active_round is not None else ()
+    names, count = [member.node_id for member in members], len(members)
+    units = [
+        unit_of(group.spec, node) if (node := group.speaker(member)) is not None else None
+        for member in members
+    ]
+    keepers: dict[str, str] = {}
+    alike = None not in units and len(set(units)) == 1
+    for place in reversed(range(2 * count if count > 1 else 0)):
+        here, after = place % count, (place + 1) % count
+        is_next = alike or units[here] is None or units[here] != units[after]
+        keepers[names[here]] = names[after] if is_next else keepers.get(names[after], names[after])
+    return keepers

@@ -1,19 +1,18 @@
 """What is kept of the snapshot that a round begins from, and what each member is told of it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Node
 from hetrdzv.core.snapshots.complete import Gathered
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Incomplete, RankPart, Source
+from hetrdzv.protocol.rooms.snapshots import Chosen, Incomplete, Source
 
 MOST_SOURCES = 1024
 """How many nodes are kept that have a snapshot, unless it is sharded: then all are needed."""
 
 MOST_WHOLE = 8
-"""How many sources of what all ranks have alike a member is told."""
+"""How many sources of what all ranks have alike a member is told, besides itself."""
 
 
 def chosen(
@@ -27,7 +26,6 @@ def chosen(
     """
     inside = frozenset(members)
     holders = sorted(found.holders, key=lambda holder: (not holder[1].whole, holder[0].node_id not in inside))
-    most = None if found.sharded else MOST_SOURCES
     return Chosen(
         round=found.stamp.round,
         step=found.stamp.step,
@@ -35,22 +33,20 @@ def chosen(
         sharded=found.sharded,
         lost=lost,
         newer=newer,
-        sources=tuple(_source(node, held) for node, held in holders[:most]),
+        sources=tuple(
+            Source(
+                node_id=node.node_id,
+                address=node.address,
+                port=node.snapshots.port,
+                key=node.snapshots.key,
+                whole=held.whole,
+                ranks=held.ranks,
+            )
+            for node, held in holders[: None if found.sharded else MOST_SOURCES]
+            if node.snapshots is not None
+        ),
         on_disk=found.on_disk is not None,
         origin=found.on_disk.origin if found.on_disk is not None else "",
-    )
-
-
-def _source(node: Node, held: Held) -> Source:
-    holdings = node.snapshots
-    assert holdings is not None
-    return Source(
-        node_id=node.node_id,
-        address=node.address,
-        port=holdings.port,
-        key=holdings.key,
-        whole=held.whole,
-        ranks=held.ranks,
     )
 
 
@@ -60,33 +56,16 @@ def told(snapshot: Chosen, member: Member) -> Chosen:
         return snapshot
     index = _index(snapshot)
     own = index.by_node.get(member.node_id)
+    sources = {own.node_id: own} if own is not None else {}
     if snapshot.sharded:
-        others = (source for source in snapshot.sources if source is not own)
-        return replace(snapshot, sources=(*((own,) if own is not None else ()), *others))
-    new = member.ranks
-    sources = {source.node_id: source for source in ((own,) if own is not None else ())}
-    for source in _from(index.whole, member.group_rank):
-        if sum(one.whole for one in sources.values()) >= MOST_WHOLE:
-            break
-        sources.setdefault(source.node_id, source)
-    for rank in new:
-        if (holder := index.by_rank.get(rank)) is not None:
-            sources.setdefault(holder.node_id, holder)
-    needed = (
-        source if source is own or source.whole else replace(source, ranks=_only(source.ranks, new))
-        for source in sources.values()
-    )
-    return replace(snapshot, sources=tuple(needed))
-
-
-def _from(sources: Sequence[Source], place: int) -> Iterator[Source]:
-    """The first few of some sources, beginning at another one for each member, so that all are asked alike."""
-    for step in range(min(len(sources), MOST_WHOLE)):
-        yield sources[(place + step) % len(sources)]
-
-
-def _only(parts: Sequence[RankPart], ranks: range) -> tuple[RankPart, ...]:
-    return tuple(part for part in parts if part.rank in ranks)
+        sources |= index.by_node
+    else:
+        some = [] if own is None else [own]
+        count = len(index.whole)  # each begins elsewhere, so that all are asked alike
+        some += [index.whole[(member.group_rank + step) % count] for step in range(min(count, MOST_WHOLE))]
+        some += [index.by_rank[rank] for rank in member.ranks if rank in index.by_rank]
+        sources |= {source.node_id: source for source in some}
+    return replace(snapshot, sources=tuple(sources.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +95,11 @@ def wrong(snapshot: Chosen) -> tuple[str, ...]:
     """What is impossible in a snapshot that was chosen, in a clause each."""
     if snapshot.on_disk:
         return ("a node has it, though it is on disk",) if snapshot.sources else ()
-    clauses: list[str] = []
     index = _index(snapshot)
-    if not index.whole:
-        clauses.append("nobody has all of it")
-    if len(index.by_node) < len(snapshot.sources):
-        clauses.append("a node has it twice")
-    if snapshot.sharded and any(rank not in index.by_rank for rank in range(snapshot.world_size)):
-        clauses.append("nobody has the parts of some ranks")
-    return tuple(clauses)
+    found = {
+        "nobody has all of it": not index.whole,
+        "a node has it twice": len(index.by_node) < len(snapshot.sources),
+        "nobody has the parts of some ranks": snapshot.sharded
+        and any(rank not in index.by_rank for rank in range(snapshot.world_size)),
+    }
+    return tuple(clause for clause, is_so in found.items() if is_so)

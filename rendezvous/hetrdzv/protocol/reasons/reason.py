@@ -115,7 +115,6 @@ class ReasonCode(StrEnum):
     BEGAN_FROM_SNAPSHOT = "began_from_snapshot"
     NOT_ON_DISK = "not_on_disk"
     NOT_TAKEN = "not_taken"
-    VALUES_DIFFER = "values_differ"
     SNAPSHOT_WANTED = "snapshot_wanted"
 
 

@@ -12,7 +12,6 @@ from hetrdzv.protocol.rooms.snapshots import (
     PartsMissing,
     SafeShown,
     Stamp,
-    ValuesDiffer,
 )
 from hetrdzv.protocol.texts.phrasing import count, have, names, one_or_more, ranked
 from hetrdzv.protocol.texts.who import Nodes
@@ -77,9 +76,6 @@ def lacks(lack: Lack) -> str:
             return "no node has all that its ranks have alike"
         case PartsMissing():
             return f"nobody has the {one_or_more(lack.ranks, 'part', 'parts')} of {ranked(lack.ranks)}"
-        case ValuesDiffer():
-            more = f" (and {count(lack.more, 'more value')})" if lack.more else ""
-            return f"the value '{lack.name}'{more} is not the same on all ranks: another one on {names(lack.nodes)}"
         case NotReadable():
             return f"workers on {names(lack.nodes)} could load no copy of it"
         case _:
@@ -88,13 +84,6 @@ def lacks(lack: Lack) -> str:
 
 def _which(stamp: Stamp) -> str:
     return f"step {stamp.step} of round {stamp.round}{_earlier(stamp)}"
-
-
-def values_differ(value: ValuesDiffer) -> Reason:
-    """A plain value should be alike on all ranks, but is not."""
-    advice = "name it in per_rank, or make it the same"
-    text = f"the snapshot of {_which(value.stamp)} is not complete: {lacks(value)}; {advice}"
-    return reason(ReasonCode.VALUES_DIFFER, text, nodes=value.nodes, step=value.stamp.step, name=value.name)
 
 
 def not_on_disk(stamp: Stamp, nodes: Nodes, why: str) -> Reason:

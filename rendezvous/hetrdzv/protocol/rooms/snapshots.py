@@ -23,9 +23,6 @@ MOST_HELD = 4
 MOST_PARTS = 2 * MAX_SLOTS
 """Of how many ranks a node declares the parts of a snapshot."""
 
-MOST_VALUES = 64
-"""Of how many plain values a node declares digests."""
-
 MOST_ON_DISK = 4
 """How many snapshots on disk a node declares: the newest."""
 
@@ -73,7 +70,6 @@ class Held(Body):
         sharded: each rank has tensors of its own, without which the snapshot is not complete.
         size: of all that the node has of it (bytes).
         ranks: whose parts it has.
-        values: digests of plain values that have to be alike on all ranks, by name.
     """
 
     round: Positive
@@ -83,7 +79,6 @@ class Held(Body):
     sharded: bool = False
     size: Count = 0
     ranks: Annotated[tuple[RankPart, ...], AtMost(MOST_PARTS)] = ()
-    values: Annotated[Mapping[ShortText, Digest], MaxLen(MOST_VALUES)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,23 +202,6 @@ class PartsMissing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValuesDiffer:
-    """A plain value should be alike on all ranks, but is not.
-
-    Attributes:
-        name: of the first such value.
-        more: how many there are besides.
-        nodes: whose value is another than that of most.
-    """
-
-    kind: Literal["values_differ"] = "values_differ"
-    stamp: Stamp
-    name: str
-    more: int = 0
-    nodes: Nodes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NotReadable:
     """Workers of some nodes could load no copy of it."""
 
@@ -231,7 +209,7 @@ class NotReadable:
     nodes: Nodes
 
 
-Lack = NobodyHasAll | PartsMissing | ValuesDiffer | NotReadable
+Lack = NobodyHasAll | PartsMissing | NotReadable
 """Why a snapshot is not complete."""
 
 
@@ -278,7 +256,6 @@ class Kept:
         origin: the name of the job in `Holdings`.
         wanted: the one that a person has chosen for the next round.
         undone, undone_before: with such a choice all is undone that is newer, and of a round before this one.
-        given_up: the newest round in which workers take no more, which is said once a round.
         parting: agents that have left, or are about to, and yet serve what they hold, by incarnation: until when
             (seconds on the server's clock).
     """
@@ -287,7 +264,6 @@ class Kept:
     wanted: Stamp | None = None
     undone: Stamp | None = None
     undone_before: Count = 0
-    given_up: Count = 0
     parting: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -13,7 +13,6 @@ from hetrdzv.protocol.differences import SCRIPT, Difference
 from hetrdzv.protocol.errors import Conflict, SpecConflict
 from hetrdzv.protocol.reasons.events import settings_changed
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences, news_in
-from hetrdzv.protocol.texts.who import Nodes
 
 NODES_NAMED = 8
 """How many of the nodes that hold a group to its settings an error lists."""
@@ -98,32 +97,13 @@ def _holders(group: Group) -> list[Node]:
     ]
 
 
-@kept
-def _holders_named(group: Group) -> str:
-    return str(Nodes.of(node.node_id for node in _holders(group)))
-
-
 def _conflict(work: Work, differences: Sequence[Difference], holders: Sequence[Node]) -> SpecConflict:
     group = work.group
     has = ", ".join(f"{setting.name}={setting.group}" for setting in differences)
     given = ", ".join(f"{setting.name}={setting.given}" for setting in differences)
-    if group.by_put:
-        whose = "which was created with that (hetctl create, PUT)"
-    elif holders:
-        whose = f"which {_holders_named(group)} joined"
-    else:
-        whose = "whose job is over"
-    end = (
-        "or wait until its job is over" if holders else f"or remove this one: hetctl delete {group.group_id}"
-    )
-    leave_out = f"leave it out to join the group, {whose}; "
-    if differences[0].name == SCRIPT:
-        leave_out = (
-            f"{_holders_named(group)} joined with that; for a part of the same job give another role; "
-        )
+    end = "wait until its job is over" if holders else f"remove this one: hetctl delete {group.group_id}"
     return SpecConflict(
-        f"group '{group.group_id}' has {has}, and {given} {'were' if len(differences) > 1 else 'was'} given: "
-        f"{leave_out}use another group, {end}",
+        f"group '{group.group_id}' has {has}, and {given} was given: leave that out, use another group, or {end}",
         Conflict(
             differences=tuple(differences),
             nodes=tuple(node.node_id for node in holders[:NODES_NAMED]),

@@ -2,10 +2,6 @@
 
 import pytest
 
-from hetrdzv.core.commands import Join
-from hetrdzv.core.group import step
-from hetrdzv.core.model import Group, Node
-from hetrdzv.core.rounds.timers import OwnLeases
 from hetrdzv.protocol.errors import GroupFinished, GroupFinishing, Refused, SpecConflict
 from hetrdzv.protocol.reasons import waiting
 from tests.core.driver import LEASE_S, Story, running
@@ -45,20 +41,6 @@ def test_new_agent_begins_a_new_job_once_the_old_ones_expired() -> None:
     story.now += 0.001  # no tick has come yet
     story.join("c")
     assert story.group.job == 2
-
-
-def test_how_long_old_nodes_may_take_is_by_the_leases_that_were_granted() -> None:
-    """A server with many nodes grants longer ones than the group's setting."""
-
-    class Longer(OwnLeases):
-        def ends_at(self, group: Group, node: Node) -> float:
-            return super().ends_at(group, node) + 45
-
-    story = done("a", "b")
-    story.now += 2.5
-    join = Join(node_id="c", incarnation="1", slots=1, address="10.0.0.1", port=1)
-    with pytest.raises(GroupFinishing, match=f"once they are gone, in {LEASE_S + 45 - 2:g} s at most"):
-        step(story.group, join, story.now, Longer())
 
 
 def test_failed_job_is_followed_by_a_new_one() -> None:

@@ -474,7 +474,7 @@ def test_reports_of_an_older_round_change_nothing() -> None:
 def test_reports_of_an_ended_round_change_nothing(kind: str) -> None:
     story = running("a", "b")
     story.restart()
-    with pytest.raises(StaleRound, match="has ended"):
+    with pytest.raises(StaleRound, match="is over"):
         story.report("a", kind)
 
 

@@ -103,11 +103,6 @@ OTHER = [Difference("script", "train.py", "other.py")]
             "node_rejected",
             departures.bad_address("g", "gpu1", "::1").message,
         ),
-        (
-            events.node_left_out("gpu1", "gpu2"),
-            "node_left_out",
-            "gpu1 is left out: it cannot reach gpu2, and no node can be reached by all",
-        ),
         (events.node_undrained("gpu1"), "node_undrained", "gpu1 may join again"),
         (
             events.node_used_last("gpu1", 3),

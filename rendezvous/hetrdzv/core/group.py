@@ -32,7 +32,6 @@ from hetrdzv.core.model import OFFERED, Cancellation, Cause, Group, Node, Round
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import OWN_LEASES, Leases
-from hetrdzv.core.rounds.training import note_moved, note_training
 from hetrdzv.core.rounds.transitions import (
     Work,
     begin_job,
@@ -63,6 +62,7 @@ from hetrdzv.protocol.errors import (
     UnknownNode,
 )
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
+from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.reasons import departures, ends, events
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import GroupSpec
@@ -70,6 +70,10 @@ from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 
 FORMER_KEPT = 8
 """How many past incarnations of a node id are remembered, so that none of them is accepted again."""
+
+
+REFRESHED_ON_REJOIN = ("labels", "weight", "snapshots")
+"""What a node says of itself each time that it is ready, and what then counts for the next round."""
 
 MAX_CLAIMED_ROUND = 2**52
 """A node may know of newer rounds than its group, if that was forgotten meanwhile; beyond this JSON loses precision."""
@@ -115,7 +119,7 @@ def step(
         case NoteStall():
             note_stall(work, command)
         case NoteTraining():
-            note_training(work, command.round, command.at)
+            _note_training(work, command.round, command.at)
         case NoteRefusal():
             work.say(command.reason)
         case FeatureCommand():
@@ -232,9 +236,10 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
     if command.after_round < node.member_of:
         return  # sent before its round formed: a retry that changes nothing
     returns = node.phase is NodePhase.LOST
+    refreshed = {name: getattr(command, name) for name in REFRESHED_ON_REJOIN}
     if node.phase is NodePhase.READY and command.after_round <= node.acked_round:
-        if any(getattr(node, name) != value for name, value in _said_anew(command).items()):
-            node = work.change_node(node, **_said_anew(command))
+        if any(getattr(node, name) != value for name, value in refreshed.items()):
+            node = work.change_node(node, **refreshed)
         _note_readiness(work, node, command.not_ready)
         return
     if group.active_round is not None and not returns:
@@ -249,7 +254,7 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         address=command.address,
         port=command.port,
         script_port=command.script_port,
-        **_said_anew(command),
+        **refreshed,
         daemon=(),
         gone_at=None,
         gone_why=None,
@@ -257,12 +262,6 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
     if returns:
         work.say(events.node_returned(node.node_id))
     _note_readiness(work, node, command.not_ready)
-
-
-def _said_anew(command: Join) -> dict[str, object]:
-    """What a node says of itself each time that it is ready, and what then counts for the next round."""
-    names = ("labels", "weight", "snapshots")
-    return {name: getattr(command, name) for name in names}
 
 
 def _note_readiness(work: Work, node: Node, why: str) -> None:
@@ -323,19 +322,12 @@ def _report(work: Work, command: Report) -> None:
             _say_goodbye(work, work.group.nodes[node.node_id], command.message)
         return
     current = group.round
-    if current is None or group.state.terminal or not group.in_round(node) or command.round != current.number:
-        raise StaleRound(
-            f"round {command.round} of group '{group.group_id}' is over for node '{node.node_id}'"
-        )
-    if node.gone or (current.end is not None and current.end.judged):
-        raise StaleRound(f"round {command.round} of group '{group.group_id}' has ended")
-    match command.kind:
-        case ReportKind.STARTED | ReportKind.SUCCEEDED if current.end is not None:
-            raise StaleRound(f"round {command.round} of group '{group.group_id}' has ended")
-        case ReportKind.STARTED | ReportKind.SUCCEEDED if command.met is not None:
-            _count_met(work, node, current, command.met)
-    if command.kind in _TELL_MOVES:
-        note_moved(work, command.moved, command.age_s + command.unserved_s)
+    if current is None or _is_stale(group, current, node, command):
+        raise _stale(group, command.round, node)
+    if command.kind in (ReportKind.STARTED, ReportKind.SUCCEEDED) and command.met is not None:
+        _count_met(work, node, current, command.met)
+    if command.kind in (ReportKind.STARTED, ReportKind.SUCCEEDED, ReportKind.FAILED):
+        _note_moved(work, current, command.moved, command.age_s + command.unserved_s)
     match command.kind:
         case ReportKind.STARTED:
             if node.phase is NodePhase.STARTING:
@@ -348,8 +340,8 @@ def _report(work: Work, command: Report) -> None:
                 work.say(events.node_succeeded(node.node_id))
             latest = work.group.round
             strangers = apart(latest) if latest is not None else None
-            if command.must_meet and latest is not None and strangers is not None:
-                fail(work, RootCause(reason=strangers, round=latest.number))
+            if command.must_meet and strangers is not None:
+                fail(work, RootCause(reason=strangers, round=current.number))
         case ReportKind.READY_TO_STOP:
             if current.notice is not None:
                 work.change_node(node, ready_to_stop=current.number)
@@ -358,20 +350,58 @@ def _report(work: Work, command: Report) -> None:
         case ReportKind.ENDED:
             _note_ended(work, current, command)
         case ReportKind.MASTER_UNREACHABLE:
-            if current.end is not None and (
-                current.end.kind is not EndKind.MASTER_UNREACHABLE or group.speaker(current.master) is None
-            ):
-                # the master's store closes when its agent is told to stop, which says nothing about the network;
-                # nor does a report that comes late about another agent on that node
-                raise StaleRound(f"round {command.round} of group '{group.group_id}' has ended")
+            master = current.master.node_id
+            phases = {group.phase_of(member) for member in current.members[1:]}
+            # Only a member that has reached the master starts its workers.
+            unreached = current.end is None and phases <= {NodePhase.STARTING, NodePhase.LOST, NodePhase.LEFT}
             work.change(
-                unreachable=group.unreachable | {(node.node_id, current.master.node_id)},
-                failed_masters=group.failed_masters
-                + (current.end is None and not _is_reached(group, current)),
+                unreachable=group.unreachable | {(node.node_id, master)},
+                failed_masters=group.failed_masters + unreached,
             )
-            why = ends.master_unreachable(node.node_id, current.master.node_id, command.message)
-            cause = Cause(kind=EndKind.MASTER_UNREACHABLE, reason=why, node_id=node.node_id)
-            end_round(work, cause)
+            why = ends.master_unreachable(node.node_id, master, command.message)
+            end_round(work, Cause(kind=EndKind.MASTER_UNREACHABLE, reason=why, node_id=node.node_id))
+
+
+def _is_stale(group: Group, current: Round, node: Node, command: Report) -> bool:
+    """Whether what a node reports on a round changes nothing any more."""
+    if group.state.terminal or node.gone or not group.in_round(node) or command.round != current.number:
+        return True
+    end = current.end
+    if end is None:
+        return False
+    match command.kind:
+        case ReportKind.STARTED | ReportKind.SUCCEEDED:
+            return True
+        case ReportKind.MASTER_UNREACHABLE if end.kind is not EndKind.MASTER_UNREACHABLE:
+            return True  # the master's store closes when its agent is told to stop: that is no fault of the network
+        case ReportKind.MASTER_UNREACHABLE if group.speaker(current.master) is None:
+            return True  # it is late, and about another agent on that node
+    return end.judged
+
+
+def _stale(group: Group, number: int, node: Node) -> StaleRound:
+    return StaleRound(f"round {number} of group '{group.group_id}' is over for node '{node.node_id}'")
+
+
+def _note_training(work: Work, number: int, at: float) -> None:
+    """The workers of a round have begun to train; nothing happens if it is over, or that is known."""
+    active = work.group.active_round
+    if active is None or active.number != number or active.trains_at is not None or work.group.state.terminal:
+        return
+    work.change(round=replace(active, trains_at=min(work.now, max(active.formed_at, at))))
+    work.say(events.training_began(number))
+
+
+def _note_moved(work: Work, current: Round, moved: Moved | None, age_s: float) -> None:
+    """A member has said of its workers when they moved, really `age_s` seconds ago; None: nobody can tell."""
+    at = work.now - max(0.0, age_s)
+    if moved is not None and moved.began_s is not None:
+        _note_training(work, current.number, at - moved.began_s)
+    active = work.group.active_round
+    if active is not None and moved is None:
+        work.change(round=replace(active, unseen=True))
+    elif active is not None and moved is not None and moved.idle_s is not None:
+        work.change(round=replace(active, moved_at=max(active.moved_at or 0.0, at - moved.idle_s)))
 
 
 def _count_met(work: Work, node: Node, current: Round, met: int) -> None:
@@ -381,12 +411,6 @@ def _count_met(work: Work, node: Node, current: Round, met: int) -> None:
     work.change(round=current)
     if (strangers := apart(current)) is not None:
         work.say(strangers)
-
-
-def _is_reached(group: Group, current: Round) -> bool:
-    """Whether a member has reached the master of a round: only then does it start its workers."""
-    phases = (group.phase_of(member) for member in current.members[1:])
-    return any(phase is not NodePhase.STARTING and not phase.gone for phase in phases)
 
 
 def _ended_before(group: Group, current: Round, ended: Ended | None) -> Ended | None:
@@ -440,7 +464,7 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
     group, name, number = work.group, work.group.group_id, command.round
     current = group.active_round
     if current is None or group.state.terminal or not group.in_round(master) or number != current.number:
-        raise StaleRound(f"round {number} of group '{name}' is over for node '{master.node_id}'")
+        raise _stale(group, number, master)
     if current.master.node_id != master.node_id:
         raise NotMaster(
             f"node '{master.node_id}' is not the master of round {number} of group '{name}', which is "
@@ -451,7 +475,7 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
     if node is None or node.gone or node.node_id == master.node_id:
         raise UnknownNode(f"'{command.node_id}' is not another member of round {number} of group '{name}'")
     if node.stopped:
-        raise StaleRound(f"node '{node.node_id}' has ended its part in round {number} of group '{name}'")
+        raise _stale(group, number, node)
     if not node.wants_daemon:
         raise DaemonRefused(
             f"the agent of node '{node.node_id}' runs nothing for the master '{master.node_id}', since it was "
@@ -468,8 +492,6 @@ def _start_daemon(work: Work, command: StartDaemon) -> None:
     if first:  # else the history of a large group would contain little else
         work.say(events.daemon_started(master.node_id, command.words[0].rpartition("/")[2]))
 
-
-_TELL_MOVES = (ReportKind.STARTED, ReportKind.SUCCEEDED, ReportKind.FAILED)
 
 _AT_WORK = (NodePhase.STARTING, NodePhase.RUNNING, NodePhase.SUCCEEDED)
 
@@ -505,10 +527,10 @@ def _restart(work: Work) -> None:
         begin_job(work, group.spec, spec_fixed=True)
     elif group.active_round is None:
         raise Refused(f"group '{group.group_id}' has no running round to restart: it is waiting for nodes")
+    elif group.active_round.is_cancelled:
+        raise Refused(f"group '{group.group_id}' is about to be cancelled: restart it once that is done")
     elif group.active_round.notice is not None:
-        if group.active_round.notice.kind is EndKind.CANCELLED:
-            raise Refused(f"group '{group.group_id}' is about to be cancelled: restart it once that is done")
-        stop(work, group.active_round.notice)  # it will not wait any longer
+        stop(work, group.active_round.notice.cause)  # it will not wait any longer
     else:
         why = ends.restart_requested(hang_of(group.active_round, work.now))
         stop_kindly(work, Cause(kind=EndKind.RESTARTED, reason=why))
@@ -521,8 +543,7 @@ def _cancel(work: Work, command: Cancel) -> None:
     if group.state.terminal:
         raise GroupFinished(f"group '{group.group_id}' has already {group.state}: there is nothing to cancel")
     active = group.active_round
-    again = active is not None and active.notice is not None and active.notice.kind is EndKind.CANCELLED
-    if again:
+    if active is not None and active.is_cancelled:  # it will not wait any longer
         finish_cancelled(work)
     else:
         hang = hang_of(active, work.now)

@@ -171,16 +171,6 @@ class Notice:
     at: float
     until: float
 
-    @property
-    def kind(self) -> EndKind:
-        """What will end it."""
-        return self.cause.kind
-
-    @property
-    def node_id(self) -> str | None:
-        """The node that causes it, or None."""
-        return self.cause.node_id
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
@@ -282,9 +272,9 @@ class Round:
         return self.stall if self.stall is not None and self.stall.told else None
 
     @property
-    def apart(self) -> bool:
-        """Whether workers are known not to have met."""
-        return self.met is not None and self.met < self.world_size
+    def is_cancelled(self) -> bool:
+        """Whether the job is about to end with it, since a person wants that."""
+        return self.notice is not None and self.notice.cause.kind is EndKind.CANCELLED
 
     def member(self, node_id: str) -> Member | None:
         """The place of a node in this round, or None."""

@@ -92,7 +92,7 @@ def hang(group: Group, current: Round, stall: Stall, now: float) -> Reason:
 
 def apart(current: Round) -> Reason | None:
     """That workers of a round are known not to have met; None: they have, or nobody knows."""
-    if current.met is None or not current.apart:
+    if current.met is None or current.met >= current.world_size:
         return None
     return ends.never_met(current.met, current.world_size)
 

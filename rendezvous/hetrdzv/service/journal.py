@@ -23,7 +23,6 @@ WARNINGS = frozenset(
         "node_lost",
         "node_refused",
         "node_rejected",
-        "node_left_out",
         "group_failed",
     }
 )

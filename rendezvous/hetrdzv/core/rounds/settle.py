@@ -11,10 +11,9 @@ from typing import NamedTuple
 from hetrdzv.core import snapshots
 from hetrdzv.core.drift import drift, unordered
 from hetrdzv.core.hangs import settle_stall
-from hetrdzv.core.model import USED_LAST_AFTER, Cause, End, Group, Node, Round
+from hetrdzv.core.model import USED_LAST_AFTER, Cause, Group, Node, Round
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.records import newest_record, with_record
-from hetrdzv.core.rounds.restart_backoff import count_failed_round, restart_wait_s
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
 from hetrdzv.core.rounds.transitions import (
     GONE_NODES_KEPT,
@@ -31,14 +30,14 @@ from hetrdzv.core.rounds.transitions import (
 )
 from hetrdzv.core.selection.joining import growth
 from hetrdzv.core.selection.order import former_round, place
-from hetrdzv.core.selection.ready import next_round, not_ready_nodes, out_of_reach, ready_nodes, stranded
+from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_nodes, stranded
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.core.shares import weights_of
 from hetrdzv.core.why import apart, cut_off, no_world, not_ready, ready_of
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.settings import GroupSpec, OnJoin
+from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase
 from hetrdzv.protocol.texts.addresses import is_loopback
 from hetrdzv.protocol.texts.who import Nodes
@@ -46,21 +45,22 @@ from hetrdzv.protocol.texts.who import Nodes
 MOST_PLACES = 8
 """How many members the event names that a round has formed."""
 
+LASTED_S = 60.0
+"""A round that ran this long has probably made progress (seconds)."""
+
 
 def settle(work: Work) -> None:
     """Apply everything that follows from the group's state and the time."""
     expire(work)
     if not work.group.state.terminal:
         snapshots.end_parting(work)
-    if work.group.state.terminal:
-        pass
-    elif work.group.active_round is None:
-        _judge(work)
-        _form(work)
-    else:
-        _progress(work)
-        _stop_kindly(work)
-        settle_stall(work)
+        if work.group.active_round is None:
+            _judge(work)
+            _form(work)
+        else:
+            _progress(work)
+            _stop_in_time(work)
+            settle_stall(work)
     if work.group.active_round is not None and not work.group.state.terminal:
         _admit_joiners(work)
     if work.events and len(work.group.nodes) > GONE_NODES_KEPT:
@@ -76,10 +76,9 @@ def settle(work: Work) -> None:
 
 
 def _progress(work: Work) -> None:
-    """Check whether all members of a running round have started, or succeeded."""
+    """Check whether all members of the active round have started, or succeeded."""
     group, active = work.group, work.group.active_round
-    if active is None:
-        return
+    assert active is not None
     if group.all_succeeded(active):
         succeed(work, apart(active))
     elif group.state is GroupState.STARTING and not any(
@@ -89,20 +88,34 @@ def _progress(work: Work) -> None:
         work.say(waiting.round_running(active.number, len(active.members), active.world_size))
 
 
-def _stop_kindly(work: Work) -> None:
-    """End a round whose workers were told so, once all are ready for that, or their time is over."""
-    group, active = work.group, work.group.active_round
-    if active is None or active.notice is None or group.state.terminal:
+def _stop_in_time(work: Work) -> None:
+    """End a round whose workers got a notice, once all are ready for that, or their time is over."""
+    active = work.group.active_round
+    if active is None or (notice := active.notice) is None or work.group.state.terminal:
         return
-    late = waited_for(group)
-    notice = active.notice
+    late = waited_for(work.group)
     if late and work.now < notice.until:
         return
     if late:
         work.say(events.notice_expired(late, round(notice.until - notice.at, 3)))
     else:
         work.say(events.ready_to_stop(round(work.now - notice.at, 3)))
-    stop(work, notice)
+    stop(work, notice.cause)
+
+
+class _Failed(NamedTuple):
+    """A failure of a round, on a node (None: on none); a hang is none to start."""
+
+    node_id: str | None
+    failure: Failure
+    reason: Reason
+    is_start: bool = False
+
+    def root_cause(self, number: int, no_restart: str = "", budget: int | None = None) -> RootCause:
+        """What ends the job; for `no_restart` see `without_restart`."""
+        reason = ends.without_restart(self.reason, no_restart, budget) if no_restart else self.reason
+        failure = self.failure if self.node_id is not None else None
+        return RootCause(reason=reason, round=number, node_id=self.node_id, failure=failure)
 
 
 def _judge(work: Work) -> None:
@@ -111,82 +124,42 @@ def _judge(work: Work) -> None:
     if ended is None or ended.end is None or ended.end.judged or unresolved(work.group, work.now):
         return
     end = replace(blame_who_leaves(work, ended, ended.end), judged=True, stopped_at=work.now)
-    failures = _failures(work.group, ended, end)
+    failures = _failures(work.group, replace(ended, end=end))
     if end.kind is EndKind.FAILED:
-        end = replace(end, cause=failures[0].as_cause)
-    work.change(round=replace(ended, end=end))
+        first = failures[0]
+        end = replace(end, cause=Cause(kind=end.kind, reason=first.reason, node_id=first.node_id))
+    ended = replace(ended, end=end)
+    work.change(round=ended)
     left = _prospects(work.group)
     # Later, a joiner that lacks a module, or a file server that is away, must not end a job that has worked.
     if ended.first and (hopeless := [failed for failed in failures if failed.failure.permanent]):
         fail(work, hopeless[0].root_cause(ended.number, "permanent"))
         return
-    given_up = {failed.node_id for failed in failures if failed.node_id and failed.failure.final} - {
-        node.node_id for node in left
-    }
-    if given_up and isinstance(select(work.group.spec, left), Shortfall):
-        _fail_given_up(work, end, failures[0].root_cause(ended.number), given_up)
-    elif end.kind is EndKind.FAILED and not (given_up and failures[0].is_start):
-        count_failed_round(work, replace(ended, end=end))
-        if failures[0].node_id is not None:
-            _note_blame(work, ended, failures[0].node_id)
+    gave_up = {failed.node_id for failed in failures if failed.node_id and failed.failure.final}
+    gave_up -= {node.node_id for node in left}
+    if gave_up and isinstance(select(work.group.spec, left), Shortfall):
+        cause = failures[0].root_cause(ended.number)
+        if end.kind in LOSSES:  # the failures came of that
+            cause = RootCause(reason=end.reason, round=ended.number, node_id=end.node_id)
+        fail(work, cause, gave_up=Nodes.of(gave_up))
+    elif end.kind is EndKind.FAILED and not (gave_up and failures[0].is_start):
         _charge(work, ended, failures[0])
 
 
-def _note_blame(work: Work, ended: Round, node_id: str) -> None:
-    """Count a failed round against a node, and end the rows of the others that were in it."""
-    known = {
-        name: times
-        for name, times in work.group.failed_rounds.items()
-        if name in work.group.nodes and (name == node_id or ended.member(name) is None)
-    }
-    times = known.get(node_id, 0) + 1
-    work.change(failed_rounds={**known, node_id: times})
-    if times == USED_LAST_AFTER:
-        work.say(events.node_used_last(node_id, times))
-
-
-class _Failed(NamedTuple):
-    """A failure of a round, on a node (None: on none)."""
-
-    node_id: str | None
-    failure: Failure
-    reason: Reason
-    hangs: bool = False
-
-    @property
-    def is_start(self) -> bool:
-        """Whether the workers of a node could not be started."""
-        return self.failure.is_start and not self.hangs
-
-    @property
-    def as_cause(self) -> Cause:
-        """What ends the round."""
-        return Cause(kind=EndKind.FAILED, reason=self.reason, node_id=self.node_id)
-
-    def root_cause(self, number: int, no_restart: str = "", budget: int | None = None) -> RootCause:
-        """What ends the job; for `no_restart` see `without_restart`."""
-        reason = ends.without_restart(self.reason, no_restart, budget) if no_restart else self.reason
-        return RootCause(
-            reason=reason,
-            round=number,
-            node_id=self.node_id,
-            failure=self.failure if self.node_id is not None else None,
-        )
-
-
-def _failures(group: Group, ended: Round, end: End) -> list[_Failed]:
+def _failures(group: Group, ended: Round) -> list[_Failed]:
     """The failures of an ended round, the earliest first."""
+    end = ended.end
+    assert end is not None
     by_node = dict(end.departed)
     for member in ended.members:
         if (node := group.speaker(member)) is not None and node.failure is not None:
             by_node[node.node_id] = node.failure
-    earliest = sorted(by_node.items(), key=lambda item: (item[1].at, item[0]))
     failures = [
-        _Failed(node_id, failure, ends.worker_failed(node_id, failure, end.before))
-        for node_id, failure in earliest
+        _Failed(node_id, failure, ends.worker_failed(node_id, failure, end.before), failure.is_start)
+        for node_id, failure in sorted(by_node.items(), key=lambda item: (item[1].at, item[0]))
     ]
     # What is reported after a hang comes of being stopped.
-    hang = [_Failed(end.node_id, end.hang, end.cause.reason, hangs=True)] if end.hang is not None else []
+    hang = [_Failed(end.node_id, end.hang, end.cause.reason)] if end.hang is not None else []
     return [*hang, *failures]
 
 
@@ -205,24 +178,35 @@ def _prospects(group: Group) -> list[Node]:
 
 def _charge(work: Work, ended: Round, first: _Failed) -> None:
     """Charge one restart for a round that ended with a failure, or fail the group."""
-    group = work.group
+    group, end = work.group, ended.end
+    lasted = end is not None and end.at - ended.formed_at >= LASTED_S
+    quick = 1 if lasted else group.quick + 1
+    if first.node_id is not None:
+        _note_blame(work, ended, first.node_id)
     budget = group.spec.max_restarts
     if first.failure.exit_code in group.spec.no_restart_on:
         fail(work, first.root_cause(ended.number, "no_restart_on"))
-        return
-    if group.restarts >= budget:
+    elif group.restarts >= budget:
         fail(work, first.root_cause(ended.number, "used_up", budget))
-        return
-    wait_s = restart_wait_s(group)
-    work.change(restarts=group.restarts + 1, rests_until=work.now + wait_s if wait_s else None)
-    work.say(events.restart_spent(first.reason, group.restarts + 1, budget))
+    else:
+        # The first restart does not wait, those in quick succession 1 s, 2 s, 4 s ...
+        wait_s = min(group.spec.restart_wait_s, 2.0 ** min(quick - 2, 30)) if quick > 1 else 0.0
+        rests_until = work.now + wait_s if wait_s else None
+        work.change(quick=quick, restarts=group.restarts + 1, rests_until=rests_until)
+        work.say(events.restart_spent(first.reason, group.restarts + 1, budget))
 
 
-def _fail_given_up(work: Work, end: End, cause: RootCause, given_up: set[str]) -> None:
-    """Fail the group, too few nodes being left; if a node was lost, that is the cause of the failures after it."""
-    if end.kind in LOSSES:
-        cause = RootCause(reason=end.reason, round=cause.round, node_id=end.node_id)
-    fail(work, cause, gave_up=Nodes.of(given_up))
+def _note_blame(work: Work, ended: Round, node_id: str) -> None:
+    """Count a failed round against a node, and end the rows of the others that were in it."""
+    known = {
+        name: times
+        for name, times in work.group.failed_rounds.items()
+        if name in work.group.nodes and (name == node_id or ended.member(name) is None)
+    }
+    times = known.get(node_id, 0) + 1
+    work.change(failed_rounds={**known, node_id: times})
+    if times == USED_LAST_AFTER:
+        work.say(events.node_used_last(node_id, times))
 
 
 # -- the next round forms ------------------------------------------------------------------------------------
@@ -233,31 +217,20 @@ def _form(work: Work) -> None:
     group = work.group
     if group.state.terminal or (group.round is not None and not (group.round.end and group.round.end.judged)):
         return
-    ready = ready_nodes(group)
-    strangers = stranded(ready)
-    for node in strangers:
+    for node in stranded(ready_nodes(group)):
         reject(work, node)
-    if strangers:
-        ready = ready_nodes(work.group)
-    answer = next_round(work.group)
+    ready, answer = ready_nodes(work.group), next_round(work.group)
     _track_waiting(work, ready, answer)
-    give_up_at = gives_up_at(work.group)
     if work.group.bounds_since is not None:
-        if work.now >= forms_at(work.group, answer) and not answer.suspects:
-            _form_or_fail(work, ready, answer)
-    elif give_up_at is not None and work.now >= give_up_at:
-        _form_or_fail(work, ready, answer)
-
-
-def _form_or_fail(work: Work, ready: Sequence[Node], answer: Selection | Shortfall) -> None:
+        if work.now < forms_at(work.group, answer) or answer.suspects:
+            return
+    elif (give_up_at := gives_up_at(work.group)) is None or work.now < give_up_at:
+        return
     if isinstance(answer, Selection):
         _start_round(work, answer)
-        _tell_left_out(work)
     elif answer.lack is Lack.MASTER:
-        fail(
-            work,
-            RootCause(reason=ends.no_node_can_be_master(cut_off(work.group, ready), work.group.spec.master)),
-        )
+        why = ends.no_node_can_be_master(cut_off(work.group, ready), work.group.spec.master)
+        fail(work, RootCause(reason=why))
     else:
         fail(work, RootCause(reason=_join_timeout(work.group, ready, answer)))
 
@@ -274,40 +247,34 @@ def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortf
     )
 
 
-def _warnings(spec: GroupSpec, nodes: Sequence[Node]) -> tuple[Reason, ...]:
-    return (
-        *drift(nodes),
-        *unordered(spec, nodes),
-    )
-
-
 def _start_round(work: Work, selection: Selection) -> None:
-    group = work.group
-    number = group.last_round + 1
+    group, former, number = work.group, work.group.round, work.group.last_round + 1
+    end = former.end if former is not None else None
     placement = place(group.spec, selection.nodes, group.seats, former_round(group), selection.master)
-    nodes = dict(group.nodes)
-    for member in placement.members:
-        nodes[member.node_id] = replace(
-            nodes[member.node_id],
+    members = [
+        replace(
+            group.nodes[member.node_id],
             phase=NodePhase.STARTING,
             member_of=number,
             daemon=(),
             failure=None,
             stop_told_at=None,
         )
-    members = [nodes[member.node_id] for member in placement.members]
-    former = group.round
+        for member in placement.members
+    ]
+    nodes = {**group.nodes, **{node.node_id: node for node in members}}
+    never_started = end is not None and end.kind is EndKind.MASTER_UNREACHABLE
+    restarted = former is not None and group.restarts != former.restart_count
     new = Round(
         number=number,
         members=placement.members,
         restart_count=group.restarts,
         formed_at=work.now,
-        first=former is None or (former.first and _started_nothing(former)),
-        restarted_by=_restarted_by(group, former) if former is not None else None,
-        warnings=_warnings(group.spec, selection.nodes),
+        first=former is None or (former.first and never_started),
+        restarted_by=end.cause.reason if restarted and end and end.kind is EndKind.FAILED else None,
+        warnings=(*drift(selection.nodes), *unordered(group.spec, selection.nodes)),
         weights=weights_of(members),
     )
-    first = former is None
     work.change(
         state=GroupState.STARTING,
         spec_fixed=True,  # the round keeps the bounds under which it formed
@@ -321,41 +288,15 @@ def _start_round(work: Work, selection: Selection) -> None:
         bounds_since=None,
         joiners_since=None,
     )
-    event = events.round_formed(
-        number,
-        new.world_size,
-        [(member.node_id, member.ranks) for member in new.members[:MOST_PLACES]],
-        more=max(0, len(new.members) - MOST_PLACES),
-        cause=former.end.kind if former is not None and former.end is not None else None,
-    )
-    work.say(event)
-    if first and not group.spec.bounded:
+    places = [(member.node_id, member.ranks) for member in new.members[:MOST_PLACES]]
+    more, after = len(new.members) - len(places), end.kind if end is not None else None
+    work.say(events.round_formed(number, new.world_size, places, more, after))
+    if former is None and not group.spec.bounded:
         restarts = group.spec.on_join is OnJoin.RESTART
         work.say(events.started_unbounded(len(new.members), restarts=restarts))
     cost = snapshots.begin(work, group)
     if (record := newest_record(group, work.now)) is not None:
         work.change(records=with_record(group, replace(record, cost=cost)))
-
-
-def _started_nothing(former: Round) -> bool:
-    """Whether a round ended before its workers could be started."""
-    return former.end is not None and former.end.kind is EndKind.MASTER_UNREACHABLE
-
-
-def _restarted_by(group: Group, former: Round) -> Reason | None:
-    """The failure that a restart was spent on after a round; None: none was."""
-    if group.restarts == former.restart_count:
-        return None
-    end = former.end
-    return end.cause.reason if end is not None and end.kind is EndKind.FAILED else None
-
-
-def _tell_left_out(work: Work) -> None:
-    """Say which nodes are left out because they cannot reach the master."""
-    active, most = work.group.active_round, work.group.spec.max_nodes
-    if active is not None and (most is None or len(active.members) < most):
-        for node in out_of_reach(work.group, active):
-            work.say(events.node_left_out(node.node_id, active.master.node_id))
 
 
 def _join_timeout(group: Group, ready: Sequence[Node], answer: Shortfall) -> Reason:
@@ -377,8 +318,7 @@ def _join_timeout(group: Group, ready: Sequence[Node], answer: Shortfall) -> Rea
 def _admit_joiners(work: Work) -> None:
     """End a running round for nodes that make the world larger, in one batch per last call (rule 3c)."""
     active = work.group.active_round
-    if active is None:
-        return
+    assert active is not None
     if not is_loopback(active.master.address):
         for node in ready_nodes(work.group):
             if is_loopback(node.address):

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from math import ceil, inf
 
 from hetrdzv.core.model import Cancellation, Cause, End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.notice import notice_until
@@ -19,9 +18,6 @@ from hetrdzv.protocol.texts.who import Nodes
 
 GONE_NODES_KEPT = 64
 """How many lost and left nodes a group remembers, beside the members of its round."""
-
-LEASES_COUNTED = 64
-"""When the last of more nodes than this will be lost is not worth the time to find out for each that asks."""
 
 LOSSES = frozenset({EndKind.LOST, EndKind.LEFT, EndKind.DRAINED})
 """Ends that explain what failed elsewhere at the same time (rule 5)."""
@@ -112,15 +108,13 @@ def take_out(work: Work, node: Node, phase: NodePhase, why: Reason, since: float
 
     The part of a node that succeeded is done, too, when it says goodbye in a round that something else ended.
     """
-    was_gone, done = node.gone, work.group.part_done(node)
-    done = done or (
-        phase is NodePhase.LEFT and node.phase is NodePhase.SUCCEEDED and not work.group.active_round
-    )
-    work.change_node(node, phase=phase, daemon=(), gone_at=work.now, gone_why=why, cut_at=None)
     lost = phase is NodePhase.LOST
+    late_goodbye = not lost and node.phase is NodePhase.SUCCEEDED and not work.group.active_round
+    done = late_goodbye or work.group.part_done(node)
+    work.change_node(node, phase=phase, daemon=(), gone_at=work.now, gone_why=why, cut_at=None)
     event = ends.node_lost(node.node_id, why) if lost else ends.node_left(node.node_id, why)
     work.say(event)
-    if not was_gone:
+    if not node.gone:
         cause = Cause(kind=EndKind.LOST if lost else EndKind.LEFT, reason=event, node_id=node.node_id)
         withdraw(work, node, cause, done=done, since=since)
 
@@ -150,9 +144,7 @@ def withdraw(
     elif node.failure is not None and current.end is not None and work.group.gave_up(node):
         departed = {**current.end.departed, node.node_id: node.failure}
         work.change(round=replace(current, end=replace(current.end, departed=departed)))
-    elif cause.kind is EndKind.DRAINED:
-        stop_kindly(work, cause)
-    elif gone_at is not None:
+    elif cause.kind is EndKind.DRAINED or gone_at is not None:
         stop_kindly(work, cause, gone_at)
     else:
         end_round(work, cause, since=since)
@@ -186,7 +178,7 @@ def _hasten(work: Work, notice: Notice, gone_at: float | None) -> None:
     """A member stops its workers then (seconds; None: now), and all others with it."""
     active = work.group.active_round
     if active is None or gone_at is None:
-        stop(work, notice)
+        stop(work, notice.cause)
     elif gone_at < notice.until:
         work.change(round=replace(active, notice=replace(notice, until=max(gone_at, work.now))))
 
@@ -237,7 +229,7 @@ def end_round(
     current = work.group.round
     if current is None:
         return
-    if current.end is None and current.notice is not None and current.notice.kind is EndKind.CANCELLED:
+    if current.end is None and current.is_cancelled:
         finish_cancelled(work)
     elif current.end is None:
         time = time_until_end(current, work.now if since is None else since, work.now)
@@ -281,26 +273,25 @@ def stop_kindly(work: Work, cause: Cause, gone_at: float | None = None) -> None:
         gone_at: when the node that it ends for has to stop its workers (seconds); see `notice_until`.
     """
     active = work.group.active_round
-    known = active.notice if active is not None else None
     until = notice_until(work.group, work.now, gone_at)
-    if active is not None and known is not None:
+    if active is not None and active.notice is not None:
         if cause.kind is EndKind.CANCELLED:
-            work.change(round=replace(active, notice=replace(known, cause=cause)))
+            work.change(round=replace(active, notice=replace(active.notice, cause=cause)))
         elif gone_at is not None:
-            _hasten(work, known, gone_at)
+            _hasten(work, active.notice, gone_at)
     elif active is None or until is None:
-        stop(work, Notice(cause=cause, at=work.now, until=work.now))
+        stop(work, cause)
     else:
         work.change(round=replace(active, notice=Notice(cause=cause, at=work.now, until=until)))
         work.say(events.stop_announced(active.number, cause.reason, round(until - work.now, 3)))
 
 
-def stop(work: Work, notice: Notice) -> None:
-    """What a notice was about comes true."""
-    if notice.kind is EndKind.CANCELLED:
+def stop(work: Work, cause: Cause) -> None:
+    """End the active round, or the job, now."""
+    if cause.kind is EndKind.CANCELLED:
         finish_cancelled(work)
     else:
-        end_round(work, notice.cause)
+        end_round(work, cause)
 
 
 def succeed(work: Work, apart: Reason | None) -> None:
@@ -323,7 +314,7 @@ def _finish(work: Work, state: GroupState, event: Reason, root_cause: RootCause 
     active = work.group.active_round
     if active is not None and active.notice is not None:
         work.change(round=replace(active, notice=None))
-        if active.notice.kind is EndKind.CANCELLED and state is not GroupState.CANCELLED:
+        if active.is_cancelled and state is not GroupState.CANCELLED:
             finish_cancelled(work)  # a person was told so; and scripts may exit with 0 once they have saved
             return
     record = newest_record(work.group, work.now)
@@ -361,11 +352,9 @@ def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
     finished_at = group.finished_at if group.finished_at is not None else work.now
     old = [node for node in group.live if node.joined_at <= finished_at]
     if old:
-        lost_at = max(work.leases.ends_at(group, node) for node in old) if len(old) <= LEASES_COUNTED else inf
-        within = f", in {ceil(lost_at - work.now)} s at most" if lost_at < inf else ""
         raise GroupFinishing(
             f"the last job of group '{group.group_id}' is over, but some of its nodes have yet to exit: "
-            f"{Nodes.of(node.node_id for node in old)}; a new job can start once they are gone{within}"
+            f"{Nodes.of(node.node_id for node in old)}; a new job can start once they are gone"
         )
     work.group = Group(
         group_id=group.group_id,

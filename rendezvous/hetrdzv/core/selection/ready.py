@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from hetrdzv.core.memo import kept, kept_for
-from hetrdzv.core.model import Group, Node, Round
+from hetrdzv.core.model import Group, Node
 from hetrdzv.core.selection.order import former_round
 from hetrdzv.core.selection.select import Selection, Shortfall, select
 from hetrdzv.protocol.states import NodePhase
@@ -52,12 +52,6 @@ def next_round(group: Group) -> Selection | Shortfall:
         group.failed_masters,
         group.used_last,
     )
-
-
-def out_of_reach(group: Group, active: Round) -> list[Node]:
-    """Ready nodes that could not reach the master of a round; usually none."""
-    cut_off = {node_id for node_id, master in group.unreachable if master == active.master.node_id}
-    return [node for node in ready_nodes(group) if node.node_id in cut_off] if cut_off else []
 
 
 def stranded(nodes: Iterable[Node]) -> list[Node]:

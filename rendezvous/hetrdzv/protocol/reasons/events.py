@@ -149,12 +149,6 @@ def node_rejected(node_id: str, why: Reason) -> Reason:
     return reason(ReasonCode.NODE_REJECTED, why.message, nodes=[node_id], why=why.code)
 
 
-def node_left_out(node_id: str, master: str) -> Reason:
-    """It is a spare, since it cannot reach the master."""
-    text = f"is left out: it cannot reach {master}, and no node can be reached by all"
-    return _node(ReasonCode.NODE_LEFT_OUT, node_id, text)
-
-
 def node_undrained(node_id: str) -> Reason:
     """A person let it in again."""
     return _node(ReasonCode.NODE_UNDRAINED, node_id, "may join again")

@@ -77,7 +77,6 @@ class ReasonCode(StrEnum):
     NODE_READY = "node_ready"
     NODE_REFUSED = "node_refused"
     NODE_REJECTED = "node_rejected"
-    NODE_LEFT_OUT = "node_left_out"
     NODE_UNDRAINED = "node_undrained"
     NODE_USED_LAST = "node_used_last"
     NODE_SUCCEEDED = "node_succeeded"

@@ -31,12 +31,11 @@ from hetrdzv.dashboard.app import dashboard
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.http import versions
-from hetrdzv.protocol.pages import NodeState
 from hetrdzv.protocol.reasons.reason import ReasonCode
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
-from hetrdzv.protocol.states import DirectiveKind, GroupState, ReportKind
+from hetrdzv.protocol.states import DirectiveKind, GroupState, NodeState, ReportKind
 from hetrdzv.service.journal import WARNINGS
 from hetrdzv.service.metrics import Metrics
 from hetrdzv.service.replica import SingleReplica

@@ -480,14 +480,6 @@ def test_the_root_of_a_broadcast_over_nccl_may_be_ahead_of_who_is_waited_for() -
     assert verdict.ranks == (2,)
 
 
-def test_the_processes_that_are_waited_for_are_told() -> None:
-    workers = [worker(rank, at(5, size=3), pid=100 + rank) for rank in (0, 1)]
-    verdict = judge([*workers, worker(2, done(4, size=3), pid=4711, state="stopped")], 3, node_of)
-    assert verdict is not None
-    assert verdict.stopped
-    assert [(node.node_id, node.pids) for node in verdict.culprits] == [("gpu2", (4711,))]
-
-
 def test_where_culprits_are_in_different_places_the_first_is_told() -> None:
     ahead = worker(0, at(9), at(4, name="tp", size=2))
     other = worker(2, done(9), done(3, name="tp", size=2))

@@ -113,7 +113,7 @@ def test_more_who_are_behind_are_no_news_but_another_is() -> None:
     stalled(
         story,
         for_s=60,
-        hang=replace(behind(2, "b"), culprits=culprits_of([("b", 2, 0), ("b", 3, 0)])),
+        hang=replace(behind(2, "b"), culprits=culprits_of([("b", 2), ("b", 3)])),
     )
     assert len(story.said("stalled")) == 1
     assert story.reason.ranks == ((2, 3),)

@@ -102,23 +102,8 @@ def timeout(**more: Any) -> Reason:
         ),
         (exited(1, 'Traceback\n  File "/work/train.py", line 7, in f\nValueError: no'), AGAIN),
         (
-            exited(
-                1,
-                'Traceback\n  File "/w/train.py", line 7, in f\n  File "/lib/python3.11/s.py", line 1, in load\n'
-                "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so",
-            ),
-            (
-                "if the checkpoint is trusted, start hetagent with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in its "
-                f"environment (it is for calls of torch.load without weights_only); {AGAIN}"
-            ),
-        ),
-        (
             exited(2, "usage: ap.py [-h]\nap.py: error: the following arguments are required: --data"),
             AGAIN,
-        ),
-        (
-            exited(2, "ap.py: error: unrecognized arguments: --nnodes=2 --nproc_per_node 2"),
-            f"hetagent's own flags go before the script: --nnodes, --nproc_per_node; {AGAIN}",
         ),
         (exited(None, "script 'nowhere.py' does not exist", rank=-1), AGAIN),
         (

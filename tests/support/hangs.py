@@ -15,7 +15,6 @@ def behind(
     kind: StallKind = StallKind.BEHIND,
     stopped: bool = False,
     where: str = "is at collective 17,203 of 17,204",
-    pid: int = 0,
     for_s: float = 0.0,
 ) -> Hang:
     """Workers wait for one that is behind them."""
@@ -24,8 +23,7 @@ def behind(
         waiting=Ranks.of(waiting),
         wait_for=f"rank {rank} ({node_id}), which {'is stopped by a signal' if stopped else where}",
         ranks=(rank,),
-        culprits=culprits_of([(node_id, rank, pid)]),
-        stopped=stopped,
+        culprits=culprits_of([(node_id, rank)]),
         for_s=for_s,
     )
 

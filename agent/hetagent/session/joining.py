@@ -10,7 +10,7 @@ from hetagent.session.refusals import conflict_of, conflict_text
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.bounds import MAX_NOT_READY
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
+from hetrdzv.protocol.requests.joining import JoinRequest
 
 RETRY_S = 0.3
 """Pause before another attempt after a refusal (seconds)."""
@@ -87,11 +87,10 @@ class Joining:
         if body == self.due:
             self.due = None
 
-    def refused(self, error: HetError, given: SpecFields, lease_s: float, now: float) -> str | None:
+    def refused(self, error: HetError, lease_s: float, now: float) -> str | None:
         """A server has refused one with a code of `MAY_PASS`; returns why not to try again, or None.
 
         Args:
-            given: the settings that this agent was given.
             lease_s: the group's (seconds).
         """
         text, patience_s, notice = str(error), inf, f"{error}; waiting for that to happen"
@@ -101,7 +100,7 @@ class Joining:
         elif error.code == "spec_conflict":
             if (conflict := conflict_of(error)) is None:
                 return text
-            text = conflict_text(self._group, conflict, given)
+            text = conflict_text(self._group, conflict)
             if (left_s := conflict.retry_for_s) is None:
                 return text
             patience_s = left_s + IN_USE_MARGIN_S

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.differences import SCRIPT, Difference, as_flags
+from hetrdzv.protocol.differences import SCRIPT, Difference
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Conflict, HetError, Problem
-from hetrdzv.protocol.requests.joining import SpecFields
 
 _R = TypeVar("_R")
 
@@ -52,23 +51,19 @@ def _part(error: HetError, name: str, kind: type[_R]) -> _R | None:
         return None
 
 
-def conflict_text(group: str, conflict: Conflict, spec: SpecFields) -> str:
-    """Why a join with other settings was refused, in terms of the command line, and what to do about it.
-
-    Args:
-        spec: the settings that this agent was given.
-    """
+def conflict_text(group: str, conflict: Conflict) -> str:
+    """Why a join with other settings was refused, and what to do about it."""
     end = "wait until its job is over" if conflict.nodes else f"remove that one (hetctl delete {group})"
     if (script := next((row for row in conflict.differences if row.name == SCRIPT), None)) is not None:
         return (
             f"group '{group}' runs {script.group}{_holders(conflict)}, and this agent was given {script.given}: "
             f"use another --group, or {end}; if both belong to one job, give this one a --role of its own"
         )
-    rows = as_flags(conflict.differences, spec)
-    there = ", ".join(f"{flag} {given} here, {theirs} there" for flag, theirs, given in rows)
+    rows = conflict.differences
+    there = ", ".join(f"{row.name} {row.given} here, {row.group} there" for row in rows)
     return (
         f"group '{group}' has other settings ({there}){_holders(conflict)}: "
-        f"leave out {' and '.join(row[0] for row in rows)}, use another --group, or {end}"
+        f"leave out {' and '.join(row.name for row in rows)}, use another --group, or {end}"
     )
 
 
@@ -80,8 +75,7 @@ def _holders(conflict: Conflict) -> str:
     return f", which {', '.join(conflict.nodes[:5])}{more} joined"
 
 
-def replaced_text(group: str, replaced: Sequence[Difference], spec: SpecFields) -> str:
+def replaced_text(group: str, replaced: Sequence[Difference]) -> str:
     """What this node's join changed in a group in which no node was left."""
-    rows = as_flags(replaced, spec)
-    now = ", ".join(f"{flag} {given} (was {before})" for flag, before, given in rows)
+    now = ", ".join(f"{one.name} {one.given} (was {one.group})" for one in replaced)
     return f"no node was left in group '{group}': its job goes on with {now}"

@@ -190,7 +190,7 @@ class Session:
             if isinstance(request, Poll) and request.posts:
                 self._samples.asked(answer.stacks or answer.logs, now)
             if answer.replaced:
-                self._notice_once("replaced", replaced_text(self.group, answer.replaced, self.offer.spec))
+                self._notice_once("replaced", replaced_text(self.group, answer.replaced))
             version = self._directives.version
             self._take(request.number, answer, now)
             if what == POLL:
@@ -440,7 +440,7 @@ class Session:
             case Join(), code if code in MAY_PASS:
                 self._answered(sent_at, now)
                 lease_s = self._directives.current.lease_s
-                if (why := self._joining.refused(error, self.offer.spec, lease_s, now)) is not None:
+                if (why := self._joining.refused(error, lease_s, now)) is not None:
                     self.give_up(why)
             case Join(), code if not self._joining.ever and (code in STRANGERS or is_final(error)):
                 self.give_up(str(error))

@@ -27,7 +27,6 @@ from hetrdzv.protocol.pages import (
     GroupReply,
     GroupSummary,
     NodeReply,
-    NodeState,
     RoundReply,
     StallReply,
     UnreachableReply,
@@ -35,7 +34,7 @@ from hetrdzv.protocol.pages import (
 from hetrdzv.protocol.reasons import advice, waiting
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.stacks import About
-from hetrdzv.protocol.states import GroupState, NodePhase
+from hetrdzv.protocol.states import GroupState, NodePhase, NodeState
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.service.polls.directives import Told
 from hetrdzv.service.progress.samples import Seen, unwatched

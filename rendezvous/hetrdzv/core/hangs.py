@@ -301,7 +301,6 @@ def _behind(groups: Sequence[ProcessGroup], waiting: Iterable[int], node_of: Nod
         wait_for=f"{culprits_text(by_node)}, {which} {state}",
         ranks=_first(culprits),
         culprits=by_node[:MOST_SHOWN],
-        stopped=first.state == "stopped",
         for_s=for_s,
     )
 
@@ -330,7 +329,7 @@ def _first(workers: Iterable[Worker]) -> tuple[int, ...]:
 
 
 def _by_node(workers: Iterable[Worker], node_of: NodeOf) -> tuple[Culprit, ...]:
-    return culprits_of((node_of(worker.rank), worker.rank, worker.pid) for worker in workers)
+    return culprits_of((node_of(worker.rank), worker.rank) for worker in workers)
 
 
 def _ranks(workers: Iterable[Worker]) -> Ranks:

@@ -83,16 +83,6 @@ class Checked:
         return {"type": "function-after", "function": _plainly(self.check), "schema": schema_of(kind)}
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedFirst:
-    """What is to become a value passes a check before its parts are looked at."""
-
-    check: Callable[[Any], None]
-
-    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
-        return {"type": "function-before", "function": _plainly(self.check), "schema": schema_of(kind)}
-
-
 def _plainly(check: Callable[[Any], None]) -> dict[str, Any]:
     def checked(value: Any) -> Any:
         check(value)
@@ -160,14 +150,9 @@ Weight = Annotated[float, Ge(MIN_WEIGHT), Le(MAX_WEIGHT)]
 # -- labels ----------------------------------------------------------------------------------------------------
 
 
-def _few(labels: object) -> None:
-    if isinstance(labels, dict) and len(labels) > MAX_LABELS:
-        raise ValueError(f"Dictionary should have at most {MAX_LABELS} items, not {len(labels)}")
-
-
 def _short(labels: Mapping[str, str]) -> None:
     if (given := sum(len(name) + len(value) for name, value in labels.items())) > MAX_LABEL_CHARACTERS:
         raise ValueError(f"It should have at most {MAX_LABEL_CHARACTERS} characters in all, not {given}")
 
 
-Labels = Annotated[Mapping[ShortText, ShortText], MaxLen(MAX_LABELS), Checked(_short), CheckedFirst(_few)]
+Labels = Annotated[Mapping[ShortText, ShortText], MaxLen(MAX_LABELS), Checked(_short)]

@@ -7,14 +7,10 @@ may have written.
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
-from functools import reduce
-from operator import or_
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, cast
 
-from pydantic import ConfigDict, Discriminator, GetCoreSchemaHandler, Tag, TypeAdapter, ValidationError
-from pydantic_core import CoreSchema, ErrorDetails, PydanticSerializationError
-
-from hetrdzv.protocol.kinds import ByKind
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, PydanticSerializationError
 
 T = TypeVar("T")
 
@@ -205,27 +201,3 @@ def mistake(details: ErrorDetails) -> Mistake:
         text = str(details["ctx"]["error"])
     shown = given if isinstance(given, str | int | float) and kind not in _UNKNOWN else None
     return Mistake(place, text, kind in _UNKNOWN, shown)
-
-
-# -- unions ----------------------------------------------------------------------------------------------------
-
-
-def _by_kind(mark: ByKind, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """What reads and writes a union that is marked with `BY_KIND`."""
-    classes = get_args(source)
-    known = {kind: member for member in classes for kind in _kinds(member)}
-
-    def tag(value: Any) -> str | None:
-        kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-        return kind if isinstance(kind, str) else None  # whatever somebody has sent
-
-    tagged = reduce(or_, (Annotated[member, Tag(kind)] for kind, member in known.items()))
-    return handler.generate_schema(Annotated[tagged, Discriminator(tag)])
-
-
-def _kinds(member: Any) -> tuple[str, ...]:
-    """The kinds of a class of a union."""
-    return next(get_args(known.type) for known in fields(member) if known.name == "kind")
-
-
-ByKind.__get_pydantic_core_schema__ = _by_kind

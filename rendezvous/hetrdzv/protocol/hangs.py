@@ -12,35 +12,24 @@ MOST_SHOWN = 3
 MOST_RANKS = 8
 """How many of the ranks that are waited for are named one by one."""
 
-MOST_PIDS = 8
-"""How many processes of a node are named."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """Workers of a node that others wait for; `pids`: of the first few, where they are known."""
+    """Workers of a node that others wait for."""
 
     node_id: str
     ranks: Ranks
-    pids: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.ranks} ({self.node_id})"
 
 
-def culprits_of(workers: Iterable[tuple[str, int, int]]) -> tuple[Culprit, ...]:
-    """Workers by node, nodes in the order in which they come first; each has its node, its rank and its process."""
-    by_node: dict[str, list[tuple[int, int]]] = {}
-    for node_id, rank, pid in workers:
-        by_node.setdefault(node_id, []).append((rank, pid))
-    return tuple(
-        Culprit(
-            node_id=node_id,
-            ranks=Ranks.of(rank for rank, _ in its),
-            pids=tuple(pid for _, pid in its[:MOST_PIDS] if pid),
-        )
-        for node_id, its in by_node.items()
-    )
+def culprits_of(workers: Iterable[tuple[str, int]]) -> tuple[Culprit, ...]:
+    """Workers by node, nodes in the order in which they come first; each has its node and its rank."""
+    by_node: dict[str, list[int]] = {}
+    for node_id, rank in workers:
+        by_node.setdefault(node_id, []).append(rank)
+    return tuple(Culprit(node_id=node_id, ranks=Ranks.of(ranks)) for node_id, ranks in by_node.items())
 
 
 def culprits_text(culprits: tuple[Culprit, ...]) -> str:
@@ -59,7 +48,6 @@ class Hang:
         wait_for: whom or what for: `rank 3 (gpu2), which is at collective 5 of 6, and sleeps`.
         ranks: the first few that are waited for, the worst first; empty if nobody is behind.
         culprits: those by node, of the first few nodes.
-        stopped: whether a signal has stopped them.
         for_s: for how long (seconds).
     """
 
@@ -68,7 +56,6 @@ class Hang:
     wait_for: str
     ranks: tuple[int, ...] = ()
     culprits: tuple[Culprit, ...] = ()
-    stopped: bool = False
     for_s: float = 0.0
 
     @property

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from hetrdzv import __version__
 from hetrdzv.protocol.bounds import OrNewer, Seconds
@@ -122,22 +122,6 @@ class RoundReply:
     workers: tuple[WorkerReply, ...] = ()
 
 
-NodeState = Literal[
-    "ready",
-    "not_ready",
-    "spare",
-    "starting",
-    "running",
-    "succeeded",
-    "failed",
-    "stopping",
-    "suspect",
-    "drained",
-    "lost",
-    "left",
-]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReply:
     """A node as people see it.
@@ -151,7 +135,7 @@ class NodeReply:
     """
 
     node_id: str
-    state: Annotated[NodeState | str, OrNewer()]
+    state: str
     slots: int
     address: str
     port: int = 0

@@ -1,6 +1,7 @@
 """The words for states and kinds: what groups, nodes, rounds, reports and directives can be."""
 
 from enum import StrEnum
+from typing import Literal
 
 EXIT_FAILED = 1
 EXIT_CANCELLED = 3
@@ -47,6 +48,23 @@ class NodePhase(StrEnum):
     def gone(self) -> bool:
         """Whether the server no longer counts on the node."""
         return self in (NodePhase.LOST, NodePhase.LEFT)
+
+
+NodeState = Literal[
+    "ready",
+    "not_ready",
+    "spare",
+    "starting",
+    "running",
+    "succeeded",
+    "failed",
+    "stopping",
+    "suspect",
+    "drained",
+    "lost",
+    "left",
+]
+"""A node's state as people see it."""
 
 
 class EndKind(StrEnum):

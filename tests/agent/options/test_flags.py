@@ -15,7 +15,6 @@ from hetagent.errors import UsageError
 from hetagent.options.model import Options, TorchrunOptions
 from hetagent.options.torchrun import REFUSED, spellings
 from hetrdzv.protocol.settings import Setting
-from hetrdzv.protocol.texts.misplaced import HETAGENTS, misplaced
 from hetrdzv.protocol.texts.typed import setting
 
 SERVER = ("--server", "http://host:29400")
@@ -190,14 +189,6 @@ def test_a_server_behind_the_script() -> None:
             UsageError, match=f"^{flag} comes after train.py, so it belongs to the script: put it"
         ):
             parse(["train.py", flag, "x"], {})
-
-
-def test_what_a_script_did_not_know_may_be_ours() -> None:
-    known = {flag for action in parser()._actions for flag in action.option_strings}
-    assert known >= HETAGENTS
-    line = "train.py: error: unrecognized arguments: --lr 3 --log_dir=x --nnodes 2"
-    assert misplaced(line) == ("--log_dir", "--nnodes")
-    assert misplaced(f"logged: {line}") == misplaced("train.py: error: what is --nnodes") == ()
 
 
 def test_a_wrong_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def test_a_cause_without_a_worker() -> None:
 def test_what_to_do_is_what_hetctl_says(stays: bool | None, begin: str) -> None:
     cause = RootCause(reason=WORKER, failure=Failure(local_rank=0, rank=0, exit_code=1))
     told = block(directive(outcome="failed", stays=stays, root_cause=cause))
-    assert told[-1] == f"  next: to begin again, once that is mended: {begin}"
+    assert told[-1] == f"  next: to begin again: {begin}"
     assert told[-1] == f"  next: {next_step('bert', WORKER, failed=True, stays=bool(stays))}"
 
 

@@ -171,8 +171,8 @@ def test_settings_that_a_live_node_holds_are_refused_in_the_words_of_the_command
     bench.ready()
     assert (bench.last.kind, bench.last.code, bench.last.exit_code) == ("exit", "refused", 1)
     assert bench.last.why == (
-        "group 'g' has other settings (--nnodes 1:1 here, 1:2 there, --lease-s 5 here, 4 there), which b "
-        "joined: leave out --nnodes and --lease-s, use another --group, or wait until its job is over"
+        "group 'g' has other settings (max_nodes 1 here, 2 there, lease_s 5 here, 4 there), which b "
+        "joined: leave out max_nodes and lease_s, use another --group, or wait until its job is over"
     )
 
 
@@ -201,10 +201,7 @@ def test_other_world_sizes_are_told_as_the_flag() -> None:
     bench = Bench(spec=SpecFields(min_world_size=8, world_size_multiple=4))
     other_node(bench, min_world_size=4, max_world_size=16)
     bench.ready()
-    assert (
-        "(--world-size 8 or more here, 4 or more there, --world-size-multiple 4 here, 1 there)"
-        in bench.last.why
-    )
+    assert "(min_world_size 8 here, 4 there, world_size_multiple 4 here, 1 there)" in bench.last.why
 
 
 def test_settings_are_given_again_until_the_last_old_node_has_gone() -> None:
@@ -215,13 +212,15 @@ def test_settings_are_given_again_until_the_last_old_node_has_gone() -> None:
     bench.ready()
     assert bench.told == []
     (notice,) = bench.notices
-    assert "--nnodes 1 here, 2 there" in notice
+    assert "max_nodes 1 here, 2 there" in notice
     assert notice.endswith("trying again until it goes (at most 35 s more)")
     bench.run(2)
     bench.server.do(commands.Leave(node_id="b", incarnation="i0"), bench.now)
     bench.run(1)
     assert bench.kinds == [("start", 1)]
-    assert bench.notices[1:] == ["no node was left in group 'g': its job goes on with --nnodes 1 (was 2)"]
+    assert bench.notices[1:] == [
+        "no node was left in group 'g': its job goes on with min_nodes 1 (was 2), max_nodes 1 (was 2)"
+    ]
 
 
 def test_settings_are_not_given_again_for_ever() -> None:
@@ -244,8 +243,8 @@ def test_settings_of_a_group_made_on_purpose_stay() -> None:
     bench.server.do(commands.Put({"max_nodes": 4}), bench.now)
     bench.ready()
     assert bench.last.why == (
-        "group 'g' has other settings (--nnodes 1:1 here, 1:4 there), which it was created with (hetctl create): leave "
-        "out --nnodes, use another --group, or remove that one (hetctl delete g)"
+        "group 'g' has other settings (max_nodes 1 here, 4 there), which it was created with (hetctl create): leave "
+        "out max_nodes, use another --group, or remove that one (hetctl delete g)"
     )
 
 

@@ -83,15 +83,8 @@ def after_exit(failed: Reason) -> str:
     data = failed.data
     if failed.code != ReasonCode.WORKER_FAILED:
         return ""
-    if "weights_only" in data:
-        return (
-            "if the checkpoint is trusted, start hetagent with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in its environment "
-            "(it is for calls of torch.load without weights_only)"
-        )
     if "where" in data:
         return ""
-    if "misplaced" in data:
-        return f"hetagent's own flags go before the script: {data['misplaced']}"
     node, signal = ", ".join(failed.nodes), data.get("signal")
     if signal == "SIGKILL" or data.get("exit_code") == _OUT_OF_MEMORY:
         return f"SIGKILL is most often the kernel, out of memory: see dmesg on {node}"

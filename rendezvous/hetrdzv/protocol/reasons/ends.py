@@ -16,10 +16,9 @@ from hetrdzv.protocol.reasons.reason import (
     reason,
 )
 from hetrdzv.protocol.reasons.waiting import Ready, also_not_ready, may_not_be_master, no_master
-from hetrdzv.protocol.texts.misplaced import misplaced
 from hetrdzv.protocol.texts.phrasing import count, names, one_or_more
 from hetrdzv.protocol.texts.raised import raised
-from hetrdzv.protocol.texts.who import MOST_NAMES, Nodes, Ranks
+from hetrdzv.protocol.texts.who import Nodes, Ranks
 
 # -- workers -------------------------------------------------------------------------------------------------
 
@@ -38,7 +37,7 @@ def worker_failed(node_id: str, failure: Failure, before: Ended | None = None) -
         said = clipped(text)
         message = f"{node_id} could not start its workers{f': {said}' if said else ''}"
         return reason(ReasonCode.START_FAILED, message, nodes=[node_id], quote=text)
-    said = where = flags = ""
+    said = where = ""
     if failure.signal is None:
         last, exception = text.rpartition("\n")[2].strip(), raised(text)
         if exception is not None and (
@@ -46,7 +45,7 @@ def worker_failed(node_id: str, failure: Failure, before: Ended | None = None) -
         ):
             said, where = exception.headline, exception.where
         elif last != f"exit code {failure.exit_code}":
-            said, flags = last, ", ".join(misplaced(last))
+            said = last
     ended = ""
     if before is not None:
         others = f" and {count(before.others, 'other worker')}" if before.others else ""
@@ -69,13 +68,7 @@ def worker_failed(node_id: str, failure: Failure, before: Ended | None = None) -
         signal=failure.signal,
         where=where or None,
         lingers=1 if failure.lingers else None,
-        weights_only=1 if said and _WEIGHTS_ONLY in failure.message else None,
-        misplaced=flags or None,
     )
-
-
-_WEIGHTS_ONLY = "Weights only load failed"
-"""What torch from 2.6 on says of a checkpoint that is more than tensors."""
 
 
 def hangs(hang: Hang, node_id: str | None = None, rank: int = -1) -> Reason:
@@ -122,8 +115,7 @@ def never_met(met: int, world_size: int) -> Reason:
     if met:
         text = f"only {met} of {world_size} workers met: the others may have trained alone, {hint}"
     else:
-        few = ", ".join(map(str, range(world_size))) if world_size <= MOST_NAMES else f"0 to {world_size - 1}"
-        text = f"ranks {few} never met: each may have trained alone, {hint}"
+        text = f"ranks 0 to {world_size - 1} never met: each may have trained alone, {hint}"
     return reason(ReasonCode.NEVER_MET, text, met=met, world_size=world_size)
 
 

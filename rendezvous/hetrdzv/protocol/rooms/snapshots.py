@@ -13,7 +13,6 @@ from annotated_types import Ge, Le, MaxLen
 from hetrdzv.protocol.bounds import AtMost, Body, Count, Id, Positive, Rank, ShortText
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.http.route import NODE, Route
-from hetrdzv.protocol.kinds import BY_KIND
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
 
@@ -218,7 +217,7 @@ class Incomplete:
     """A snapshot that no round can begin from, and why."""
 
     stamp: Stamp
-    lack: Annotated[Lack, BY_KIND]
+    lack: Lack
 
 
 # -- what a round begins from --------------------------------------------------------------------------------
@@ -285,7 +284,7 @@ class SnapshotShown:
     stamp: Stamp
     world_size: int
     sharded: bool
-    lack: Annotated[Lack, BY_KIND] | None = None
+    lack: Lack | None = None
     undone: bool = False
     nodes: Nodes = NOBODY
     on_disk: bool = False

@@ -155,18 +155,6 @@ def test_a_job_that_fails_with_its_last_node_is_followed_by_a_new_one() -> None:
     assert story.group.state == "waiting"
 
 
-def test_who_was_lost_and_comes_back_finds_the_new_settings() -> None:
-    story = running("a", "b")
-    story.lose("a")
-    story.lose("b")
-    again(story, "b", min_nodes=1, max_nodes=3)
-    story.wait(1)
-    assert story.order == ["b"]
-    assert story.join("a", after=1).kind == "wait"
-    story.wait(2)
-    assert story.ended == "joined"
-
-
 def test_a_cancelled_group_says_so_to_who_comes_later() -> None:
     story = running("a")
     story.do(Cancel("an admin at 10.0.0.9", "2026-11-22T20:00:00+00:00"))
@@ -184,15 +172,6 @@ def test_a_cancelled_group_says_so_to_who_comes_later() -> None:
     assert story.group.cancellation is None
 
 
-def test_a_cancelled_group_keeps_its_settings() -> None:
-    story = left_behind("a", "b")
-    story.cancel()
-    before = story.group
-    with pytest.raises(SpecConflict, match=r"hetctl delete g$"):
-        story.put(min_nodes=1, max_nodes=1)
-    assert story.group is before
-
-
 def test_a_node_that_is_drained_changes_no_settings() -> None:
     story = left_behind("a", "b")
     story.drain("a")
@@ -201,18 +180,6 @@ def test_a_node_that_is_drained_changes_no_settings() -> None:
     assert story.group.spec.min_nodes == 2
     again(story, "b", min_nodes=1, max_nodes=3)
     assert story.group.spec.max_nodes == 3, "nor does it hold the group to them"
-
-
-def test_nodes_of_an_earlier_job_hold_nobody_to_settings() -> None:
-    story = running("a")
-    story.do(Cancel())
-    story.leave("a")
-    story.now += 1
-    story.join("late", spec={"lease_s": 60.0})
-    story.restart()
-    assert story.told("late").kind == "exit"
-    story.join("a", inc="a-2", spec={"min_nodes": 1, "max_nodes": 1})
-    assert story.group.spec.max_nodes == 1
 
 
 def test_a_long_command_is_not_repeated_in_full() -> None:
@@ -278,22 +245,3 @@ def test_another_script_is_refused_while_a_node_of_the_role_lives() -> None:
     story.join("d")
     with pytest.raises(SpecConflict):
         story.join("e", script="train.py", role="eval")
-
-
-def test_a_node_that_is_overdue_holds_nobody_to_its_script() -> None:
-    story = Story()
-    story.join("a", script="train.py")
-    story.now += LEASE_S + 0.01
-    story.join("b", script="eval.py")
-    assert story.group.nodes["b"].script == "eval.py"
-
-
-def test_a_job_that_is_over_is_followed_by_one_with_another_script() -> None:
-    story = Story()
-    story.put(min_nodes=1, max_nodes=1)
-    story.join("a", script="train.py")
-    story.started("a")
-    story.succeeded("a")
-    assert story.group.state == "succeeded"
-    story.join("b", script="eval.py")
-    assert story.told("b").kind == "exit"

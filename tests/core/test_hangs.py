@@ -123,14 +123,6 @@ def test_more_who_are_behind_are_no_news_but_another_is() -> None:
     ]
 
 
-def test_nothing_ends_without_a_time_limit() -> None:
-    story = job(lease_s=3600)
-    stalled(story)
-    story.pass_by(3000)
-    assert story.group.state == "running"
-    assert len(story.said("stalled")) == 1
-
-
 def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     story = job(hang_timeout_s=30, max_restarts=1)
     stalled(story, stack="File train.py, line 7, in <module>")

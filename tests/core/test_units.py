@@ -16,7 +16,7 @@ from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
-from tests.core.explained import left_out, ready, waits_for
+from tests.core.explained import left_out, waits_for
 from tests.support.every_set import Case, best_of_all
 from tests.support.needs import ALL
 
@@ -106,13 +106,6 @@ def racks(**spec: object) -> Story:
     story.started("n1", "n2")
     assert story.order == ["n1", "n2"]
     return story
-
-
-def test_the_last_call_for_racks_is_shortened_by_no_number_of_nodes() -> None:
-    story = Story(unit="rack", max_nodes=2, max_world_size=4, last_call_s=10)
-    for node_id in ("n1", "n2"):
-        story.join(node_id, 2, labels={"rack": "a"})
-    assert waits_for(story) == waiting.last_call(ready=ready(["n1", "n2"], 1, 4), until=story.now + 10)
 
 
 def test_racks_that_never_fit_are_named() -> None:

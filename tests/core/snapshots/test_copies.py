@@ -56,10 +56,6 @@ def keepers(group: Group) -> Mapping[str, str]:
     return _keepers(group)
 
 
-def test_the_next_one_keeps_copies() -> None:
-    assert keepers(Job(min_nodes=3, max_nodes=3).begin("a", "b", "c").group) == {"a": "b", "b": "c", "c": "a"}
-
-
 @pytest.mark.parametrize(
     ("racks", "expected"),
     [
@@ -87,16 +83,6 @@ def test_a_keeper_is_told_what_it_lacks_once_it_is_there() -> None:
     assert copy.source.ranks == (RankPart(rank=0, digest="d0"),)
     job.declare("b", 0, 1)
     assert copy_for(job.group, job.node("b")) is None
-
-
-def test_copies_are_not_copied_again() -> None:
-    job = Job(min_nodes=3, max_nodes=3).begin("a", "b", "c")
-    job.declare("a", 0)
-    job.declare("b", 0, 1)
-    job.declare("c", 2)
-    copy = copy_for(job.group, job.node("c"))
-    assert copy is not None
-    assert [part.rank for part in copy.source.ranks] == [1]
 
 
 def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:
@@ -203,19 +189,6 @@ def test_what_only_a_node_that_has_left_has_at_all_two_members_copy() -> None:
     assert {source.node_id for source in active.snapshot.sources} == {"d"}
     copies = [copy_for(job.group, job.node(member.node_id)) for member in active.members]
     assert [copy is not None for copy in copies] == [True, True, False]
-
-
-def test_what_all_have_alike_needs_no_copies() -> None:
-    job = Job(min_nodes=2, max_nodes=2).begin("a", "b")
-    for name, rank in (("a", 0), ("b", 1)):
-        node = job.node(name)
-        held = Held(round=1, step=8, world_size=2, whole=True, ranks=(RankPart(rank=rank, digest="d"),))
-        job.do(
-            Declare(
-                node_id=name, incarnation=node.incarnation, round=1, holdings=replace(SERVES, held=(held,))
-            )
-        )
-    assert copy_for(job.group, job.node("b")) is None
 
 
 def test_a_step_is_safe_once_its_shards_are_on_two_nodes() -> None:

@@ -99,18 +99,6 @@ class Job(Story):
 # -- what is complete ------------------------------------------------------------------------------------------
 
 
-def test_without_snapshots_nothing_is_kept_or_told() -> None:
-    story = Story(min_nodes=2, max_nodes=2)
-    story.joins("a", "b")
-    start = story.told("a").start
-    assert start is not None
-    assert start.snapshot is None
-    assert start.origin is None
-    assert story.group.snapshots is None
-    assert story.group.round is not None
-    assert story.group.round.snapshot is None
-
-
 def test_a_round_begins_from_the_newest_complete_snapshot_and_says_what_is_lost() -> None:
     job = Job().begin()
     assert job.began is None
@@ -285,12 +273,6 @@ def test_what_it_serves_does_not_count_once_its_agent_is_gone() -> None:
     job.failed("a")
     job.join("a", snapshots=job.holds(held(100, sharded=True, ranks=[0]), held(90, world_size=1)))
     assert job.step == 90
-
-
-def test_an_agent_serves_for_nobody_who_is_not_there() -> None:
-    job = parted()
-    job.leave("a")
-    assert job.told("b").kind == "exit"
 
 
 # -- which job -------------------------------------------------------------------------------------------------
@@ -567,17 +549,6 @@ def test_where_nobody_who_knows_is_left_nobody_says_that_no_step_is_lost(is_on_d
     assert ("step" in event.data) == is_on_disk
 
 
-def test_where_nothing_was_ever_saved_nothing_is_said() -> None:
-    job = Job().begin()
-    job.lose("a")
-    job.lose("b")
-    for name in ("c", "d"):
-        job.join(name, snapshots=NOTHING)
-    job.wait(job.group.spec.replace_wait_s)
-    job.run()
-    assert job.said("began_from_snapshot") == []
-
-
 def test_the_next_agent_of_a_node_may_know_how_far_it_came() -> None:
     job = Job().begin()
     job.lose("a")
@@ -603,22 +574,6 @@ def test_the_disk_counts_where_memory_has_nothing_newer() -> None:
         (90, False),
         (80, True),
     ]
-
-
-def test_what_a_member_cannot_load_from_the_disk_is_left_out() -> None:
-    job = Job().begin()
-    disk = (on_disk(100, of=1, job=job.origin), on_disk(80, of=1, job=job.origin))
-    refuses = replace(NOTHING, refused=(Stamp(round=1, step=100),))
-    job.again(replace(NOTHING, on_disk=disk), refuses)
-    assert job.began is not None
-    assert job.began.step == 80
-    (refused,) = (one for one in gathered(job.group) if one.stamp.step == 100)
-    assert refused.lack == NotReadable(nodes=Nodes.of(["b"]))
-    with pytest.raises(NoSuchSnapshot, match="no complete snapshot of step 100; there are those of step 80"):
-        job.do(Use(100))
-    job.do(Use(80))
-    assert job.group.snapshots is not None
-    assert job.group.snapshots.wanted == Stamp(round=1, step=80)
 
 
 def test_what_one_other_node_has_is_no_reason_for_the_only_member_to_drop_its_own() -> None:

@@ -203,8 +203,8 @@ STALLS = {
         (3,),
         40,
         (
-            "ranks 0 to 2 wait for rank 3: as collective 9, ranks 0 to 2 asked for all_reduce [[10]], "
-            "rank 3 (gpu2) for all_gather"
+            "ranks 0 to 2 wait for rank 3 (gpu2): as collective 9, ranks 0 to 2 asked for all_reduce [[10]], "
+            "rank 3 asked for all_gather"
         ),
     ),
     "unlike sizes": (
@@ -214,7 +214,7 @@ STALLS = {
         40,
         (
             "ranks 0 and 1 wait for each other: as collective 9, rank 0 asked for all_reduce [[10]], "
-            "rank 1 for all_reduce [[11]]"
+            "rank 1 asked for all_reduce [[11]]"
         ),
     ),
     "behind, and unlike shapes of one size among those who wait": (

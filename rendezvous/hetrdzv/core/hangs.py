@@ -8,7 +8,7 @@ Where only steps are known, they are compared as the collectives of one group.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -359,37 +359,31 @@ def _mismatch(groups: Iterable[ProcessGroup], node_of: NodeOf) -> Hang | None:
     """Members of a group have asked for different operations; if most agree, the others are to blame."""
     for group in groups:
         top, asked = group.top, defaultdict[str, list[Worker]](list)
-        pending = [place for place in group.places if place.pending and place.number == top]
-        by_op = Counter(place.at.op for place in pending if place.at is not None)
-        if len(by_op) < 2:  # almost always
+        for place in group.places:
+            if place.pending and place.at is not None and place.number == top:
+                asked[place.at.op].append(place.worker)
+        alike = defaultdict[str, list[Worker]](list)
+        for op, workers in asked.items() if len(asked) > 1 else ():  # almost always there is one
+            alike[_comparable(op)] += workers
+        alike.pop("", None)
+        if len(alike) < 2:
             continue
-        alike = {op: _comparable(op) for op in by_op}
-        for place in pending:
-            if place.at is not None and (op := alike[place.at.op]):
-                asked[op].append(place.worker)
-        if len(asked) > 1:
-            return _unlike(group, asked, node_of)
+        sides = sorted(alike.items(), key=lambda side: -len(side[1]))
+        most, second = sides[0][1], sides[1][1]
+        wrong = sorted((worker for _, side in sides[1:] for worker in side), key=attrgetter("rank"))
+        is_clear = len(most) > len(second) + group.missing  # those may have asked for the same as the others
+        by_node = _by_node(wrong, node_of) if is_clear else ()
+        ops = ", ".join(f"{_ranks(side)} asked for {op}" for op, side in sides[:MOST_SHOWN])
+        whom = culprits_text(by_node) if is_clear else "each other"
+        return Hang(
+            kind=StallKind.MISMATCH,
+            waiting=_ranks(most if is_clear else [*most, *wrong]),
+            wait_for=f"{whom}: as {group.position(top)}, {ops}",
+            ranks=_first(wrong) if is_clear else (),
+            culprits=by_node[:MOST_SHOWN],
+            for_s=min(worker.idle_s for worker in [*most, *wrong]),
+        )
     return None
-
-
-def _unlike(group: ProcessGroup, asked: Mapping[str, list[Worker]], node_of: NodeOf) -> Hang:
-    (op, most), *others = sorted(asked.items(), key=lambda item: -len(item[1]))
-    wrong = sorted((worker for _, side in others for worker in side), key=attrgetter("rank"))
-    for_s = min(worker.idle_s for worker in [*most, *wrong])
-    as_what = f"as {group.position(group.top)}, {_ranks(most)} asked for {op}"
-    if len(most) <= len(others[0][1]) + group.missing:  # those may have asked for the same as the others
-        rest = "".join(f", {_ranks(side)} for {other}" for other, side in others[: MOST_SHOWN - 1])
-        waiting, wait_for = _ranks([*most, *wrong]), f"each other: {as_what}{rest}"
-        return Hang(kind=StallKind.MISMATCH, waiting=waiting, wait_for=wait_for, for_s=for_s)
-    by_node = _by_node(wrong, node_of)
-    return Hang(
-        kind=StallKind.MISMATCH,
-        waiting=_ranks(most),
-        wait_for=f"{_ranks(wrong)}: {as_what}, {culprits_text(by_node)} for {others[0][0]}",
-        ranks=_first(wrong),
-        culprits=by_node[:MOST_SHOWN],
-        for_s=for_s,
-    )
 
 
 def _comparable(op: str) -> str:

@@ -22,7 +22,7 @@ Pairs = AbstractSet[tuple[str, str]]
 """(node, master) pairs of node ids: the first could not reach the second's port."""
 
 MOST_TRIED = 8
-"""For how many masters the best set of nodes that reach it is looked for."""
+"""For how many masters the best set is looked for that has it, and whose nodes reach it."""
 
 MASTERS_TRIED = 3
 """After this many masters in a row that nobody reached, a group gives up: a firewall keeps all of them apart."""
@@ -185,10 +185,28 @@ class _Choice:
             return list(self._ready)
         units = [unit for unit in self._units if without.isdisjoint(node.node_id for node in unit)]
         items = [Item(unit[0].node_id, self.size(unit), len(unit)) for unit in units]
-        leaders = None
-        if masters is not None:
-            leaders = {unit[0].node_id for unit in units if not masters.isdisjoint(n.node_id for n in unit)}
-        found = best_set(items, self.worlds, leaders) if items else None
+        found = best_set(items, self.worlds) if items else None
+        if found is not None and masters is not None:
+            places = {item.name: place for place, item in enumerate(items)}
+            leaders = [
+                item
+                for item, unit in zip(items, units, strict=True)
+                if not masters.isdisjoint(node.node_id for node in unit)
+            ]
+            tries = [found]
+            if not any(item in leaders for item in found):
+                tries = [
+                    served
+                    for leader in leaders[:MOST_TRIED]
+                    if (
+                        served := best_set([one for one in items if one is not leader], self.worlds, [leader])
+                    )
+                ]
+            found = min(
+                tries,
+                key=lambda some: (-sum(one.slots for one in some), sorted(places[one.name] for one in some)),
+                default=None,
+            )
         if found is None:
             return None
         taken = {item.name for item in found}

@@ -62,14 +62,10 @@ def _near_full(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> l
         count //= 2
 
 
-def _counts(worlds: Worlds) -> bool:
-    """Whether it matters how many nodes a set has."""
-    return worlds.max_nodes is not None or worlds.min_nodes > 1
-
-
 def _is_small(items: Sequence[Item], worlds: Worlds) -> bool:
     sums = sum(item.slots for item in items) // (gcd(*(item.slots for item in items)) or 1) + 1
-    nodes = sum(item.nodes for item in items) if _counts(worlds) else 0
+    counts = worlds.max_nodes is not None or worlds.min_nodes > 1
+    nodes = sum(item.nodes for item in items) if counts else 0
     return len(items) <= MOST_EXACT and sums * (nodes + 1) <= MOST_STATES
 
 
@@ -80,8 +76,9 @@ def _exact(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> list[
     """
     unit = gcd(*(item.slots for item in items)) or 1  # sums are in units of it
     base_slots, base_nodes = sum(item.slots for item in base), sum(item.nodes for item in base)
-    counts = _counts(worlds)
-    fewest = worlds.min_nodes - base_nodes if counts else 0
+    fewest = max(0, worlds.min_nodes - base_nodes)
+    counts = worlds.max_nodes is not None or fewest > (0 if base else 1)
+    fewest = fewest if counts else 0
     most = worlds.max_nodes - base_nodes if worlds.max_nodes is not None else inf
     sizes = [(item.slots // unit, item.nodes if counts else 0) for item in items]
     known = {0: 1}

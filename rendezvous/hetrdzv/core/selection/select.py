@@ -183,7 +183,9 @@ class _Choice:
         fits = self.worlds.allows(self.size(self._ready)) and (most is None or len(self._ready) <= most)
         if fits and not without and (masters is None or masters):
             return list(self._ready)
-        units = [unit for unit in self._units if without.isdisjoint(node.node_id for node in unit)]
+        units = self._units
+        if without:
+            units = [unit for unit in units if without.isdisjoint(node.node_id for node in unit)]
         items = [Item(unit[0].node_id, self.size(unit), len(unit)) for unit in units]
         found = best_set(items, self.worlds) if items else None
         if found is not None and masters is not None:

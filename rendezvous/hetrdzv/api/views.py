@@ -148,12 +148,7 @@ def group_reply(
     *,
     nodes: bool = True,
 ) -> GroupReply:
-    """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone.
-
-    Args:
-        seen: how far the workers of its newest round have come, by global rank.
-        worker_warnings: what that says of the round.
-    """
+    """Everything about a group; first nodes in rank order, then those without a rank, then those that are gone."""
     current = group.round if nodes else None
     places = {member.node_id: member.group_rank for member in current.members} if current is not None else {}
     shown = sorted(
@@ -227,11 +222,7 @@ def _stall(group: Group, current: Round, stall: Stall, now: float) -> StallReply
 
 
 def node_reply(group: Group, node: Node, heard_at: float, now: float) -> NodeReply:
-    """A node of a group.
-
-    Args:
-        heard_at: when it was last heard of, on the server's clock (seconds), as `now`.
-    """
+    """A node of a group."""
     active = group.active_round
     member = active.member(node.node_id) if active is not None and group.in_round(node) else None
     return NodeReply(

@@ -35,14 +35,7 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """Something that is wrong with JSON.
-
-    Attributes:
-        place: the names of the fields, and the numbers of the items, that lead to it; empty: it is all of it.
-        text: what is wrong.
-        unknown: there is no such field.
-        given: the number or text that is there; None: it is neither, or it does not matter.
-    """
+    """Something that is wrong with JSON."""
 
     place: tuple[str | int, ...]
     text: str
@@ -56,11 +49,7 @@ class Mistake:
 
 
 class Malformed(ValueError):
-    """JSON that is no value of a type.
-
-    Attributes:
-        mistakes: what is wrong with it, at least one.
-    """
+    """JSON that is no value of a type."""
 
     def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
         shown = (
@@ -72,9 +61,6 @@ class Malformed(ValueError):
 
 def read(kind: type[T], data: bytes | str, *, unknown: Unknown = "refuse") -> T:
     """A value from JSON.
-
-    Args:
-        unknown: what becomes of fields that the type, or one inside it, does not have.
 
     Raises:
         Malformed: it is no value of this type; says where and why.
@@ -108,16 +94,7 @@ def write(
     without: AbstractSet[str] = frozenset(),
     indent: int | None = None,
 ) -> bytes:
-    """A value as JSON.
-
-    Args:
-        kind: the type whose fields are written; None: the value's own.
-        nulls: whether fields without a value are written, as `null`.
-        given: whether only fields are written that have another value than their default, as in requests, in which
-            whoever reads them finds what is wrong.
-        without: fields that are not written.
-        indent: how many spaces each level has, for people; None: it is one line.
-    """
+    """A value as JSON."""
     known = adapter(type(value) if kind is None else kind)
     return known.dump_json(
         value,

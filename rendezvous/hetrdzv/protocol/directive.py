@@ -73,13 +73,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StacksAsked:
-    """Somebody wants to see the stacks of a node's workers; the agent answers with `StacksRequest`.
-
-    Attributes:
-        number: of the question.
-        round: whose workers.
-        ranks: which ones (global ranks); None: all of the node.
-    """
+    """Somebody wants to see the stacks of a node's workers; the agent answers with `StacksRequest`."""
 
     number: int
     round: int
@@ -93,13 +87,7 @@ class LogsAsked(StacksAsked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopNotice:
-    """A round is about to end.
-
-    Attributes:
-        kind: what will end it: `joined`, `drained`, `restarted`, `cancelled` or `left`.
-        reason: why.
-        left_s: for how much longer its workers may save at most (seconds).
-    """
+    """A round is about to end."""
 
     kind: str
     reason: Reason

@@ -11,11 +11,7 @@ from hetrdzv.protocol.differences import Difference
 
 
 class HetError(Exception):
-    """Base of all errors with a message for people and a code for programs.
-
-    Attributes:
-        field: the part of a request, or the setting, that is wrong; None: no single one.
-    """
+    """Base of all errors with a message for people and a code for programs."""
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
@@ -43,14 +39,7 @@ class InvalidSpec(Refused, code="invalid_spec", status=422):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """What is in the way of a join or a `PUT` with other settings.
-
-    Attributes:
-        differences: the settings, with the group's value and the one that was given.
-        nodes: the first few live nodes that joined with them.
-        by_put: they were fixed by `PUT`.
-        retry_for_s: only if all of them are on their way out: how long that can take (seconds).
-    """
+    """What is in the way of a join or a `PUT` with other settings."""
 
     differences: tuple[Difference, ...]
     nodes: tuple[str, ...] = ()
@@ -170,11 +159,7 @@ class ServerFault(HetError, code="server_fault"):
 
 
 class NotLeader(HetError, code="not_leader", status=307):
-    """Another server leads and answers requests about groups.
-
-    Attributes:
-        leader: its URL.
-    """
+    """Another server leads and answers requests about groups."""
 
     def __init__(self, message: str, leader: str) -> None:
         super().__init__(message)
@@ -209,13 +194,7 @@ class NotHetserver(HetError, code="not_hetserver"):
 
 
 class Problem(HetError):
-    """An error that the server answered with, as clients see it.
-
-    Attributes:
-        status: the HTTP status.
-        code: the machine-readable code (the class attribute of one of the errors above).
-        body: the whole problem details object.
-    """
+    """An error that the server answered with, as clients see it."""
 
     def __init__(self, status: int, code: str, detail: str, body: dict[str, object] | None = None) -> None:
         super().__init__(detail)

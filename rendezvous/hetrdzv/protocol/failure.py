@@ -62,13 +62,7 @@ class Failure(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended(Body):
-    """Workers that had ended with exit code 0 when others of their round failed, which may follow from that.
-
-    Attributes:
-        node_id, rank: of the first.
-        others: how many more.
-        before_s: how long before what the report is about the first one had ended (seconds).
-    """
+    """Workers that had ended with exit code 0 when others of their round failed, which may follow from that."""
 
     node_id: Id
     rank: Annotated[int, Ge(0), Lt(MAX_WORLD_SIZE)]
@@ -78,13 +72,7 @@ class Ended(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootCause:
-    """Why a job failed.
-
-    Attributes:
-        round: in which it did; 0: in none.
-        node_id: whose fault that was; None: no single node's.
-        failure: the earliest one of the round.
-    """
+    """Why a job failed."""
 
     reason: Reason
     round: int = 0

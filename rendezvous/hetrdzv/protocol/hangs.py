@@ -40,16 +40,7 @@ def culprits_text(culprits: tuple[Culprit, ...]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """Workers wait for others, or their collectives do not complete.
-
-    Attributes:
-        kind: what is wrong, in a word.
-        waiting: who waits; empty: nobody is left who could.
-        wait_for: whom or what for: `rank 3 (gpu2), which is at collective 5 of 6, and sleeps`.
-        ranks: the first few that are waited for, the worst first; empty if nobody is behind.
-        culprits: those by node, of the first few nodes.
-        for_s: for how long (seconds).
-    """
+    """Workers wait for others, or their collectives do not complete."""
 
     kind: StallKind
     waiting: Ranks = NO_RANKS

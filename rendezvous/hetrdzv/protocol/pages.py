@@ -21,15 +21,7 @@ from hetrdzv.protocol.texts.times import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallReply:
-    """Workers of a round wait for others.
-
-    Attributes:
-        reason: who waits for whom; its code is `behind` (some are behind the others), `no_answer` (their processes do
-            not answer), `mismatch` (they asked for different collectives) or `nothing_completes` (nobody is behind).
-        ranks: the first few that are waited for; for `nothing_completes`, none.
-        node_id: the node of the first of them.
-        since_s: for how long (seconds).
-    """
+    """Workers of a round wait for others."""
 
     reason: Reason
     ranks: tuple[int, ...] = ()
@@ -39,19 +31,7 @@ class StallReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReply:
-    """How far a worker has come in the newest round, where its agent can see that.
-
-    Attributes:
-        rank, node_id: of the worker.
-        pid: of its process on that node; 0: unknown.
-        state, shown_state: as in `Worker` (protocol/progress.py), and for people, who also see who waits.
-        idle_s: how long nothing has changed (seconds).
-        unseen: why its collectives cannot be known now; empty: they are.
-        sources: which of torch's backends have told of them.
-        collectives, per_s: how many collectives it has asked for in all its process groups, and how many a second.
-        step, steps_per_s: what the script says itself; None: nothing.
-        waiting: the share of this round in which it waited for others (0 to 1). The slowest worker waits least.
-    """
+    """How far a worker has come in the newest round, where its agent can see that."""
 
     rank: int
     node_id: str
@@ -70,12 +50,7 @@ class WorkerReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StacksReply:
-    """`POST /v1/groups/{g}/stacks`: in the order of ranks.
-
-    Attributes:
-        over: whether that round is over.
-        at: when they were taken (ISO 8601, UTC); None: just now.
-    """
+    """`POST /v1/groups/{g}/stacks`: in the order of ranks."""
 
     round: int
     stacks: tuple[Stack, ...]
@@ -85,11 +60,7 @@ class StacksReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsReply:
-    """`POST /v1/groups/{g}/logs`: in the order of ranks.
-
-    Attributes:
-        over: whether that round is over.
-    """
+    """`POST /v1/groups/{g}/logs`: in the order of ranks."""
 
     round: int
     logs: tuple[Stack, ...]
@@ -98,16 +69,7 @@ class LogsReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReply:
-    """The newest round.
-
-    Attributes:
-        shares: how much of the work each rank gets, by the weights that people gave; None: nobody did.
-        ended: why it is over; None while it runs.
-        met: how many workers have found each other in the round's store; None: unknown.
-        stall: who is waited for; None: nobody, as far as can be seen.
-        notice: why it is about to end; None: it is not.
-        workers: how far each worker has come; empty where nothing can be seen.
-    """
+    """The newest round."""
 
     number: int
     world_size: int
@@ -124,15 +86,7 @@ class RoundReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReply:
-    """A node as people see it.
-
-    Attributes:
-        port: where it hosts the store of a round; until then it accepts connections there, so that peers can try it.
-        heard_s_ago: the time since its last heartbeat (seconds), None once it is gone.
-        waited_for: whether workers of other nodes wait for some of its own, which do not come.
-        weight: as somebody gave it; None: nobody did.
-        reason: why it is gone, about to go, or in no round; None: nothing is to be said.
-    """
+    """A node as people see it."""
 
     node_id: str
     state: str
@@ -181,16 +135,7 @@ class CountsReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSummary:
-    """A group in `GET /v1/groups`.
-
-    Attributes:
-        reason: why it stands where it stands.
-        clock: what the server's clock reads, which the moments in `reason` are of (seconds).
-        ended_s_ago: when the job ended (seconds ago); None: it has not, or nobody knows.
-        exit_code: with which status agents exit that join now: the job is over, and they begin no new one; None: they
-            may join.
-        snapshot: what of the job's work is safe; None: its nodes hold no snapshots.
-    """
+    """A group in `GET /v1/groups`."""
 
     group_id: str
     state: Annotated[GroupState | str, OrNewer()]
@@ -227,12 +172,7 @@ class UnreachableReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupReply(GroupSummary):
-    """`GET /v1/groups/{g}`: everything about a group.
-
-    Attributes:
-        next_step: what a person can do about it, in a line; empty: nothing is to be done.
-        warnings: what people should know of its nodes and workers, though it runs.
-    """
+    """`GET /v1/groups/{g}`: everything about a group."""
 
     spec: Mapping[str, Any]
     current_round: RoundReply | None
@@ -257,13 +197,7 @@ class GroupsReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened to a group.
-
-    Attributes:
-        number: counts the events of a group from 1.
-        at: wall-clock time (ISO 8601, UTC), for people only.
-        reason: what happened.
-    """
+    """Something that happened to a group."""
 
     number: int
     at: str
@@ -280,12 +214,7 @@ class EventsReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemReply:
-    """Every error (RFC 9457).
-
-    Attributes:
-        directive: with a stale report: what the agent has to do now.
-        conflict: with `spec_conflict`.
-    """
+    """Every error (RFC 9457)."""
 
     type: str = "about:blank"
     title: str

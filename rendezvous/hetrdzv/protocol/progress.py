@@ -129,11 +129,7 @@ class NodeProgress(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved(Body):
-    """When the workers of a node moved in their round: asked for a collective, or said a step.
-
-    Attributes:
-        began_s, idle_s: how long ago that was for the first time, and for the last (seconds); None: they have not.
-    """
+    """When the workers of a node moved in their round: asked for a collective, or said a step."""
 
     began_s: Duration | None = None
     idle_s: Duration | None = None
@@ -141,11 +137,7 @@ class Moved(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollRequest(Body):
-    """`POST /v1/groups/{g}/nodes/{n}/directive`: a poll that also says how far the node's workers have come.
-
-    Attributes:
-        after, wait_s: as the parameters `after` and `wait` of the `GET`.
-    """
+    """`POST /v1/groups/{g}/nodes/{n}/directive`: a poll that also says how far the node's workers have come."""
 
     incarnation: Id
     after: ShortText | None = None

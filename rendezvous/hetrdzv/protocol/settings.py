@@ -31,16 +31,7 @@ class OnJoin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting of a group: type, default, bounds and help.
-
-    Attributes:
-        kind: `int`, `float` (seconds), `str`, an enum, or `tuple`: of words, or of whole numbers if it has bounds.
-        least, most: bounds of a number, or of each number of a tuple.
-        optional: whether it may be None.
-        help: one sentence for `--help`; empty where the setting has no flag of its own name.
-        metavar: what `--help` calls the value of a `str`.
-        reads: raises ValueError with a text that means nothing; the message quotes it.
-    """
+    """One setting of a group: type, default, bounds and help."""
 
     name: str
     kind: type
@@ -308,12 +299,7 @@ def news_in(spec: GroupSpec, given: Mapping[str, object]) -> Mapping[str, Any]:
 
 
 def differences(spec: GroupSpec, news: Mapping[str, Any], fixed: AbstractSet[str]) -> tuple[Difference, ...]:
-    """The differences to settings that are fixed. A command may always be added where there is none.
-
-    Args:
-        news: as from `news_in`.
-        fixed: the settings that were fixed before.
-    """
+    """The differences to settings that are fixed. A command may always be added where there is none."""
     return tuple(
         Difference(name, _shown(getattr(spec, name)), _shown(value))
         for name, value in news.items()

@@ -8,11 +8,7 @@ Weights = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """How much of the work each rank of a round gets, compared with the others.
-
-    Attributes:
-        weights: at least one run.
-    """
+    """How much of the work each rank of a round gets, compared with the others."""
 
     round: int
     weights: Weights

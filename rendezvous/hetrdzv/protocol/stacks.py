@@ -41,12 +41,7 @@ def fitting_of(world_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack(Body):
-    """The Python stack of a worker's threads, or the end of what it wrote; without any, `why` there is none.
-
-    Attributes:
-        node_id: of its node, where the server shows it to people.
-        stderr: of logs that go into files, the end of stderr; then `text` is that of stdout.
-    """
+    """The Python stack of a worker's threads, or the end of what it wrote; without any, `why` there is none."""
 
     rank: Rank
     node_id: ShortText = ""
@@ -92,11 +87,7 @@ class StacksRequest(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsRequest(Body):
-    """`POST /v1/groups/{g}/nodes/{n}/logs`: a round is over for an agent, and this is the end of its workers' logs.
-
-    Attributes:
-        round: which.
-    """
+    """`POST /v1/groups/{g}/nodes/{n}/logs`: a round is over for an agent, and this is the end of its workers' logs."""
 
     incarnation: Id
     round: Whole
@@ -105,12 +96,7 @@ class LogsRequest(Body):
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Workers whose stacks are equal, but for addresses.
-
-    Attributes:
-        text, why: as in `Stack`, of the first of them.
-        ranks, nodes: of all of them, in order.
-    """
+    """Workers whose stacks are equal, but for addresses."""
 
     text: str
     why: str

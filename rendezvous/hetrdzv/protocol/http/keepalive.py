@@ -8,9 +8,6 @@ def keep_alive(sock: socket.socket, within_s: float) -> bool:
     """Have the kernel break a connection, or all that a socket accepts, once the other host is silent for `within_s`.
 
     Seconds are the smallest unit, so it takes 2 s at least.
-
-    Returns:
-        whether this system can do that.
     """
     total_s = max(2, math.ceil(within_s))
     interval_s = max(1, total_s // 4)

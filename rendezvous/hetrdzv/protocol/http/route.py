@@ -9,13 +9,7 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route(Generic[Reply]):
-    """A route.
-
-    Attributes:
-        reply: the type of its reply; NoneType: 204, and nothing.
-        once: the client never sends it twice.
-        wait_s: how long the server may take to answer (seconds).
-    """
+    """A route."""
 
     method: str
     path: str

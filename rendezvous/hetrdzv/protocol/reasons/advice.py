@@ -32,13 +32,7 @@ _FAILED: Mapping[str, str] = {
 
 
 def next_step(group_id: str, why: Reason, *, failed: bool = False, stays: bool = False) -> str:
-    """What a person can do about a group.
-
-    Args:
-        why: why it stands where it stands.
-        failed: its job has failed.
-        stays: agents that join begin no new job.
-    """
+    """What a person can do about a group."""
     if failed:
         known = after_exit(why) or _FAILED.get(why.code, "").format(node=", ".join(why.nodes), group=group_id)
         how = f"hetctl restart {group_id}, then start" if stays else "start"

@@ -28,9 +28,6 @@ def worker_failed(node_id: str, failure: Failure, before: Ended | None = None) -
 
     A worker that was killed did not choose its last words: they may be anything, such as half a progress bar. One that
     chose its status may have logged an exception before: that counts only if it is the last that it wrote.
-
-    Args:
-        before: workers that had ended with exit code 0 before that.
     """
     text = failure.message.rstrip()
     if failure.exit_code is None and failure.signal is None and not failure.lingers:
@@ -169,12 +166,7 @@ def restart_requested(hang: Hang | None = None) -> Reason:
 
 
 def cancelled(by: str = "", hang: Hang | None = None) -> Reason:
-    """A person cancels the job.
-
-    Args:
-        by: which role, from where; empty: nobody knows.
-        hang: if it hung.
-    """
+    """A person cancels the job."""
     text = f"the job was cancelled{f' by {by}' if by else ''}{_hung(hang)}"
     return reason(ReasonCode.GROUP_CANCELLED, text, by=by or None)
 
@@ -187,11 +179,7 @@ def _hung(hang: Hang | None) -> str:
 
 
 def without_restart(failed: Reason, why: str, max_restarts: int | None = None) -> Reason:
-    """A worker's failure on which no restart could be spent.
-
-    Args:
-        why: `permanent` (it would end the same way), `no_restart_on` (that has its exit code), or `used_up`.
-    """
+    """A worker's failure on which no restart could be spent."""
     data: dict[str, Datum] = {**failed.data, "no_restart": why}
     if max_restarts is not None:
         data["max_restarts"] = max_restarts
@@ -235,13 +223,7 @@ def join_timeout(
     never: bool = False,
     late: Reason | None = None,
 ) -> Reason:
-    """Not enough nodes joined in time, or none that may be master.
-
-    Args:
-        rule: the setting `master`, where enough were ready, but none of them may be master.
-        world: why those that are ready make no world, also if no number of them `never` does.
-        late: who was here, but not ready.
-    """
+    """Not enough nodes joined in time, or none that may be master."""
     nodes, text, code, lacking = ready.nodes, "", ReasonCode.JOIN_TIMEOUT, "nodes"
     if rule is not None:
         have = f"{names(nodes)} {one_or_more(nodes, 'is', 'are')} ready"

@@ -33,13 +33,7 @@ def settings_changed(node_id: str | None, changes: Sequence[Difference]) -> Reas
 def round_formed(
     number: int, size: int, places: Sequence[tuple[str, range]], more: int = 0, cause: str | None = None
 ) -> Reason:
-    """The server chose nodes, ranks and master.
-
-    Args:
-        places: the first few members, with their ranks.
-        more: how many members there are besides.
-        cause: the kind of what ended the round before; None for the first of a job.
-    """
+    """The server chose nodes, ranks and master."""
     members = ", ".join(f"{node_id} {ranked(ranks)}" for node_id, ranks in places)
     besides = f" and {count(more, 'more node')}" if more else ""
     text = f"round {number} formed: world size {size}, {members}{besides}"

@@ -16,12 +16,7 @@ HANGS = frozenset(
 
 
 def hang(number: int, of: Hang, since: float, *, known: bool = True, until: float | None = None) -> Reason:
-    """A round runs, but workers wait for others.
-
-    Args:
-        known: whether it is known that they still do.
-        until: when the round ends for it; None: it does not.
-    """
+    """A round runs, but workers wait for others."""
     unclear = "" if known else "; whether they still wait is no longer known"
     text = f"round {number}: {of.message()}{unclear}"
     return _of(of, ReasonCode(of.kind), text, number, since, until, unclear=not known)

@@ -107,13 +107,7 @@ def began_from_snapshot(
     *,
     on_disk: bool = False,
 ) -> Reason:
-    """A round begins from a snapshot, which some nodes have, or which is on disk.
-
-    Args:
-        stamp: None: from none, so that all is lost.
-        steps_lost: of the round before; None: nobody who is here knows.
-        newer: what that round has left of these steps; None: nothing.
-    """
+    """A round begins from a snapshot, which some nodes have, or which is on disk."""
     cost = lost(steps_lost, newer)
     if stamp is None:
         text = f"round {number} begins anew: {cost}"

@@ -10,13 +10,7 @@ from hetrdzv.protocol.texts.who import Nodes, Ranks
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something whose version should be the same on all nodes.
-
-    Attributes:
-        title: what people call it.
-        counts: how much of the version counts: 1 is the major number, 2 the minor one as well, 3 the patch level too;
-            0: all of it, which is no number, and only among nodes of a role.
-    """
+    """Something whose version should be the same on all nodes."""
 
     title: str
     counts: int
@@ -40,15 +34,7 @@ Version = tuple[str, Nodes]
 def versions_differ(
     part: str, odd: Sequence[Version], usual: Version, *, clear: bool, more: int = 0
 ) -> Reason:
-    """Nodes have different versions of something that should be the same.
-
-    Args:
-        part: of what, one of `PARTS`.
-        odd: the first few versions that few have.
-        more: how many versions there are besides.
-        usual: the version that most have.
-        clear: whether more have that than any other; else all are named.
-    """
+    """Nodes have different versions of something that should be the same."""
     (first, of_first), *others = odd
     shown = [f"{have(of_first)} {PARTS[part].title} {first}", *map(_has, others)]
     if more:

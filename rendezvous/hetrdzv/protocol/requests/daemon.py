@@ -29,12 +29,7 @@ def refusal(words: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonRequest(Body):
-    """`POST /v1/groups/{g}/nodes/{n}/daemon`: what the round's master wants node `n` to run.
-
-    Attributes:
-        master, incarnation: the master and its agent.
-        words: the program, which is orted, and its arguments.
-    """
+    """`POST /v1/groups/{g}/nodes/{n}/daemon`: what the round's master wants node `n` to run."""
 
     master: Id
     incarnation: Id

@@ -15,14 +15,7 @@ _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python\d")
 
 
 class Raised(NamedTuple):
-    """An exception.
-
-    Attributes:
-        headline: its type and the first line of its message: `RuntimeError: CUDA error: out of memory`.
-        where: the line of code that it came from, the script's own if there is one: `train.py:7`.
-        frame: the line of the traceback that names it.
-        end: where the headline ends in the text.
-    """
+    """An exception."""
 
     headline: str
     where: str

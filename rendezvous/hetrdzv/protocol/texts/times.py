@@ -6,12 +6,7 @@ from datetime import datetime, timedelta
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What clocks read when a sentence is made.
-
-    Attributes:
-        now: the server's (seconds), which moments are of.
-        here: that of the machine where it is shown, in the time zone to show; None: only durations are shown.
-    """
+    """What clocks read when a sentence is made."""
 
     now: float
     here: datetime | None = None
@@ -49,11 +44,7 @@ LEAST_S = 0.05
 
 
 def lasted(seconds: float, *, roughly: bool = False) -> str:
-    """A length of time, to about three digits: `< 0.1 s`, `0.3 s`, `42 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`.
-
-    Args:
-        roughly: in the largest unit alone: `12 min`.
-    """
+    """A length of time, to about three digits: `< 0.1 s`, `0.3 s`, `42 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
     if seconds < LEAST_S:
         return "< 0.1 s" if seconds > 0 else "0 s"
     if seconds < 9.95:

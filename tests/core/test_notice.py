@@ -270,14 +270,14 @@ def test_a_node_that_has_succeeded_cuts_no_notice_short_by_leaving() -> None:
 def test_a_job_that_ends_while_it_is_about_to_be_cancelled_was_cancelled(must_meet: bool) -> None:
     """Its workers may have saved and exited with 0; and agents that are started again begin no new job."""
     story = heeding("a", "b")
-    story.do(Cancel(by="ada", at="10:00"))
+    story.do(Cancel(by="ada"))
     story.succeeded("b")
     story.report("a", "succeeded", met=0, must_meet=must_meet)  # the master: none has met another
     assert story.group.state is GroupState.CANCELLED
     story.wait(1)
     told = story.join("c", spec={})
     assert told.kind == "exit"
-    assert told.reason == waiting.came_late(group_id="g", outcome="cancelled", by="ada", at="10:00")
+    assert told.reason == waiting.came_late(group_id="g", outcome="cancelled", by="ada")
 
 
 def test_spares_get_one_reason_during_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:

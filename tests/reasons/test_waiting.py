@@ -152,10 +152,10 @@ def lacks(*never: int, too_small: bool = False, unit: str | None = None) -> Reas
             "the job that this node was in was cancelled",
         ),
         (
-            waiting.came_late("g", "cancelled", "an admin", "noon"),
+            waiting.came_late("g", "cancelled", "an admin"),
             "came_late",
             (
-                "the last job of group 'g' was cancelled by an admin at noon, before this node joined; to start "
+                "the last job of group 'g' was cancelled by an admin, before this node joined; to start "
                 "another: hetctl restart g, or hetctl delete g if its settings are to differ; or give the "
                 "agents another --group"
             ),

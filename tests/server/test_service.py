@@ -220,7 +220,7 @@ async def test_what_is_committed_is_served_while_nothing_can_be_written(
         await two_nodes(service)
         before, waiting = service.group("g"), poll(service, "a")
         store.load_failures = [StorageError("it was loaded")]
-        for change in (join("c"), Drain("a"), Cancel(by="me", at="now")):
+        for change in (join("c"), Drain("a"), Cancel(by="me")):
             store.failures = [NothingWritten("the disk is full")]
             with pytest.raises(NothingWritten, match="the disk is full"):
                 await service.execute("g", change)

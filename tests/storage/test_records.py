@@ -27,7 +27,7 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Cancellation, Cause, End, Group, Node, Notice, Round
+from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.errors import Refused, StorageError
@@ -413,7 +413,7 @@ def full() -> Group:
             ),
         ),
         previous_outcome=GroupState.CANCELLED,
-        cancellation=Cancellation("an admin at 10.0.0.9", "2026-11-22T20:00:00+00:00"),
+        cancellation=ends.cancelled("an admin at 10.0.0.9"),
         created_at=1.0,
         finished_at=100.0,
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
@@ -68,7 +67,7 @@ def cancellation(request: Request) -> Cancel:
     """That a job is to end, and who says so."""
     host = request.client.host if request.client is not None else ""
     by = request.state.permit.bearer(host)
-    return Cancel(by=by, at=datetime.now(UTC).isoformat(timespec="seconds"))
+    return Cancel(by=by)
 
 
 # -- bodies --------------------------------------------------------------------------------------------------

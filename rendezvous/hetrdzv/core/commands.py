@@ -125,14 +125,9 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A person cancels the job.
-
-    Attributes:
-        by, at: who, and the wall-clock time (ISO 8601, UTC), for people.
-    """
+    """A person cancels the job; `by`: which role, from where."""
 
     by: str = ""
-    at: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from hetrdzv.core import snapshots
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Cancellation, End, Group, Node, Round
+from hetrdzv.core.model import End, Group, Node, Round
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.transitions import begins_anew
 from hetrdzv.core.shares import shares_of
@@ -187,8 +187,8 @@ def _came_late(group: Group, node: Node) -> Reason | None:
     """What a node hears that joined after the end of the job; None for a node that was in it."""
     if group.finished_at is None or node.joined_at < group.finished_at:
         return None
-    cancelled = group.cancellation or Cancellation()
-    return waiting.came_late(group.group_id, group.state, cancelled.by, cancelled.at)
+    by = group.cancellation.data.get("by", "") if group.cancellation is not None else ""
+    return waiting.came_late(group.group_id, group.state, str(by))
 
 
 def late_exit_code(group: Group) -> int | None:

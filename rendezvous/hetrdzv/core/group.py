@@ -28,7 +28,7 @@ from hetrdzv.core.commands import (
 )
 from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.hangs import hang_of, note_stall
-from hetrdzv.core.model import OFFERED, Cancellation, Cause, Group, Node, Round
+from hetrdzv.core.model import OFFERED, Cause, Group, Node, Round
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import OWN_LEASES, Leases
@@ -546,6 +546,6 @@ def _cancel(work: Work, command: Cancel) -> None:
     if active is not None and active.is_cancelled:  # it will not wait any longer
         finish_cancelled(work)
     else:
-        hang = hang_of(active, work.now)
-        work.change(cancellation=Cancellation(command.by, command.at, hang))
-        stop_kindly(work, Cause(kind=EndKind.CANCELLED, reason=ends.cancelled(command.by, hang)))
+        why = ends.cancelled(command.by, hang_of(active, work.now))
+        work.change(cancellation=why)
+        stop_kindly(work, Cause(kind=EndKind.CANCELLED, reason=why))

@@ -25,19 +25,6 @@ USED_LAST_AFTER = 3
 """A node whose workers were the root cause of so many failed rounds in a row is used last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cancellation:
-    """Who cancelled a job and when (ISO 8601, UTC), for people; empty where nobody knows.
-
-    Attributes:
-        hang: if it hung then.
-    """
-
-    by: str = ""
-    at: str = ""
-    hang: Hang | None = None
-
-
 OFFERED: tuple[str, ...] = tuple(attribute.name for attribute in fields(Offer))
 """The fields of an offer."""
 
@@ -322,7 +309,7 @@ class Group:
         records: of its last rounds, also those of earlier jobs; that of the newest round comes once another one forms.
         root_cause: why the group failed.
         previous_outcome: how the previous job ended, for nodes of it that are still here.
-        cancellation: who cancelled this job; None: nobody.
+        cancellation: that a person cancelled this job; None: nobody did.
     """
 
     group_id: str
@@ -351,7 +338,7 @@ class Group:
     records: tuple[RoundRecord, ...] = ()
     root_cause: RootCause | None = None
     previous_outcome: GroupState | None = None
-    cancellation: Cancellation | None = None
+    cancellation: Reason | None = None
     created_at: float = 0.0
     finished_at: float | None = None
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from hetrdzv.core.memo import kept
-from hetrdzv.core.model import Cancellation, End, Group, Node, Round, Stall
+from hetrdzv.core.model import End, Group, Node, Round, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
 from hetrdzv.core.selection.joining import growth, lost_members, spare_reason
@@ -47,8 +47,7 @@ def _why(group: Group, now: float) -> Reason:
         case GroupState.SUCCEEDED:
             return events.group_succeeded(apart(group.round) if group.round is not None else None)
         case GroupState.CANCELLED:
-            known = group.cancellation or Cancellation()
-            return ends.cancelled(known.by, known.hang)
+            return group.cancellation or ends.cancelled()
         case GroupState.FAILED:
             return group.root_cause.reason if group.root_cause is not None else ends.unknown()
         case GroupState.WAITING:

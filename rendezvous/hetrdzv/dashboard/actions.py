@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -62,7 +61,7 @@ def _named(request: Request, service: Service) -> tuple[Group, str]:
 
 
 def _cancel(node_id: str, by: str) -> Command:
-    return Cancel(by=by, at=datetime.now(UTC).isoformat(timespec="seconds"))
+    return Cancel(by=by)
 
 
 def _cancel_warns(group: Group, node_id: str) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from hetrdzv.core.model import Cancellation, Cause, End, Group, Node, Notice, Round
+from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.notice import notice_until
 from hetrdzv.core.rounds.records import newest_record, time_until_end, with_record
 from hetrdzv.core.rounds.timers import Leases, expired
@@ -306,8 +306,7 @@ def fail(work: Work, cause: RootCause, *, gave_up: Nodes | None = None) -> None:
 
 def finish_cancelled(work: Work) -> None:
     """Finish the job since a person has cancelled it."""
-    known = work.group.cancellation or Cancellation()
-    _finish(work, GroupState.CANCELLED, ends.cancelled(known.by, known.hang))
+    _finish(work, GroupState.CANCELLED, work.group.cancellation or ends.cancelled())
 
 
 def _finish(work: Work, state: GroupState, event: Reason, root_cause: RootCause | None = None) -> None:

@@ -369,12 +369,11 @@ def earlier_job(outcome: str) -> Reason:
     return reason(ReasonCode.EARLIER_JOB, f"the job that this node was in {ended(outcome)}", outcome=outcome)
 
 
-def came_late(group_id: str, outcome: str, by: str = "", at: str = "") -> Reason:
-    """A node joined after the job was over; `by` and `at` (ISO 8601, UTC): who cancelled it and when, if known."""
+def came_late(group_id: str, outcome: str, by: str = "") -> Reason:
+    """A node joined after the job was over; `by`: who cancelled it, if known."""
     who = f" by {by}" if by else ""
-    when = f" at {at}" if at else ""
     text = (
-        f"the last job of group '{group_id}' {ended(outcome)}{who}{when}, before this node joined; to start another: "
+        f"the last job of group '{group_id}' {ended(outcome)}{who}, before this node joined; to start another: "
         f"hetctl restart {group_id}, or hetctl delete {group_id} if its settings are to differ; or give the agents "
         "another --group"
     )

@@ -18,16 +18,16 @@ from hetrdzv.core.commands import (
     Undrain,
 )
 from hetrdzv.core.directive import directive, heading
-from hetrdzv.core.group import empty, step
+from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.times import Clock
+from tests.core.leases import deadline, step
 
 LEASE_S = 5.0
 

@@ -3,13 +3,13 @@
 import pytest
 
 from hetrdzv.core.commands import Cancel, Join
-from hetrdzv.core.group import empty, step
+from hetrdzv.core.group import empty
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.rounds.timers import OwnLeases
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import InvalidSpec, SpecConflict
 from hetrdzv.protocol.reasons import ends, events, waiting
 from tests.core.driver import LEASE_S, Story, running
+from tests.core.leases import OwnLeases, step
 
 MANY = {"min_nodes": 1_000}
 
@@ -163,9 +163,7 @@ def test_a_cancelled_group_says_so_to_who_comes_later() -> None:
     story.wait(60)
     told = story.join("a", inc="a-2")
     assert (told.kind, told.exit_code) == ("exit", 3)
-    assert told.reason == waiting.came_late(
-        group_id="g", outcome="cancelled", by="an admin at 10.0.0.9"
-    )
+    assert told.reason == waiting.came_late(group_id="g", outcome="cancelled", by="an admin at 10.0.0.9")
     assert told.came_late
     story.leave("a")
     story.restart()

@@ -2,11 +2,11 @@
 
 import pytest
 
-from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.reasons import departures, ends, events
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.states import GroupState
 from tests.core.driver import Story, bare
+from tests.core.leases import deadline
 from tests.core.test_notice import heeding
 
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import NoteStall, Tick
-from hetrdzv.core.group import step
 from hetrdzv.core.model import Stall
-from hetrdzv.core.rounds.timers import deadline
 from tests.core.driver import LEASE_S, Story, running
 from tests.core.explained import waits_for
+from tests.core.leases import deadline, step
 from tests.support.hangs import behind
 
 OF_A = behind(0, "a", waiting=(1,))

@@ -28,10 +28,9 @@ from hetrdzv.core.commands import (
     Undrain,
 )
 from hetrdzv.core.directive import directive
-from hetrdzv.core.group import empty, step
+from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group, Stall
-from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.selection.order import may_be_master
 from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.core.why import why
@@ -40,6 +39,7 @@ from hetrdzv.protocol.errors import Refused, StaleIncarnation
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.states import DirectiveKind, EndKind, ReportKind, StallKind
 from tests.core.drawn import is_drawn
+from tests.core.leases import deadline, step
 from tests.support.every_set import Case, best_of_all, not_best
 from tests.support.hangs import of_kind
 from tests.support.units import left_behind

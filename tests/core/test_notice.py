@@ -8,16 +8,15 @@ import pytest
 
 from hetrdzv.core import why
 from hetrdzv.core.commands import Cancel, NoteStall, Tick
-from hetrdzv.core.group import step
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Cause, Group, Notice, Stall
 from hetrdzv.core.rounds.notice import waited_for
-from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.reasons import departures, ends, events, waiting
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.states import EndKind, GroupState
 from tests.core.driver import Story, bare, running
+from tests.core.leases import deadline, step
 from tests.support.hangs import behind
 
 Act = Callable[[Story], None]

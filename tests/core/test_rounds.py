@@ -3,13 +3,12 @@
 import pytest
 
 from hetrdzv.core.commands import Renew, Tick
-from hetrdzv.core.group import step
-from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.why import why_ended
 from hetrdzv.protocol.errors import InvalidSpec, StaleRound
 from hetrdzv.protocol.reasons import departures, ends, events, waiting
 from tests.core.driver import LEASE_S, Story, bare, running
 from tests.core.explained import ready, waits_for
+from tests.core.leases import deadline, step
 
 
 def test_first_round_waits_for_the_last_call() -> None:

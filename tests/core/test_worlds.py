@@ -246,7 +246,7 @@ def test_growth_pauses() -> None:
     joins = left_out(found.story, "b")
     assert joins.code == "joins_next_round"
     assert joins.until == pytest.approx(found.story.now + left)
-    assert deadline(found.story.group, own_leases=False) == formed_at + 20.0
+    assert deadline(found.story.group) == formed_at + 20.0
     found.story.wait(left - 1.0)
     assert found.world == 4
     found.settle()

@@ -13,13 +13,13 @@ from hypothesis.stateful import invariant
 from hetrdzv.api import views
 from hetrdzv.core.commands import Tick
 from hetrdzv.core.directive import directive
-from hetrdzv.core.group import step
 from hetrdzv.core.invariants import InvariantError, check
 from hetrdzv.core.model import Group
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import Refused, StorageError
 from hetrdzv.service.leases import Pace
 from hetrdzv.storage import records
+from tests.core.leases import step
 from tests.core.test_machine import GroupMachine
 from tests.fuzz.settings import BIG, COMMON, examples
 from tests.fuzz.stored import STORIES, fixture, records_of, told

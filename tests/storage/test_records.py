@@ -25,7 +25,7 @@ from hetrdzv.core.commands import (
     Undrain,
 )
 from hetrdzv.core.directive import directive
-from hetrdzv.core.group import empty, step
+from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
 from hetrdzv.protocol.differences import Difference
@@ -51,6 +51,7 @@ from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.storage import records
 from hetrdzv.storage.records import changes, event_key, event_prefix, event_record, group_prefix
+from tests.core.leases import step
 from tests.support.restored import encoded, restore
 
 WARNINGS = (

@@ -31,7 +31,7 @@ from hetrdzv.core.hangs import hang_of, note_stall
 from hetrdzv.core.model import OFFERED, Cause, Group, Node, Round
 from hetrdzv.core.rounds.notice import may_save
 from hetrdzv.core.rounds.settle import settle
-from hetrdzv.core.rounds.timers import OWN_LEASES, Leases
+from hetrdzv.core.rounds.timers import Leases
 from hetrdzv.core.rounds.transitions import (
     Work,
     begin_job,
@@ -92,9 +92,7 @@ def empty(group_id: str, now: float) -> Group:
     return Group(group_id=group_id, spec=GroupSpec(), spec_fixed=False, created_at=now)
 
 
-def step(
-    group: Group, command: Command, now: float, leases: Leases = OWN_LEASES, *, settles: bool = True
-) -> Transition:
+def step(group: Group, command: Command, now: float, leases: Leases, *, settles: bool = True) -> Transition:
     """Apply one command to a group.
 
     Args:

@@ -109,7 +109,7 @@ def _under_way_until(group: Group) -> float | None:
     else:
         end = group.round.end if group.round is not None else None
         waits = group.bounds_since is not None or (end is not None and not end.judged)
-    return deadline(group, own_leases=False) if waits else None
+    return deadline(group) if waits else None
 
 
 # -- what differs ----------------------------------------------------------------------------------------------

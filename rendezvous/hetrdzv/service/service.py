@@ -455,7 +455,7 @@ class Service:
 
     def _set_timer(self, group: Group, after_s: float = 0.0) -> None:
         """Set the timer of a group to its deadline, but not before `after_s` seconds from now."""
-        at = deadline(group, own_leases=False)
+        at = deadline(group)
         self._timers.set(group.group_id, None if at is None else max(after_s, at - self.now()))
 
     def _judge(self, group_id: str) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.core.leases import deadline, step
+
 from hetagent.launch.mpi import mpirun
 from hetagent.monitor import watcher
 from hetagent.session import reports
@@ -14,10 +16,9 @@ from hetagent.session.session import Session
 from hetrdzv.api.routes.agents import join_command
 from hetrdzv.core import commands
 from hetrdzv.core.directive import directive
-from hetrdzv.core.group import empty, step
+from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group
-from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive, StacksAsked
 from hetrdzv.protocol.errors import (

@@ -1,7 +1,6 @@
 """How long a group waits: leases, stops, last calls, timeouts, and when the next `Tick` is due."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from math import inf
 from typing import Protocol
 
@@ -31,30 +30,6 @@ class Leases(Protocol):
 
     def ends_at(self, group: Group, node: Node) -> float:
         """When a live node is lost if it is not heard again (seconds on the server's clock)."""
-
-
-class OwnLeases:
-    """Leases by what the group itself says: from when a command of the node came, as long as its setting says."""
-
-    def lapsed(self, group: Group, now: float) -> Sequence[tuple[Node, float]]:
-        """As `Leases` says."""
-        return [
-            (node, group.spec.lease_s)
-            for node in group.nodes.values()
-            if node.gone_at is None and now > _own_end(group, node)
-        ]
-
-    def ends_at(self, group: Group, node: Node) -> float:
-        """As `Leases` says."""
-        return _own_end(group, node)
-
-
-def _own_end(group: Group, node: Node) -> float:
-    ends_at = node.heard_at + group.spec.lease_s
-    return ends_at if node.cut_at is None else min(ends_at, node.cut_at + SUSPECT_GRACE_S)
-
-
-OWN_LEASES = OwnLeases()
 
 
 def expired(group: Group, now: float, leases: Leases) -> list[tuple[Node, Reason, float]]:
@@ -171,19 +146,12 @@ def stall_rests(group: Group) -> bool:
 # -- all of them ---------------------------------------------------------------------------------------------
 
 
-def deadline(group: Group, *, own_leases: bool = True) -> float | None:
-    """When the next `Tick` is due, or None (seconds on the server's clock).
+def deadline(group: Group) -> float | None:
+    """When the next `Tick` is due though no lease ends, or None (seconds on the server's clock).
 
     A `Tick` up to this moment changes nothing; any later one changes the group.
-
-    Args:
-        own_leases: whether the ends of leases and of graces are among them, as `OWN_LEASES` measures them.
     """
-    timers = _timers(group)
-    if own_leases:
-        ends = (_own_end(group, node) for node in group.nodes.values() if node.gone_at is None)
-        timers = chain(ends, timers)
-    return min(timers, default=None)
+    return min(_timers(group), default=None)
 
 
 def _timers(group: Group) -> Iterator[float]:

@@ -606,8 +606,10 @@ class GroupMachine(RuleBasedStateMachine):
     def a_failed_group_has_a_cause(self) -> None:
         cause = self.group.root_cause
         if self.group.state == "failed" and cause is not None and cause.reason.code == "never_met":
-            assert self.group.round is not None
-            assert self.group.round.apart, "workers that met are said not to have"
+            current = self.group.round
+            assert current is not None
+            assert current.met is not None
+            assert current.met < current.world_size, "workers that met are said not to have"
         if (
             self.group.state != "failed"
             or cause is None

@@ -178,7 +178,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Undrain, node_ids),
     st.builds(Put, specs),
     st.just(Restart()),
-    st.builds(Cancel, by=texts, at=texts),
+    st.builds(Cancel, by=texts),
     st.just(Tick()),
     daemons,
 )

@@ -13,11 +13,14 @@ ASK = "ask"
 """The folder with both, by rank."""
 
 
-def listen(folder: Path, rank: int, stop: Callable[[], None]) -> None:
+def listen(folder: Path, rank: int, stop: Callable[[], None]) -> int:
     """Call a function each time that the agent asks, in a thread, for as long as this process lives.
 
     Args:
         folder: the agent's.
+
+    Returns:
+        a file in which a worker writes each step that has ended: its agent reads it once the worker is dead.
     """
     pipe = folder / ASK / str(rank)
     pipe.parent.mkdir(mode=0o700, exist_ok=True)
@@ -31,31 +34,15 @@ def listen(folder: Path, rank: int, stop: Callable[[], None]) -> None:
             stop()
 
     threading.Thread(target=run, name="hetagent-asked", daemon=True).start()
-
-
-def reached_file(folder: Path, rank: int) -> int:
-    """Open the file in which a worker writes each step that has ended: its agent reads it once the worker is dead."""
-    return os.open(folder / ASK / f"{rank}.step", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.open(pipe.with_suffix(".step"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def hang_up(folder: Path, rank: int) -> None:
     """Be asked no more: the answer that follows is the last one, also for whoever has asked before."""
+    (folder / ASK / str(rank)).unlink(missing_ok=True)
+
+
+def tell(folder: Path, rank: int, name: str, **told: object) -> None:
+    """Write what the agent reads: in `done` an answer (`step`, `why`), in `off` why no more snapshots are taken."""
     with contextlib.suppress(OSError):
-        (folder / ASK / str(rank)).unlink()
-
-
-def give_up(folder: Path, rank: int, why: str) -> None:
-    """Say that this worker takes no more snapshots in its round."""
-    with contextlib.suppress(OSError):
-        put(folder / ASK / f"{rank}.off", json.dumps({"why": why}).encode())
-
-
-def tell(folder: Path, rank: int, *, step: int | None, why: str) -> None:
-    """Answer.
-
-    Args:
-        step: which step is saved; None: none.
-        why: why nothing can be saved; empty: it can.
-    """
-    with contextlib.suppress(OSError):
-        put(folder / ASK / f"{rank}.done", json.dumps({"step": step, "why": why}).encode())
+        put(folder / ASK / f"{rank}.{name}", json.dumps(told).encode())

@@ -1,7 +1,8 @@
 """Copies a worker's state to memory that outlives it: what belongs to every step, and all of it for a snapshot."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner
@@ -27,13 +28,12 @@ from hetagent.snapshots.folder import (
     WriteLock,
     put,
 )
-from hetagent.snapshots.memory import Files, Layout, Mapped, as_bytes, laid_out, needed, place_of
+from hetagent.snapshots.memory import Files, Mapped, as_bytes, laid_out, place_of, view
 from hetagent.snapshots.small import Bank, pack
 from hetagent.snapshots.state import State
 
 
-@dataclass(frozen=True, slots=True)
-class Who:
+class Who(NamedTuple):
     """Which worker this is."""
 
     rank: int
@@ -41,39 +41,33 @@ class Who:
     local_world_size: int
 
 
+@dataclass(frozen=True)
 class Copy:
-    """What was copied for a snapshot, without its digests.
+    """What is being copied for a snapshot.
 
     Attributes:
-        index: of this worker's part.
+        index: of this worker's part, without its files.
+        copied: the files.
+        small: what goes to `RANK.small`.
+        lock: on what all ranks have alike, if this worker copies that.
     """
 
-    def __init__(
-        self,
-        folder: Folder,
-        slot: Slot,
-        index: Index,
-        copied: Mapping[str, Mapped],
-        small: Tensor,
-        copies: Copies,
-        lock: WriteLock | None,
-    ) -> None:
-        self.index = index
-        self._folder = folder
-        self._slot = slot
-        self._copied = copied
-        self._small = small
-        self._copies = copies
-        self._lock = lock
-
-    def close(self) -> None:
-        """Others may copy what all ranks have alike, unless this worker has written that it has."""
-        if self._lock is not None:
-            self._lock.close()
+    index: Index
+    copied: Mapping[str, Mapped]
+    small: Tensor
+    copies: Copies
+    folder: Folder
+    slot: Slot
+    lock: WriteLock | None
 
     def wait(self) -> None:
         """Wait until it is there."""
-        self._copies.wait()
+        self.copies.wait()
+
+    def close(self) -> None:
+        """Others may copy what all ranks have alike, unless this worker has written that it has."""
+        if self.lock is not None:
+            self.lock.close()
 
     def finish(self) -> None:
         """Once it is there, digest it, and write the index, with which this worker's part is complete.
@@ -81,16 +75,14 @@ class Copy:
         Raises:
             Overtaken: the slot was given away meanwhile.
         """
-        rank = self.index.rank
         self.wait()
-        small = as_bytes(self._small)
-        (self._slot.path / SMALL.format(rank)).write_bytes(small)
-        files = {name: memory.sum() for name, memory in self._copied.items()}
-        files[SMALL.format(rank)] = Sum(small.nbytes, xxh3_64_hexdigest(small))
-        index = replace(self.index, files=files)
-        if self._slot.stamp not in self._folder.slots():
+        small, name = as_bytes(self.small), SMALL.format(self.index.rank)
+        (self.slot.path / name).write_bytes(small)
+        files = {file: memory.sum() for file, memory in self.copied.items()}
+        index = replace(self.index, files={**files, name: Sum(small.nbytes, xxh3_64_hexdigest(small))})
+        if self.slot.stamp not in self.folder.slots():
             raise Overtaken(f"the snapshot of step {index.stamp.step} was overtaken")
-        put(self._slot.path / INDEX.format(rank), index.written())
+        put(self.slot.path / INDEX.format(index.rank), index.written())
         self.close()
 
 
@@ -112,31 +104,22 @@ class Copier:
         self._who = who
         self._bank: Bank | None = None
         self.devices = Devices(())
-        self._alike = False  # whether there are tensors that all ranks have alike
         self.sharded = False
+        self._shared = False  # there is something that all ranks have alike
         self._count = 0  # for how many parameters optimizers had something
         self._files = Files(folder)
-        self._layouts: dict[str, tuple[Sequence[Place], Layout]] = {}  # of what, by file
+        self._sizes: Mapping[str, int] = {}  # of the files of each slot that this worker writes to (bytes)
 
     # -- made beforehand -----------------------------------------------------------------------------------------
 
-    def prepare(self) -> Mapping[str, int]:
-        """Look at the state, once optimizers have theirs.
-
-        Returns:
-            the files of each slot that this worker writes to, and how large they are (bytes).
-        """
+    def prepare(self) -> None:
+        """Look at the state, once optimizers have theirs."""
         self.devices = self._state.devices()
         self._files.pins = self.devices.pins
-        alike, own = self._parts()
-        self._alike, self.sharded = bool(alike), bool(own)
-        return {
-            name: self._laid_out(parts, name).size
-            for parts, name in ((alike, SHARED), (own, OWN.format(self._who.rank)))
-            if parts
-        }
+        parts = self._parts().items()
+        self._sizes = {name: laid_out((place for place, _ in part), name)[1] for name, part in parts}
 
-    def make_slots(self, sizes: Mapping[str, int]) -> bool:
+    def make_slots(self) -> bool:
         """Have the memory of all slots, so that no snapshot has to wait for that.
 
         Returns:
@@ -146,11 +129,15 @@ class Copier:
             SnapshotError, OSError: there is no room for it.
             RuntimeError: a device has trouble.
         """
+        sizes = self._sizes
+        here, copies = (
+            self._who.local_world_size,
+            2 if self._who.world_size > self._who.local_world_size else 1,
+        )
+        count = SLOTS if self.sharded else REPLICATED_SLOTS
+        needs = count * sum(size * (1 if name == SHARED else here * copies) for name, size in sizes.items())
+        allowed = self._folder.control().memory
         try:
-            here = self._who.local_world_size
-            count = SLOTS if self.sharded else REPLICATED_SLOTS
-            needs = count * needed(sizes, here, copies=self._who.world_size > here)
-            allowed = self._folder.control().memory
             if allowed is not None and needs > allowed:
                 raise SnapshotError(
                     f"they need {needs / 1e6:.3g} MB of memory on this node, {count} times the state, and may have "
@@ -158,10 +145,10 @@ class Copier:
                     "--snapshot-dir"
                 )
             self._files.make(sizes, count)
-            return self._files.pinned
         except (OSError, RuntimeError):
             self._files.give_back(sizes)
             raise
+        return self._files.pinned
 
     # -- at every step -------------------------------------------------------------------------------------------
 
@@ -179,15 +166,13 @@ class Copier:
             self._parts()
         tensors = self._state.small()
         if self._bank is None or not self._bank.keep(step, tensors, values):
-            self._bank = Bank(tensors)
+            self._bank = Bank(tensors, SMALL.format(self._who.rank))
             self._bank.keep(step, tensors, values)
 
     # -- for a snapshot ------------------------------------------------------------------------------------------
 
-    def _parts(
-        self, step: int | None = None
-    ) -> tuple[list[tuple[Place, Tensor]], list[tuple[Place, Tensor]]]:
-        """What all ranks have alike, and this rank's parts of the rest; in the order of their names.
+    def _parts(self, step: int | None = None) -> dict[str, list[tuple[Place, Tensor]]]:
+        """The tensors of each file, in the order of their names: what all ranks have alike, this rank's parts.
 
         Args:
             step: as devices have it, if the script is ahead of them; None: as the script has left it.
@@ -202,28 +187,23 @@ class Copier:
             self.devices.watch(parameters, others)
         else:
             large = self.devices.then(step, large)
-        distributed = {name: tensor for name, tensor in large.items() if isinstance(tensor, DTensor)}
-        alike = [(place_of(name, large[name]), large[name]) for name in large.keys() - distributed.keys()]
-        own: list[tuple[Place, Tensor]] = []
+        found: dict[str, list[tuple[Place, Tensor]]] = {}
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(distributed, is_coordinator=False)
+        planner.set_up_planner(large, is_coordinator=True)
         for item in planner.create_local_plan().items:
-            name, told = item.index.fqn, item.tensor_data
-            tensor = planner.resolve_data(item)
-            assert told is not None
+            name, tensor, whole = item.index.fqn, planner.resolve_data(item), item.tensor_data
+            assert whole is not None
             assert isinstance(tensor, Tensor)
-            place = place_of(name, tensor, told.size, told.chunk.offsets)
-            (own if _is_sharded(distributed[name]) else alike).append((place, tensor))
-        return sorted(alike, key=lambda part: part[0].name), own
+            file = OWN.format(self._who.rank) if _is_sharded(large[name]) else SHARED
+            place = place_of(name, tensor, whole.size, whole.chunk.offsets)
+            found.setdefault(file, []).append((place, tensor))
+        self._shared, self.sharded = SHARED in found, bool(found.keys() - {SHARED})
+        return found
 
     def is_whole(self, stamp: Stamp) -> bool:
         """Whether the workers of this node have written that they have all that ranks have alike."""
         slot = self._folder.slots().get(stamp)
-        return slot is not None and self._has_alike(slot)
-
-    def _has_alike(self, slot: Slot) -> bool:
-        """Whether some worker has written that it has copied what all ranks have alike."""
-        return any(index.has_alike for index in slot.read().values())
+        return slot is not None and any(index.has_alike for index in slot.read().values())
 
     def copied(self, stamp: Stamp, *, now: bool, to_disk: bool = False) -> Copy:
         """Copy all that is to be copied by this worker, or have devices begin to.
@@ -236,69 +216,38 @@ class Copier:
         Raises:
             Overtaken: there is no slot for it, or not all of it is there any more.
         """
-        alike, own = self._parts(stamp.step if now else None)
-        self._alike = bool(alike)
-        slot = self._folder.begin(stamp, sharded=bool(own), to_disk=to_disk, due=not now)
-        copies = self.devices.copies(now=now)
-        with copies.begun():
-            small = self._bank.kept(stamp.step, copies) if self._bank is not None else None
-            if small is None:
-                raise Overtaken(f"the values of step {stamp.step} are no longer there")
-            places, copied, lock = self._copy(slot, alike, own, copies, now=now)
-        return Copy(self._folder, slot, self._index(stamp, places), copied, small, copies, lock)
-
-    def _copy(
-        self,
-        slot: Slot,
-        alike: Sequence[tuple[Place, Tensor]],
-        own: Sequence[tuple[Place, Tensor]],
-        copies: Copies,
-        *,
-        now: bool,
-    ) -> tuple[list[Place], dict[str, Mapped], WriteLock | None]:
-        """Copy tensors into a slot; returns where, in which files, and a lock if what all have alike is among them."""
-        wanted = {OWN.format(self._who.rank): own}
+        parts = self._parts(stamp.step if now else None)
+        slot = self._folder.begin(stamp, sharded=self.sharded, to_disk=to_disk, due=not now)
         lock = None
-        if alike and not self._has_alike(slot):
+        if self._shared and not self.is_whole(stamp):
             lock = WriteLock(slot.path / LOCK)
-            if lock.take(wait=now) and not self._has_alike(slot):
-                wanted[SHARED] = alike
-            else:
+            if not lock.take(wait=now) or self.is_whole(stamp):
                 lock.close()
                 lock = None
-        places: list[Place] = []
-        copied: dict[str, Mapped] = {}
-        for name, parts in wanted.items():
-            if not parts:
-                continue
-            layout = self._laid_out(parts, name)
-            copied[name] = memory = self._files.file(slot, name, layout.size)
-            for place, (_, tensor) in zip(layout.places, parts, strict=True):
-                copies.copy(tensor, memory.tensor(place))
-            places += layout.places
-        return places, copied, lock
-
-    def _laid_out(self, parts: Iterable[tuple[Place, Tensor]], file: str) -> Layout:
-        """Where they go in a file; as the last time, as long as they are the same."""
-        places = [place for place, _ in parts]
-        known = self._layouts.get(file)
-        if known is None or known[0] != places:
-            self._layouts[file] = known = places, laid_out(places, file)
-        return known[1]
-
-    def _index(self, stamp: Stamp, places: Sequence[Place]) -> Index:
-        """This worker's part of a snapshot."""
-        assert self._bank is not None
-        name = SMALL.format(self._who.rank)
-        return Index(
+        if lock is None:
+            parts.pop(SHARED, None)
+        copies = self.devices.copies(now=now)
+        copied, tensors = {}, []
+        with copies.begun():
+            small = self._bank.kept(stamp.step, copies) if self._bank is not None else None
+            if small is None or self._bank is None:
+                raise Overtaken(f"the values of step {stamp.step} are no longer there")
+            for name, part in parts.items():
+                places, size = laid_out((place for place, _ in part), name)
+                copied[name] = memory = self._files.file(slot, name, size)
+                for place, (_, tensor) in zip(places, part, strict=True):
+                    copies.copy(tensor, view(memory.memory, place))
+                tensors += places
+        index = Index(
             stamp=stamp,
             rank=self._who.rank,
             world_size=self._who.world_size,
             sharded=self.sharded,
-            shared=self._alike,
-            tensors=(*places, *(place._replace(file=name) for place in self._bank.layout.places)),
-            values=self._bank.layout.size,
+            shared=self._shared,
+            tensors=(*tensors, *self._bank.places),
+            values=self._bank.size,
         )
+        return Copy(index, copied, small, copies, self._folder, slot, lock)
 
 
 def _is_sharded(tensor: Tensor) -> bool:

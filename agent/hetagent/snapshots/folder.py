@@ -206,28 +206,20 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._control = ((0, 0), Control())
+        self._control = Control()
+        self._control_of: os.stat_result | None = None
         self._control_file = str(path / "control.json")  # looked at in every step
 
     def control(self) -> Control:
         """What the agent says by now."""
-        try:
-            told_of = os.stat(self._control_file)
-        except OSError:
-            return self._control[1]
-        changed = told_of.st_mtime_ns, told_of.st_ino
-        if changed != self._control[0]:
-            told = json.loads((self.path / "control.json").read_bytes())
-            control = Control(
-                round=told.get("round", 0),
-                safe=Stamp.read(told["safe"]) if told.get("safe") else None,
-                kept=tuple(map(Stamp.read, told.get("kept", ()))),
-                every_s=told.get("every_s", EVERY_S),
-                memory=told.get("memory"),
-                to_disk=bool(told.get("to_disk")),
-            )
-            self._control = changed, control
-        return self._control[1]
+        with contextlib.suppress(FileNotFoundError):
+            of, known = os.stat(self._control_file), self._control_of
+            if known is None or (of.st_mtime_ns, of.st_ino) != (known.st_mtime_ns, known.st_ino):
+                told = json.loads(Path(self._control_file).read_bytes())
+                told["safe"] = Stamp(*told["safe"]) if told.get("safe") else None
+                told["kept"] = tuple(Stamp(*each) for each in told.get("kept", ()))
+                self._control, self._control_of = Control(**told), of
+        return self._control
 
     def start(self) -> Mapping[str, Any] | None:
         """From which snapshot to start, as the agent says; None: there is no agent."""
@@ -239,11 +231,13 @@ class Folder:
 
     def slots(self) -> dict[Stamp, Slot]:
         """What is held, or being written."""
-        return {
-            stamp: Slot(self.path / str(number), number, stamp)
-            for number, stamp in self._stamps().items()
-            if stamp is not None
-        }
+        found = {}
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+            for number, told in json.loads((self.path / "slots.json").read_bytes()).items():
+                if told and int(number) in range(SLOTS):
+                    stamp = Stamp(*map(int, told))
+                    found[stamp] = Slot(self.path / number, int(number), stamp)
+        return found
 
     def begin(self, stamp: Stamp, *, sharded: bool = False, to_disk: bool = False, due: bool = False) -> Slot:
         """The slot for a snapshot, which may be that which another worker of this node has begun.
@@ -257,16 +251,16 @@ class Folder:
             Overtaken: newer ones are here, or what is here is to be kept.
         """
         with self._locked():
-            stamps = self._stamps()
-            number = next((number for number, known in stamps.items() if known == stamp), None)
-            if number is None:
-                number = room_for(stamp, stamps, self.control().kept, sharded=sharded, due=due)
+            slots = self.slots()
+            if (slot := slots.get(stamp)) is None:
+                held = {slot.number: known for known, slot in slots.items()}
+                number = room_for(stamp, held, self.control().kept, sharded=sharded, due=due)
                 if number is None:
                     raise Overtaken(f"newer snapshots than that of step {stamp.step} are here")
-                Slot(self.path / str(number), number, stamp).empty()
+                slot = Slot(self.path / str(number), number, stamp)
+                slot.empty()
                 self.bad(stamp).unlink(missing_ok=True)
-                self._write({**stamps, number: stamp})
-            slot = Slot(self.path / str(number), number, stamp)
+                self._write({**held, number: stamp})
             if to_disk:
                 (slot.path / TO_DISK).touch()
             return slot
@@ -278,7 +272,7 @@ class Folder:
             Overtaken: the slot has been given to another snapshot meanwhile.
         """
         with self._locked():
-            if self._stamps().get(slot.number) != slot.stamp:
+            if slot.stamp not in self.slots():
                 raise Overtaken(f"the slot of step {slot.stamp.step} has been given away")
             os.replace(slot.path / beside, slot.path / name)
 
@@ -289,24 +283,14 @@ class Folder:
     def forget(self, stamps: Sequence[Stamp]) -> None:
         """These are not needed any more."""
         with self._locked():
-            for slot in self.slots().values():
-                if slot.stamp in stamps:
-                    slot.empty()
-            left = {number: None if stamp in stamps else stamp for number, stamp in self._stamps().items()}
-            self._write(left)
+            slots = self.slots()
+            for stamp in stamps:
+                if stamp in slots:
+                    slots.pop(stamp).empty()
+            self._write({slot.number: stamp for stamp, slot in slots.items()})
 
-    def _stamps(self) -> dict[int, Stamp | None]:
-        told: Mapping[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
-            told = json.loads((self.path / "slots.json").read_bytes())
-        known = {number: told.get(str(number)) for number in range(SLOTS)}
-        return {number: Stamp.read(each) if each else None for number, each in known.items()}
-
-    def _write(self, stamps: Mapping[int, Stamp | None]) -> None:
-        put(
-            self.path / "slots.json",
-            json.dumps({number: stamp and stamp.told() for number, stamp in stamps.items()}).encode(),
-        )
+    def _write(self, held: Mapping[int, Stamp]) -> None:
+        put(self.path / "slots.json", json.dumps(held).encode())
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -365,12 +349,8 @@ def room_for(
         None: all others are newer, or to be kept.
     """
     count = SLOTS if sharded else REPLICATED_SLOTS
-    mine = {number: known for number, known in slots.items() if number < count}
-    free = [number for number, known in mine.items() if known is None]
     spared = kept if due and not sharded else kept[: count - 1]
-    older = {
-        number: known
-        for number, known in mine.items()
-        if known is not None and known < stamp and known not in spared
-    }
-    return free[0] if free else min(older, key=older.__getitem__, default=None)
+    held = [(slots.get(number), number) for number in range(count)]
+    free = [number for known, number in held if known is None]
+    older = [(known, number) for known, number in held if known and known < stamp and known not in spared]
+    return free[0] if free else min(older)[1] if older else None

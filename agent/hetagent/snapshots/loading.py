@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pickle
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,6 @@ from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import SMALL, Folder, Index, Place, Stamp, Sum, put
 from hetagent.snapshots.memory import as_bytes, dtype_of, view
 from hetagent.snapshots.on_disk import CHUNK, Mark, is_url
-from hetagent.snapshots.small import unpack
 from hetagent.snapshots.sources import Source, SourceError, fill
 from hetagent.snapshots.state import State
 
@@ -126,7 +126,7 @@ class Loader:
             else:
                 planner.set_up_planner(large, _metadata(parts.values()), is_coordinator=True)
                 self._read(found, planner, planner.create_local_plan())
-        alike, own = unpack(memoryview(content)[mine.values :])
+        alike, own = pickle.loads(memoryview(content)[mine.values :])
         state.restore(targets, alike, own if mine.rank == self._rank else {})
 
     def _read(self, found: Found, planner: DefaultLoadPlanner, plan: LoadPlan) -> None:

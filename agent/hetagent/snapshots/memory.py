@@ -6,22 +6,17 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from xxhash import xxh3_64
+from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import ALIGNED, SHARED, SLOTS, Folder, Place, Slot, Stamp, Sum
+from hetagent.snapshots.folder import ALIGNED, SLOTS, Folder, Place, Slot, Stamp, Sum
 
 PORTABLE = 1
 """`cudaHostRegister`: pinned for all devices of the process."""
-
-MOST_PLACES = 1 << 16
-"""Of how many tensors it is remembered what is known of them."""
 
 _POPULATE_WRITE = 23
 """`madvise`, since Linux 5.14: have all pages, as if each had been written to."""
@@ -37,28 +32,23 @@ class Mapped:
     """
 
     def __init__(self, path: Path, size: int) -> None:
-        self.size = max(size, 1)
+        self.size = size
         self._path = path
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, self.size)
+            os.posix_fallocate(fd, 0, size)
             self._inode = os.fstat(fd).st_ino
-            self._map = mmap.mmap(fd, self.size)
+            self.memory = torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
         except OSError as error:
             raise SnapshotError(
                 f"no room for {size / 1e6:.0f} MB in {path.parent}: {error.strerror}"
             ) from None
         finally:
             os.close(fd)
-        self.bytes = memoryview(self._map)
-        self._tensor = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._views: dict[int, tuple[Place, Tensor]] = {}  # by where they begin
-        libc = ctypes.CDLL(None)  # without the GIL; older kernels refuse, and the first copy takes longer
-        libc.madvise(
-            ctypes.c_void_p(self._tensor.data_ptr()),
-            ctypes.c_size_t(self.size),
-            ctypes.c_int(_POPULATE_WRITE),
-        )
+        madvise = ctypes.CDLL(
+            None
+        ).madvise  # without the GIL; older kernels refuse, and the first copy takes longer
+        madvise(ctypes.c_void_p(self.memory.data_ptr()), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_WRITE))
 
     def trimmed(self) -> bool:
         """Give back what the file is larger; returns whether it is still the one that was mapped.
@@ -81,31 +71,19 @@ class Mapped:
         Returns:
             whether that worked; if not, copies are made all the same, and take longer.
         """
-        cudart, address = torch.cuda.cudart(), self._tensor.data_ptr()
+        cudart, address = torch.cuda.cudart(), self.memory.data_ptr()
         if int(cudart.cudaHostRegister(address, self.size, PORTABLE)):
             return False
         weakref.finalize(self, cudart.cudaHostUnregister, address).atexit = False
         return True
 
-    def tensor(self, place: Place) -> Tensor:
-        """The memory of a tensor in the file."""
-        known = self._views.get(place.at)
-        if known is None or known[0] is not place:
-            self._views[place.at] = known = place, view(self._tensor, place)
-        return known[1]
-
     def sum(self) -> Sum:
         """Of what is in it; without the GIL, since the script goes on beside it."""
-        digest = xxh3_64()
-        digest.update(self.bytes)
-        return Sum(self.size, digest.hexdigest())
+        return Sum(self.size, xxh3_64_hexdigest(as_bytes(self.memory)))
 
 
 class Files:
     """The files of all slots that a worker copies to.
-
-    Args:
-        folder: with the slots.
 
     Attributes:
         pins: whether GPUs copy to them.
@@ -117,21 +95,12 @@ class Files:
         self._mapped: dict[tuple[int, str], Mapped] = {}
         self.pins, self.pinned = False, True
 
-    def file(self, slot: Slot, name: str, size: int, *, begun: bool = True) -> Mapped:
-        """A file of a slot.
-
-        Args:
-            begun: the slot is given to the snapshot that is about to be copied.
-        """
-        key = (slot.number, name)
-        known = self._mapped.get(key)
-        if known is None or known.size != max(size, 1) or (begun and not known.trimmed()):
-            self._mapped.pop(key, None)
-            self._mapped[key] = known = Mapped(slot.path / name, size)
-            if begun:
-                known.trimmed()
-            elif self.pins:
-                self.pinned = known.pin() and self.pinned
+    def file(self, slot: Slot, name: str, size: int) -> Mapped:
+        """A file of a slot that is given to the snapshot that is about to be copied."""
+        known = self._mapped.get((slot.number, name))
+        if known is None or known.size != size or not known.trimmed():
+            self._mapped[slot.number, name] = known = Mapped(slot.path / name, size)
+            known.trimmed()
         return known
 
     def make(self, sizes: Mapping[str, int], count: int) -> None:
@@ -141,71 +110,47 @@ class Files:
             sizes: of the files of a slot (bytes).
         """
         for number in range(count):
+            path = Slot(self._folder.path / str(number), number, Stamp(0, 0)).path
+            path.mkdir(mode=0o700, exist_ok=True)
             for name, size in sizes.items():
-                slot = Slot(self._folder.path / str(number), number, Stamp(0, 0))
-                slot.path.mkdir(mode=0o700, exist_ok=True)
-                self.file(slot, name, size, begun=False)
+                self._mapped[number, name] = made = Mapped(path / name, size)
+                self.pinned = not self.pins or (made.pin() and self.pinned)
 
     def give_back(self, names: Iterable[str]) -> None:
         """Nothing is copied any more; others need the memory of slots that hold nothing."""
-        kept = {slot.number for slot in self._folder.slots().values()}
-        for number in set(range(SLOTS)) - kept:
+        held = {slot.number for slot in self._folder.slots().values()}
+        for number in set(range(SLOTS)) - held:
             for name in names:
                 (self._folder.path / str(number) / name).unlink(missing_ok=True)
         self._mapped.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where tensors go in a file, side by side.
-
-    Attributes:
-        size: of the file (bytes).
-    """
-
-    places: tuple[Place, ...]
-    size: int
-
-
-def laid_out(places: Sequence[Place], file: str) -> Layout:
-    """Give tensors their places in a file, in their order."""
+def laid_out(places: Iterable[Place], file: str) -> tuple[list[Place], int]:
+    """Give tensors their places in a file, side by side in their order; returns its size, too (bytes)."""
     at, found = 0, []
     for place in places:
         found.append(place._replace(file=file, at=at))
         at += -(-place.bytes // ALIGNED) * ALIGNED
-    return Layout(tuple(found), at)
+    return found, max(at, 1)
 
 
 def place_of(
-    name: str, tensor: Tensor, shape: Sequence[int] | None = None, offsets: Sequence[int] = ()
+    name: str, tensor: Tensor, shape: Sequence[int] | None = None, offsets: Sequence[int] | None = None
 ) -> Place:
     """What is known of a tensor before it has its place.
 
     Args:
         shape, offsets: of the whole, if this is a part.
     """
-    lengths = tensor.shape
-    return _place(name, tensor.dtype, tuple(shape or lengths), tuple(offsets), lengths, tensor.device.type)
-
-
-@lru_cache(maxsize=MOST_PLACES)
-def _place(
-    name: str,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    offsets: tuple[int, ...],
-    lengths: tuple[int, ...],
-    device: str,
-) -> Place:
-    """The same object for the same tensor, which is laid out again and again."""
+    lengths = tuple(tensor.shape)
     return Place(
         name=name,
-        dtype=str(dtype).removeprefix("torch."),
-        shape=shape,
-        offsets=offsets or (0,) * len(lengths),
-        lengths=tuple(lengths),
-        bytes=math.prod(lengths) * dtype.itemsize,
-        device=device,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=lengths if shape is None else tuple(shape),
+        offsets=(0,) * len(lengths) if offsets is None else tuple(offsets),
+        lengths=lengths,
+        device=tensor.device.type,
+        bytes=math.prod(lengths) * tensor.dtype.itemsize,
     )
 
 
@@ -234,14 +179,3 @@ def as_bytes(tensor: Tensor) -> memoryview:
     if not size:
         return memoryview(b"")
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
-
-
-def needed(sizes: Mapping[str, int], local_world_size: int, *, copies: bool) -> int:
-    """How much memory a slot of a node takes (bytes), about.
-
-    Args:
-        sizes: of the files of a slot that one worker writes to (bytes).
-        copies: whether they also have the shards of another node.
-    """
-    of_ranks = sum(size for name, size in sizes.items() if name != SHARED)
-    return sizes.get(SHARED, 0) + of_ranks * local_world_size * (1 + copies)

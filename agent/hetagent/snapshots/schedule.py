@@ -36,14 +36,14 @@ class Schedule:
     Steps are counted by calls, since scripts may number them in tens, or in samples.
 
     Args:
-        store: which ranks share; None: torch.distributed's.
+        store: which ranks share; None: torch.distributed's, or none where this rank is alone.
 
     Attributes:
         to_disk: the one that is due is to be written to disk as well.
     """
 
     def __init__(self, rank: int, world_size: int, store: Any = None) -> None:
-        self._leads, self._world_size = rank == 0, world_size
+        self._leads, self._is_alone = rank == 0, world_size == 1
         self._store = store
         self._prefix = f"hetagent.snapshots/{next(_numbers)}"
         self._look_s = max(LOOK_S, world_size / LOOKS_PER_S)
@@ -69,44 +69,41 @@ class Schedule:
         self._calls += 1
         self._at.append(now)
         if self._next is None and is_ready:
-            self._look(now, every_s, waits, to_disk=to_disk)
+            if self._store is None and not self._is_alone and dist.is_available() and dist.is_initialized():
+                self._store = default_store()
+            if self._leads or self._store is None:
+                self._name(now, every_s, waits, to_disk=to_disk)
+            elif now >= self._looks_at:
+                self._look(now)
         if self._next is None or self._calls < self._next[0]:
             return False
         (call, self.to_disk), self._next = self._next, None
         return call == self._calls and is_ready
 
-    def _look(self, now: float, every_s: float, waits: Callable[[], bool], *, to_disk: bool) -> None:
-        """Name the next one, or see whether rank 0 has."""
-        store = self._shared()
-        if self._leads or store is None:
-            if store is not None and len(self._at) < FEW_STEPS:
-                return
-            self._names_at = now if self._names_at is None else self._names_at
-            if now >= self._names_at and not (waits() and now < self._names_at + every_s):
-                call = self._calls + (self._ahead() if store is not None else 0)
-                self._next = call, to_disk and now >= self._writes_at
-                if self._next[1]:
-                    self._writes_at = now + every_s  # by then the agent has seen it
-                if store is not None:
-                    store.set(f"{self._prefix}/{self._named}", f"{call} {int(self._next[1])}")
-                self._named += 1
-                wait_s = min(self._wait_s, every_s)
-                self._wait_s, self._names_at = 2 * wait_s, now + wait_s
-        elif now >= self._looks_at:
-            self._looks_at = now + self._look_s
-            key = f"{self._prefix}/{self._named}"
-            if store.check([key]):
-                call, on_disk = map(int, store.get(key).split())
-                self._named += 1
-                self._next = call, bool(on_disk)
+    def _name(self, now: float, every_s: float, waits: Callable[[], bool], *, to_disk: bool) -> None:
+        """Name the next one, if it is time."""
+        if self._store is not None and len(self._at) < FEW_STEPS:
+            return
+        self._names_at = now if self._names_at is None else self._names_at
+        if now < self._names_at or (waits() and now < self._names_at + every_s):
+            return
+        self._next = self._calls, to_disk and now >= self._writes_at
+        if self._next[1]:
+            self._writes_at = now + every_s  # by then the agent has seen it
+        if self._store is not None:
+            step_s = max(median(after - before for before, after in pairwise(self._at)), LEAST_STEP_S)
+            ahead = 2 + math.ceil(AHEAD_LOOKS * self._look_s / step_s)  # all ranks have looked by then
+            self._next = self._calls + ahead, self._next[1]
+            self._store.set(f"{self._prefix}/{self._named}", "{} {:d}".format(*self._next))
+        self._named += 1
+        wait_s = min(self._wait_s, every_s)
+        self._wait_s, self._names_at = 2 * wait_s, now + wait_s
 
-    def _shared(self) -> Any:
-        """The store; None: this rank is alone, or there is none."""
-        if self._store is None and self._world_size > 1 and dist.is_available() and dist.is_initialized():
-            self._store = default_store()
-        return self._store
-
-    def _ahead(self) -> int:
-        """So many steps ahead that all ranks have looked by then."""
-        step_s = median(after - before for before, after in pairwise(self._at))
-        return 2 + math.ceil(AHEAD_LOOKS * self._look_s / max(step_s, LEAST_STEP_S))
+    def _look(self, now: float) -> None:
+        """See whether rank 0 has named one."""
+        self._looks_at = now + self._look_s
+        key = f"{self._prefix}/{self._named}"
+        if self._store.check([key]):
+            call, on_disk = map(int, self._store.get(key).split())
+            self._named += 1
+            self._next = call, bool(on_disk)

@@ -30,10 +30,15 @@ class Bank:
 
     Args:
         tensors: by name, always the same ones.
+        file: where they go.
+
+    Attributes:
+        places: where each lies there.
+        size: of them; values follow (bytes).
     """
 
-    def __init__(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
-        self.layout = laid_out([place_of(name, tensor) for name, tensor in tensors], "")
+    def __init__(self, tensors: Sequence[tuple[str, Tensor]], file: str) -> None:
+        self.places, self.size = laid_out((place_of(name, tensor) for name, tensor in tensors), file)
         self._halves = [Half([torch.empty_like(tensor.detach()) for _, tensor in tensors]) for _ in range(2)]
 
     def keep(self, step: int, tensors: Sequence[tuple[str, Tensor]], values: bytes) -> bool:
@@ -54,11 +59,11 @@ class Bank:
         if half is None:
             return None
         on_device = any(tensor.device.type not in ON_HOST for tensor in half.tensors)
-        size = self.layout.size + len(half.values)
+        size = self.size + len(half.values)
         content = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=on_device)
-        for place, tensor in zip(self.layout.places, half.tensors, strict=True):
+        for place, tensor in zip(self.places, half.tensors, strict=True):
             copies.copy(tensor, view(content, place))
-        as_bytes(content)[self.layout.size :] = half.values
+        as_bytes(content)[self.size :] = half.values
         return content
 
 
@@ -74,19 +79,9 @@ def pack(alike: Mapping[str, Any], own: Mapping[str, Any]) -> bytes:
         raise SnapshotError(f"a value of the state cannot be saved: {error}") from None
 
 
-def unpack(
-    values: bytes | memoryview, *, on_host: bool = False
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What `pack` was given.
+class OnHost(pickle.Unpickler):
+    """Reads what `pack` has made; tensors that were on devices are on the CPU."""
 
-    Args:
-        on_host: tensors that were on devices are on the CPU.
-    """
-    alike, own = _OnHost(io.BytesIO(values)).load() if on_host else pickle.loads(values)
-    return alike, own
-
-
-class _OnHost(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch.storage", "_load_from_bytes"):
             return lambda content: torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)

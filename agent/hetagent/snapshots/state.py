@@ -4,7 +4,7 @@
 """
 
 import pickle
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
 from operator import attrgetter
 from typing import Any
 
@@ -40,10 +40,13 @@ def optimizer_in(value: object) -> Optimizer | None:
 
 
 def module_in(value: nn.Module) -> nn.Module:
-    """The module itself, or the one that Lightning Fabric has wrapped, whose names its state_dict() has."""
+    """The module itself, or the one that DDP or Lightning Fabric have wrapped."""
     wrapped = getattr(value, "module", None)
     is_fabric = isinstance(getattr(value, "_forward_module", None), nn.Module)
-    return wrapped if is_fabric and isinstance(wrapped, nn.Module) else value
+    if isinstance(wrapped, nn.Module) and (is_fabric or isinstance(value, DistributedDataParallel)):
+        return module_in(wrapped)
+    inner = getattr(value, "_orig_mod", None)
+    return module_in(inner) if isinstance(inner, nn.Module) else value
 
 
 class State:
@@ -85,44 +88,41 @@ class State:
                 raise SnapshotError(f"per_rank '{name}' is a {type(value).__name__}: give it as state")
             _check_plain(name, value)
         self._names: dict[Tensor, str] = {}  # of parameters, without the prefix of their module
-        self._named: dict[str, Tensor] = {}
         self._parameters: dict[str, Tensor] = {}
         self._buffers: list[tuple[str, MutableMapping[str, Tensor | None], str]] = []
         self._extra: dict[str, nn.Module] = {}
         self._grouped: dict[str, list[_Pickled]] = {}  # names of parameters, by optimizer
-        self._plain: dict[str, bool] = {}  # whether an optimizer keeps more than tensors for a parameter
-        self._is_known = False
+        self._known: list[int] | None = None  # how many groups of parameters there were when that was found
 
     def learn(self) -> None:
         """Find the names of parameters and buffers; calls `state_dict()` of modules, which shards FSDP2's again."""
-        if self._is_known:
+        known = [len(optimizer.param_groups) for optimizer in self.optimizers.values()]
+        if known == self._known:
             return
         self._buffers.clear()
         for prefix, module in self._modules.items():
-            clean = _cleaner(module)
-            kept = {clean(name) for name in module.state_dict()}
+            kept = {_clean(name) for name in module.state_dict()}
             for name, parameter in module.named_parameters():
-                self._names[parameter] = clean(name)
-                self._parameters[f"{prefix}.{clean(name)}"] = parameter
-                self._named[clean(name)] = parameter
+                self._names[parameter] = _clean(name)
+                self._parameters[f"{prefix}.{_clean(name)}"] = parameter
             for path, owner in module.named_modules():
                 where = f"{path}." if path else ""
-                for key in owner._buffers:
-                    if clean(where + key) in kept:
-                        self._buffers.append((f"{prefix}.{clean(where + key)}", owner._buffers, key))
-                if clean(f"{where}_extra_state") in kept:
-                    self._extra[f"{prefix}.{clean(f'{where}_extra_state')}"] = owner
+                names = {key: _clean(where + key) for key in (*owner._buffers, "_extra_state")}
+                for key, name in names.items():
+                    if name in kept and key in owner._buffers:
+                        self._buffers.append((f"{prefix}.{name}", owner._buffers, key))
+                    elif name in kept:
+                        self._extra[f"{prefix}.{name}"] = owner
         for name, optimizer in self.optimizers.items():
-            for group in optimizer.param_groups:
-                if any(parameter not in self._names for parameter in group["params"]):
-                    raise SnapshotError(
-                        f"optimizer '{name}' has parameters of no module of the state: give that module, too"
-                    )
+            groups = [group["params"] for group in optimizer.param_groups]
+            if any(parameter not in self._names for group in groups for parameter in group):
+                raise SnapshotError(
+                    f"optimizer '{name}' has parameters of no module of the state: give that module, too"
+                )
             self._grouped[name] = [
-                _Pickled([self._names[parameter] for parameter in group["params"]])
-                for group in optimizer.param_groups
+                _Pickled([self._names[parameter] for parameter in group]) for group in groups
             ]
-        self._is_known = True
+        self._known = known
 
     # -- what there is ---------------------------------------------------------------------------------------
 
@@ -134,16 +134,17 @@ class State:
         """Another number once anything has changed parameters in place."""
         return sum(map(_version, self._parameters.values()))
 
-    def of_optimizers(self) -> dict[str, Tensor]:
-        """The optimizers' tensors. Calls nothing of the script."""
-        found: dict[str, Tensor] = {}
+    def _states(self, *, tensors: bool) -> Iterator[tuple[str, Any]]:
+        """What optimizers have for each parameter. Calls nothing of the script."""
         for prefix, optimizer in self.optimizers.items():
             for parameter, state in list(optimizer.state.items()):  # it may be growing just now
-                where = f"{prefix}.state.{self._names[parameter]}"
-                found |= {
-                    f"{where}.{key}": value for key, value in list(state.items()) if isinstance(value, Tensor)
-                }
-        return found
+                for key, value in list(state.items()):
+                    if isinstance(value, Tensor) == tensors:
+                        yield f"{prefix}.state.{self._names[parameter]}.{key}", value
+
+    def of_optimizers(self) -> dict[str, Tensor]:
+        """The optimizers' tensors. Calls nothing of the script."""
+        return dict(self._states(tensors=True))
 
     def count(self) -> int:
         """For how many parameters optimizers have something."""
@@ -160,29 +161,14 @@ class State:
 
     def alike(self) -> dict[str, Any]:
         """Plain values that have to be the same on all ranks; calls `state_dict()` of what has it."""
+        self.learn()
         values = {name: _value(value) for name, value in self._alike.items()}
         values |= {name: module.get_extra_state() for name, module in self._extra.items()}
+        values |= self._states(tensors=False)
         for prefix, optimizer in self.optimizers.items():
-            if len(optimizer.param_groups) != len(self._grouped[prefix]):
-                self._is_known = False
-                self.learn()
-            values[f"{prefix}.param_groups"] = [
-                {**group, "params": names}
-                for group, names in zip(optimizer.param_groups, self._grouped[prefix], strict=True)
-            ]
-            for parameter, state in optimizer.state.items() if self._keeps_plain(prefix) else ():
-                plain = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-                if plain:
-                    values[f"{prefix}.state.{self._names[parameter]}"] = plain
+            groups = zip(optimizer.param_groups, self._grouped[prefix], strict=True)
+            values[f"{prefix}.param_groups"] = [{**group, "params": names} for group, names in groups]
         return values
-
-    def _keeps_plain(self, prefix: str) -> bool:
-        """Whether an optimizer keeps more than tensors for a parameter; to look each time takes long."""
-        states = self.optimizers[prefix].state
-        if states and prefix not in self._plain:
-            values = (value for state in states.values() for value in state.values())
-            self._plain[prefix] = not all(isinstance(value, Tensor) for value in values)
-        return self._plain.get(prefix, False)
 
     def own(self) -> dict[str, Any]:
         """Plain values of this rank; calls `state_dict()` of what has it."""
@@ -200,7 +186,7 @@ class State:
             SnapshotError: it is not of this model; says where they differ.
         """
         self.learn()
-        targets = {**{name: value.detach() for name, value in self._parameters.items()}, **dict(self.small())}
+        targets = {**self.parameters(), **dict(self.small())}
         for name, target in targets.items():
             if name not in shapes:
                 raise SnapshotError(f"the snapshot has no '{name}': it is of another model")
@@ -209,10 +195,14 @@ class State:
                     f"'{name}' has the shape {list(shapes[name][0])} in the snapshot, and {list(target.shape)} here: "
                     "it is of another model"
                 )
-        for name, (shape, dtype, device) in shapes.items():
-            if name in targets:
-                continue
-            parameter = self._holder(name)
+        holders = {
+            f"{prefix}.state.{name}": parameter
+            for prefix in self.optimizers
+            for parameter, name in self._names.items()
+        }
+        for name in shapes.keys() - targets.keys():
+            shape, dtype, device = shapes[name]
+            parameter = holders.get(name.rpartition(".")[0])
             if parameter is None:
                 raise SnapshotError(
                     f"the snapshot has '{name}', which nothing here has: it is of another model"
@@ -223,26 +213,18 @@ class State:
                 targets[name] = torch.empty(shape, dtype=dtype, device=device)
         return targets
 
-    def _holder(self, name: str) -> Tensor | None:
-        """The parameter that an optimizer's tensor belongs to."""
-        for prefix in self.optimizers:
-            if name.startswith(f"{prefix}.state."):
-                fqn = name.removeprefix(f"{prefix}.state.").rpartition(".")[0]
-                return self._named.get(fqn)
-        return None
-
     def restore(self, loaded: Mapping[str, Tensor], alike: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Give optimizers and objects what was loaded; parameters and buffers have theirs."""
         states: dict[str, dict[str, Any]] = {}
-        for name, tensor in loaded.items():
+        for name, value in (*loaded.items(), *alike.items()):
             where, _, key = name.rpartition(".")
-            states.setdefault(where, {})[key] = tensor
+            states.setdefault(where, {})[key] = value
         for prefix, optimizer in self.optimizers.items():
+            found = {
+                parameter: states.get(f"{prefix}.state.{name}") for parameter, name in self._names.items()
+            }
             optimizer.state.clear()
-            for parameter, name in self._names.items():
-                where = f"{prefix}.state.{name}"
-                if state := {**states.get(where, {}), **alike.get(where, {})}:
-                    optimizer.state[parameter] = state
+            optimizer.state.update({parameter: state for parameter, state in found.items() if state})
             for group, saved in zip(optimizer.param_groups, alike[f"{prefix}.param_groups"], strict=True):
                 group.update({key: value for key, value in saved.items() if key != "params"})
         for name, module in self._extra.items():
@@ -254,17 +236,10 @@ class State:
 
     # -- when it changes -------------------------------------------------------------------------------------
 
-    def before_changes(self, told: Callable[[], None]) -> Sequence[Any]:
-        """Have a function called before each step of an optimizer.
-
-        Returns:
-            handles, which have `remove()`.
-        """
-
-        def hook(*_: Any) -> None:
-            told()
-
-        return [optimizer.register_step_pre_hook(hook) for optimizer in self.optimizers.values()]
+    def before_changes(self, changes: Callable[[], None]) -> None:
+        """Have a function called before each step of an optimizer."""
+        for optimizer in self.optimizers.values():
+            optimizer.register_step_pre_hook(lambda *_: changes())
 
 
 class _Pickled:
@@ -305,25 +280,8 @@ def _take(value: Any, saved: Any) -> None:
         value[:] = saved
 
 
-def _cleaner(module: nn.Module) -> Callable[[str], str]:
-    """What makes the name of something in a module that of `get_state_dict`."""
-
-    def without_wrappers(name: str) -> str:
-        for wrapper in WRAPPERS:
-            name = name.replace(wrapper, "")
-        return name
-
-    wrapped = [
-        f"{without_wrappers(f'{path}.') if path else ''}module."
-        for path, each in module.named_modules()
-        if isinstance(each, DistributedDataParallel)
-    ]
-
-    def clean(name: str) -> str:
-        name = without_wrappers(name)
-        for prefix in wrapped:
-            if name.startswith(prefix):
-                name = prefix.removesuffix("module.") + name.removeprefix(prefix)
-        return name
-
-    return clean
+def _clean(name: str) -> str:
+    """A name without those of what wraps modules."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable
 from statistics import median
 
 from hetagent.snapshots import asked
@@ -15,9 +15,6 @@ from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Folder, Stamp
 from hetagent.snapshots.schedule import Schedule
 from hetagent.snapshots.state import State
-
-STEPS_MEASURED = 16
-"""Of how many of the last steps the usual length is known."""
 
 HALF_STEP_S = 5.0
 """How long a worker that is asked in the middle of an optimizer's step waits for the end of that step (seconds)."""
@@ -52,7 +49,7 @@ class Taker:
     def __init__(self, folder: Folder, state: State, who: Who) -> None:
         self._folder = folder
         self._state = state
-        self._who = who
+        self._rank = who.rank
         self._pid = os.getpid()
         self._asked = False  # by an agent
         self._lock = threading.RLock()  # held while anything is copied, and around changes of what is copied
@@ -63,7 +60,6 @@ class Taker:
         self._versions = 0  # of parameters, after the last step
         self._silent = 0  # of how many steps in a row it is not known what has changed parameters
         self._reached: int | None = None  # a file for the agent
-        self._late = ""  # why nothing could be saved the last time
         self._more: int | None = None  # how many steps training may still end; None: any number
         self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
         self._saved: Stamp | None = None
@@ -73,9 +69,9 @@ class Taker:
         self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
         self._due: Stamp | None = None  # the snapshot that was due last, which it closes
         self._schedule = Schedule(who.rank, who.world_size)
-        self._steps_s: deque[float] = deque(maxlen=STEPS_MEASURED)
+        self._steps_s: deque[float] = deque(maxlen=16)
         self._ended_at = 0.0  # the last step (monotonic seconds)
-        self._state.before_changes(self._changes)
+        state.before_changes(self._changes)
         atexit.register(self._let_threads_end)
 
     # -- the script's side -----------------------------------------------------------------------------------
@@ -88,7 +84,6 @@ class Taker:
         began = time.perf_counter()
         if self._ended_at:
             self._steps_s.append(began - self._ended_at)
-        self._state.learn()
         # Not within the lock: they may wait for a device.
         values = self._copier.values() if not self._why else b""
         with self._lock:
@@ -99,14 +94,9 @@ class Taker:
             if self._ahead is None and (
                 self._told or self._silent == SILENT_STEPS or not self._state.optimizers
             ):
-                self._ahead = threading.Thread(
-                    target=self._make_slots,
-                    args=(self._copier.prepare(),),
-                    name="hetagent-slots",
-                    daemon=True,
-                )
-                self._ahead.start()
-            is_kept = self._is_kept(step, values)
+                self._copier.prepare()
+                self._ahead = self._run("slots", self._make_slots)
+            is_kept = not self._why and self._tries(lambda: self._copier.keep(step, values))
             self._clean = step if is_known and is_kept else None
             self._changed = False
             self._copier.devices.ended(step)
@@ -118,7 +108,7 @@ class Taker:
                 waits=lambda: self._is_closing() or self._is_unsafe(control.safe),
                 to_disk=control.to_disk,
             ):
-                self._take_due(Stamp(control.round, step), waits=not is_known)
+                self._tries(lambda: self._take_due(Stamp(control.round, step), waits=not is_known))
             if self._clean is None:
                 self._copier.devices.forget()
             if self._more:
@@ -141,9 +131,7 @@ class Taker:
                 self._changed, self._clean = True, None
 
     def _stand_still(self) -> None:
-        if os.getpid() != self._pid:
-            return
-        while self._more == 0:
+        while self._more == 0 and os.getpid() == self._pid:
             left_s = self._free_at - time.monotonic()
             if left_s <= 0:
                 self._more = None
@@ -162,7 +150,7 @@ class Taker:
         self._silent = 0 if is_known else self._silent + 1
         if self._silent == SILENT_STEPS:
             _say(
-                f"rank {self._who.rank} has called snaps.step({step}), but no optimizer of its state has told of a "
+                f"rank {self._rank} has called snaps.step({step}), but no optimizer of its state has told of a "
                 "step: if something else changes parameters, steps since the last snapshot may be lost"
             )
         return is_known
@@ -171,26 +159,38 @@ class Taker:
         """Whether something has changed parameters since the last step, and no optimizer has told."""
         return not self._changed and self._state.versions() != self._versions
 
-    def _is_kept(self, step: int, values: bytes) -> bool:
-        """Keep what belongs to every step; False: there is no room for that."""
-        if self._why:
-            return False
+    def _tries(self, what: Callable[[], None]) -> bool:
+        """Do something, whose trouble ends snapshots; returns whether it was done."""
         try:
-            self._copier.keep(step, values)
+            what()
+        except Overtaken:
+            return False
         except TROUBLE as error:
-            self._give_up(error)
+            if not self._why:
+                self._why = str(error).partition("\n")[0]
+                asked.tell(self._folder.path, self._rank, "off", why=self._why)
+                _say(f"rank {self._rank} takes no more snapshots: {self._why}")
             return False
         return True
 
-    def _make_slots(self, sizes: Mapping[str, int]) -> None:
-        try:
+    def _run(self, name: str, what: Callable[[], None]) -> threading.Thread:
+        """Do something beside the script."""
+
+        def run() -> None:
             self._copier.devices.enter()
-            if not self._copier.make_slots(sizes):
-                _say(
-                    f"rank {self._who.rank}: CUDA does not pin the memory of snapshots, so copying to it takes longer"
-                )
-        except TROUBLE as error:
-            self._give_up(error)
+            what()
+
+        thread = threading.Thread(
+            target=self._tries, args=(run,), name=f"hetagent-snapshot-{name}", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _make_slots(self) -> None:
+        if not self._copier.make_slots():
+            _say(
+                f"rank {self._rank}: CUDA does not pin the memory of snapshots, so copying to it takes longer"
+            )
 
     def _is_closing(self) -> bool:
         return self._closing is not None and self._closing.is_alive()
@@ -205,35 +205,15 @@ class Taker:
         """Take a snapshot; `waits`: until it is copied, since nobody knows what changes parameters next."""
         if self._is_closing():
             return
-        try:
-            close = self._copier.copied(stamp, now=False, to_disk=self._schedule.to_disk)
-            if waits:
-                close.wait()
-        except Overtaken:
-            return
-        except TROUBLE as error:
-            self._give_up(error)
-            return
+        copy = self._copier.copied(stamp, now=False, to_disk=self._schedule.to_disk)
+        if waits:
+            copy.wait()
         self._due = stamp
-        self._closing = threading.Thread(target=self._close_due, args=(close,), daemon=True)
-        self._closing.start()
+        self._closing = self._run("digest", lambda: self._finish(copy))
 
-    def _close_due(self, close: Copy) -> None:
-        try:
-            self._copier.devices.enter()
-            close.finish()
-        except Overtaken:
-            return
-        except TROUBLE as error:
-            self._give_up(error)
-            return
-        self._saved = close.index.stamp
-
-    def _give_up(self, error: Exception) -> None:
-        if not self._why:
-            self._why = str(error).partition("\n")[0]
-            asked.give_up(self._folder.path, self._who.rank, self._why)
-            _say(f"rank {self._who.rank} takes no more snapshots: {self._why}")
+    def _finish(self, copy: Copy) -> None:
+        copy.finish()
+        self._saved = copy.index.stamp
 
     def _let_threads_end(self) -> None:
         """The interpreter ends: what is under way would be lost, and a thread within torch take the process down."""
@@ -254,30 +234,24 @@ class Taker:
         with self._lock:
             if self._ahead is not None:
                 self._ahead.join()
-            self._late = ""
-            try:
-                while not self._is_saved(self._whole_step(patience_s)):
-                    pass
-            except Overtaken as error:
-                self._late = str(error)
-            except TROUBLE as error:
-                self._give_up(error)
+            self._tries(lambda: self._save(patience_s))
+
+    def _save(self, patience_s: float) -> None:
+        while not self._is_saved(self._whole_step(patience_s)):
+            pass
 
     def _whole_step(self, patience_s: float) -> int | None:
-        """The last step that is whole here.
-
-        Args:
-            patience_s: how long to wait for the end of one that is under way (seconds).
-        """
-        if not self._copier.devices:
-            if self._clean is None and self._changed and patience_s:
+        """The last step that is whole here; see `save_now`."""
+        devices = self._copier.devices
+        if not devices:
+            if self._changed and patience_s:
                 self._whole.wait(patience_s)
             return self._clean if not self._is_touched() else None
         behind_s = min(HALF_STEP_S, max(ONE_MORE_S, STEPS_BEHIND * median(self._steps_s or [HALF_STEP_S])))
         began = time.monotonic()
         if self._changed and patience_s:
             self._whole.wait_for(lambda: not self._changed, behind_s)
-        while (has := self._copier.devices.has()) != self._copier.devices.newest:
+        while (has := devices.has()) != devices.newest:
             if time.monotonic() > began + (behind_s if has is not None else HALF_STEP_S):
                 break  # they hang, and still have the step before, or nothing that is whole
             time.sleep(LOOKS_S)
@@ -298,22 +272,20 @@ class Taker:
         if self._is_touched() or (self._copier.devices and not self._copier.devices.still(step)):
             copy.close()
             return False
-        copy.finish()
-        self._saved = copy.index.stamp
+        self._finish(copy)
         return True
 
     def answer(self, *, ends: bool = False) -> None:
         """Save, and tell the agent what came of that; `ends`: for the last time."""
         self.save_now()
         if ends:
-            asked.hang_up(self._folder.path, self._who.rank)
+            asked.hang_up(self._folder.path, self._rank)
         self._tell()
 
     def listen(self) -> None:
         """Answer the agent, for as long as this process lives."""
         self._asked = True
-        asked.listen(self._folder.path, self._who.rank, self._stop)
-        self._reached = asked.reached_file(self._folder.path, self._who.rank)
+        self._reached = asked.listen(self._folder.path, self._rank, self._stop)
 
     def _stop(self) -> None:
         """The agent is about to stop this worker: save, and train no further than other ranks may have come."""
@@ -330,11 +302,8 @@ class Taker:
             self._free_at = time.monotonic() + HOLD_S
 
     def _tell(self) -> None:
-        why = self._why or self._late
-        if not why and self._clean is None and self._saved is None:
-            why = "no step has ended yet"
         step = self._saved.step if self._saved else None
-        asked.tell(self._folder.path, self._who.rank, step=step, why=why)
+        asked.tell(self._folder.path, self._rank, "done", step=step, why=self._why)
 
 
 def _say(text: str) -> None:

@@ -45,7 +45,7 @@ from hetagent.snapshots.on_disk import (
     remove,
     require_own,
 )
-from hetagent.snapshots.small import unpack
+from hetagent.snapshots.small import OnHost
 
 PAUSE_S = 0.2
 """How often the node that leads looks for the parts of others (seconds)."""
@@ -185,7 +185,8 @@ def _state(files: _Files, whole: Index, first: Index) -> dict[str, Any]:
     name = SMALL.format(first.rank)
     places = [place for place in whole.tensors if place.file == SHARED]
     places += [place for place in first.tensors if place.file == name]
-    values, _ = unpack(as_bytes(files.memory(name))[first.values : first.files[name].bytes], on_host=True)
+    content = as_bytes(files.memory(name))[first.values : first.files[name].bytes]
+    values, _ = OnHost(BytesIO(content)).load()
     state: dict[str, Any] = {}
     for name, value in (*((place.name, files.tensor(place)) for place in places), *values.items()):
         top, _, rest = name.partition(".")

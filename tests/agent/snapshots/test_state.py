@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from hetagent.snapshots.memory import needed
 from hetagent.snapshots.state import State
 
 
@@ -37,10 +36,3 @@ def test_a_module_that_fabric_has_wrapped_keeps_its_names_and_buffers() -> None:
         names.append([*state.parameters(), *state.of_optimizers(), *(name for name, _ in state.small())])
     assert names[0] == names[1]
     assert "model.1.running_mean" in names[0]
-
-
-def test_the_memory_of_a_node_counts_copies_of_another_ones_shards() -> None:
-    sizes = {"shared.bin": 10, "3.bin": 100}
-    assert needed(sizes, 4, copies=False) == 10 + 4 * 100
-    assert needed(sizes, 4, copies=True) == 10 + 2 * 4 * 100
-    assert needed({"shared.bin": 10}, 4, copies=True) == 10

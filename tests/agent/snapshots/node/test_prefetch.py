@@ -162,10 +162,10 @@ def test_what_ranks_have_alike_and_is_corrupt_does_not_count(nodes: Nodes) -> No
 def test_a_copy_of_an_earlier_round_leaves_alone_what_a_worker_has_mapped(nodes: Nodes) -> None:
     """A worker of this round may have the file of that rank, larger, for its own snapshots."""
     mapped = Mapped(nodes.here / "0" / "1.bin", 5 * SIZE)
-    mapped.bytes[:] = b"x" * 5 * SIZE
+    mapped.memory.fill_(ord("x"))
     fetch(nodes.here, nodes.copy, 1 << 20)
     assert (nodes.here / "0" / "1.bin").read_bytes() == nodes.content
-    assert mapped.bytes[-1:] == b"x", "a file that was cut would end the process here"
+    assert mapped.memory[-1] == ord("x"), "a file that was cut would end the process here"
     assert not mapped.trimmed(), "it has to be mapped again"
     assert not list((nodes.here / "0").glob("*.new"))
 

@@ -77,7 +77,7 @@ def while_running(megabytes: float, table: Table) -> None:
 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         snaps = snapshots.open({"model": model, "optimizer": optimizer}, directory=folder)
-        taker: Any = snaps._taker
+        taker: Any = snaps
         step()
         snaps.step(1)
         taker._ahead.join()
@@ -140,7 +140,7 @@ def throughput(megabytes: float, blocks: int, table: Table) -> None:
 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         snaps = snapshots.open({"model": model, "optimizer": optimizer}, directory=folder)
-        taker: Any = snaps._taker
+        taker: Any = snaps
         number = 0
 
         def block(steps: int, *, keeps: bool) -> float:

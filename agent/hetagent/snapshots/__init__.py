@@ -70,7 +70,7 @@ def open(  # noqa: A001 - as in `snapshots.open`
                 file=sys.stderr,
             )
     folder = None if where is None else Folder(Path(told)) if told else _own(where)
-    snaps = Snapshots(folder, State(state, per_rank or {}), who, asked=bool(told))
+    snaps = Snapshots(folder, State(state, per_rank or {}), who, is_asked=bool(told))
     _opened.append(snaps)
     return snaps
 

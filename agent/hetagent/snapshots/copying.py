@@ -1,6 +1,8 @@
 """Copies a worker's state to memory that outlives it: what belongs to every step, and all of it for a snapshot."""
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,6 +34,9 @@ from hetagent.snapshots.memory import Files, Mapped, as_bytes, laid_out, place_o
 from hetagent.snapshots.small import Bank, pack
 from hetagent.snapshots.state import State
 
+MOST_PEERS = 15
+"""For how many ranks one stands in at most: a node can tell its server of 2,048 parts."""
+
 
 class Who(NamedTuple):
     """Which worker this is."""
@@ -49,6 +54,7 @@ class Copy:
         index: of this worker's part, without its files.
         copied: the files.
         small: what goes to `RANK.small`.
+        peers: the ranks with the same shards (HSDP), for which this one stands in.
         lock: on what all ranks have alike, if this worker copies that.
     """
 
@@ -58,6 +64,7 @@ class Copy:
     copies: Copies
     folder: Folder
     slot: Slot
+    peers: Iterable[int]
     lock: WriteLock | None
 
     def wait(self) -> None:
@@ -83,6 +90,12 @@ class Copy:
         if self.slot.stamp not in self.folder.slots():
             raise Overtaken(f"the snapshot of step {index.stamp.step} was overtaken")
         put(self.slot.path / INDEX.format(index.rank), index.written())
+        for peer in self.peers:
+            beside = self.slot.path / f"{peer}.json.{index.rank}"
+            beside.write_bytes(replace(index, rank=peer).written())
+            with contextlib.suppress(FileExistsError):
+                os.link(beside, self.slot.path / INDEX.format(peer))
+            beside.unlink()
         self.close()
 
 
@@ -105,6 +118,7 @@ class Copier:
         self._bank: Bank | None = None
         self.devices = Devices(())
         self.sharded = False
+        self._peers: set[int] = set()  # the ranks that have the same shards
         self._shared = False  # there is something that all ranks have alike
         self._count = 0  # for how many parameters optimizers had something
         self._files = Files(folder)
@@ -188,16 +202,20 @@ class Copier:
         else:
             large = self.devices.then(step, large)
         found: dict[str, list[tuple[Place, Tensor]]] = {}
+        peers: list[set[int]] = []
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(large, is_coordinator=True)
         for item in planner.create_local_plan().items:
             name, tensor, whole = item.index.fqn, planner.resolve_data(item), item.tensor_data
             assert whole is not None
             assert isinstance(tensor, Tensor)
-            file = OWN.format(self._who.rank) if _is_sharded(large[name]) else SHARED
+            holders = _holders(large[name])
+            peers += [holders] if holders else []
+            file = OWN.format(self._who.rank) if holders else SHARED
             place = place_of(name, tensor, whole.size, whole.chunk.offsets)
             found.setdefault(file, []).append((place, tensor))
-        self._shared, self.sharded = SHARED in found, bool(found.keys() - {SHARED})
+        self._shared, self.sharded = SHARED in found, bool(peers)
+        self._peers = set.intersection(*peers) - {self._who.rank} if peers else set()
         return found
 
     def is_whole(self, stamp: Stamp) -> bool:
@@ -247,8 +265,18 @@ class Copier:
             tensors=(*tensors, *self._bank.places),
             values=self._bank.size,
         )
-        return Copy(index, copied, small, copies, self._folder, slot, lock)
+        peers = sorted(self._peers, key=lambda peer: (peer - self._who.rank) % self._who.world_size)
+        return Copy(index, copied, small, copies, self._folder, slot, peers[:MOST_PEERS], lock)
 
 
-def _is_sharded(tensor: Tensor) -> bool:
-    return isinstance(tensor, DTensor) and not all(isinstance(each, Replicate) for each in tensor.placements)
+def _holders(tensor: Tensor) -> set[int]:
+    """The ranks that have the same part of a tensor as this one; none: all ranks have all of it."""
+    if not isinstance(tensor, DTensor) or all(isinstance(each, Replicate) for each in tensor.placements):
+        return set()
+    at, mesh = tensor.device_mesh.get_coordinate(), tensor.device_mesh.mesh
+    assert at is not None
+    where = tuple(
+        slice(None) if isinstance(each, Replicate) else here
+        for each, here in zip(tensor.placements, at, strict=True)
+    )
+    return set(mesh[where].flatten().tolist())

@@ -130,6 +130,16 @@ class Index:
     values: int = 0
 
     @property
+    def small(self) -> str:
+        """The file with buffers and values: of another rank, if that stands in for this one."""
+        return next((name for name in self.files if name.endswith(SMALL.format(""))), "")
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether another rank, which has the same shards, has written this part, since it may be the only one."""
+        return self.small != SMALL.format(self.rank)
+
+    @property
     def has_alike(self) -> bool:
         """Whether this worker has written all that ranks have alike."""
         return not self.shared or SHARED in self.files

@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,9 +23,10 @@ from xxhash import xxh3_64
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import SMALL, Folder, Index, Place, Stamp, Sum, put
 from hetagent.snapshots.memory import as_bytes, dtype_of, view
-from hetagent.snapshots.on_disk import CHUNK, Mark, is_url
-from hetagent.snapshots.sources import Source, SourceError, fill
+from hetagent.snapshots.on_disk import Mark, is_url
+from hetagent.snapshots.sources import Source, SourceError, digest_of, fill
 from hetagent.snapshots.state import State
+from hetagent.torch_compat.checkpoints import FsspecReader
 
 GIVEN_UP_S = 2.0
 """How long a worker that cannot load waits for its agent to end the round: its own end would be a failure (seconds)."""
@@ -48,7 +48,8 @@ class Found:
         """The part of a rank; of the lowest one, if it has none."""
         ranks = {index.rank for _, index in self.parts}
         whose = rank if rank in ranks else min(ranks)
-        return [part for part in self.parts if part[1].rank == whose]
+        parts = [part for part in self.parts if part[1].rank == whose]
+        return sorted(parts, key=lambda part: part[1].stands_in)
 
 
 class Loader:
@@ -92,7 +93,7 @@ class Loader:
                     known[rank, digest] = index
                 found.parts.append((source, index))
         if lack := lacks([index for _, index in found.parts], found.world_size):
-            self._is_bad(found, trouble or [(None, lack)])
+            raise self._bad(found, trouble or [(None, lack)])
         return found
 
     def load(self, found: Found, state: State) -> None:
@@ -101,7 +102,7 @@ class Loader:
         Raises:
             SnapshotError: it is of another model, or no copy of a part is good.
         """
-        mine = found.of(self._rank)[0][1]
+        mine, content = self._small(found)
         parts = {
             (place.name, place.offsets): place
             for index in (mine, *(index for _, index in found.parts))
@@ -117,8 +118,7 @@ class Loader:
         large = {name: target for name, target in targets.items() if name not in small}
         mark = next((Mark.read(source.path) for source, _ in found.parts if source.path is not None), None)
         with torch.no_grad():
-            content = self._small(found)
-            memory = torch.frombuffer(content, dtype=torch.uint8) if content else self._buffer
+            memory = torch.frombuffer(content, dtype=torch.uint8)
             for name, place in small.items():
                 targets[name].copy_(view(memory, place))
             if mark is not None:
@@ -127,7 +127,7 @@ class Loader:
                 planner.set_up_planner(large, _metadata(parts.values()), is_coordinator=True)
                 self._read(found, planner, planner.create_local_plan())
         alike, own = pickle.loads(memoryview(content)[mine.values :])
-        state.restore(targets, alike, own if mine.rank == self._rank else {})
+        state.restore(targets, alike, own if mine.rank == self._rank and not mine.stands_in else {})
 
     def _read(self, found: Found, planner: DefaultLoadPlanner, plan: LoadPlan) -> None:
         """Fill tensors, each from the first copy that is good.
@@ -152,7 +152,7 @@ class Loader:
                     for place in places:
                         left.pop((place.name, place.offsets), None)
         if left:
-            self._is_bad(found, trouble or [(None, f"nobody has '{min(left)[0]}'")])
+            raise self._bad(found, trouble or [(None, f"nobody has '{min(left)[0]}'")])
 
     def _fill(
         self,
@@ -193,49 +193,38 @@ class Loader:
         source = found.parts[0][0]
         assert source.path is not None
         try:
-            reader = _reader(source.path)
+            reader = FsspecReader(str(source.path)) if is_url(source.path) else FileSystemReader(source.path)
             metadata = reader.read_metadata()
             planner.set_up_planner(targets, metadata, is_coordinator=True)
             reader.set_up_storage_reader(metadata, is_coordinator=True)
             plan = reader.prepare_local_plan(planner.create_local_plan())
             where = (metadata.storage_data[item.storage_index].relative_path for item in plan.items)
             for name in dict.fromkeys(where):
-                self._check(source, name, mark.files[name])
+                with source.open(name) as file:
+                    if digest_of(file) != mark.files[name]:
+                        raise SourceError(f"{name} {source.where} is corrupt")
             reader.read_data(plan, planner).wait()
         except Exception as error:  # whatever DCP makes of a file that is torn
             why = str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
-            self._is_bad(found, [(source, f"{why} ({source.path})")])
-
-    def _check(self, source: Source, name: str, expected: str) -> None:
-        digest, memory = xxh3_64(), as_bytes(self._passing_through(CHUNK))
-        with source.open(name) as file:
-            while count := file.readinto(memory):  # type: ignore[attr-defined]
-                digest.update(memory[:count])
-        if digest.hexdigest() != expected:
-            raise SourceError(f"{name} {source.where} is corrupt")
+            raise self._bad(found, [(source, f"{why} ({source.path})")]) from None
 
     def _passing_through(self, size: int) -> torch.Tensor:
         if self._buffer.numel() < size:
             self._buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
         return self._buffer[:size]
 
-    def _small(self, found: Found) -> bytearray:
-        """`RANK.small`: this rank's own if there is one, else that of the lowest rank that has one."""
+    def _small(self, found: Found) -> tuple[Index, bytearray]:
+        """Buffers and values, with their index: this rank's own if there are any, else those of the lowest rank."""
         trouble = []
         for source, index in found.of(self._rank):
-            name = SMALL.format(index.rank)
             try:
-                return bytearray(source.content(name, index.files[name]))
-            except SourceError as error:
+                return index, bytearray(source.content(index.small, index.files[index.small]))
+            except (SourceError, KeyError) as error:
                 trouble.append((source, str(error)))
-        return self._is_bad(found, trouble)
+        raise self._bad(found, trouble)
 
-    def _is_bad(self, found: Found, trouble: Sequence[tuple[Source | None, str]]) -> Any:
-        """No copy is good: tell the agent, which has another one taken.
-
-        Raises:
-            SnapshotError: always.
-        """
+    def _bad(self, found: Found, trouble: Sequence[tuple[Source | None, str]]) -> SnapshotError:
+        """No copy is good: tell the agent, which has another one taken."""
         stamp = found.stamp
         source, why = trouble[0]
         told = {"node": source.node if source is not None else "", "why": why}
@@ -244,17 +233,9 @@ class Loader:
             put(self._folder.bad(stamp), json.dumps(told).encode())
             if self._folder.start() is not None:
                 time.sleep(GIVEN_UP_S)
-        raise SnapshotError(
+        return SnapshotError(
             f"the snapshot of step {stamp.step} (round {stamp.round}) cannot be loaded: {why}"
         )
-
-
-def _reader(path: Path) -> FileSystemReader:
-    if not is_url(path):
-        return FileSystemReader(path)
-    from hetagent.torch_compat.checkpoints import FsspecReader
-
-    return FsspecReader(str(path))
 
 
 def _is_small(file: str) -> bool:

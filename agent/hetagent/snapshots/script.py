@@ -1,13 +1,43 @@
-"""The snapshots of a worker, as its script sees them."""
+"""The snapshots of a worker: taken when one is due and when the round ends, and loaded when it begins."""
 
 import atexit
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
 
 from hetagent import progress
-from hetagent.snapshots.copying import Who
-from hetagent.snapshots.folder import Folder
+from hetagent.snapshots import asked
+from hetagent.snapshots.copying import Copier, Copy, Who
+from hetagent.snapshots.errors import Overtaken
+from hetagent.snapshots.folder import Folder, Stamp
 from hetagent.snapshots.loading import Loader, forget_newer
+from hetagent.snapshots.schedule import Schedule
 from hetagent.snapshots.state import State
-from hetagent.snapshots.taking import Taker
+
+HALF_STEP_S = 5.0
+"""How long a worker that is asked in the middle of an optimizer's step waits for the end of that step (seconds)."""
+
+STEPS_BEHIND, LOOKS_S = 2, 0.005
+"""How many steps' time devices are given to come to what they were told, before they are taken to hang; and how often
+to look whether they have (seconds)."""
+
+ONE_MORE_S, HOLD_S = 0.25, 1.0
+"""How long it waits for the step in flight, which others may end and which is then taken, and for how long it trains no
+further after its answer (seconds): its agent is about to stop it."""
+
+LAST_S = 10.0
+"""For how long the interpreter's end waits for threads that digest a snapshot, or make slots (seconds)."""
+
+SILENT_STEPS = 16
+"""After so many steps in a row of which it is not known what has changed parameters, a person is told what that means.
+Before its first step an optimizer may accumulate gradients."""
+
+TROUBLE = (OSError, RuntimeError, ValueError)
+"""What ends snapshots, but not training: no room, a device in error, files that make no sense."""
 
 
 class Snapshots:
@@ -15,20 +45,45 @@ class Snapshots:
 
     Args:
         folder: where they go; None: nowhere.
-        asked: whether an agent asks for one when the round ends.
+        is_asked: whether an agent asks for one when the round ends.
     """
 
-    def __init__(self, folder: Folder | None, state: State, who: Who, *, asked: bool) -> None:
+    def __init__(self, folder: Folder | None, state: State, who: Who, *, is_asked: bool) -> None:
+        self._last: int | None = None  # step
+        self._keeps = folder is not None
+        if folder is None:
+            return
         self._folder = folder
         self._state = state
-        self._taker = Taker(folder, state, who) if folder is not None else None
-        self._who = who
-        self._last: int | None = None
-        self._asked = asked
-        if self._taker is not None and asked:
-            self._taker.listen()
-        elif self._taker is not None:
-            atexit.register(self._taker.save_now)  # nobody will ask
+        self._rank = who.rank
+        self._pid = os.getpid()
+        self._asked = is_asked
+        self._lock = threading.RLock()  # held while anything is copied, and around changes of what is copied
+        self._whole = threading.Condition(self._lock)  # a step has ended
+        self._clean: int | None = None  # the step after which parameters have not changed
+        self._changed = False  # since the last step
+        self._told = False  # an optimizer has told of a step, ever
+        self._versions = 0  # of parameters, after the last step
+        self._silent = 0  # of how many steps in a row it is not known what has changed parameters
+        self._more: int | None = None  # how many steps training may still end; None: any number
+        self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
+        self._saved: Stamp | None = None
+        self._why = ""  # why nothing can be saved
+        self._copier = Copier(folder, state, who)
+        self._ahead: threading.Thread | None = None  # makes the slots
+        self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
+        self._due: Stamp | None = None  # the snapshot that was due last, which it closes
+        self._schedule = Schedule(who.rank, who.world_size)
+        self._steps_s: deque[float] = deque(maxlen=16)
+        self._ended_at = 0.0  # the last step (monotonic seconds)
+        state.before_changes(self._changes)
+        atexit.register(self._let_threads_end)
+        if is_asked:
+            self._reached = asked.listen(folder.path, self._rank, self._stop)
+        else:
+            atexit.register(self._save)  # nobody will ask
+
+    # -- the script's side -----------------------------------------------------------------------------------
 
     def load(self) -> int | None:
         """Load the newest snapshot that is complete.
@@ -39,17 +94,19 @@ class Snapshots:
         Raises:
             SnapshotError: it is of another model, or cannot be read; the agent then has another one taken.
         """
-        if self._folder is None or self._taker is None:
+        if not self._keeps:
             return None
-        loader = Loader(self._folder, self._who.rank)
+        loader = Loader(self._folder, self._rank)
         found = loader.find()
         forget_newer(self._folder, found.stamp if found is not None else None)
         if found is None:
             return None
         loader.load(found, self._state)
-        self._taker.begins_at_loaded(found.stamp)
+        # An optimizer has made it; if nodes keep it in memory, it is copied before others.
+        self._due = found.stamp if found.stamp in self._folder.control().kept else None
+        self._told, self._versions = bool(self._state.optimizers), self._state.versions()
         self._last = found.stamp.step
-        return found.stamp.step
+        return self._last
 
     def step(self, step: int) -> None:
         """The state is whole: so many steps are done. Takes a snapshot if one is due, which takes about a copy.
@@ -66,8 +123,145 @@ class Snapshots:
             )
         self._last = step
         progress.follow(step)
-        if self._taker is not None:
-            self._taker.step(step)
+        if not self._keeps or os.getpid() != self._pid:
+            return
+        self._copier.devices.keep_up()
+        began = time.perf_counter()
+        if self._ended_at:
+            self._steps_s.append(began - self._ended_at)
+        # Not within the lock: they may wait for a device.
+        values = self._copier.values() if not self._why else b""
+        with self._lock:
+            if self._asked:
+                os.pwrite(self._reached, b"%d" % step, 0)  # steps count up
+            is_known = self._knows_changes(step)
+            has_slots = self._ahead is not None and not self._ahead.is_alive()
+            if self._ahead is None and (
+                self._told or self._silent == SILENT_STEPS or not self._state.optimizers
+            ):
+                self._copier.prepare()
+                self._ahead = self._run("slots", self._make_slots)
+            is_kept = not self._why and self._tries(lambda: self._copier.keep(step, values))
+            self._clean = step if is_known and is_kept else None
+            self._changed = False
+            self._copier.devices.ended(step)
+            control = self._folder.control()
+            if self._schedule.is_due(
+                began,
+                control.every_s,
+                is_ready=is_kept and has_slots,
+                waits=lambda: self._is_closing() or self._is_unsafe(control.safe),
+                to_disk=control.to_disk,
+            ):
+                self._tries(lambda: self._take_due(Stamp(control.round, step), waits=not is_known))
+            if self._clean is None:
+                self._copier.devices.forget()
+            if self._more:
+                self._more -= 1
+            self._whole.notify_all()
+            self._stand_still()
+        self._ended_at = time.perf_counter()
+
+    def _changes(self) -> None:
+        """An optimizer is about to change parameters: not while they are copied."""
+        if not self._changed:
+            with self._lock:
+                self._stand_still()
+                self._copier.devices.changing()
+                self._changed, self._clean = True, None
+
+    def _stand_still(self) -> None:
+        while self._more == 0 and os.getpid() == self._pid:
+            left_s = self._free_at - time.monotonic()
+            if left_s <= 0:
+                self._more = None
+            else:
+                self._whole.wait(left_s)
+
+    def _knows_changes(self, step: int) -> bool:
+        """Whether all that changes parameters tells: optimizers do, unless they are in a CUDA graph.
+
+        Steps may do without them: gradients are accumulated, or a GradScaler leaves a step out.
+        """
+        before, self._versions = self._versions, self._state.versions()
+        self._told = self._told or self._changed
+        is_same = self._changed or self._versions == before
+        is_known = is_same and self._told and not self._copier.devices.captured
+        self._silent = 0 if is_known else self._silent + 1
+        if self._silent == SILENT_STEPS:
+            _say(
+                f"rank {self._rank} has called snaps.step({step}), but no optimizer of its state has told of a "
+                "step: if something else changes parameters, steps since the last snapshot may be lost"
+            )
+        return is_known
+
+    def _is_touched(self) -> bool:
+        """Whether something has changed parameters since the last step, and no optimizer has told."""
+        return not self._changed and self._state.versions() != self._versions
+
+    def _tries(self, what: Callable[[], None]) -> bool:
+        """Do something, whose trouble ends snapshots; returns whether it was done."""
+        try:
+            what()
+        except Overtaken:
+            return False
+        except TROUBLE as error:
+            if not self._why:
+                self._why = str(error).partition("\n")[0]
+                asked.tell(self._folder.path, self._rank, "off", why=self._why)
+                _say(f"rank {self._rank} takes no more snapshots: {self._why}")
+            return False
+        return True
+
+    def _run(self, name: str, what: Callable[[], None]) -> threading.Thread:
+        """Do something beside the script."""
+
+        def run() -> None:
+            self._copier.devices.enter()
+            what()
+
+        thread = threading.Thread(
+            target=self._tries, args=(run,), name=f"hetagent-snapshot-{name}", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _make_slots(self) -> None:
+        if not self._copier.make_slots():
+            _say(
+                f"rank {self._rank}: CUDA does not pin the memory of snapshots, so copying to it takes longer"
+            )
+
+    def _is_closing(self) -> bool:
+        return self._closing is not None and self._closing.is_alive()
+
+    def _is_unsafe(self, safe: Stamp | None) -> bool:
+        """Whether others have no copies yet of the last snapshot that was due, or of the one that was loaded."""
+        if self._due is None or not self._asked or not self._copier.sharded:
+            return False
+        return safe is None or safe < self._due
+
+    def _take_due(self, stamp: Stamp, *, waits: bool) -> None:
+        """Take a snapshot; `waits`: until it is copied, since nobody knows what changes parameters next."""
+        if self._is_closing():
+            return
+        copy = self._copier.copied(stamp, now=False, to_disk=self._schedule.to_disk)
+        if waits:
+            copy.wait()
+        self._due = stamp
+        self._closing = self._run("digest", lambda: self._finish(copy))
+
+    def _finish(self, copy: Copy) -> None:
+        copy.finish()
+        self._saved = copy.index.stamp
+
+    def _let_threads_end(self) -> None:
+        """The interpreter ends: what is under way would be lost, and a thread within torch take the process down."""
+        if os.getpid() == self._pid:
+            for thread in filter(None, (self._ahead, self._closing)):
+                thread.join(LAST_S)
+
+    # -- when the round ends ---------------------------------------------------------------------------------
 
     def save_now(self, *, ends: bool = False) -> None:
         """Save the last step that was whole.
@@ -75,9 +269,84 @@ class Snapshots:
         Args:
             ends: the worker trains no more, and answers no more either.
         """
-        if self._taker is None:
+        if not self._keeps:
             return
+        self._save()
         if self._asked:
-            self._taker.answer(ends=ends)
-        else:
-            self._taker.save_now()
+            if ends:
+                asked.hang_up(self._folder.path, self._rank)
+            self._answer()
+
+    def _save(self, patience_s: float = 0.0) -> None:
+        """The same, unless that was done.
+
+        Args:
+            patience_s: how long to wait for the end of a step that is under way (seconds).
+        """
+
+        def save() -> None:
+            while not self._is_saved(self._whole_step(patience_s)):
+                pass
+
+        if os.getpid() == self._pid:
+            with self._lock:
+                if self._ahead is not None:
+                    self._ahead.join()
+                self._tries(save)
+
+    def _whole_step(self, patience_s: float) -> int | None:
+        """The last step that is whole here; see `_save`."""
+        devices = self._copier.devices
+        if not devices:
+            if self._changed and patience_s:
+                self._whole.wait(patience_s)
+            return self._clean if not self._is_touched() else None
+        behind_s = min(HALF_STEP_S, max(ONE_MORE_S, STEPS_BEHIND * median(self._steps_s or [HALF_STEP_S])))
+        began = time.monotonic()
+        if self._changed and patience_s:
+            self._whole.wait_for(lambda: not self._changed, behind_s)
+        while (has := devices.has()) != devices.newest:
+            if time.monotonic() > began + (behind_s if has is not None else HALF_STEP_S):
+                break  # they hang, and still have the step before, or nothing that is whole
+            time.sleep(LOOKS_S)
+        return has if not self._is_touched() else None
+
+    def _is_saved(self, step: int | None) -> bool:
+        """Save a step; False: devices have gone on meanwhile."""
+        saved = self._saved
+        if step is None or self._why or (saved is not None and saved.step > step):
+            return True
+        if saved is not None and saved.step == step and self._copier.is_whole(saved):
+            return True
+        if self._closing is not None and self._closing.is_alive() and self._due and self._due.step <= step:
+            self._closing.join()
+            return False
+        copy = self._copier.copied(Stamp(self._folder.control().round, step), now=True)
+        copy.wait()
+        if self._is_touched() or (self._copier.devices and not self._copier.devices.still(step)):
+            copy.close()
+            return False
+        self._finish(copy)
+        return True
+
+    def _stop(self) -> None:
+        """The agent is about to stop this worker: save, and train no further than other ranks may have come."""
+        devices = self._copier.devices
+        devices.enter()
+        with self._lock:
+            self._save(HALF_STEP_S)
+            goes_on = self._clean is not None and not self._why and self._more != 0
+            if goes_on and devices.has() == devices.newest:
+                self._more, self._free_at = 1, time.monotonic() + ONE_MORE_S + HOLD_S
+                self._whole.wait_for(lambda: not self._more, ONE_MORE_S)
+                self._save()
+            self._answer()
+            self._free_at = time.monotonic() + HOLD_S
+
+    def _answer(self) -> None:
+        step = self._saved.step if self._saved else None
+        asked.tell(self._folder.path, self._rank, "done", step=step, why=self._why)
+
+
+def _say(text: str) -> None:
+    print(f"hetagent.snapshots: {text}", file=sys.stderr, flush=True)

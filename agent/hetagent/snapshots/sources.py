@@ -5,10 +5,10 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from hetagent.snapshots.folder import INDEX, Index, Stamp, Sum
-from hetagent.snapshots.on_disk import path_of
+from hetagent.snapshots.on_disk import CHUNK, path_of
 
 TIMEOUT_S = 30.0
 """How long a source may be silent (seconds)."""
@@ -91,6 +91,14 @@ class Source:
             return text, Index.read(text)
         except ValueError as error:
             raise SourceError(f"the index of rank {rank} {self.where} cannot be read: {error}") from None
+
+
+def digest_of(file: IO[bytes]) -> str:
+    """Of all that is in a file."""
+    digest = xxh3_64()
+    while content := file.read(CHUNK):
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def fill(file: IO[bytes], into: memoryview) -> None:

@@ -14,11 +14,10 @@ import pickle
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,13 +25,12 @@ from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
-from xxhash import xxh3_64, xxh3_64_hexdigest
+from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.errors import Overtaken, SnapshotError
-from hetagent.snapshots.folder import INDEX, SHARED, SMALL, Index, Place, Slot, Stamp
+from hetagent.snapshots.folder import INDEX, SHARED, Index, Slot, Stamp
 from hetagent.snapshots.memory import as_bytes, dtype_of, view
 from hetagent.snapshots.on_disk import (
-    CHUNK,
     MARK,
     OTHERS,
     OVERTAKEN,
@@ -46,155 +44,129 @@ from hetagent.snapshots.on_disk import (
     require_own,
 )
 from hetagent.snapshots.small import OnHost
+from hetagent.snapshots.sources import digest_of
+from hetagent.torch_compat.checkpoints import FsspecWriter
 
 PAUSE_S = 0.2
 """How often the node that leads looks for the parts of others (seconds)."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """What a node has written, for the node that leads.
+class Part(NamedTuple):
+    """What a node has written, for the node that leads; `files`: the digests of all, by name."""
 
-    Attributes:
-        ranks: whose parts these are.
-        files: the digests of all files, by name.
-        size: of them (bytes).
-    """
-
-    ranks: Sequence[int]
     plan: SavePlan
     results: Sequence[WriteResult]
-    files: dict[str, str]
-    size: int
+    files: Mapping[str, str]
 
 
 class Planner(DefaultSavePlanner):
     """Plans what lies in a slot, as DCP plans a state.
 
     Args:
-        files: the slot's.
-        pieces: the parts of tensors.
+        slot: mapped as it is needed.
+        indexes: whose parts of tensors these are.
     """
 
-    def __init__(self, files: "_Files", pieces: Iterable[Place]) -> None:
+    def __init__(self, slot: Slot, indexes: Sequence[Index]) -> None:
         super().__init__()
-        self._files = files
-        self._pieces = {MetadataIndex(place.name, place.offsets): place for place in pieces}
-
-    def create_local_plan(self) -> SavePlan:
-        """What this node writes."""
-        plan: SavePlan = super().create_local_plan()
-        plan.items.extend(_shard(index, place) for index, place in self._pieces.items())
-        return plan
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor | BytesIO:
-        """The content of an item."""
-        if (place := self._pieces.get(write_item.index)) is not None:
-            return self._files.tensor(place)
-        content: Tensor | BytesIO = super().resolve_data(write_item)
-        return content
-
-
-def _shard(index: MetadataIndex, place: Place) -> WriteItem:
-    chunk = ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.lengths))
-    data = TensorWriteData(chunk, TensorProperties(dtype=dtype_of(place)), torch.Size(place.shape))
-    return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data)
-
-
-class _Files:
-    """The files of a slot, mapped."""
-
-    def __init__(self, slot: Path) -> None:
         self._slot = slot
         self._mapped: dict[str, Tensor] = {}
+        self._parts = {
+            MetadataIndex(place.name, place.offsets): place
+            for index in indexes
+            for place in index.tensors
+            if place.file not in (SHARED, index.small)
+        }
 
     def memory(self, name: str) -> Tensor:
+        """A file."""
         if name not in self._mapped:
-            with (self._slot / name).open("rb") as file:
+            with (self._slot.path / name).open("rb") as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._mapped[name] = torch.frombuffer(content, dtype=torch.uint8)
         return self._mapped[name]
 
-    def tensor(self, place: Place) -> Tensor:
-        return view(self.memory(place.file), place)
+    def state(self, whole: Index, first: Index) -> dict[str, Any]:
+        """What all ranks have alike, below the names that the script has given; buffers and values are of one rank."""
+        places = [place for place in whole.tensors if place.file == SHARED]
+        places += [place for place in first.tensors if place.file == first.small]
+        content = as_bytes(self.memory(first.small))[first.values : first.files[first.small].bytes]
+        values, _ = OnHost(BytesIO(content)).load()
+        tensors = {place.name: view(self.memory(place.file), place) for place in places}
+        state: dict[str, Any] = {}
+        for name, value in (*tensors.items(), *values.items()):
+            top, _, rest = name.partition(".")
+            if rest:
+                state.setdefault(top, {})[rest] = value
+            else:
+                state[top] = value
+        return state
+
+    def create_local_plan(self) -> SavePlan:
+        """What this node writes."""
+        plan: SavePlan = super().create_local_plan()
+        for index, place in self._parts.items():
+            chunk = ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.lengths))
+            data = TensorWriteData(chunk, TensorProperties(dtype=dtype_of(place)), torch.Size(place.shape))
+            plan.items.append(WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data))
+        return plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor | BytesIO:
+        """The content of an item."""
+        if (place := self._parts.get(write_item.index)) is not None:
+            return view(self.memory(place.file), place)
+        content: Tensor | BytesIO = super().resolve_data(write_item)
+        return content
+
+    def check(self, index: Index) -> None:
+        """Check that the files are those that were written.
+
+        Raises:
+            SnapshotError: they are not.
+        """
+        for name, expected in index.files.items():
+            if xxh3_64_hexdigest(as_bytes(self.memory(name))[: expected.bytes]) != expected.digest:
+                raise SnapshotError(f"{name} has changed meanwhile, or is corrupt")
 
 
-def write(slot: Path, stamp: Stamp, into: Path, ranks: Sequence[int], *, leads: bool) -> Part:
+def write(slot: Slot, into: Path, ranks: Sequence[int], *, leads: bool) -> Part:
     """Write the parts of some ranks, and of the node that leads all that the ranks have alike.
 
     Raises:
         SnapshotError: the slot holds another snapshot by now, or what it held is corrupt.
         OSError: it cannot be read, or not be written.
     """
-    indexes = Slot(slot, 0, stamp).read()
+    step, indexes = slot.stamp.step, slot.read()
     if not indexes.keys() >= {*ranks}:
-        raise Overtaken(f"the memory of step {stamp.step} was needed for another one meanwhile")
-    mine = {rank: indexes[rank] for rank in ranks}
-    whole = next((index for index in indexes.values() if index.has_alike), None)
-    if leads and whole is None:
-        raise SnapshotError(f"this node does not have all of step {stamp.step}")
-    files = _Files(slot)
-    pieces = [
-        place
-        for index in mine.values()
-        for place in index.tensors
-        if place.file not in (SHARED, SMALL.format(index.rank))
-    ]
-    planner = Planner(files, pieces)
-    state = _state(files, whole, mine[ranks[0]]) if leads and whole is not None else {}
+        raise Overtaken(f"the memory of step {step} was needed for another one meanwhile")
+    mine = [indexes[rank] for rank in ranks]
+    planner, state, used = Planner(slot, mine), {}, mine
+    if leads:
+        whole = next((index for index in indexes.values() if index.has_alike), None)
+        if whole is None:
+            raise SnapshotError(f"this node does not have all of step {step}")
+        state, used = planner.state(whole, mine[0]), [*mine, whole]
     planner.set_up_planner(state, is_coordinator=leads)
     writer = _writer(into)
     writer.set_up_storage_writer(is_coordinator=leads)
     plan = writer.prepare_local_plan(planner.create_local_plan())
     plan = writer.prepare_global_plan([*[SavePlan([])] * ranks[0], plan])[-1]  # names its file by the rank
     results = writer.write_data(plan, planner).wait()
-    for index in (*mine.values(), *([whole] if leads and whole is not None else ())):
-        for name, expected in index.files.items():
-            if xxh3_64_hexdigest(as_bytes(files.memory(name))[: expected.bytes]) != expected.digest:
-                raise SnapshotError(f"{name} has changed meanwhile, or is corrupt")
+    for index in used:
+        planner.check(index)
     names = {result.storage_data.relative_path for result in results}
-    for rank in ranks:
-        for name in (SMALL.format(rank), INDEX.format(rank)):
-            put(into / name, (slot / name).read_bytes())
-            names.add(name)
-    sums = {name: _digest(into / name) for name in sorted(names)}
-    size = sum(result.size_in_bytes for result in results)
-    return Part(
-        ranks, plan, results, sums, size + sum(mine[rank].files[SMALL.format(rank)].bytes for rank in ranks)
-    )
+    for name in (*(index.small for index in mine), *map(INDEX.format, ranks)):
+        put(into / name, (slot.path / name).read_bytes())
+        names.add(name)
+    files = {}
+    for name in sorted(names):
+        with (into / name).open("rb") as file:
+            files[name] = digest_of(file)
+    return Part(plan, results, files)
 
 
 def _writer(into: Path) -> FileSystemWriter:
-    if not is_url(into):
-        return FileSystemWriter(into)
-    from hetagent.torch_compat.checkpoints import FsspecWriter
-
-    return FsspecWriter(str(into))
-
-
-def _digest(path: Path) -> str:
-    digest = xxh3_64()
-    with path.open("rb") as file:
-        while content := file.read(CHUNK):
-            digest.update(content)
-    return digest.hexdigest()
-
-
-def _state(files: _Files, whole: Index, first: Index) -> dict[str, Any]:
-    """What all ranks have alike, below the names that the script has given it; buffers and values are of one rank."""
-    name = SMALL.format(first.rank)
-    places = [place for place in whole.tensors if place.file == SHARED]
-    places += [place for place in first.tensors if place.file == name]
-    content = as_bytes(files.memory(name))[first.values : first.files[name].bytes]
-    values, _ = OnHost(BytesIO(content)).load()
-    state: dict[str, Any] = {}
-    for name, value in (*((place.name, files.tensor(place)) for place in places), *values.items()):
-        top, _, rest = name.partition(".")
-        if rest:
-            state.setdefault(top, {})[rest] = value
-        else:
-            state[top] = value
-    return state
+    return FsspecWriter(str(into)) if is_url(into) else FileSystemWriter(into)
 
 
 def put(path: Path, content: bytes) -> None:
@@ -223,41 +195,38 @@ def finish(into: Path, part: Part, first: Index, *, wait_s: float, after: Sequen
         SnapshotError: some are missing.
     """
     until = time.monotonic() + wait_s
-    parts = {into / PART.format(part.ranks[0]): part}
+    others: dict[Path, Part] = {}
     while True:
         for path in into.glob(PART.format("*")):
-            if path not in parts:
+            if path not in others:
                 require_own(path)  # it is unpickled, as all that DCP reads
-                parts[path] = pickle.loads(path.read_bytes())
-        missing = set(range(first.world_size)).difference(*(part.ranks for part in parts.values()))
+                others[path] = pickle.loads(path.read_bytes())
+        parts = [part, *others.values()]
+        files = {name: digest for each in parts for name, digest in each.files.items()}
+        missing = [rank for rank in range(first.world_size) if INDEX.format(rank) not in files]
         if not missing or time.monotonic() >= until:
             break
         time.sleep(PAUSE_S)
     if missing and first.sharded:
-        raise SnapshotError(f"the part of rank {min(missing)} is not there after {wait_s:.0f} s")
-    _, metadata = DefaultSavePlanner().create_global_plan([part.plan for part in parts.values()])
-    _writer(into).finish(metadata, [list(part.results) for part in parts.values()])
+        raise SnapshotError(f"the part of rank {missing[0]} is not there after {wait_s:.0f} s")
+    _, metadata = DefaultSavePlanner().create_global_plan([each.plan for each in parts])
+    _writer(into).finish(metadata, [list(each.results) for each in parts])
     mark = Mark(
         stamp=first.stamp,
         world_size=first.world_size,
         sharded=first.sharded,
-        size=sum(part.size for part in parts.values()),
-        files={name: digest for part in parts.values() for name, digest in part.files.items()},
+        size=sum((into / name).stat().st_size for name in files),
+        files=files,
         after=tuple(after),
         written_at=int(time.time()),
     )
     put(into / MARK, mark.written())
-    for path in into.glob(PART.format("*")):
+    for path in others:
         path.unlink(missing_ok=True)
 
 
 def run(
-    slot: Path,
-    stamp: Stamp,
-    into: Path,
-    ranks: Sequence[int],
-    wait_s: float | None,
-    after: Sequence[str] = (),
+    slot: Slot, into: Path, ranks: Sequence[int], wait_s: float | None, after: Sequence[str] = ()
 ) -> None:
     """Write the parts of a node; the node that leads makes a checkpoint of all parts then.
 
@@ -271,7 +240,7 @@ def run(
     into.mkdir(parents=True, exist_ok=True)
     try:
         began_at = time.monotonic()
-        part = write(slot, stamp, into, ranks, leads=wait_s is not None)
+        part = write(slot, into, ranks, leads=wait_s is not None)
         if wait_s is None:
             put(into / PART.format(ranks[0]), pickle.dumps(part))
         else:
@@ -291,14 +260,14 @@ def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:
     Args:
         jobs: whose these are: this one, and before it those that it has gone on with, the oldest first.
     """
-    places = {origin: place for place, origin in enumerate(jobs)}
-    there = {which: each for which, each in directories(path).items() if which.origin in places}
-    ordered = sorted(there, key=lambda which: (places[which.origin], *which), reverse=True)
-    complete = [which for which in ordered if (there[which] / MARK).exists()]
-    for which in ordered[ordered.index(complete[0]) :] if complete else ():
-        if which not in complete[:keep]:
+    there = {which: each for which, each in directories(path).items() if which.origin in jobs}
+    kept = 0
+    for which in sorted(there, key=lambda which: (jobs.index(which.origin), *which), reverse=True):
+        is_complete = (there[which] / MARK).exists()
+        if kept >= keep or (kept and not is_complete):
             (there[which] / MARK).unlink(missing_ok=True)
             remove(there[which])
+        kept += is_complete
 
 
 def main() -> None:
@@ -319,9 +288,9 @@ def main() -> None:
             os.nice(10)
     torch.set_num_threads(1)
     os.umask(os.umask(0) | OTHERS)
-    stamp = Stamp(step=args.step, round=args.round)
+    slot = Slot(args.slot, int(args.slot.name), Stamp(args.round, args.step))
     try:
-        run(args.slot, stamp, args.directory, args.ranks, args.leads, args.after)
+        run(slot, args.directory, args.ranks, args.leads, args.after)
         with contextlib.suppress(Exception):  # this one is written, whatever becomes of older ones
             if args.keep is not None:
                 own = SnapshotId.of(args.directory.name)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hetagent import snapshots
-from hetagent.snapshots import taking
+from hetagent.snapshots import script
 from hetagent.snapshots.copying import Copier
 from hetagent.snapshots.devices import Copies
 from hetagent.snapshots.folder import Folder, Stamp
@@ -77,9 +77,8 @@ class Job:
         self.snaps = snapshots.open(state, directory=folder)
 
     @property
-    def taker(self) -> taking.Taker:
-        assert self.snaps._taker is not None
-        return self.snaps._taker
+    def taker(self) -> script.Snapshots:
+        return self.snaps
 
     def train(self, step: int, busy: Callable[[], None] = lambda: None) -> None:
         """Make a step; the device is busy before it changes parameters."""
@@ -171,8 +170,8 @@ def job(tmp_path: Path) -> Job:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices are given no time to end what they were told."""
-    monkeypatch.setattr(taking, "HALF_STEP_S", 0.1)
-    monkeypatch.setattr(taking, "ONE_MORE_S", 0.1)
+    monkeypatch.setattr(script, "HALF_STEP_S", 0.1)
+    monkeypatch.setattr(script, "ONE_MORE_S", 0.1)
 
 
 def test_what_is_due_is_copied_beside_the_script_and_is_of_its_step(
@@ -204,7 +203,7 @@ def test_the_last_step_is_saved_once_the_device_has_ended_it(
     busy: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(taking, "HALF_STEP_S", 60.0)
+    monkeypatch.setattr(script, "HALF_STEP_S", 60.0)
     job = Job(tmp_path)
     job.begin()
     job.taker._steps_s.extend([30.0] * 16)
@@ -269,7 +268,8 @@ def test_a_step_that_changes_nothing_does_not_let_the_next_one_come_before_the_c
     job.taker._schedule.is_due = lambda *_, **__: True  # type: ignore
     job.train(2)
     job.taker._schedule.is_due = lambda *_, **__: False  # type: ignore
-    job.taker.step(3)
+    job.snaps._last = 2
+    job.snaps.step(3)
     job.train(3)
     job.train(4)
     closing = job.taker._closing

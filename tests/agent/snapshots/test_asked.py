@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 from hetagent import snapshots
 from hetagent.node.processes import guardian_process
-from hetagent.snapshots import taking
+from hetagent.snapshots import script
 from hetagent.snapshots.folder import FOLDER, Folder
 from hetagent.snapshots.node import directory
 from hetagent.snapshots.node.directory import SnapshotDir
@@ -37,7 +37,7 @@ class Trainer:
             fully_shard(self.model, mesh=dist.init_device_mesh("cpu", (1,)))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.snaps = snapshots.open({"model": self.model, "optimizer": self.optimizer})
-        self.snaps._taker._schedule.is_due = lambda *_, **__: False  # type: ignore
+        self.snaps._schedule.is_due = lambda *_, **__: False  # type: ignore
         self.done = 0
         self.gate, self.at_gate = threading.Event(), threading.Event()  # before each change of parameters
         self.gate.set()
@@ -52,10 +52,9 @@ class Trainer:
     def __exit__(self, *_: object) -> None:
         self._over = True
         self.gate.set()
-        assert self.snaps._taker is not None
-        with self.snaps._taker._lock:
-            self.snaps._taker._more = None
-            self.snaps._taker._whole.notify_all()
+        with self.snaps._lock:
+            self.snaps._more = None
+            self.snaps._whole.notify_all()
         self._thread.join()
 
     def _train(self) -> None:
@@ -107,8 +106,8 @@ def test_the_step_in_flight_is_saved_and_training_goes_no_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
 ) -> None:
     """Other ranks may have ended it already; whatever comes after it would be lost, since the worker is killed then."""
-    monkeypatch.setattr(taking, "HOLD_S", 30.0)
-    monkeypatch.setattr(taking, "ONE_MORE_S", 30.0)
+    monkeypatch.setattr(script, "HOLD_S", 30.0)
+    monkeypatch.setattr(script, "ONE_MORE_S", 30.0)
     tmp_path.joinpath("snaps").mkdir()
     with alone(tmp_path), Trainer(tmp_path / "snaps", monkeypatch, sharded=sharded) as trainer:
         trainer.gate.clear()
@@ -124,7 +123,7 @@ def test_the_step_in_flight_is_saved_and_training_goes_no_further(
 
 
 def test_a_worker_that_is_not_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "HOLD_S", 0.05)
+    monkeypatch.setattr(script, "HOLD_S", 0.05)
     with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
         for _ in range(2):
             trainer.ask()
@@ -137,7 +136,7 @@ def test_who_asks_again_is_answered_again_and_training_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guardian: bool
 ) -> None:
     """An agent that has asked may be killed, and then its guardian asks."""
-    monkeypatch.setattr(taking, "HOLD_S", 30.0)
+    monkeypatch.setattr(script, "HOLD_S", 30.0)
     with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
         trainer.ask()
         first = trainer.answer()
@@ -171,8 +170,8 @@ def test_a_worker_that_is_about_to_end_has_said_its_last_word(
 def test_a_step_that_does_not_end_is_not_waited_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taking, "ONE_MORE_S", 0.05)
-    monkeypatch.setattr(taking, "HOLD_S", 0.05)
+    monkeypatch.setattr(script, "ONE_MORE_S", 0.05)
+    monkeypatch.setattr(script, "HOLD_S", 0.05)
     with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
         trainer.gate.clear()
         assert trainer.at_gate.wait(30)

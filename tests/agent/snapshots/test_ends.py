@@ -16,12 +16,12 @@ from hetagent import progress, snapshots
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 snaps = snapshots.open({"model": model, "optimizer": optimizer})
-snaps._taker._schedule.is_due = lambda *_, **__: False
+snaps._schedule.is_due = lambda *_, **__: False
 for step in range(1, 6):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     snaps.step(step)
-    snaps._taker._ahead.join()
+    snaps._ahead.join()
 """
 
 

@@ -94,8 +94,7 @@ class Job:
 
 def settle(snaps: Snapshots) -> None:
     """Wait until nothing is being done beside the script."""
-    assert snaps._taker is not None
-    for thread in (snaps._taker._ahead, snaps._taker._closing):
+    for thread in (snaps._ahead, snaps._closing):
         if thread is not None:
             thread.join()
 
@@ -201,25 +200,6 @@ def test_nothing_found_touches_nothing(tmp_path: Path) -> None:
     assert_same(dict(job.model.state_dict()), before)
 
 
-def test_a_step_that_is_not_whole_is_not_saved(tmp_path: Path) -> None:
-    """After the optimizer's step and before snaps.step, parameters belong to no step."""
-    job = Job(tmp_path, adamw)
-    job.train(0, STEPS)
-    job.snaps._taker._saved = None
-    job.optimizer.step()
-    job.snaps.save_now()
-    assert job.snaps._taker._saved is None
-
-
-def test_the_last_step_is_saved_though_none_was_due(tmp_path: Path) -> None:
-    job = Job(tmp_path, adamw)
-    job.train(0, 2)
-    job.snaps._taker._schedule.is_due = lambda *_, **__: False
-    job.train(2, 7)
-    job.snaps.save_now()
-    assert Job(tmp_path, adamw).snaps.load() == 7
-
-
 ENDS = """
 import sys, time
 import torch
@@ -235,7 +215,7 @@ for step in (1, 2):
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
     snaps.step(step)
-    snaps._taker._ahead.join()
+    snaps._ahead.join()
 """
 
 
@@ -254,7 +234,7 @@ from hetagent import snapshots
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.AdamW(model.parameters())
 snaps = snapshots.open({"model": model, "optimizer": optimizer}, directory=sys.argv[1])
-snaps._taker._schedule.is_due = lambda *_, **__: False
+snaps._schedule.is_due = lambda *_, **__: False
 for step in range(1, 20):
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
@@ -272,25 +252,10 @@ def test_without_an_agent_the_last_step_is_saved_when_the_script_ends(tmp_path: 
     assert (stamp.step, list(slot.indexes())) == (19, [0])
 
 
-def test_a_step_without_the_optimizers_is_not_due(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Such as one that a GradScaler leaves out."""
-    job = Job(tmp_path, adamw)
-    job.train(0, 2)
-    assert job.snaps._taker is not None
-    job.snaps._taker._schedule.is_due = lambda *_, **__: True
-    job.snaps.step(3)
-    settle(job.snaps)
-    assert capfd.readouterr().err == ""
-    job.snaps._last = 2
-    job.train(2, 4)
-    assert Job(tmp_path, adamw).snaps.load() == 4
-
-
 def test_a_default_device_makes_no_difference(tmp_path: Path) -> None:
     job = Job(tmp_path, adamw)
     job.train(0, 1)
-    assert job.snaps._taker is not None
-    job.snaps._taker._schedule.is_due = lambda *_, **__: False
+    job.snaps._schedule.is_due = lambda *_, **__: False
     job.train(1, 2)
     with torch.device("meta"):
         job.snaps.save_now()
@@ -303,10 +268,8 @@ def test_a_default_device_makes_no_difference(tmp_path: Path) -> None:
 def test_what_a_worker_had_copied_that_died_before_it_had_written_it_is_copied_again(tmp_path: Path) -> None:
     job = Job(tmp_path, adamw)
     job.train(0, 3)
-    taker = job.snaps._taker
-    assert taker is not None
-    assert taker._saved is not None
-    slot = Folder(tmp_path).slots()[taker._saved]
+    assert job.snaps._saved is not None
+    slot = Folder(tmp_path).slots()[job.snaps._saved]
     whole = Index.read((slot.path / "0.json").read_bytes())
     (slot.path / "0.json").write_bytes(replace(whole, files={}).written())
     job.snaps.save_now()
@@ -349,7 +312,7 @@ def test_a_corrupt_copy_is_found_and_the_older_one_is_taken(tmp_path: Path, kind
         folder = tmp_path / str(number)
         job = Job(folder, adamw)
         job.train(0, 2)
-        job.snaps._taker._schedule.is_due = lambda *_, **__: True
+        job.snaps._schedule.is_due = lambda *_, **__: True
         job.train(2, 4)
         slots = Folder(folder).slots()
         damage_of(kind, slots[max(slots)].path, random_)
@@ -358,19 +321,6 @@ def test_a_corrupt_copy_is_found_and_the_older_one_is_taken(tmp_path: Path, kind
         again = Job(folder, adamw)
         assert again.snaps.load() == 3
         assert again.seen["losses"] == job.seen["losses"][:3]
-
-
-def test_an_index_that_is_torn_is_no_part(tmp_path: Path) -> None:
-    job = Job(tmp_path, adamw)
-    assert job.snaps._taker is not None
-    job.snaps._taker._schedule.is_due = lambda *_, **__: True  # type: ignore[method-assign]
-    job.train(0, 4)
-    slots = Folder(tmp_path).slots()
-    newest = max(slots)
-    damage_of("index end", slots[newest].path, random.Random(1))
-    step = Job(tmp_path, adamw).snaps.load()
-    assert step is not None
-    assert step < newest.step
 
 
 def test_a_snapshot_of_another_model_is_named(tmp_path: Path) -> None:
@@ -470,6 +420,6 @@ def test_a_worker_that_does_not_know_its_rank_is_told_when_to_open(
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        assert snapshots.open({"m": nn.Linear(1, 1)})._who.rank == 0
+        assert snapshots.open({"m": nn.Linear(1, 1)})._rank == 0
     finally:
         torch.distributed.destroy_process_group()

@@ -71,7 +71,7 @@ class Script:
 
 
 def opened(script: Script, folder: Path) -> Snapshots:
-    return Snapshots(Folder(folder), State(script.state(), {"own": [7]}), Who(0, 1, 1), asked=False)
+    return Snapshots(Folder(folder), State(script.state(), {"own": [7]}), Who(0, 1, 1), is_asked=False)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def slot(trained: Script, tmp_path: Path) -> Slot:
 
 
 def written(slot: Slot, into: Path) -> Path:
-    run(slot.path, slot.stamp, into, [0], 5.0)
+    run(slot, into, [0], 5.0)
     return into
 
 
@@ -190,18 +190,18 @@ def test_what_is_corrupt_in_memory_does_not_get_there(slot: Slot, tmp_path: Path
     content[8] ^= 1
     shared.write_bytes(content)
     with pytest.raises(SnapshotError, match="has changed meanwhile, or is corrupt"):
-        write(slot.path, slot.stamp, tmp_path / "disk", [0], leads=True)
+        write(slot, tmp_path / "disk", [0], leads=True)
 
 
 def test_a_slot_that_holds_another_snapshot_by_now_is_not_written(slot: Slot, tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="was needed for another one meanwhile"):
-        write(slot.path, Stamp(0, 2), tmp_path / "disk", [0], leads=True)
+        write(Slot(slot.path, 0, Stamp(0, 2)), tmp_path / "disk", [0], leads=True)
 
 
 def test_without_the_parts_of_all_ranks_a_sharded_one_is_not_complete(slot: Slot, tmp_path: Path) -> None:
     path = tmp_path / "disk"
     path.mkdir()
-    part = write(slot.path, slot.stamp, path, [0], leads=True)
+    part = write(slot, path, [0], leads=True)
     first = Index.read((slot.path / "0.json").read_bytes())
     with pytest.raises(SnapshotError, match="the part of rank 1 is not there after 0 s"):
         finish(path, part, replace(first, world_size=2, sharded=True), wait_s=0.0)
@@ -234,7 +234,7 @@ def test_a_part_that_somebody_else_has_put_there_runs_no_code(slot: Slot, tmp_pa
     (into / PART.format(1)).write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
     (into / PART.format(1)).chmod(0o666)
     with pytest.raises(SnapshotError, match="others can write to"):
-        run(slot.path, slot.stamp, into, [0], 5.0)
+        run(slot, into, [0], 5.0)
     assert not (tmp_path / "ran").exists()
 
 

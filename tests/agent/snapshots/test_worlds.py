@@ -36,6 +36,6 @@ def test_what_was_replicated_goes_on_sharded_and_the_other_way_round(tmp_path: P
 
 
 @NEEDS_FSDP
-def test_replicas_of_shards_come_back_as_shards(tmp_path: Path) -> None:
+def test_replicas_of_shards_come_back_as_shards_though_one_was_killed(tmp_path: Path) -> None:
     saved = run(4, saves, "hsdp", tmp_path)
     check(run(3, loads, "fsdp", tmp_path), saved)

@@ -1,11 +1,12 @@
 """Trains in float64 with snapshots, and logs what it saves, what it loads, and its losses: a file for each process.
 
-    snapped.py --into FOLDER --kind ddp|fsdp2 --steps N [--same-world] [--step-s 0.02] [--checkpoint-every N]
+    snapped.py --into FOLDER --kind ddp|fsdp2|hsdp --steps N [--same-world] [--step-s 0.02] [--checkpoint-every N]
         [--accumulate N] [--scaler] [--slow-from STEP] [--device cpu|cuda]
 
 All ranks together take 12 samples a step, so the losses are the same in any world, up to the order of sums. With
---same-world the model has BatchNorm and dropout, whose results depend on the world. With --checkpoint-every rank 0
-saves a file in FOLDER instead, as scripts do that know nothing of snapshots (DDP only). With --accumulate the optimizer
+--same-world the model has BatchNorm and dropout, whose results depend on the world. With hsdp an even
+number of ranks has all shards twice. With --checkpoint-every rank 0 saves a file in FOLDER instead, as scripts do that
+know nothing of snapshots (DDP only). With --accumulate the optimizer
 makes a step only after every N; with --scaler a GradScaler leaves out every third one. From STEP on steps are long, and
 each time another rank is slow. Ranks that share a GPU count as hosts of their own, or NCCL refuses them.
 """
@@ -129,7 +130,7 @@ def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--into", type=Path, required=True)
-    parser.add_argument("--kind", choices=("ddp", "fsdp2"), default="ddp")
+    parser.add_argument("--kind", choices=("ddp", "fsdp2", "hsdp"), default="ddp")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--same-world", action="store_true")
@@ -158,8 +159,10 @@ def main() -> None:
     torch.manual_seed(1)
     data = torch.randn(SAMPLES, 8).to(device)
     model = made(args.same_world).to(device)
-    if args.kind == "fsdp2":
-        mesh = dist.init_device_mesh(args.device, (world,))
+    if args.kind != "ddp":
+        copies = 2 if args.kind == "hsdp" and world % 2 == 0 else 1
+        shape = (copies, world // copies) if copies > 1 else (world,)
+        mesh = dist.init_device_mesh(args.device, shape, mesh_dim_names=("copies", "shards")[-len(shape) :])
         for layer in model:
             if isinstance(layer, nn.Linear):
                 fully_shard(layer, mesh=mesh)

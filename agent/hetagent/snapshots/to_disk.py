@@ -1,13 +1,12 @@
 """Writes a node's parts of a snapshot to disk; the node that leads makes a checkpoint of all nodes' parts.
 
-    python -m hetagent.snapshots.to_disk SLOT ROUND STEP DIRECTORY RANKS [--leads SECONDS --keep N] [--after JOB ...]
-        [--beside-training]
+    python -m hetagent.snapshots.to_disk '{"slot": ..., "stamp": [ROUND, STEP], "into": ..., "ranks": [...], ...}'
 
 A process of its own, started by the agent: training goes on meanwhile. What it writes is what DCP would.
 """
 
-import argparse
 import contextlib
+import json
 import mmap
 import os
 import pickle
@@ -36,7 +35,6 @@ from hetagent.snapshots.on_disk import (
     OVERTAKEN,
     PART,
     Mark,
-    SnapshotId,
     directories,
     is_url,
     path_of,
@@ -226,13 +224,13 @@ def finish(into: Path, part: Part, first: Index, *, wait_s: float, after: Sequen
 
 
 def run(
-    slot: Slot, into: Path, ranks: Sequence[int], wait_s: float | None, after: Sequence[str] = ()
+    slot: Slot, into: Path, ranks: Sequence[int], leads_s: float | None, jobs: Sequence[str] = ("",)
 ) -> None:
     """Write the parts of a node; the node that leads makes a checkpoint of all parts then.
 
     Args:
-        wait_s: how long that waits for the parts of others; None: another node leads (seconds).
-        after: see `finish`.
+        leads_s: how long that waits for the parts of others; None: another node leads (seconds).
+        jobs: that this one has gone on with, the oldest first, and this one.
 
     Raises:
         SnapshotError, OSError, RuntimeError, ValueError: that cannot be. The node that leads leaves nothing of it.
@@ -240,16 +238,16 @@ def run(
     into.mkdir(parents=True, exist_ok=True)
     try:
         began_at = time.monotonic()
-        part = write(slot, into, ranks, leads=wait_s is not None)
-        if wait_s is None:
+        part = write(slot, into, ranks, leads=leads_s is not None)
+        if leads_s is None:
             put(into / PART.format(ranks[0]), pickle.dumps(part))
         else:
-            wait_s = max(wait_s, time.monotonic() - began_at)  # that of others may take as long
+            wait_s = max(leads_s, time.monotonic() - began_at)  # that of others may take as long
             first = Index.read((into / INDEX.format(ranks[0])).read_bytes())
-            finish(into, part, first, wait_s=wait_s, after=after)
+            finish(into, part, first, wait_s=wait_s, after=jobs[:-1])
     except Exception:
         with contextlib.suppress(Exception):  # what went wrong first is what is said
-            if wait_s is not None and not (into / MARK).exists():
+            if leads_s is not None and not (into / MARK).exists():
                 remove(into)
         raise
 
@@ -258,7 +256,7 @@ def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:
     """Remove what is older than those that are kept, complete or not.
 
     Args:
-        jobs: whose these are: this one, and before it those that it has gone on with, the oldest first.
+        jobs: see `run`.
     """
     there = {which: each for which, each in directories(path).items() if which.origin in jobs}
     kept = 0
@@ -272,31 +270,20 @@ def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:
 
 def main() -> None:
     """Write; what goes wrong is said in the last line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("slot", type=Path)
-    parser.add_argument("round", type=int)
-    parser.add_argument("step", type=int)
-    parser.add_argument("directory", type=path_of)
-    parser.add_argument("ranks", type=lambda text: [int(rank) for rank in text.split(",")])
-    parser.add_argument("--leads", type=float, metavar="SECONDS")
-    parser.add_argument("--keep", type=int, metavar="N")
-    parser.add_argument("--after", nargs="+", default=[], metavar="JOB")
-    parser.add_argument("--beside-training", action="store_true")
-    args = parser.parse_args()
-    if args.beside_training:
+    told = json.loads(sys.argv[1])
+    slot, into = Slot(Path(told["slot"]), 0, Stamp(*told["stamp"])), path_of(told["into"])
+    if told["beside_training"]:
         with contextlib.suppress(OSError):
             os.nice(10)
     torch.set_num_threads(1)
     os.umask(os.umask(0) | OTHERS)
-    slot = Slot(args.slot, int(args.slot.name), Stamp(args.round, args.step))
     try:
-        run(slot, args.directory, args.ranks, args.leads, args.after)
-        with contextlib.suppress(Exception):  # this one is written, whatever becomes of older ones
-            if args.keep is not None:
-                own = SnapshotId.of(args.directory.name)
-                prune(args.directory.parent, args.keep, [*args.after, own.origin if own else ""])
+        run(slot, into, told["ranks"], told["leads_s"], told["jobs"])
+        if told["leads_s"] is not None:
+            with contextlib.suppress(Exception):  # this one is written, whatever becomes of older ones
+                prune(into.parent, told["keep"], told["jobs"])
     except (SnapshotError, OSError, RuntimeError, ValueError) as error:
-        print(_no_space(args.slot, args.directory) or f"{error}", file=sys.stderr)
+        print(_no_space(slot.path, into) or f"{error}", file=sys.stderr)
         sys.exit(OVERTAKEN if isinstance(error, Overtaken) else 1)
 
 

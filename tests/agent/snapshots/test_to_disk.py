@@ -1,5 +1,6 @@
 """Snapshots on disk are checkpoints of DCP that it reads without us, and never of what is torn or corrupt."""
 
+import json
 import os
 import pickle
 import re
@@ -90,11 +91,16 @@ def written(slot: Slot, into: Path) -> Path:
     return into
 
 
+def command(slot: Slot, path: Path) -> list[str]:
+    """As the agent starts it."""
+    told = {"slot": str(slot.path), "stamp": slot.stamp, "into": str(path), "ranks": [0], "leads_s": 5}
+    told |= {"keep": 3, "jobs": ["j"], "beside_training": False}
+    return [sys.executable, "-P", "-m", "hetagent.snapshots.to_disk", json.dumps(told)]
+
+
 def test_plain_dcp_reads_it(trained: Script, slot: Slot, tmp_path: Path) -> None:
     path = tmp_path / OWN.name
-    words = [str(slot.path), "0", str(STEP), str(path), "0", "--leads", "5"]
-    command = [sys.executable, "-P", "-m", "hetagent.snapshots.to_disk", *words]  # as the agent starts it
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command(slot, path), capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     other = Script(1)
     model, optimizer = get_state_dict(other.model, other.optimizer)
@@ -265,9 +271,7 @@ def test_without_an_agent_snapshots_are_not_read_where_others_may_write(tmp_path
 
 def test_what_is_written_nobody_else_may_change(slot: Slot, tmp_path: Path) -> None:
     path = tmp_path / "disk" / OWN.name
-    words = [str(slot.path), "0", str(STEP), str(path), "0", "--leads", "5"]
-    command = [sys.executable, "-P", "-m", "hetagent.snapshots.to_disk", *words]
-    subprocess.run(command, check=True, timeout=100, umask=0o002)
+    subprocess.run(command(slot, path), check=True, timeout=100, umask=0o002)
     modes = {each.name: each.stat().st_mode & 0o022 for each in (path.parent, path, *path.iterdir())}
     assert MARK in modes
     assert set(modes.values()) == {0}

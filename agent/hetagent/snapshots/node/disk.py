@@ -192,16 +192,21 @@ class DiskWriter:
         if not (mine := sorted(indexes.keys() & {*ranks})):
             return
         self._begun.add(self._id(stamp))
-        words = [str(slot.path), *map(str, stamp), str(self._path(stamp)), ",".join(map(str, mine))]
-        if 0 in ranks:
-            last_s = LAST_PARTS_S if indexes[mine[0]].sharded else LAST_VALUES_S
-            words += ["--leads", f"{last_s if is_last else PARTS_S:g}", "--keep", f"{self._keep}"]
-            words += ["--after", *self.catalog.ancestors] if self.catalog.ancestors else []
-        words += [] if is_last else ["--beside-training"]
+        last_s = LAST_PARTS_S if indexes[mine[0]].sharded else LAST_VALUES_S
+        told = {
+            "slot": str(slot.path),
+            "stamp": stamp,
+            "into": str(self._path(stamp)),
+            "ranks": mine,
+            "leads_s": None if 0 not in ranks else last_s if is_last else PARTS_S,
+            "keep": self._keep,
+            "jobs": [*self.catalog.ancestors, self.catalog.origin],
+            "beside_training": not is_last,
+        }
         try:
             with self._stderr.open("wb") as stderr:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "hetagent.snapshots.to_disk", *words],
+                    [sys.executable, "-P", "-m", "hetagent.snapshots.to_disk", json.dumps(told)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,

@@ -194,7 +194,7 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
 def test_the_server_hears_of_a_worker_that_takes_none_while_its_round_runs(node: Node) -> None:
     node.enters()
     os.close(node.opens())
-    asked.give_up(node.path, 2, "they need 5 MB")
+    asked.tell(node.path, 2, "off", why="they need 5 MB")
     soon(lambda: poll(node), "news")
     node.hook.look()
     [(request, _)] = node.line.asked

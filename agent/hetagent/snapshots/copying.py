@@ -172,7 +172,7 @@ class Copier:
         Raises:
             SnapshotError: one cannot be pickled.
         """
-        return pack(self._state.alike(), self._state.own())
+        return pack(self._state.replicated(), self._state.per_rank())
 
     def keep(self, step: int, values: bytes) -> None:
         """Keep what belongs to every step."""
@@ -221,7 +221,7 @@ class Copier:
     def is_whole(self, stamp: Stamp) -> bool:
         """Whether the workers of this node have written that they have all that ranks have alike."""
         slot = self._folder.slots().get(stamp)
-        return slot is not None and any(index.has_alike for index in slot.read().values())
+        return slot is not None and any(index.has_replicated for index in slot.read().values())
 
     def copied(self, stamp: Stamp, *, now: bool, to_disk: bool = False) -> Copy:
         """Copy all that is to be copied by this worker, or have devices begin to.

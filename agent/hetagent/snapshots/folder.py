@@ -140,7 +140,7 @@ class Index:
         return self.small != SMALL.format(self.rank)
 
     @property
-    def has_alike(self) -> bool:
+    def has_replicated(self) -> bool:
         """Whether this worker has written all that ranks have alike."""
         return not self.shared or SHARED in self.files
 

@@ -126,8 +126,8 @@ class Loader:
             else:
                 planner.set_up_planner(large, _metadata(parts.values()), is_coordinator=True)
                 self._read(found, planner, planner.create_local_plan())
-        alike, own = pickle.loads(memoryview(content)[mine.values :])
-        state.restore(targets, alike, own if mine.rank == self._rank and not mine.stands_in else {})
+        replicated, per_rank = pickle.loads(memoryview(content)[mine.values :])
+        state.restore(targets, replicated, per_rank if mine.rank == self._rank and not mine.stands_in else {})
 
     def _read(self, found: Found, planner: DefaultLoadPlanner, plan: LoadPlan) -> None:
         """Fill tensors, each from the first copy that is good.
@@ -256,7 +256,7 @@ def _metadata(places: Iterable[Place]) -> Metadata:
 def lacks(indexes: Sequence[Index], world_size: int) -> str:
     """What is missing of a snapshot; empty: nothing."""
     absent = set(range(world_size)) - {index.rank for index in indexes}
-    if not any(index.has_alike for index in indexes):
+    if not any(index.has_replicated for index in indexes):
         return "nobody has what all ranks have alike"
     if absent and any(index.sharded for index in indexes):
         return f"nobody has the part of rank {min(absent)}"

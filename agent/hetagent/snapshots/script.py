@@ -10,7 +10,7 @@ from collections.abc import Callable
 from statistics import median
 
 from hetagent import progress
-from hetagent.snapshots import asked
+from hetagent.snapshots import save_request
 from hetagent.snapshots.copying import Copier, Copy, Who
 from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import Folder, Stamp
@@ -79,7 +79,7 @@ class Snapshots:
         state.before_changes(self._changes)
         atexit.register(self._let_threads_end)
         if is_asked:
-            self._reached = asked.listen(folder.path, self._rank, self._stop)
+            self._reached = save_request.listen(folder.path, self._rank, self._stop)
         else:
             atexit.register(self._save)  # nobody will ask
 
@@ -208,7 +208,7 @@ class Snapshots:
         except TROUBLE as error:
             if not self._why:
                 self._why = str(error).partition("\n")[0]
-                asked.tell(self._folder.path, self._rank, "off", why=self._why)
+                save_request.tell(self._folder.path, self._rank, "off", why=self._why)
                 _say(f"rank {self._rank} takes no more snapshots: {self._why}")
             return False
         return True
@@ -274,7 +274,7 @@ class Snapshots:
         self._save()
         if self._asked:
             if ends:
-                asked.hang_up(self._folder.path, self._rank)
+                save_request.hang_up(self._folder.path, self._rank)
             self._answer()
 
     def _save(self, patience_s: float = 0.0) -> None:
@@ -345,7 +345,7 @@ class Snapshots:
 
     def _answer(self) -> None:
         step = self._saved.step if self._saved else None
-        asked.tell(self._folder.path, self._rank, "done", step=step, why=self._why)
+        save_request.tell(self._folder.path, self._rank, "done", step=step, why=self._why)
 
 
 def _say(text: str) -> None:

@@ -67,14 +67,14 @@ class Bank:
         return content
 
 
-def pack(alike: Mapping[str, Any], own: Mapping[str, Any]) -> bytes:
+def pack(replicated: Mapping[str, Any], per_rank: Mapping[str, Any]) -> bytes:
     """Values as bytes.
 
     Raises:
         SnapshotError: one cannot be pickled.
     """
     try:
-        return pickle.dumps((alike, own), protocol=pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((replicated, per_rank), protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise SnapshotError(f"a value of the state cannot be saved: {error}") from None
 

@@ -65,8 +65,8 @@ class State:
         self._modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._alike: dict[str, Any] = {}
-        self._own = dict(per_rank)
+        self._replicated: dict[str, Any] = {}
+        self._per_rank = dict(per_rank)
         if twice := sorted(state.keys() & per_rank.keys()):
             raise SnapshotError(f"'{twice[0]}' is given twice: as state and as per_rank")
         for name, value in state.items():
@@ -82,7 +82,7 @@ class State:
                 self._tensors[name] = value
             else:
                 _check_plain(name, value)
-                self._alike[name] = value
+                self._replicated[name] = value
         for name, value in per_rank.items():
             if isinstance(value, nn.Module | Optimizer | Tensor):
                 raise SnapshotError(f"per_rank '{name}' is a {type(value).__name__}: give it as state")
@@ -159,10 +159,10 @@ class State:
         buffers = ((name, owner[key]) for name, owner, key in self._buffers)
         return [*((name, each) for name, each in buffers if each is not None), *self._tensors.items()]
 
-    def alike(self) -> dict[str, Any]:
+    def replicated(self) -> dict[str, Any]:
         """Plain values that have to be the same on all ranks; calls `state_dict()` of what has it."""
         self.learn()
-        values = {name: _value(value) for name, value in self._alike.items()}
+        values = {name: _value(value) for name, value in self._replicated.items()}
         values |= {name: module.get_extra_state() for name, module in self._extra.items()}
         values |= self._states(tensors=False)
         for prefix, optimizer in self.optimizers.items():
@@ -170,9 +170,9 @@ class State:
             values[f"{prefix}.param_groups"] = [{**group, "params": names} for group, names in groups]
         return values
 
-    def own(self) -> dict[str, Any]:
+    def per_rank(self) -> dict[str, Any]:
         """Plain values of this rank; calls `state_dict()` of what has it."""
-        return {name: _value(value) for name, value in self._own.items()}
+        return {name: _value(value) for name, value in self._per_rank.items()}
 
     # -- what comes back -------------------------------------------------------------------------------------
 
@@ -213,10 +213,12 @@ class State:
                 targets[name] = torch.empty(shape, dtype=dtype, device=device)
         return targets
 
-    def restore(self, loaded: Mapping[str, Tensor], alike: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    def restore(
+        self, loaded: Mapping[str, Tensor], replicated: Mapping[str, Any], per_rank: Mapping[str, Any]
+    ) -> None:
         """Give optimizers and objects what was loaded; parameters and buffers have theirs."""
         states: dict[str, dict[str, Any]] = {}
-        for name, value in (*loaded.items(), *alike.items()):
+        for name, value in (*loaded.items(), *replicated.items()):
             where, _, key = name.rpartition(".")
             states.setdefault(where, {})[key] = value
         for prefix, optimizer in self.optimizers.items():
@@ -225,11 +227,13 @@ class State:
             }
             optimizer.state.clear()
             optimizer.state.update({parameter: state for parameter, state in found.items() if state})
-            for group, saved in zip(optimizer.param_groups, alike[f"{prefix}.param_groups"], strict=True):
+            for group, saved in zip(
+                optimizer.param_groups, replicated[f"{prefix}.param_groups"], strict=True
+            ):
                 group.update({key: value for key, value in saved.items() if key != "params"})
         for name, module in self._extra.items():
-            module.set_extra_state(alike[name])
-        for values, saved in ((self._alike, alike), (self._own, own)):
+            module.set_extra_state(replicated[name])
+        for values, saved in ((self._replicated, replicated), (self._per_rank, per_rank)):
             for name, value in values.items():
                 if name in saved:
                     _take(value, saved[name])

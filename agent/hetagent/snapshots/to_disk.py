@@ -140,7 +140,7 @@ def write(slot: Slot, into: Path, ranks: Sequence[int], *, leads: bool) -> Part:
     mine = [indexes[rank] for rank in ranks]
     planner, state, used = Planner(slot, mine), {}, mine
     if leads:
-        whole = next((index for index in indexes.values() if index.has_alike), None)
+        whole = next((index for index in indexes.values() if index.has_replicated), None)
         if whole is None:
             raise SnapshotError(f"this node does not have all of step {step}")
         state, used = planner.state(whole, mine[0]), [*mine, whole]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetagent.node.network import host_port
-from hetagent.snapshots.asked import ASK
 from hetagent.snapshots.folder import SLOTS, Control, Folder, Stamp, put
+from hetagent.snapshots.save_request import ASK
 from hetrdzv.protocol.rooms.snapshots import Chosen, Source
 
 MOST_WHY = 256

@@ -15,7 +15,6 @@ from hetagent.node.created import Created
 from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
-from hetagent.snapshots.asked import ASK
 from hetagent.snapshots.folder import FOLDER, Control, Stamp
 from hetagent.snapshots.node.directory import SnapshotDir, ask
 from hetagent.snapshots.node.disk import DiskWriter
@@ -25,6 +24,7 @@ from hetagent.snapshots.node.inventory import SnapshotInventory
 from hetagent.snapshots.node.prefetch import Prefetch
 from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetagent.snapshots.node.server import SnapshotServer
+from hetagent.snapshots.save_request import ASK
 from hetagent.worker.runner import TO_DISK
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol.directive import Directive

@@ -64,7 +64,7 @@ def _held(stamp: Stamp, shards: Sequence[Shard]) -> Held:
         round=stamp.round,
         step=stamp.step,
         world_size=indexes[0].world_size,
-        whole=any(index.has_alike for index in indexes),
+        whole=any(index.has_replicated for index in indexes),
         sharded=indexes[0].sharded,
         size=sum(sizes.values()),
         ranks=tuple(RankPart(rank=index.rank, digest=digest) for index, digest in shards),

@@ -23,7 +23,7 @@ from hetagent.launch.command import WorkerCommand
 from hetagent.node.network import hold_port
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
-from hetagent.snapshots import asked
+from hetagent.snapshots import save_request
 from hetagent.snapshots.node import reporter
 from hetagent.snapshots.node.folder import NodeFolder
 from hetagent.snapshots.node.handover import Handover
@@ -194,7 +194,7 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
 def test_the_server_hears_of_a_worker_that_takes_none_while_its_round_runs(node: Node) -> None:
     node.enters()
     os.close(node.opens())
-    asked.tell(node.path, 2, "off", why="they need 5 MB")
+    save_request.tell(node.path, 2, "off", why="they need 5 MB")
     soon(lambda: poll(node), "news")
     node.hook.look()
     [(request, _)] = node.line.asked

@@ -53,7 +53,8 @@ def open(  # noqa: A001 - as in `snapshots.open`
         directory: where snapshots go without an agent, on one machine; None: nowhere.
 
     Raises:
-        SnapshotError: a value of a kind that cannot be saved, or nothing says which rank this worker is.
+        SnapshotError: a value of a kind that cannot be saved, nothing says which rank this worker is, or others can
+            write to the directory.
     """
     from hetagent.snapshots.script import Snapshots  # what the agent imports of this package has no torch
     from hetagent.snapshots.state import State
@@ -69,21 +70,12 @@ def open(  # noqa: A001 - as in `snapshots.open`
                 "ranks are on other machines, and this worker has no agent of hetrdzv",
                 file=sys.stderr,
             )
-    folder = None if where is None else Folder(Path(told)) if told else _own(where)
+    folder = Folder(Path(where)) if where is not None else None
+    if folder is not None and not told:
+        require_own(folder.path)
     snaps = Snapshots(folder, State(state, per_rank or {}), who, is_asked=bool(told))
     _opened.append(snaps)
     return snaps
-
-
-def _own(directory: str | os.PathLike[str]) -> Folder:
-    """Where snapshots go without an agent.
-
-    Raises:
-        SnapshotError: others can write there.
-    """
-    folder = Folder(Path(directory))
-    require_own(folder.path)
-    return folder
 
 
 def _who() -> "Who":

@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner
@@ -27,8 +27,8 @@ from hetagent.snapshots.folder import (
     Slot,
     Stamp,
     Sum,
-    WriteLock,
     put,
+    write_lock,
 )
 from hetagent.snapshots.memory import Files, Mapped, as_bytes, laid_out, place_of, view
 from hetagent.snapshots.small import Bank, pack
@@ -65,7 +65,7 @@ class Copy:
     folder: Folder
     slot: Slot
     peers: Iterable[int]
-    lock: WriteLock | None
+    lock: IO[bytes] | None
 
     def wait(self) -> None:
         """Wait until it is there."""
@@ -238,8 +238,8 @@ class Copier:
         slot = self._folder.begin(stamp, sharded=self.sharded, to_disk=to_disk, due=not now)
         lock = None
         if self._shared and not self.is_whole(stamp):
-            lock = WriteLock(slot.path / LOCK)
-            if not lock.take(wait=now) or self.is_whole(stamp):
+            lock = write_lock(slot.path / LOCK, wait=now)
+            if lock is not None and self.is_whole(stamp):
                 lock.close()
                 lock = None
         if lock is None:

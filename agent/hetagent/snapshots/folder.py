@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from hetagent.snapshots.errors import Overtaken
 
@@ -309,27 +309,22 @@ class Folder:
             yield
 
 
-class WriteLock:
-    """The right to copy what all ranks have alike: one worker of the node has it, and loses it as it dies.
+def write_lock(path: Path, *, wait: bool) -> IO[bytes] | None:
+    """The right to copy what all ranks have alike: one worker of the node has it until it closes this file, or dies.
 
     Args:
         path: a file of the slot.
+
+    Returns:
+        None: another worker has it, and that is not to be waited for.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-
-    def take(self, *, wait: bool) -> bool:
-        """Have it; False: another worker has, and that is not to be waited for."""
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
-
-    def close(self) -> None:
-        """Leave it to others."""
-        self._file.close()
+    file = path.open("wb")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (BlockingIOError, PermissionError):
+        file.close()
+        return None
+    return file
 
 
 def put(path: Path, content: bytes) -> None:

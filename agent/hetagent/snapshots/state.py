@@ -3,7 +3,6 @@
 `get_state_dict` makes an optimizer's state by a real step where there is none, so nothing here does that.
 """
 
-import pickle
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
 from operator import attrgetter
 from typing import Any
@@ -91,7 +90,7 @@ class State:
         self._parameters: dict[str, Tensor] = {}
         self._buffers: list[tuple[str, MutableMapping[str, Tensor | None], str]] = []
         self._extra: dict[str, nn.Module] = {}
-        self._grouped: dict[str, list[_Pickled]] = {}  # names of parameters, by optimizer
+        self._grouped: dict[str, list[list[str]]] = {}  # names of parameters, by optimizer
         self._known: list[int] | None = None  # how many groups of parameters there were when that was found
 
     def learn(self) -> None:
@@ -119,9 +118,7 @@ class State:
                 raise SnapshotError(
                     f"optimizer '{name}' has parameters of no module of the state: give that module, too"
                 )
-            self._grouped[name] = [
-                _Pickled([self._names[parameter] for parameter in group]) for group in groups
-            ]
+            self._grouped[name] = [[self._names[parameter] for parameter in group] for group in groups]
         self._known = known
 
     # -- what there is ---------------------------------------------------------------------------------------
@@ -244,16 +241,6 @@ class State:
         """Have a function called before each step of an optimizer."""
         for optimizer in self.optimizers.values():
             optimizer.register_step_pre_hook(lambda *_: changes())
-
-
-class _Pickled:
-    """A value that is pickled once, since it is always the same."""
-
-    def __init__(self, value: object) -> None:
-        self._content = pickle.dumps(value)
-
-    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        return pickle.loads, (self._content,)
 
 
 def _check(name: str, value: object) -> None:

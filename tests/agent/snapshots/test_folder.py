@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetagent.snapshots.errors import Overtaken
-from hetagent.snapshots.folder import TO_DISK, Folder, Index, Place, Stamp, Sum, WriteLock
+from hetagent.snapshots.folder import TO_DISK, Folder, Index, Place, Stamp, Sum, write_lock
 
 ONE, TWO, THREE, FOUR = (Stamp(1, step) for step in (1, 2, 3, 4))
 
@@ -105,19 +105,19 @@ def test_one_worker_copies_what_all_have_alike_and_another_if_it_dies(tmp_path: 
     code = """
 import sys, time
 from pathlib import Path
-from hetagent.snapshots.folder import WriteLock
-lock = WriteLock(Path(sys.argv[1]))
-print(lock.take(wait=True), flush=True)
+from hetagent.snapshots.folder import write_lock
+lock = write_lock(Path(sys.argv[1]), wait=True)
+print(lock is not None, flush=True)
 time.sleep(100)
 """
     path = tmp_path / "shared.lock"
     other = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     assert other.stdout.readline().strip() == "True"
-    lock = WriteLock(path)
-    assert not lock.take(wait=False)
+    assert write_lock(path, wait=False) is None
     os.kill(other.pid, signal.SIGKILL)
-    assert lock.take(wait=True)
+    lock = write_lock(path, wait=True)
+    assert lock is not None
     other.wait()
     other.stdout.close()
     lock.close()

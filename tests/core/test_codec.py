@@ -20,7 +20,7 @@ from hetrdzv.protocol.bounds import (
     Slots,
 )
 from hetrdzv.protocol.codec import MAX_MISTAKES, Malformed, read, write
-from hetrdzv.protocol.rooms.snapshots import Incomplete
+from hetrdzv.protocol.snapshots import Incomplete
 from hetrdzv.protocol.states import GroupState
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from hetrdzv.protocol.reasons import snapshots, warnings
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.rooms.snapshots import (
+from hetrdzv.protocol.snapshots import (
     Incomplete,
     Lack,
     NobodyHasAll,

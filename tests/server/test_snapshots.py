@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl.snapshots import view
 from hetrdzv.client import Client
+from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
-from hetrdzv.protocol.rooms.snapshots import (
-    SNAPSHOTS,
+from hetrdzv.protocol.snapshots import (
     Held,
     Holdings,
     SnapshotShown,
@@ -53,7 +53,7 @@ async def hold(url: str) -> None:
             if start.origin is not None:
                 holdings = Holdings(origin=start.origin, port=7000, key="secret", held=tuple(held))
                 body = SnapshotsRequest(incarnation="1", round=1, holdings=holdings)
-                await client.ask(SNAPSHOTS, group, "gpu1", body)
+                await client.ask(routes.SNAPSHOTS, group, "gpu1", body)
 
 
 def shown(server: Hetserver, *argv: str, status: int = 0) -> str:

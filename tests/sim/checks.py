@@ -22,7 +22,7 @@ from hetrdzv.core.rounds.timers import STOP_GRACE_S, Leases
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.rooms.snapshots import Stamp
+from hetrdzv.protocol.snapshots import Stamp
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.service import leases as leases_module
 from hetrdzv.service import service as service_module

@@ -17,8 +17,8 @@ from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.snapshots import complete, copies
 from hetrdzv.core.snapshots.complete import began_from, gathered, is_copied, stamp_of, stamp_on_disk
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.rooms import snapshots
-from hetrdzv.protocol.rooms.snapshots import (
+from hetrdzv.protocol.http import routes
+from hetrdzv.protocol.snapshots import (
     MOST_ON_DISK,
     Chosen,
     Copy,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tests.sim.agents import Agent
     from tests.sim.checks import Checks
 
-HELD = ReportRoute(route=snapshots.SNAPSHOTS)
+HELD = ReportRoute(route=routes.SNAPSHOTS)
 
 LOOKS_S = 0.5
 """How often an agent looks at what it holds (seconds)."""
@@ -290,7 +290,7 @@ def _is_whole(parts: Iterable[RankPart]) -> bool:
     return any(ranks.issuperset(range(int(first), int(end))) for first, _, end in nodes if end)
 
 
-ANSWERS = {snapshots.SNAPSHOTS: declare}
+ANSWERS = {routes.SNAPSHOTS: declare}
 
 
 class BeginsFromTheNewest(InChecks):

@@ -36,17 +36,17 @@ from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.reasons import departures, ends, warnings
 from hetrdzv.protocol.reasons.events import node_joined
-from hetrdzv.protocol.rooms.snapshots import (
+from hetrdzv.protocol.rounds import RoundRecord
+from hetrdzv.protocol.settings import GroupSpec, OnJoin
+from hetrdzv.protocol.snapshots import (
     Chosen,
     Held,
     Holdings,
     RankPart,
     Stamp,
 )
-from hetrdzv.protocol.rooms.snapshots import Kept as SnapshotsKept
-from hetrdzv.protocol.rooms.snapshots import Source as SnapshotSource
-from hetrdzv.protocol.rounds import RoundRecord
-from hetrdzv.protocol.settings import GroupSpec, OnJoin
+from hetrdzv.protocol.snapshots import Kept as SnapshotsKept
+from hetrdzv.protocol.snapshots import Source as SnapshotSource
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.storage import records

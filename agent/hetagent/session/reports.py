@@ -9,7 +9,7 @@ from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.requests.reports import ReportRequest
-from hetrdzv.protocol.rooms.snapshots import Holdings
+from hetrdzv.protocol.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
 
 REPORT = ReportRoute(route=routes.REPORT, dated=True)

@@ -8,7 +8,7 @@ from hetrdzv.core.model import Group
 from hetrdzv.core.snapshots import is_undone, next_snapshot, on_disk, safe_snapshot
 from hetrdzv.core.snapshots.complete import Gathered, began_from, gathered
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.rooms.snapshots import (
+from hetrdzv.protocol.snapshots import (
     SafeShown,
     SnapshotShown,
     SnapshotsShown,

@@ -156,6 +156,8 @@ class Client:
     stacks_of = Asks(routes.STACKS_OF)
     logs_of = Asks(routes.LOGS_OF)
     rounds = Asks(routes.ROUNDS)
+    snapshots = Asks(routes.SNAPSHOTS_OF)
+    use_snapshot = Asks(routes.USE_SNAPSHOT)
     events = Asks(routes.EVENTS)
     health = Asks(routes.HEALTHZ)
 

@@ -15,10 +15,10 @@ from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.requests.joining import Offer
-from hetrdzv.protocol.rooms.snapshots import Chosen, Kept
 from hetrdzv.protocol.rounds import RoundRecord, TimeSpent
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.shares import Weights
+from hetrdzv.protocol.snapshots import Chosen, Kept
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
 
 USED_LAST_AFTER = 3
@@ -209,7 +209,7 @@ class Round:
         restarted_by: the failure that a restart was spent on to form this round; None: none was.
         warnings: what differs between its nodes and matters (health/drift.py).
         weights: of its ranks, if people gave any; empty: nobody did.
-        snapshot: the one that it began from (rooms/snapshots); None: none.
+        snapshot: the one that it began from (protocol/snapshots.py); None: none.
         runs_at: when all its members had started their workers (seconds); None: they have not.
         trains_at: when the first of its workers asked for its first collective, or said its first step (seconds); None:
             none is known to have.
@@ -304,7 +304,7 @@ class Group:
         failed_masters: how many masters in a row no node could reach.
         quick: how many restarts in a row came in quick succession, the last one included.
         rests_until: until when the next restart waits, since the last ones came in quick succession, or None (seconds).
-        snapshots: what is kept of those of this job (rooms/snapshots); None: its nodes hold none.
+        snapshots: what is kept of those of this job (protocol/snapshots.py); None: its nodes hold none.
         failed_rounds: how many failed rounds in a row the workers of a node were the root cause of, by node id.
         records: of its last rounds, also those of earlier jobs; that of the newest round comes once another one forms.
         root_cause: why the group failed.

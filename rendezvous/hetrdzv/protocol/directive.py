@@ -7,9 +7,9 @@ from hetrdzv.protocol.bounds import OrNewer, Seconds
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.reason import Reason, shown
-from hetrdzv.protocol.rooms.snapshots import Chosen
 from hetrdzv.protocol.rounds import TimeSpent
 from hetrdzv.protocol.shares import Shares
+from hetrdzv.protocol.snapshots import Chosen
 from hetrdzv.protocol.states import DirectiveKind, GroupState
 from hetrdzv.protocol.texts.times import Clock
 

@@ -12,8 +12,8 @@ from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.http import versions
 from hetrdzv.protocol.reasons.hangs import HANGS as HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, shown
-from hetrdzv.protocol.rooms.snapshots import SafeShown
 from hetrdzv.protocol.shares import Shares
+from hetrdzv.protocol.snapshots import SafeShown
 from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import HANGS, GroupState
 from hetrdzv.protocol.texts.times import Clock

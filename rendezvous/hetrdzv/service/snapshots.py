@@ -3,7 +3,7 @@
 from hetrdzv.core.snapshots import Declare, complete_in_memory
 from hetrdzv.core.snapshots.copies import copy_for
 from hetrdzv.protocol.errors import StaleRound
-from hetrdzv.protocol.rooms.snapshots import SnapshotsReply, SnapshotsRequest
+from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.service.service import Service
 
 

@@ -10,7 +10,7 @@ from hetrdzv.core.commands import Drain, Report
 from hetrdzv.core.model import Group
 from hetrdzv.core.snapshots import Declare, safe_snapshot
 from hetrdzv.core.snapshots.copies import _keepers, copy_for
-from hetrdzv.protocol.rooms.snapshots import Held, Holdings, RankPart, Stamp
+from hetrdzv.protocol.snapshots import Held, Holdings, RankPart, Stamp
 from hetrdzv.protocol.states import ReportKind
 from tests.core.driver import Story
 

@@ -20,7 +20,7 @@ from hetrdzv.protocol.reasons.snapshots import (
     not_taken,
     snapshot_wanted,
 )
-from hetrdzv.protocol.rooms.snapshots import (
+from hetrdzv.protocol.snapshots import (
     Chosen,
     Held,
     Holdings,

@@ -11,7 +11,6 @@ from hetrdzv.api.app import create_app, require_permissions
 from hetrdzv.protocol import shares
 from hetrdzv.protocol.http import routes as clients
 from hetrdzv.protocol.http.route import Route
-from hetrdzv.protocol.rooms import snapshots
 from hetrdzv.service.service import Service
 from hetrdzv.storage.memory import MemoryStore
 from tests.support.routes import role_of, routes
@@ -38,10 +37,7 @@ def test_the_routes_of_agents_come_first() -> None:
 
 def test_what_clients_ask_is_what_the_application_answers() -> None:
     asked = [
-        route
-        for module in (clients, shares, snapshots)
-        for route in vars(module).values()
-        if isinstance(route, Route)
+        route for module in (clients, shares) for route in vars(module).values() if isinstance(route, Route)
     ]
     assert len(asked) > 20
     for route in asked:

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrdzv.protocol.rooms.snapshots import MOST_HELD
+from hetrdzv.protocol.snapshots import MOST_HELD
 from tests.support.served import FaultyStore, api, serving, settled
 
 GROUP = "/v1/groups/g"

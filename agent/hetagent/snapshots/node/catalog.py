@@ -18,7 +18,7 @@ from hetagent.snapshots.on_disk import (
     newest_first,
     require_own,
 )
-from hetrdzv.protocol.rooms.snapshots import MOST_ON_DISK, Chosen, OnDisk
+from hetrdzv.protocol.snapshots import MOST_ON_DISK, Chosen, OnDisk
 from hetrdzv.protocol.texts.times import ago
 
 GLANCE_S, PATIENT_S = 0.05, 5.0

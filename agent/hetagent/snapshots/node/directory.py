@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from hetagent.node.network import host_port
 from hetagent.snapshots.folder import SLOTS, Control, Folder, Stamp, put
 from hetagent.snapshots.save_request import ASK
-from hetrdzv.protocol.rooms.snapshots import Chosen, Source
+from hetrdzv.protocol.snapshots import Chosen, Source
 
 MOST_WHY = 256
 """Length of a reason that the server takes (characters)."""

@@ -21,8 +21,8 @@ from hetagent.snapshots.node.catalog import PATIENT_S, Catalog
 from hetagent.snapshots.node.directory import MOST_WHY
 from hetagent.snapshots.node.folder import UNSAVED
 from hetagent.snapshots.on_disk import OVERTAKEN, SnapshotId
-from hetrdzv.protocol.rooms.snapshots import NotWritten
-from hetrdzv.protocol.rooms.snapshots import Stamp as ServerStamp
+from hetrdzv.protocol.snapshots import NotWritten
+from hetrdzv.protocol.snapshots import Stamp as ServerStamp
 
 LOOK_S, RUNNING_S = 5.0, 0.5
 """How often a node looks at the directory, and while it waits for something there (seconds)."""

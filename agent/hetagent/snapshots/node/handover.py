@@ -14,7 +14,7 @@ from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError, StaleIncarnation
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.reports import ReportRequest
-from hetrdzv.protocol.rooms.snapshots import Holdings
+from hetrdzv.protocol.snapshots import Holdings
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 SERVES_S = 60.0

@@ -28,18 +28,18 @@ from hetagent.snapshots.save_request import ASK
 from hetagent.worker.runner import TO_DISK
 from hetagent.workers.processes import Workers
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.rooms.snapshots import (
+from hetrdzv.protocol.http import routes
+from hetrdzv.protocol.snapshots import (
     MOST_REFUSED,
-    SNAPSHOTS,
     Chosen,
     Holdings,
     SnapshotsReply,
     SnapshotsRequest,
 )
-from hetrdzv.protocol.rooms.snapshots import Stamp as ServerStamp
+from hetrdzv.protocol.snapshots import Stamp as ServerStamp
 from hetrdzv.protocol.states import DirectiveKind
 
-HELD = ReportRoute(route=SNAPSHOTS)
+HELD = ReportRoute(route=routes.SNAPSHOTS)
 
 LEFT_S = 0.5
 """How long before it has to be gone this agent stops writing and serving (seconds)."""

@@ -9,7 +9,7 @@ from xxhash import xxh3_64_hexdigest
 
 from hetagent.node.console import WarnOnce
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
-from hetrdzv.protocol.rooms.snapshots import MOST_HELD, Held, RankPart
+from hetrdzv.protocol.snapshots import MOST_HELD, Held, RankPart
 
 Shard = tuple[Index, str]
 """A rank's part of a snapshot: its index without tensors, and the digest of all of it."""

@@ -13,7 +13,7 @@ from hetagent.snapshots.folder import INDEX, SHARED, Folder, Slot, Sum
 from hetagent.snapshots.node.directory import source_of
 from hetagent.snapshots.node.reporter import stamp_of
 from hetagent.snapshots.sources import Source, SourceError, fill
-from hetrdzv.protocol.rooms.snapshots import Copy
+from hetrdzv.protocol.snapshots import Copy
 
 CHUNK = 8 << 20
 """How much is fetched at a time (bytes)."""

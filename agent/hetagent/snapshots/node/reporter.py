@@ -1,8 +1,8 @@
 """When a node reports to the server what it holds while a round runs, and what must not be overwritten: pure."""
 
 from hetagent.snapshots.folder import Stamp
-from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Holdings, SnapshotsReply
-from hetrdzv.protocol.rooms.snapshots import Stamp as ServerStamp
+from hetrdzv.protocol.snapshots import Chosen, Held, Holdings, SnapshotsReply
+from hetrdzv.protocol.snapshots import Stamp as ServerStamp
 
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 1.0
 """Pause between two reports of a node, among few nodes and among many (seconds)."""

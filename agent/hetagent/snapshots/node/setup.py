@@ -17,7 +17,7 @@ from hetagent.snapshots.node.handover import Handover
 from hetagent.snapshots.node.hook import SnapshotHook
 from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.on_disk import is_url
-from hetrdzv.protocol.rooms.snapshots import Holdings
+from hetrdzv.protocol.snapshots import Holdings
 
 
 def snapshot_hook(

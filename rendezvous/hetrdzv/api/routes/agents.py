@@ -33,7 +33,7 @@ from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests.daemon import DaemonRequest, refusal
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
-from hetrdzv.protocol.rooms.snapshots import SnapshotsReply, SnapshotsRequest
+from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
 from hetrdzv.service import snapshots
 from hetrdzv.service.polls.caller import Caller

@@ -28,8 +28,8 @@ from hetrdzv.protocol.bounds import MAX_NUMBER, Id
 from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, LogsReply, StacksReply
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes, Plan
-from hetrdzv.protocol.rooms.snapshots import SnapshotsShown, UseRequest
 from hetrdzv.protocol.rounds import RoundsReply
+from hetrdzv.protocol.snapshots import SnapshotsShown, UseRequest
 from hetrdzv.protocol.stacks import About
 
 READ, ADMIN = [Depends(Requires(Role.READ))], [Depends(Requires(Role.ADMIN))]

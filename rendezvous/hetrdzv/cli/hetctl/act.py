@@ -18,8 +18,8 @@ from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.plans import sentences
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes
-from hetrdzv.protocol.rooms.snapshots import USE_SNAPSHOT, UseRequest
 from hetrdzv.protocol.settings import METAVARS, SETTINGS, GroupSpec, Setting
+from hetrdzv.protocol.snapshots import UseRequest
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
 from hetrdzv.protocol.texts.phrasing import count
@@ -135,7 +135,7 @@ def restart(group: str, step: int | None, dry_run: bool) -> None:
 
     async def ask(client: Client) -> GroupReply:
         if step is not None:
-            await client.ask(USE_SNAPSHOT, group, UseRequest(step=step))
+            await client.use_snapshot(group, UseRequest(step=step))
         return await client.restart(group)
 
     reply = call(ask)

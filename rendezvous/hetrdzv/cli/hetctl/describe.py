@@ -13,9 +13,9 @@ from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.cli.hetctl.options import GROUP, command
 from hetrdzv.client import Client
 from hetrdzv.protocol.pages import Event, GroupReply
-from hetrdzv.protocol.rooms.snapshots import SNAPSHOTS_OF, SnapshotsShown
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import DEFAULTS
+from hetrdzv.protocol.snapshots import SnapshotsShown
 from hetrdzv.protocol.texts.phrasing import predicate
 
 LAST_ROUNDS, LAST_EVENTS, MOST_ROWS = 5, 10, 64
@@ -41,7 +41,7 @@ def describe(group: str) -> None:
         shown = await client.group(group)
         held: SnapshotsShown | None = None
         if shown.snapshot is not None:
-            held = await client.ask(SNAPSHOTS_OF, group)
+            held = await client.snapshots(group)
         rounds, events = await client.rounds(group), await client.events(group)
         return Description(group=shown, rounds=rounds.rounds, events=events.events, snapshots=held)
 

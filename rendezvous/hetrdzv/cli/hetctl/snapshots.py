@@ -8,7 +8,7 @@ from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.protocol.reasons.snapshots import lacks
-from hetrdzv.protocol.rooms.snapshots import SnapshotShown, SnapshotsShown
+from hetrdzv.protocol.snapshots import SnapshotShown, SnapshotsShown
 from hetrdzv.protocol.texts.phrasing import names
 
 

@@ -27,7 +27,7 @@ from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.errors import GroupFinished, StaleRound
 from hetrdzv.protocol.reasons import snapshots as reasons
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.rooms.snapshots import (
+from hetrdzv.protocol.snapshots import (
     Holdings,
     Kept,
     NoSuchSnapshot,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.protocol.rooms.snapshots import (
+from hetrdzv.protocol.snapshots import (
     Chosen,
     Held,
     Incomplete,

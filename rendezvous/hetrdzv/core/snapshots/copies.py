@@ -11,7 +11,7 @@ from hetrdzv.core.memo import kept
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.selection.select import unit_of
 from hetrdzv.core.snapshots.complete import Gathered, gathered, stamp_of
-from hetrdzv.protocol.rooms.snapshots import Copy, Held, RankPart, Source, Stamp
+from hetrdzv.protocol.snapshots import Copy, Held, RankPart, Source, Stamp
 
 COPIES = 2
 """How many nodes have all of a snapshot that outlives any node."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from hetrdzv.core.memo import kept
 from hetrdzv.core.snapshots.complete import Gathered
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.rooms.snapshots import Chosen, Incomplete, Source
+from hetrdzv.protocol.snapshots import Chosen, Incomplete, Source
 
 MOST_SOURCES = 1024
 """How many nodes are kept that have a snapshot, unless it is sharded: then all are needed."""

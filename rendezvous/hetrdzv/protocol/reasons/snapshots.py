@@ -4,7 +4,7 @@ from typing import assert_never
 
 from hetrdzv.protocol.pages import GroupSummary
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason
-from hetrdzv.protocol.rooms.snapshots import (
+from hetrdzv.protocol.snapshots import (
     Incomplete,
     Lack,
     NobodyHasAll,

@@ -25,8 +25,8 @@ from hetrdzv.protocol.bounds import (
     Weight,
     Whole,
 )
-from hetrdzv.protocol.rooms.snapshots import Holdings
 from hetrdzv.protocol.settings import DAY_S, SETTINGS, Setting
+from hetrdzv.protocol.snapshots import Holdings
 
 MAX_COMMAND = 131_072
 """How many characters a group's command may have in all; one word of a program's arguments may have so many bytes."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hetrdzv.protocol.bounds import Body, Count, Duration, Id, Text, Workers
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.progress import Moved
-from hetrdzv.protocol.rooms.snapshots import Holdings
+from hetrdzv.protocol.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
 
 

@@ -10,7 +10,7 @@ from tests.agent.snapshots.node.standin import part, put
 
 from hetagent.snapshots.folder import Control, Stamp
 from hetagent.snapshots.node.directory import BadCopy, SnapshotDir, ask
-from hetrdzv.protocol.rooms.snapshots import Chosen, RankPart, Source
+from hetrdzv.protocol.snapshots import Chosen, RankPart, Source
 
 STAMP = Stamp(3, 120)
 

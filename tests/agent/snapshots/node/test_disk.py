@@ -17,8 +17,8 @@ from hetagent.snapshots.node import disk as disks
 from hetagent.snapshots.node.disk import DiskWriter
 from hetagent.snapshots.on_disk import MARK, Mark, SnapshotId
 from hetagent.snapshots.to_disk import prune
-from hetrdzv.protocol.rooms.snapshots import Chosen, NotWritten, OnDisk
-from hetrdzv.protocol.rooms.snapshots import Stamp as Declared
+from hetrdzv.protocol.snapshots import Chosen, NotWritten, OnDisk
+from hetrdzv.protocol.snapshots import Stamp as Declared
 
 JOB = "0f3a"
 

@@ -20,7 +20,7 @@ from hetagent.snapshots.node import folder as folders
 from hetagent.snapshots.node import setup
 from hetagent.snapshots.node.folder import OLD_S, NodeFolder, sweep
 from hetagent.snapshots.node.setup import snapshot_hook
-from hetrdzv.protocol.rooms.snapshots import Holdings
+from hetrdzv.protocol.snapshots import Holdings
 
 SERVERS = ["http://s:1"]
 

@@ -25,7 +25,7 @@ from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import StaleIncarnation, Unreachable
 from hetrdzv.protocol.http.routes import REPORT
 from hetrdzv.protocol.requests.reports import ReportRequest
-from hetrdzv.protocol.rooms.snapshots import Held, Holdings
+from hetrdzv.protocol.snapshots import Held, Holdings
 from hetrdzv.protocol.states import DirectiveKind, ReportKind
 
 IDENTITY = Identity("g", "a", "1234")

@@ -32,7 +32,7 @@ from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.workers.processes import Workers
 from hetagent.workers.starter import Exit
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.rooms.snapshots import Chosen, Holdings, SnapshotsReply, SnapshotsRequest, Source, Stamp
+from hetrdzv.protocol.snapshots import Chosen, Holdings, SnapshotsReply, SnapshotsRequest, Source, Stamp
 from hetrdzv.protocol.states import DirectiveKind
 
 # torch forgets the files of workers that end by themselves.

@@ -10,7 +10,7 @@ from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.folder import Folder, Stamp
 from hetagent.snapshots.node.inventory import SnapshotInventory
-from hetrdzv.protocol.rooms.snapshots import Held, RankPart
+from hetrdzv.protocol.snapshots import Held, RankPart
 
 
 class Node:

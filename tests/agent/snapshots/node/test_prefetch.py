@@ -22,7 +22,7 @@ from hetagent.snapshots.node.prefetch import fetch
 from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.sources import Source as Fetched
 from hetagent.snapshots.sources import SourceError
-from hetrdzv.protocol.rooms.snapshots import Copy, Held, RankPart, Source, Stamp
+from hetrdzv.protocol.snapshots import Copy, Held, RankPart, Source, Stamp
 
 SIZE = 1000
 

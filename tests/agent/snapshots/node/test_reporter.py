@@ -4,8 +4,8 @@ import pytest
 
 from hetagent.snapshots.folder import Stamp
 from hetagent.snapshots.node.reporter import ASK_S, PAUSE_S, SnapshotReporter, asks_every_s, reports_every_s
-from hetrdzv.protocol.rooms.snapshots import Chosen, Held, Holdings, RankPart, SnapshotsReply
-from hetrdzv.protocol.rooms.snapshots import Stamp as ServerStamp
+from hetrdzv.protocol.snapshots import Chosen, Held, Holdings, RankPart, SnapshotsReply
+from hetrdzv.protocol.snapshots import Stamp as ServerStamp
 
 
 def stamp(step: int, number: int = 3) -> Stamp:

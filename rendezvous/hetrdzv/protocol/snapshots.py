@@ -12,7 +12,6 @@ from annotated_types import Ge, Le, MaxLen
 
 from hetrdzv.protocol.bounds import AtMost, Body, Count, Id, Positive, Rank, ShortText
 from hetrdzv.protocol.errors import Refused
-from hetrdzv.protocol.http.route import NODE, Route
 from hetrdzv.protocol.settings import MAX_SLOTS, MAX_WORLD_SIZE
 from hetrdzv.protocol.texts.who import NOBODY, Nodes, Ranks
 
@@ -179,9 +178,6 @@ class SnapshotsReply:
     copy: Copy | None = None
 
 
-SNAPSHOTS = Route("POST", f"{NODE}/snapshots", SnapshotsReply)
-
-
 # -- what is missing -----------------------------------------------------------------------------------------
 
 
@@ -338,9 +334,3 @@ class UseRequest(Body):
 
 class NoSuchSnapshot(Refused, code="no_such_snapshot"):
     """There is no complete snapshot of that step."""
-
-
-_OF_GROUP = "/v1/groups/{group_id}/snapshots"
-
-SNAPSHOTS_OF = Route("GET", _OF_GROUP, SnapshotsShown)
-USE_SNAPSHOT = Route("POST", _OF_GROUP, SnapshotsShown)

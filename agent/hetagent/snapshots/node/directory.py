@@ -75,13 +75,13 @@ class SnapshotDir:
         """Write from which snapshot to begin, and where it is: on disk, on this node, then on others."""
         start: dict[str, Any] = {}
         if chosen is not None:
-            slot = self.slots.slots().get(Stamp(chosen.round, chosen.step))
-            mine = [source_of(one, slot.path) for one in chosen.sources if slot and one.node_id == own]
-            others = [
-                source_of(one) for one in chosen.sources if one.port and not (slot and one.node_id == own)
-            ]
             start = {name: getattr(chosen, name) for name in ("round", "step", "world_size", "sharded")}
-            start["sources"] = [*on_disk, *mine, *others]
+            start["sources"] = [*on_disk]
+            slot = self.slots.slots().get(Stamp(chosen.round, chosen.step))
+            for source in sorted(chosen.sources, key=lambda source: source.node_id != own):
+                path = slot.path if slot is not None and source.node_id == own else None
+                if path is not None or source.port:
+                    start["sources"].append(source_of(source, path))
         put(self.path / "start.json", json.dumps(start).encode())
 
     # -- from the workers --------------------------------------------------------------------------------------

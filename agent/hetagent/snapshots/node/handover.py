@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Callable
 
@@ -73,27 +72,23 @@ class Handover:
 
     def wait(self, hurried: Callable[[], bool]) -> None:
         """Wait until nobody needs this node any more, or `hurried` says so."""
-        # A thread: looking up the server's name may hang.
-        thread = threading.Thread(target=lambda: asyncio.run(self._serve(hurried)), daemon=True)
         if time.monotonic() < self._until:
-            thread.start()
-        while thread.is_alive() and time.monotonic() < self._until + ASK_S and not hurried():
-            thread.join(LOOK_S)
+            with contextlib.suppress(HetError, OSError):
+                asyncio.run(self._serve(hurried))
 
     async def _serve(self, hurried: Callable[[], bool]) -> None:
         load_at, asks_at = 0.0, 0.0
-        with contextlib.suppress(HetError, OSError):
-            async with self._connect() as client:
-                while (now := time.monotonic()) < self._until and not hurried():
-                    if now >= asks_at:
-                        code, asks_at = await self._ask(client), now + ASK_S
-                        if code == "left":
-                            return
-                        load_at = load_at or now * (code == "others_load")
-                    if load_at and now - max(load_at, self._server.sent_at) > QUIET_S:
-                        break
-                    await asyncio.sleep(LOOK_S)
-                await self._ask(client, ends=True)
+        async with self._connect() as client:
+            while (now := time.monotonic()) < self._until and not hurried():
+                if now >= asks_at:
+                    code, asks_at = await self._ask(client), now + ASK_S
+                    if code == "left":
+                        return
+                    load_at = load_at or now * (code == "others_load")
+                if load_at and now - max(load_at, self._server.sent_at) > QUIET_S:
+                    break
+                await asyncio.sleep(LOOK_S)
+            await self._ask(client, ends=True)
 
     async def _ask(self, client: Client, *, ends: bool = False) -> str:
         """The directive's code: `left` if nobody needs this node, empty without an answer."""

@@ -27,11 +27,7 @@ class SnapshotInventory:
         found = []
         for stamp, slot in sorted(self._folder.slots().items(), reverse=True):
             shards = list(self._shards(slot))
-            if len({(index.world_size, index.sharded) for index, _ in shards}) > 1:
-                self._log_once(
-                    f"the snapshot of step {stamp.step} does not count: its parts do not fit together"
-                )
-            elif shards and stamp not in dropped:
+            if shards and stamp not in dropped:
                 found.append(_held(stamp, shards))
         return tuple(found[:MOST_HELD])
 
@@ -65,7 +61,7 @@ def _held(stamp: Stamp, shards: Sequence[Shard]) -> Held:
         step=stamp.step,
         world_size=indexes[0].world_size,
         whole=any(index.has_replicated for index in indexes),
-        sharded=indexes[0].sharded,
+        sharded=any(index.sharded for index in indexes),
         size=sum(sizes.values()),
         ranks=tuple(RankPart(rank=index.rank, digest=digest) for index, digest in shards),
     )

@@ -137,20 +137,6 @@ def test_it_stays_for_nobody_who_is_not_there(node: Node, answer: str | Exceptio
     assert node.finishes() < 30
 
 
-def test_a_server_that_never_answers_holds_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handovers, "ASK_S", 0.2)
-    never = threading.Event()
-
-    async def hang(others: Others) -> None:  # as a resolver may
-        never.wait()
-        raise OSError("not found")
-
-    monkeypatch.setattr(Others, "__aenter__", hang)
-    assert begins(node, time.monotonic() + 0.3)
-    assert node.finishes() < 30
-    never.set()
-
-
 def test_whoever_is_in_a_hurry_does_not_wait(node: Node) -> None:
     hurried = threading.Event()
     hurried.set()

@@ -69,13 +69,6 @@ def test_an_index_that_is_replaced_is_read_again(node: Node) -> None:
     assert (before[0].whole, node.held[0].whole) == (True, False)
 
 
-def test_parts_of_different_worlds_do_not_fit(node: Node) -> None:
-    node.part(rank=0)
-    node.part(rank=1, world_size=3)
-    assert node.held == ()
-    assert "do not fit together" in node.logged[0]
-
-
 @pytest.mark.parametrize("size", [0, 20, None])
 def test_what_is_torn_does_not_count_and_is_logged_once(node: Node, size: int | None) -> None:
     node.part(**({"v": 2} if size is None else {}))

@@ -14,7 +14,7 @@ from hetagent.launch.kinds import DEFAULT_LAUNCH, LAUNCHES, OWN_FLAGS
 from hetagent.node.network import parse_port_range
 from hetagent.options.parts import KEEP, SHM, TO_EVERY_S
 from hetagent.options.torchrun import ACCEPTED, REFUSED, TorchrunFlag, spellings, variable
-from hetagent.options.values import GRACE_S, ON_OFF, Flags, grace, notice_signal, told
+from hetagent.options.values import GRACE_S, ON_OFF, Flags, argument, grace, notice_signal
 from hetagent.session.backoff import CONNECT_TIMEOUT_S
 from hetagent.snapshots.folder import EVERY_S
 from hetrdzv import __version__
@@ -40,12 +40,12 @@ OUR_FLAGS: Flags = {
         "on).",
     },
     "--notice-signal": {
-        "type": told(notice_signal),
+        "type": argument(notice_signal),
         "metavar": "SIGUSR1",
         "help": "What workers that handle it get when their round is about to end.",
     },
     "--grace-s": {
-        "type": told(grace),
+        "type": argument(grace),
         "metavar": "S",
         "help": "Seconds from SIGTERM until this node is killed, in which workers that ask for it may save "
         f"(or HET_GRACE_S; default: {GRACE_S:g}; 0: they are stopped at once).",
@@ -90,29 +90,29 @@ OUR_FLAGS: Flags = {
     },
     "--interface": {"metavar": "NAME", "help": "The network interface whose address this node offers."},
     "--port-range": {
-        "type": told(parse_port_range),
+        "type": argument(parse_port_range),
         "metavar": "A-B",
         "help": "The ports this node may offer (for firewalls).",
     },
     "--label": {
         "action": "append",
-        "type": told(typed.label),
+        "type": argument(typed.label),
         "metavar": "KEY=VALUE",
         "help": "A label for this node; repeatable.",
     },
     "--weight": {
-        "type": told(typed.weight),
+        "type": argument(typed.weight),
         "metavar": "X",
         "help": "How fast each worker here is, compared with those of other nodes: for shares, which otherwise "
         "follow the time that workers need (default, if any node has one: 1).",
     },
     "--world-size": {
-        "type": told(typed.world_size),
+        "type": argument(typed.world_size),
         "metavar": "N|MIN:MAX",
         "help": "How many workers the job may have in all; the nodes that fit best are used, the others are spares.",
     },
     "--connect-timeout-s": {
-        "type": told(typed.seconds),
+        "type": argument(typed.seconds),
         "default": CONNECT_TIMEOUT_S,
         "metavar": "S",
         "help": f"Seconds to wait for a server's first answer (default: {CONNECT_TIMEOUT_S:g}).",
@@ -230,7 +230,7 @@ def parser() -> Parser:
         groups.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,
-            type=told(partial(typed.setting, setting)),
+            type=argument(partial(typed.setting, setting)),
             choices=setting.choices or None,
             help=f"{setting.help.removesuffix('.')} (default: {setting.shown_default}).",
             metavar=None if setting.choices else setting.metavar or METAVARS[setting.kind],

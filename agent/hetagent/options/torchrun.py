@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hetagent.options.values import filters, told
+from hetagent.options.values import argument, filters
 from hetrdzv.protocol.settings import DEFAULTS, SETTINGS
 from hetrdzv.protocol.texts.typed import seconds, setting
 
@@ -52,7 +52,7 @@ ACCEPTED: Mapping[str, TorchrunFlag] = {
         switch=True, help="Start a private hetserver, for a job on this node only."
     ),
     "--max-restarts": TorchrunFlag(
-        type=told(partial(setting, SETTINGS["max_restarts"])),
+        type=argument(partial(setting, SETTINGS["max_restarts"])),
         help=f"How many failures may restart the group (default: {DEFAULTS.max_restarts})."
     ),
     "--monitor-interval": TorchrunFlag(
@@ -112,7 +112,7 @@ ACCEPTED: Mapping[str, TorchrunFlag] = {
         help=f"The signals on which this agent stops its workers and leaves (default: {TORCHRUNS_SIGNALS}).",
     ),
     "--shutdown-timeout": TorchrunFlag(
-        type=told(seconds), help="Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s)."
+        type=argument(seconds), help="Seconds between SIGTERM and SIGKILL on this node (default: --stop-timeout-s)."
     ),
     "--virtual-local-rank": TorchrunFlag(
         switch=True, help="Each worker sees only its own GPU, and its LOCAL_RANK is 0."

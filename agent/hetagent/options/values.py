@@ -30,8 +30,8 @@ Streams = int | dict[int, int]
 """Output streams of all workers, or by local rank: 0 none, 1 stdout, 2 stderr, 3 both."""
 
 
-def told(reads: Callable[[str], T]) -> Callable[[str], T]:
-    """A reader of texts as argparse takes it, which shows what is wrong with a text only if it is told so."""
+def argument(reads: Callable[[str], T]) -> Callable[[str], T]:
+    """A reader of texts as argparse takes it: its errors are shown as they are."""
 
     def read(text: str) -> T:
         try:

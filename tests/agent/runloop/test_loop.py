@@ -258,32 +258,26 @@ def test_a_file_that_cannot_be_run_costs_no_restart(
     )
 
 
-def test_a_full_disk_is_the_rounds_failure(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = rig("exit 0", max_restarts=0)
-
-    def full(self: RoundLogsSpecs, envs: Any) -> Any:
-        raise OSError(28, "No space left on device", "/logs/round_1")
-
-    monkeypatch.setattr(RoundLogsSpecs, "reify", full)
-    assert made.run() == 1
-    assert (
-        "a could not start its workers: OSError: [Errno 28] No space left"
-        in made.group()["root_cause"]["reason"]["message"]
-    )
-
-
-def test_a_start_that_fails_at_a_file_whose_name_is_not_utf_8_is_the_rounds_failure(
-    rig: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left on device"),
+        (OSError("cannot make " + os.fsdecode(b"caf\xe9")), r"OSError: cannot make caf\udce9"),
+    ],
+    ids=["full disk", "name that is not UTF-8"],
+)
+def test_a_start_that_fails_is_the_rounds_failure(
+    rig: Make, monkeypatch: pytest.MonkeyPatch, error: OSError, text: str
 ) -> None:
     made = rig("exit 0", max_restarts=0)
 
     def refuse(self: RoundLogsSpecs, envs: Any) -> Any:
-        raise OSError("cannot make " + os.fsdecode(b"caf\xe9"))
+        raise error
 
     monkeypatch.setattr(RoundLogsSpecs, "reify", refuse)
     assert made.run() == 1
     message = made.group()["root_cause"]["reason"]["message"]
-    assert message == r"a could not start its workers: OSError: cannot make caf\udce9"
+    assert message == f"a could not start its workers: {text}"
 
 
 def test_a_guardian_that_does_not_start_is_told(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,20 +392,6 @@ def test_a_new_job_in_a_group_that_has_been_used_says_why_its_rounds_do_not_begi
 
 
 # -- ends ----------------------------------------------------------------------------------------------------
-
-
-def test_the_failing_workers_own_code_and_what_it_said(rig: Make) -> None:
-    made = rig("[ $RANK = 1 ] && exit 9; exec sleep 100", slots=2, max_restarts=0)
-    assert made.run() == 9
-    cause = made.group()["root_cause"]
-    assert (cause["failure"]["rank"], cause["failure"]["exit_code"]) == (1, 9)
-    assert "round 1: rank 1 on a exited with code 9" in made.said
-
-
-def test_a_real_time_signal_has_a_name_too(rig: Make) -> None:
-    made = rig("kill -40 $$", max_restarts=0)
-    assert made.run() == 1
-    assert made.group()["root_cause"]["failure"]["signal"] == "signal 40"
 
 
 def test_cancelled_while_workers_are_stopping(rig: Make) -> None:

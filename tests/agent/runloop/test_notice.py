@@ -14,8 +14,6 @@ from typing import Any, cast
 import pytest
 from tests.agent.rig import Make, OtherNode, Rig, soon
 from tests.agent.workers.test_store import start
-from tests.support.cluster import WORKLOAD
-from tests.support.workload.worklog import WorkLog
 
 from hetagent import progress, statuses
 from hetagent.launch.base import Assignment
@@ -192,24 +190,6 @@ def test_what_becomes_of_workers_that_got_a_notice(rig: Make) -> None:
     assert "round 3: rank 1 on a exited with code 3" in said
     assert "all local workers succeeded" not in said.partition("round 4:")[0]
     assert (made.group()["round"], made.group()["restarts"], made.group()["state"]) == (4, 1, "succeeded")
-
-
-def test_no_step_is_lost_where_all_ranks_agree_and_save(rig: Make) -> None:
-    words = f"exec {sys.executable} {WORKLOAD} --into . --light --notice"
-    made = rig(words, slots=2, notice_s=60.0)
-    made.offers(takes_notice=True)
-    log = WorkLog(made.folder)
-
-    def goes_on() -> None:
-        soon(lambda: log.world(2, round_above=1), "the next round")
-        log.finish()
-
-    assert (
-        made.run(made.exists, running(made), lambda: soon(log.lines, "steps"), made.asks("restart"), goes_on)
-        == 0
-    )
-    made_by = {number: [one["made"] for one in log.lines() if one["round"] == number] for number in (1, 2)}
-    assert min(made_by[2]) == max(made_by[1]) + 1
 
 
 def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_round(

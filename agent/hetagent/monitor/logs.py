@@ -13,8 +13,6 @@ MOST_OF_ALL = 240_000
 
 NOTHING, NOT_KEPT = "it has written nothing", "nobody keeps what it writes"
 
-OFF = "this node shows nothing that its workers write (--report-output off)"
-
 
 def logs(
     ranks: Collection[int], output: Callable[[int], tuple[bytes, bytes] | None], secrets: Collection[str]

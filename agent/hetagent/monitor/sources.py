@@ -82,20 +82,17 @@ class Source:
 
     Attributes:
         name: the backend's.
+        question: what to ask the worker's server.
         dump: its last answer.
         costs: how long its last answers took (seconds).
     """
 
     name: str
+    question: str
     parser: FlightRecorderParser
     dump: FlightRecorderDump | None = None
     health: Health = field(default_factory=Health)
     costs: deque[float] = field(default_factory=lambda: deque(maxlen=8))
-
-    @property
-    def question(self) -> str:
-        """What to ask the worker's server."""
-        return BACKENDS[self.name].question
 
     def blind(self, now: float) -> str:
         """Why nothing is known of this backend's groups now; empty: something is."""
@@ -110,8 +107,9 @@ class Source:
 
 def sources(handlers: Collection[str], world_size: int) -> dict[str, Source]:
     """What a server with these handlers tells, by backend."""
-    return {
-        name: Source(name, FlightRecorderParser(world_size, backend.suffix, backend.counts_operations))
-        for name, backend in BACKENDS.items()
-        if backend.needs.issubset(handlers)
-    }
+    found = {}
+    for name, backend in BACKENDS.items():
+        if backend.needs.issubset(handlers):
+            parser = FlightRecorderParser(world_size, backend.suffix, backend.counts_operations)
+            found[name] = Source(name, backend.question, parser)
+    return found

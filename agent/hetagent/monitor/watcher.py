@@ -10,7 +10,6 @@ from typing import Any
 from hetagent.launch.base import Assignment, Launch
 from hetagent.launch.command import WorkerCommand, python
 from hetagent.monitor import stacks
-from hetagent.monitor.logs import OFF as LOGS_OFF
 from hetagent.monitor.logs import logs
 from hetagent.monitor.round_watch import RoundWatch
 from hetagent.roundhook import Motion, RoundHook
@@ -40,7 +39,7 @@ LATE_S = 0.5
 NOT_TORCH = "its collectives are not those of torch.distributed"
 """Why the collectives of Horovod's workers cannot be known."""
 
-OFF = "this node shows no stacks (--report-output off)"
+OFF = "this node shows nothing of its workers (--report-output off)"
 
 FEW_WORKERS = 1_024
 """Of a world of so many workers the server gets the logs of each round as it ends; of a larger one from nodes where a
@@ -188,10 +187,10 @@ class Watcher(RoundHook):
 
     def _shown(self, watch: RoundWatch, asked: StacksAsked) -> list[Stack]:
         """The answer to a question about workers of this round."""
-        ranks, of_logs = watch.ranks(asked.ranks), isinstance(asked, LogsAsked)
+        ranks = watch.ranks(asked.ranks)
         if not self._reports_output:
-            return [Stack(rank=rank, why=LOGS_OFF if of_logs else OFF) for rank in ranks]
-        if not of_logs:
+            return [Stack(rank=rank, why=OFF) for rank in ranks]
+        if not isinstance(asked, LogsAsked):
             return stacks.fitting(watch.stacks(asked.ranks, STACKS_S))
         others = set(asked.ranks or ()).difference(ranks)  # of a node with one program for all its ranks
         why = f"one program runs all ranks of this node: see rank {min(watch.ranks(None), default=0)}"

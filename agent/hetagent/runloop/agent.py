@@ -222,9 +222,7 @@ class Agent:
             signum = signal.Signals(self._got_signals.pop(0))
             self._leave(self.shutdown.got(signum, self._activity, self._stop_s(), time.monotonic()))
 
-    def _leave(self, action: ShutdownAction | None) -> None:
-        if action is None:
-            return
+    def _leave(self, action: ShutdownAction) -> None:
         if action.why:
             self.line.leaving(action.why, action.save_s)
         self.log(action.text)
@@ -253,8 +251,8 @@ class Agent:
             due_at = None if is_stopping else hook.due_at()
             if hook in readable or (due_at is not None and time.monotonic() >= due_at):
                 hook.look()
-        preemption = self.parts.preemption
-        if preemption is not None and (notice := preemption.take()) is not None:
+        notice = self.parts.preemption.take() if self.parts.preemption is not None else None
+        if notice is not None and not self.shutdown.ended_by:
             self._leave(self.shutdown.preempted(notice, self._activity, self._stop_s(), time.monotonic()))
         self._start_workers()
         if self._local is not None and (why := self._local.abandon_reason()):
@@ -272,7 +270,7 @@ class Agent:
             self._report_failure(self._local, end.failure)
             self._stop(signal.SIGTERM, self._stop_s())
             return
-        others = "" if self._local.is_alone else "; waiting for the other nodes"
+        others = "" if self._local.assignment.start.nnodes == 1 else "; waiting for the other nodes"
         self.log(f"round {self.round_number}: all local workers succeeded{others}")
         self._done = True
         fields = self.parts.report(ReportKind.SUCCEEDED)
@@ -347,9 +345,8 @@ class Agent:
 
     def _stop_s(self) -> float:
         """How long workers have between SIGTERM and SIGKILL (seconds)."""
-        given = self.stop_timeout_s
-        stop_s = given if given is not None else self._group_stop_timeout_s
-        return self.shutdown.stop_s(stop_s, time.monotonic())
+        given_s = self._group_stop_timeout_s if self.stop_timeout_s is None else self.stop_timeout_s
+        return self.shutdown.stop_s(given_s, time.monotonic())
 
     def _stop(self, signum: int, grace_s: float) -> None:
         if self._local is not None:
@@ -422,10 +419,9 @@ class Agent:
 
     def _predict(self) -> None:
         """Have standbys made for the first round, as far as its workers are known."""
-        if (standbys := self.parts.standbys) is not None:
-            programs = self.starter.predict_programs(self.launch.predict_command, self._environ())
-            if programs:
-                standbys.predict(programs)
+        standbys, predict = self.parts.standbys, self.starter.predict_programs
+        if standbys and (programs := predict(self.launch.predict_command, self._environ())):
+            standbys.predict(programs)
 
     def _on_start(self, number: int, start: Start) -> None:
         if self._has_workers or number < self.round_number:

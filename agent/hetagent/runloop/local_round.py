@@ -136,11 +136,6 @@ class LocalRound:
         return self.assignment.round
 
     @property
-    def is_alone(self) -> bool:
-        """Whether the round has no other node."""
-        return self.assignment.start.nnodes == 1
-
-    @property
     def present(self) -> bool:
         """Whether there are processes, dead or alive, that have not been cleared away."""
         return self.phase in WITH_PROCESSES

@@ -105,19 +105,10 @@ class Shutdown:
 
     def preempted(
         self, notice: PreemptionNotice, activity: WorkerActivity, stop_s: float, now: float
-    ) -> ShutdownAction | None:
-        """This machine is taken away; None: the agent leaves already.
-
-        Args:
-            stop_s: how long workers have between SIGTERM and SIGKILL (seconds).
-            now: monotonic seconds.
-        """
-        if self.ended_by:
-            return None
-        self._announced, gone_at = notice
-        grace_s = self._grace_s if gone_at is None else max(0.0, gone_at - now)
-        if gone_at is not None:
-            self.gone_at = gone_at
+    ) -> ShutdownAction:
+        """This machine is taken away, and the agent does not leave yet; see `got`."""
+        self._announced, self.gone_at = notice
+        grace_s = self._grace_s if self.gone_at is None else max(0.0, self.gone_at - now)
         action = self._go(self._announced, signal.SIGTERM, activity, grace_s, stop_s, now)
         return action._replace(why=self._announced)
 

@@ -15,7 +15,6 @@ from tests.support.servers import Hetserver
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.monitor import watcher
-from hetagent.monitor.logs import OFF as LOGS_OFF
 from hetagent.monitor.round_watch import PREFIX
 from hetagent.monitor.watcher import OFF
 from hetagent.node.scratch import marked_prefix
@@ -72,7 +71,7 @@ def test_a_program_says_its_step_in_a_file_and_stacks_and_logs_are_shown_or_not(
         logs.extend(shown_of(made, "logs"))
 
     assert made.run(made.exists, look, made.touches("go")) == 0
-    said = ["rank 0 says [token]\nloss 3", "rank 1 says [token]\nloss 3"] if shows else [LOGS_OFF] * 2
+    said = ["rank 0 says [token]\nloss 3", "rank 1 says [token]\nloss 3"] if shows else [OFF] * 2
     assert [one["text"] or one["why"] for one in logs] == said
     assert [one["rank"] for one in shown] == [0, 1]
     assert all(why in one["why"] or (shows and one["why"].startswith("py-spy")) for one in shown), shown

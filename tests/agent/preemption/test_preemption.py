@@ -108,7 +108,6 @@ def test_a_signal_after_it_shortens_the_time_and_does_not_kill() -> None:
     step = leaving.got(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1010.0)
     assert (step.why, step.save_s, step.stop) == ("SIGTERM", 20.0, None)
     assert leaving.gone_at == 1035.0, "a signal counts from when it came"
-    assert leaving.preempted(PreemptionNotice("again", None), WorkerActivity.SAVING, 30.0, 1011.0) is None
     step = leaving.got(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1012.0)
     assert step.stop == (signal.SIGKILL, 0.0)
     assert leaving.status(None, fixed=False) == statuses.SIGNAL + signal.SIGTERM

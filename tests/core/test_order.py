@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations, permutations
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.selection.order import Former, Kind, fill, in_order, may_be_master, place
+from hetrdzv.core.selection.order import Former, ReplacementKey, fill, in_order, may_be_master, place
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
 from hetrdzv.protocol.reasons import ends, waiting, warnings
 from hetrdzv.protocol.reasons.reason import Reason
@@ -112,7 +112,7 @@ def test_ranks_of_survivors_stay_where_every_gap_is_filled_by_its_like(dice: ran
     )
 
 
-def kinds(dice: random.Random) -> list[Kind]:
+def kinds(dice: random.Random) -> list[ReplacementKey]:
     return [(dice.choice((4, 8)), dice.choice("xy"), dice.choice("12")) for _ in range(dice.randint(0, 4))]
 
 
@@ -121,7 +121,7 @@ def test_gaps_are_filled_as_well_as_they_can_be(dice: random.Random) -> None:
     """Brute force: no assignment has more gaps filled by nodes of the same slots and as many labels."""
     gaps, newcomers = kinds(dice), kinds(dice)
 
-    def levels(pairs: Sequence[tuple[Kind, Kind]]) -> list[int]:
+    def levels(pairs: Sequence[tuple[ReplacementKey, ReplacementKey]]) -> list[int]:
         """How many pairs have the same slots and two, one, no labels in common; and how many there are."""
         alike = [(gap == one) + (gap[1] == one[1]) for gap, one in pairs if gap[0] == one[0]]
         return [*(sum(number >= least for number in alike) for least in (2, 1, 0)), len(pairs)]

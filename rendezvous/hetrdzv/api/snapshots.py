@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group
 from hetrdzv.core.snapshots import is_undone, next_snapshot, on_disk, safe_snapshot
 from hetrdzv.core.snapshots.complete import Gathered, began_from, gathered
@@ -58,7 +58,7 @@ def of_group(group: Group) -> Mapping[str, Any]:
     return {"snapshot": _safe(group)} if group.snapshots is not None else {}
 
 
-@kept
+@cached
 def _safe(group: Group) -> SafeShown:
     newest, current, disk = safe_snapshot(group), group.round, on_disk(group)
     began = current.snapshot if current is not None else None

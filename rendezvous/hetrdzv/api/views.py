@@ -14,7 +14,7 @@ from hetrdzv.api.workers import told_stall, worker_replies
 from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import late_exit_code, stop_notice
 from hetrdzv.core.drift import drift
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import cached
 from hetrdzv.core.model import OFFERED, Group, Node, Round, Stall
 from hetrdzv.core.shares import shares_of
 from hetrdzv.core.snapshots import found as snapshot_warnings
@@ -126,7 +126,7 @@ def _ended_s_ago(group: Group, now: float) -> float | None:
     return round(max(0.0, now - group.finished_at), 3)
 
 
-@kept
+@cached
 def _counts(group: Group) -> CountsReply:
     live = group.live
     members = [node for node in live if group.active_round is not None and group.in_round(node)]
@@ -179,7 +179,7 @@ def group_reply(
     )
 
 
-@kept
+@cached
 def _warnings(group: Group) -> tuple[Reason, ...]:
     """What differs between the nodes that are here and matters, and what was found in their round."""
     nodes = [node for node in group.live if node.job == group.job]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hetrdzv.core.commands import Join
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S
@@ -87,7 +87,7 @@ def _replace(work: Work, spec: GroupSpec, replaced: Sequence[Difference], node_i
     work.say(settings_changed(node_id, replaced))
 
 
-@kept
+@cached
 def _holders(group: Group) -> list[Node]:
     """The live nodes that rely on the group's settings, not those that joined only to be told to exit."""
     return [

@@ -9,12 +9,12 @@ _V = TypeVar("_V")
 _R = TypeVar("_R")
 
 
-def kept(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
+def cached(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
     """Keep the answer of a pure function of a frozen dataclass (without slots) in that value.
 
     A value that `dataclasses.replace` makes begins without answers, so none can be out of date.
     """
-    name = f"kept {function.__module__}.{function.__qualname__}"
+    name = f"cached {function.__module__}.{function.__qualname__}"
 
     @wraps(function)
     def answer(value: _V) -> _R:
@@ -28,10 +28,10 @@ def kept(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
 
 
 MOST_RECENT = 4
-"""How many answers `kept_for` keeps beside those in the values themselves."""
+"""How many answers `cached_for` keeps beside those in the values themselves."""
 
 
-def kept_for(*fields: str) -> Callable[[Callable[[_V], _R]], Callable[[_V], _R]]:
+def cached_for(*fields: str) -> Callable[[Callable[[_V], _R]], Callable[[_V], _R]]:
     """Keep the answer of a function that reads some fields of a value only, also for the next value with the same ones.
 
     For searches: one command makes several versions of a group, of which most differ in a time alone.
@@ -40,7 +40,7 @@ def kept_for(*fields: str) -> Callable[[Callable[[_V], _R]], Callable[[_V], _R]]
     def keep(function: Callable[[_V], _R]) -> Callable[[_V], _R]:
         recent: tuple[tuple[list[object], _R], ...] = ()
 
-        @kept
+        @cached
         @wraps(function)
         def answer(value: _V) -> _R:
             nonlocal recent

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import cached
 from hetrdzv.core.model import End, Group, Node, Round, Stall
 from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
@@ -36,7 +36,7 @@ def why(group: Group, now: float) -> Reason:
     return reason
 
 
-@kept
+@cached
 def _reasons(group: Group) -> dict[int, Reason]:
     """The newest reason of a group, by the second that it is of."""
     return {}

@@ -21,7 +21,7 @@ from hetrdzv.api.dependencies import (
 from hetrdzv.api.errors import StaleReport
 from hetrdzv.auth.tokens import Role
 from hetrdzv.core.commands import Join, Leave, Renew, Report, StartDaemon
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group
 from hetrdzv.core.rounds.transitions import require_speaker
 from hetrdzv.protocol import codec
@@ -148,7 +148,7 @@ def _directive(told: Told) -> Response:
     return _json(body)
 
 
-@kept
+@cached
 def _replies(group: Group) -> dict[tuple[object, ...], tuple[Reason, bytes]]:
     return {}
 

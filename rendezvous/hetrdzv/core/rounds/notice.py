@@ -7,7 +7,7 @@ as each has said that its workers are ready to stop, or after `notice_s`. So doe
 
 from collections.abc import Sequence
 
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.states import GroupState, NodePhase
@@ -29,7 +29,7 @@ def notice_until(group: Group, now: float, gone_at: float | None) -> float | Non
     return until if until > now else None
 
 
-@kept
+@cached
 def waited_for(group: Group) -> Sequence[str]:
     """The members of the running round whose workers are not ready to stop, by node id."""
     active = group.active_round

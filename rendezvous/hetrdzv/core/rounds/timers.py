@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Protocol
 
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import cached
 from hetrdzv.core.model import End, Group, Node, Stall
 from hetrdzv.core.selection.joining import Growth, growth
 from hetrdzv.core.selection.ready import next_round
@@ -50,7 +50,7 @@ def unresolved(group: Group, now: float) -> list[Node]:
     return [node for node in _open(group) if now < overdue_at(group, node)]
 
 
-@kept
+@cached
 def _open(group: Group) -> list[Node]:
     """Members of an ended round that have not stopped, or are suspects."""
     ended = group.round

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 
-from hetrdzv.core.memo import kept, kept_for
+from hetrdzv.core.memo import cached, cached_for
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.order import former_round
 from hetrdzv.core.selection.ready import READ, ready_nodes
@@ -41,7 +41,7 @@ class Growth:
         return any(node.cut_at is not None for node in self.joiners)
 
 
-@kept_for(*READ)
+@cached_for(*READ)
 def growth(group: Group) -> Growth:
     """Who would join if the running round ended now; nobody if no round runs."""
     active, spec = group.active_round, group.spec
@@ -117,14 +117,14 @@ def spare_reason(group: Group, node: Node, active: Round) -> Reason:
     return waiting.world_not_larger(node_id)
 
 
-@kept
+@cached
 def _ready_units(group: Group) -> Mapping[str | None, Sequence[Node]]:
     """The ready nodes by unit; kept, since many spares ask for theirs."""
     units = in_units(group.spec, ready_nodes(group)) if group.spec.unit is not None else []
     return {value: unit for unit in units if (value := unit_of(group.spec, unit[0])) is not None}
 
 
-@kept
+@cached
 def _nobody_joins(group: Group) -> ReasonCode | None:
     """Why a running round takes in nobody at all; None: it would."""
     active = group.active_round

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.settings import GroupSpec
@@ -48,7 +48,7 @@ class Former:
 
 NO_ROUND = Former()
 
-Kind = tuple[object, ...]
+ReplacementKey = tuple[object, ...]
 """What the node that fills a gap should have in common with the one that left it: its slots, then the values of the
 labels that `rank_order` names, the widest first; if it names none, all labels."""
 
@@ -58,18 +58,18 @@ def former_round(group: Group) -> Former:
     return NO_ROUND if group.round is None else Former(_slots(group.round), group.nodes)
 
 
-@kept
+@cached
 def _slots(current: Round) -> Mapping[str, int]:
     return {member.node_id: member.slots for member in current.members}
 
 
-def _kind(spec: GroupSpec, slots: int, node: Node | None) -> Kind:
+def _replacement_key(spec: GroupSpec, slots: int, node: Node | None) -> ReplacementKey:
     known = node.labels if node is not None else {}
     names = order_labels(spec.rank_order)
     return slots, *(map(known.get, names) if names else [frozenset(known.items())])
 
 
-def fill(gaps: Mapping[str, Kind], newcomers: Mapping[str, Kind]) -> dict[str, str]:
+def fill(gaps: Mapping[str, ReplacementKey], newcomers: Mapping[str, ReplacementKey]) -> dict[str, str]:
     """Which newcomer fills which gap, by gap.
 
     First those with the slots and labels of the node that left it, then with its slots and some of its labels, the
@@ -84,7 +84,7 @@ def fill(gaps: Mapping[str, Kind], newcomers: Mapping[str, Kind]) -> dict[str, s
     for start, end in product((0, 1), range(length, 0, -1)):
         if len(fillers) == min(len(gaps), len(newcomers)):
             break
-        free: dict[Kind, deque[str]] = {}
+        free: dict[ReplacementKey, deque[str]] = {}
         taken = set(fillers.values())
         for node_id, kind in newcomers.items():
             if node_id not in taken:
@@ -124,8 +124,8 @@ def _fill(
     if not (gaps and newcomers):
         return {}
     return fill(
-        {gap: _kind(spec, last.slots[gap], last.nodes.get(gap)) for gap in gaps},
-        {node_id: _kind(spec, chosen[node_id].slots, chosen[node_id]) for node_id in newcomers},
+        {gap: _replacement_key(spec, last.slots[gap], last.nodes.get(gap)) for gap in gaps},
+        {node_id: _replacement_key(spec, chosen[node_id].slots, chosen[node_id]) for node_id in newcomers},
     )
 
 

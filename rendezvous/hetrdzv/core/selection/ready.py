@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from hetrdzv.core.memo import kept, kept_for
+from hetrdzv.core.memo import cached, cached_for
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.selection.order import former_round
 from hetrdzv.core.selection.select import Selection, Shortfall, select
@@ -13,7 +13,7 @@ READ = ("spec", "nodes", "drained", "job", "round", "seats", "unreachable", "fai
 """The fields of a group that decide which nodes form its rounds."""
 
 
-@kept
+@cached
 def ready_nodes(group: Group) -> Sequence[Node]:
     """The nodes that are ready for the next round. A suspect counts until it is lost, but is waited for."""
     job, drained, no_command = group.job, group.drained, group.spec.command is None
@@ -30,7 +30,7 @@ def ready_nodes(group: Group) -> Sequence[Node]:
     ]
 
 
-@kept
+@cached
 def not_ready_nodes(group: Group) -> Sequence[Node]:
     """The live nodes whose agents say that they cannot take part in a round."""
     return [
@@ -40,7 +40,7 @@ def not_ready_nodes(group: Group) -> Sequence[Node]:
     ]
 
 
-@kept_for(*READ)
+@cached_for(*READ)
 def next_round(group: Group) -> Selection | Shortfall:
     """What `select` answers for the ready nodes of a group that runs no round."""
     return select(

@@ -10,7 +10,7 @@ from hashlib import blake2s
 from typing import Any, ClassVar
 
 from hetrdzv.core.commands import FeatureCommand, Report
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rounds.transitions import Work, require_speaker
 from hetrdzv.core.snapshots.complete import (
@@ -164,7 +164,7 @@ def is_undone(known: Kept, stamp: Stamp) -> bool:
     return stamp.origin is not None or stamp.round < known.undone_before
 
 
-@kept
+@cached
 def _goes_on(group: Group) -> bool:
     return any(not node.gone for node in group.nodes.values())
 
@@ -237,7 +237,7 @@ def on_disk(group: Group) -> Gathered | None:
     return next((one for one in gathered(group) if one.on_disk and one.lack is None), None)
 
 
-@kept
+@cached
 def complete_in_memory(group: Group) -> Stamp | None:
     """The newest snapshot in memory that outlives any other node than its holder, where it is alone; None: none."""
     current = group.active_round

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.protocol.snapshots import (
     Chosen,
@@ -40,7 +40,7 @@ class Gathered:
     on_disk: OnDisk | None = None
 
 
-@kept
+@cached
 def gathered(group: Group) -> Sequence[Gathered]:
     """All snapshots of a group, the newest first; of its running round, if one runs, each node may use its own."""
     active = group.active_round

@@ -7,7 +7,7 @@ the next one at all. Of what only nodes have that have left, the members share o
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.selection.select import unit_of
 from hetrdzv.core.snapshots.complete import Gathered, gathered, stamp_of
@@ -38,7 +38,7 @@ def _began(group: Group) -> Stamp | None:
     return None if began is None or began.on_disk else stamp_of(began)
 
 
-@kept
+@cached
 def _lone(group: Group) -> Mapping[str, Sequence[Copy]]:
     """What each member is to copy, by node."""
     copies: dict[str, list[Copy]] = {}
@@ -104,7 +104,7 @@ def _alone_whole(holders: Sequence[tuple[Node, Held]], inside: frozenset[str]) -
     return holders[whole[0][1]][0] if whole and not enough else None
 
 
-@kept
+@cached
 def _keepers(group: Group) -> Mapping[str, str]:
     """The keeper of each member; nobody's where there is only one."""
     members = group.active_round.members if group.active_round is not None else ()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetrdzv.core.memo import kept
+from hetrdzv.core.memo import cached
 from hetrdzv.core.snapshots.complete import Gathered
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.snapshots import Chosen, Incomplete, Source
@@ -77,7 +77,7 @@ class _Index:
     whole: Sequence[Source]
 
 
-@kept
+@cached
 def _index(snapshot: Chosen) -> _Index:
     by_rank: dict[int, Source] = {}
     for source in snapshot.sources:
@@ -90,7 +90,7 @@ def _index(snapshot: Chosen) -> _Index:
     )
 
 
-@kept
+@cached
 def wrong(snapshot: Chosen) -> tuple[str, ...]:
     """What is impossible in a snapshot that was chosen, in a clause each."""
     if snapshot.on_disk:

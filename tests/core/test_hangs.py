@@ -87,15 +87,6 @@ def test_seconds_commit_nothing() -> None:
     assert story.group is before
 
 
-def test_a_later_wait_is_another_one() -> None:
-    story = job()
-    stalled(story, for_s=60)
-    stalled(story, for_s=3)
-    assert len(story.said("goes_on")) == 1
-    story.wait(12)
-    assert len(story.said("stalled")) == 2
-
-
 def test_the_stack_of_a_worker_is_kept_while_it_is_waited_for_since_then_or_longer() -> None:
     story = job(hang_timeout_s=6.0, max_restarts=0)
     stalled(story, for_s=1, stack="in load")

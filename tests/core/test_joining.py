@@ -47,20 +47,6 @@ def test_no_joiner_once_a_member_has_succeeded() -> None:
     assert left_out(story, "c") == waiting.others_succeeded("c")
 
 
-def test_joiner_that_goes_again_ends_nothing() -> None:
-    story = running("a", last_call_s=10)
-    story.join("b")
-    story.wait(5)
-    story.leave("b")
-    story.wait(10)
-    assert story.ended is None
-    story.join("c")
-    story.wait(9.9)
-    assert story.ended is None
-    story.wait(0.1)
-    assert story.ended == "joined"
-
-
 def test_suspect_joiner_ends_nothing_until_it_is_heard() -> None:
     story = running("a", last_call_s=10)
     story.join("b")
@@ -120,14 +106,6 @@ def test_doubled_join_of_a_replaced_agent_does_not_resurrect_it() -> None:
         story.join("a", inc="old")
     story.join("a", inc="newest")
     assert story.node("a").former == ("old", "new")
-
-
-def test_only_the_newest_replaced_agents_are_remembered() -> None:
-    story = Story(min_nodes=3)
-    for number in range(20):
-        story.join("a", inc=f"i{number}")
-        story.cut("a")
-    assert story.node("a").former == tuple(f"i{number}" for number in range(11, 19))
 
 
 def test_node_id_in_use() -> None:
@@ -194,15 +172,6 @@ def test_server_that_forgot_the_group_goes_on_counting() -> None:
     story = Story(min_nodes=2, last_call_s=0)
     story.join("a", after=7)
     story.join("b", after=9)
-    assert story.group.round is not None
-    assert story.group.round.number == 10
-
-
-def test_acknowledgement_of_a_later_life_goes_on_counting() -> None:
-    story = Story(min_nodes=2, last_call_s=0)
-    story.join("a")
-    story.join("a", after=9)
-    story.join("b")
     assert story.group.round is not None
     assert story.group.round.number == 10
 

@@ -96,22 +96,6 @@ def test_of_several_spares_the_like_of_the_gap_is_taken() -> None:
     assert taken(*spares, node("c2", 4, rack="2", other="1"), order="topology:rack") == ["c2"]
 
 
-@many
-def test_ranks_of_survivors_stay_where_every_gap_is_filled_by_its_like(dice: random.Random) -> None:
-    _, seats, last = world(dice)
-    survivors = [node_id for place_, node_id in enumerate(last.slots) if place_ % 2]
-    gone = [node_id for node_id in last.slots if node_id not in survivors]
-    spares = [node(f"s{number}", last.slots[gap]) for number, gap in enumerate(reversed(gone))]
-    before = place(GroupSpec(), [last.nodes[node_id] for node_id in last.slots], seats, last)
-    after = place(GroupSpec(), [*(last.nodes[one] for one in survivors), *spares], seats, last)
-    offsets = {member.node_id: member.rank_offset for member in before.members}
-    assert all(
-        member.rank_offset == offsets[member.node_id]
-        for member in after.members
-        if member.node_id in survivors
-    )
-
-
 def kinds(dice: random.Random) -> list[ReplacementKey]:
     return [(dice.choice((4, 8)), dice.choice("xy"), dice.choice("12")) for _ in range(dice.randint(0, 4))]
 

@@ -9,7 +9,8 @@ import pytest
 
 from hetrdzv.core.commands import Tick
 from hetrdzv.protocol.stacks import About, Stack
-from hetrdzv.service.progress import hangs, queries
+from hetrdzv.service.progress import progress as progress_module
+from hetrdzv.service.progress import queries
 from hetrdzv.service.service import Service
 from tests.support.served import HandClock, api, join, serving, settled, started, two_nodes
 
@@ -131,7 +132,7 @@ async def test_what_is_said_of_another_round_or_of_others_workers_is_nothing() -
 async def test_workers_that_move_again_while_many_are_judged_are_seen(
     monkeypatch: pytest.MonkeyPatch, noted: bool
 ) -> None:
-    begun, go_on, look = threading.Event(), threading.Event(), hangs._look
+    begun, go_on, look = threading.Event(), threading.Event(), progress_module.look
 
     def slow_look(*args: Any) -> Any:
         found = look(*args)
@@ -139,12 +140,12 @@ async def test_workers_that_move_again_while_many_are_judged_are_seen(
         assert go_on.wait(30)
         return found
 
-    monkeypatch.setattr(hangs, "MANY", 1)
+    monkeypatch.setattr(progress_module, "MANY", 1)
     async with serving(clock=HandClock()) as (service, _), api(service) as client:
         await two_nodes(service)
         if noted:
             await hang(client, service)
-        monkeypatch.setattr(hangs, "_look", slow_look)
+        monkeypatch.setattr(progress_module, "look", slow_look)
         await poll(client, "b", progress(worker(1, 16, still=True, idle_s=3.0)))
         await poll(client, "a", progress(worker(0, 17, completed=16, still=True, idle_s=3.0)))
         assert await asyncio.to_thread(begun.wait, 30)

@@ -10,8 +10,7 @@ from hetrdzv.core.commands import Cancel, Drain, Leave, Put, Renew, Restart, Tic
 from hetrdzv.protocol.errors import StorageError, TooManyGroups
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service import service as service_module
-from hetrdzv.service.retention import SWEEP_EVERY_S
-from hetrdzv.service.service import Service
+from hetrdzv.service.service import SWEEP_EVERY_S, Service
 from hetrdzv.settings import Limits
 from hetrdzv.storage.base import Batch
 from tests.support.served import FaultyStore, HandClock, join, serving, settled, started, two_nodes
@@ -149,23 +148,6 @@ async def test_a_finished_group_is_swept_though_the_server_stalled_while_it_was_
         assert await swept(service, clock, 1.0) == ["other"]
 
 
-async def test_after_a_stall_during_a_commit_every_node_has_a_full_lease() -> None:
-    clock = HandClock()
-    async with serving(clock=clock) as (service, store):
-        await two_nodes(service)
-        clock.pass_by(service, 4.5)
-        store.open.clear()
-        late = [asyncio.ensure_future(service.execute("g", Put({})))]
-        await settled()
-        clock.at += 3600.0
-        late.append(asyncio.ensure_future(service.execute("other", join("x", min_nodes=2))))
-        await settled()
-        store.open.set()
-        await asyncio.gather(*late)
-        clock.pass_by(service, 4.0)
-        assert not (await service.execute("g", Tick())).nodes["a"].gone
-
-
 async def test_finished_groups_are_forgotten_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "BEAT_S", 0.001)
     clock = HandClock()
@@ -191,18 +173,6 @@ async def test_finished_groups_are_forgotten_when_their_time_is_over(monkeypatch
                     await service.execute("used", Renew(node_id, "1"))
         assert [group.group_id for group in service.groups()] == ["running", "used", "young"]
         assert not [key for key in store.keys if key.startswith("groups/old/")]
-
-
-async def test_a_group_in_which_a_new_job_begins_as_it_is_swept_is_not_forgotten() -> None:
-    clock = HandClock()
-    async with serving(clock=clock, limits=Limits(keep_finished_s=1.0)) as (service, _):
-        await succeeded(service)
-        clock.pass_by(service, 2.0)
-        service._sweep(service.now())
-        group = await service.execute("g", join("c"))
-        assert (group.job, [node.node_id for node in group.live]) == (2, ["c"])
-        await settled()
-        assert service.group("g").job == 2
 
 
 async def test_a_group_is_not_forgotten_while_nobody_knows_what_is_stored() -> None:

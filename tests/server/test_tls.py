@@ -1,8 +1,6 @@
 """TLS between real clients and a real server: trust, errors, renewed certificates."""
 
 import asyncio
-import http.client
-import json
 import os
 import signal
 import socket
@@ -12,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -111,8 +109,9 @@ async def test_who_closes_before_it_speaks_tls_may_only_be_busy() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
 
         def close() -> None:
-            for _ in range(2):
-                listening.accept()[0].close()
+            with suppress(OSError):  # the test is over
+                while True:
+                    listening.accept()[0].close()
 
         thread = threading.Thread(target=close, daemon=True)
         thread.start()
@@ -196,84 +195,6 @@ async def test_a_client_certificate_is_asked_for(
 
 
 OFFER = {"incarnation": "1", "slots": 1, "address": "10.0.0.1", "port": 4000}
-
-
-def node_state(server: Hetserver, tls: Tls) -> str:
-    context = ssl.create_default_context(cafile=tls.ca)
-    with closing(
-        http.client.HTTPSConnection("127.0.0.1", server.port, timeout=WAIT_S, context=context)
-    ) as connection:
-        connection.request("GET", "/v1/groups/g")
-        return str(json.loads(connection.getresponse().read())["nodes"][0]["state"])
-
-
-def get(server: Hetserver, tls: Tls, path: str) -> int:
-    context = ssl.create_default_context(cafile=tls.ca)
-    with closing(
-        http.client.HTTPSConnection("127.0.0.1", server.port, timeout=WAIT_S, context=context)
-    ) as connection:
-        connection.request("GET", path)
-        return connection.getresponse().status
-
-
-def test_a_poll_that_is_cut_is_seen_and_a_stop_waits_for_nobody(mine: Tls) -> None:
-    with encrypted(mine) as server, ExitStack() as stack:
-        context = ssl.create_default_context(cafile=mine.ca)
-
-        def connect() -> ssl.SSLSocket:
-            raw = socket.create_connection(("127.0.0.1", server.port), WAIT_S)
-            return stack.enter_context(context.wrap_socket(raw, server_hostname="127.0.0.1"))
-
-        def join(stream: ssl.SSLSocket, incarnation: str) -> None:
-            spec = {"min_nodes": 2, "lease_s": 60}
-            body = json.dumps({**OFFER, "incarnation": incarnation, "spec": spec}).encode()
-            head = "PUT /v1/groups/g/nodes/a?wait=60 HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            stream.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-
-        for incarnation, how in (("1", "close"), ("2", "reset")):
-            stream = connect()
-            join(stream, incarnation)
-            wait_for(lambda: get(server, mine, "/v1/groups/g") == 200, "it joined")
-            wait_for(lambda: node_state(server, mine) == "ready", "it joined")
-            if how == "reset":
-                linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
-                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            stream.close()
-            wait_for(lambda: node_state(server, mine) in ("suspect", "lost"), "the cut was seen")
-        polls = [connect() for _ in range(3)]
-        for number, poll in enumerate(polls):
-            head = f"PUT /v1/groups/h/nodes/n{number}?wait=60 HTTP/1.1\r\nHost: localhost\r\n"
-            body = json.dumps({**OFFER, "spec": {"min_nodes": 9, "lease_s": 60}})
-            poll.sendall(
-                f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
-            )
-        silent = socket.create_connection(("127.0.0.1", server.port), WAIT_S)  # in its handshake
-        stack.enter_context(closing(silent)).sendall(b"\x16\x03\x01")
-        connect()  # says nothing
-        wait_for(lambda: get(server, mine, "/v1/groups/h") == 200, "they joined")
-        time.sleep(0.2)
-        began = time.monotonic()
-        assert server.stop() == 0
-        assert time.monotonic() - began < 15  # not the polls' minute
-        assert [poll.recv(65_536)[:15] for poll in polls] == [b"HTTP/1.1 200 OK"] * 3
-        for word in ("Traceback", "Fatal", "rror"):
-            assert word not in server.log
-
-
-def test_what_is_no_tls_harms_nobody(server: Hetserver, mine: Tls) -> None:
-    for data in (
-        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"\x16\x03\x01\xff\xff" + b"x" * 65_536,
-        os.urandom(4096),
-    ):
-        with closing(socket.create_connection(("127.0.0.1", server.port), WAIT_S)) as stream:
-            stream.sendall(data)
-            try:
-                while stream.recv(65_536):
-                    pass
-            except OSError:
-                pass
-    assert get(server, mine, "/healthz") == 200
 
 
 def test_hetctl_and_a_guardian_speak_it(strict: Hetserver, ours: Authority, mine: Tls) -> None:

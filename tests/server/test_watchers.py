@@ -2,8 +2,7 @@
 
 import asyncio
 
-from hetrdzv.service.polls.wakes import AT_ONCE, Wakes
-from hetrdzv.service.polls.watchers import Watchers
+from hetrdzv.service.polls.watchers import AT_ONCE, Watchers
 
 
 async def test_many_are_woken_over_several_turns_in_the_order_in_which_they_came() -> None:
@@ -29,17 +28,3 @@ async def test_many_are_woken_over_several_turns_in_the_order_in_which_they_came
             seen = len(woken)
     assert woken == list(range(many))
     assert watchers.count() == 0
-
-
-async def test_many_small_groups_are_woken_no_faster_than_one_large_one() -> None:
-    wakes = Wakes()
-    futures = [asyncio.get_running_loop().create_future() for _ in range(3 * AT_ONCE)]
-    for number, future in enumerate(futures):
-        wakes.add([future], number)
-    for turn in range(1, 4):
-        assert sum(future.done() for future in futures) == turn * AT_ONCE
-        await asyncio.sleep(0)
-    assert [future.result() for future in futures] == list(range(3 * AT_ONCE))
-    await asyncio.sleep(0)
-    wakes.add(one := [asyncio.get_running_loop().create_future()], 0)
-    assert one[0].done(), "an idle server wakes at once"

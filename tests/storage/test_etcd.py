@@ -19,7 +19,8 @@ from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
 from hetrdzv.storage.etcd.access import EtcdAccess, InvalidEtcd, access_from, parse_url
 from hetrdzv.storage.etcd.client import Etcd, EtcdAway, EtcdRefused, put
 from hetrdzv.storage.etcd.election import Term, campaign
-from hetrdzv.storage.etcd.store import MAX_OPERATIONS, PIECE_BYTES, Deposed, EtcdStore
+from hetrdzv.storage.etcd.store import LARGE as LARGE_VALUE
+from hetrdzv.storage.etcd.store import MAX_OPERATIONS, Deposed, EtcdStore
 from tests.support.certificates import Tls
 from tests.support.etcd import VERSIONS, EtcdCluster, alarm, fill, make_room, make_tls
 from tests.support.servers import free_port
@@ -108,7 +109,7 @@ def batch(clock: float = 0.0, deletes: frozenset[str] = frozenset(), **puts: byt
     return Batch(puts=puts, deletes=deletes, clock=clock)
 
 
-BEFORE = Snapshot({"kept": b"1", "changed": b"old", "gone": b"1", "large": b"l" * (3 * PIECE_BYTES)}, 1.0)
+BEFORE = Snapshot({"kept": b"1", "changed": b"old", "gone": b"1", "large": b"l" * 1_500_000}, 1.0)
 LARGE = Batch(
     puts={"changed": b"new", "large": b"L" * 10} | {f"new{n}": b"x" * 9_000 for n in range(300)},
     deletes=frozenset({"gone", "never there"}),
@@ -124,9 +125,9 @@ async def test_what_fits_is_one_transaction(servers: Cluster) -> None:
     wire, _, store = await servers.lead()
     await store.load()
     before = wire.sent
-    await store.commit(batch(1.0, **{f"k{n}": b"x" for n in range(MAX_OPERATIONS - 1)}))
+    await store.commit(batch(1.0, **{f"k{n}": b"x" for n in range(MAX_OPERATIONS)}))
     assert wire.sent == before + 1
-    await store.commit(batch(2.0, **{f"k{n}": b"y" for n in range(MAX_OPERATIONS)}))
+    await store.commit(batch(2.0, **{f"k{n}": b"y" for n in range(MAX_OPERATIONS + 1)}))
     assert wire.sent > before + 2, "it does not fit, and went down somehow"
     assert set((await servers.found()).records.values()) == {b"y"}
 
@@ -175,7 +176,7 @@ async def test_a_leader_may_take_over_while_another_takes_over(cluster: EtcdClus
     """The log of a dead leader is applied by the next, which dies on the way, and so on."""
     async with AsyncExitStack() as stack:
         servers = Cluster(cluster, stack)
-        done, _ = await broken(servers, 11, answers=False)  # committed, and one part applied
+        done, _ = await broken(servers, 7, answers=False)  # committed, and one part applied
         assert not done
         for through in range(1, 30):
             wire, _, store = await servers.lead()
@@ -203,7 +204,7 @@ async def test_what_a_dead_leader_left_of_a_log_counts_for_nothing(servers: Clus
 
 
 async def test_a_large_value_may_become_small_and_large_again_and_go(servers: Cluster) -> None:
-    sizes = [3 * PIECE_BYTES, 1, PIECE_BYTES, PIECE_BYTES + 1, 0, 2 * PIECE_BYTES]
+    sizes = [1_500_000, 1, LARGE_VALUE, LARGE_VALUE + 1, 0, 10 * LARGE_VALUE]
     _, _, store = await servers.lead()
     for size in sizes:
         await store.commit(batch(value=b"v" * size, beside=b"1"))
@@ -212,22 +213,6 @@ async def test_a_large_value_may_become_small_and_large_again_and_go(servers: Cl
     _, _, store = await servers.lead()
     await store.commit(Batch(puts={}, deletes=frozenset({"value"}), clock=0.0))
     assert (await servers.found()).records == {"beside": b"1"}
-
-
-async def test_more_than_a_page_is_loaded(servers: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetrdzv.storage.etcd.store.PAGE", 7)
-    _, _, store = await servers.lead()
-    for count in (6, 7, 8, 14, 15):
-        puts = {f"k{n}": b"%d" % n for n in range(count)}
-        await store.commit(batch(**puts))
-        assert (await store.load()).records == puts
-
-
-async def test_a_key_with_a_null_byte_is_refused(servers: Cluster) -> None:
-    _, _, store = await servers.lead()
-    with pytest.raises(StorageError, match="null byte"):
-        await store.commit(batch(**{"a\0b": b"1"}))
-    assert (await servers.found()).records == {}
 
 
 # -- no space ----------------------------------------------------------------------------------------------
@@ -346,14 +331,6 @@ async def test_who_is_deposed_gives_up_what_it_tries(servers: Cluster) -> None:
     await asyncio.wait_for(store.close(), 1.0)
 
 
-async def test_only_one_leads(servers: Cluster) -> None:
-    wires = [servers.wire() for _ in range(5)]
-    terms = await asyncio.gather(
-        *(campaign(wire, f"http://test:{n}", LEASE_S) for n, wire in enumerate(wires))
-    )
-    assert sum(term is not None for term in terms) == 1
-
-
 # -- answers that get lost ---------------------------------------------------------------------------------
 
 
@@ -433,7 +410,7 @@ async def rewrite(servers: Cluster, name: str, value: bytes) -> None:
         ),
         (b"{}", "does not belong to hetserver"),
         (b"\xff", "does not belong to hetserver"),
-        (json.dumps({"v": 1, "clock": 1.0, "commit": "x", "log": 2}).encode(), r"lacks a piece.*\(1 of 2\)"),
+        (json.dumps({"v": 1, "clock": 1.0, "commit": "x", "log": 2}).encode(), r"lacks a part.*\(1 of 2\)"),
     ],
 )
 async def test_a_store_that_cannot_be_read_says_why(servers: Cluster, meta: bytes, says: str) -> None:
@@ -442,12 +419,6 @@ async def test_a_store_that_cannot_be_read_says_why(servers: Cluster, meta: byte
     for _ in range(2):
         with pytest.raises(StorageError, match=says):
             await store.load()
-
-
-async def test_somebody_elses_leader_key_is_not_ours(servers: Cluster) -> None:
-    await rewrite(servers, "leader", b"me")
-    with pytest.raises(StorageError, match=r"leader on etcd does not belong to hetserver.*--store"):
-        await campaign(servers.wire(), "http://test:1", LEASE_S)
 
 
 async def test_prefixes_are_worlds_of_their_own(servers: Cluster) -> None:
@@ -486,7 +457,7 @@ def test_urls(url: str, endpoints: tuple[str, ...], prefix: str) -> None:
         ("etcd:a:1", "looks like etcd://host1:2379"),
         ("etcd://", "names no host"),
         ("etcd:///jobs", "names no host"),
-        ("etcd://a:x", "the port must be a number"),
+        ("etcd://a:x", "etcd member 'a:x' is not host:port"),
         ("etcd://a:99999", "etcd member 'a:99999'"),
         ("etcd://a b:1", "is not host:port"),
         ("etcd://a:1/with space", "the prefix 'with space'"),
@@ -546,14 +517,6 @@ async def test_no_etcd_names_every_member_with_its_reason() -> None:
     assert f"{dead}: connection refused" in said
     assert f"{hangs}: no answer within" in said
     assert "nobody.invalid:1: host name unknown" in said
-
-
-async def test_a_member_that_could_not_be_asked_in_time_is_not_said_to_have_had_time() -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        with pytest.raises(EtcdAway, match=r"\(127\.0\.0\.1:\d+: no time left to ask it\)"):
-            await reach(access_from(f"etcd://127.0.0.1:{silent.getsockname()[1]}"), 0.02)
 
 
 @pytest.mark.etcd

@@ -1,7 +1,6 @@
 """Records: a store that got every change of a group holds the group; older versions are read, newer ones refused."""
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
@@ -50,7 +49,7 @@ from hetrdzv.protocol.snapshots import Source as SnapshotSource
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.protocol.texts.who import Nodes
 from hetrdzv.storage import records
-from hetrdzv.storage.records import changes, event_key, event_prefix, event_record, group_prefix
+from hetrdzv.storage.records import changes, event_key, event_record, group_prefix
 from tests.core.leases import step
 from tests.support.restored import encoded, restore
 
@@ -459,11 +458,6 @@ def test_what_is_never_stored() -> None:
     assert (restored.heard_at, restored.cut_at, restored.stop_told_at) == (NOW, None, None)
 
 
-def test_nothing_is_nothing() -> None:
-    assert changes(None, None) == ({}, set())
-    assert restore({}, NOW) == {}
-
-
 def test_groups_whose_names_begin_alike_are_apart() -> None:
     kept = Kept()
     groups = [replace(full(), group_id=group_id) for group_id in ("g", "g/nodes", "g%2Fnodes", "gg", "G")]
@@ -519,14 +513,6 @@ def joined(group: Group) -> Group:
     return step(group, join, 101.0).group
 
 
-@pytest.mark.parametrize("group", [thousand(), formed()], ids=["waiting", "running"])
-def test_a_join_in_a_group_of_a_thousand_is_one_small_put(group: Group) -> None:
-    puts, deletes = changes(group, joined(group))
-    assert puts.keys() == {"groups/g/nodes/new"}
-    assert deletes == set()
-    assert len(puts["groups/g/nodes/new"]) < 1_024
-
-
 def test_a_report_in_a_group_of_a_thousand_is_one_small_put() -> None:
     group = formed()
     report = Report(node_id="gpu7", incarnation=f"{7:032x}", round=1, kind=ReportKind.STARTED, moved=Moved())
@@ -534,19 +520,6 @@ def test_a_report_in_a_group_of_a_thousand_is_one_small_put() -> None:
     assert puts.keys() == {"groups/g/nodes/gpu7"}
     assert deletes == set()
     assert len(puts["groups/g/nodes/gpu7"]) < 1_024
-
-
-def test_the_change_of_one_node_in_a_thousand_is_found_fast() -> None:
-    group = formed()
-    new = joined(group)
-    took_s = []
-    for _ in range(50):
-        begun = time.perf_counter()
-        changes(group, new)
-        took_s.append(time.perf_counter() - begun)
-    assert (
-        min(took_s) < 0.001
-    )  # 0.06 ms where it was written; the best of many, so that a busy machine is no failure
 
 
 # -- events --------------------------------------------------------------------------------------------------
@@ -562,14 +535,6 @@ def test_events_come_back_in_order() -> None:
     stored, _ = changes(None, full())
     stored |= {event_key("g", event.number): event_record(event) for event in events}
     assert restore(stored, NOW)["g"].events == (events[1], events[0], events[2])
-
-
-def test_event_keys_sort_like_numbers() -> None:
-    assert event_key("g", 7) == "groups/g/events/000000000007"
-    numbers = [1, 9, 10, 99, 1_000_000]
-    assert sorted(event_key("g", number) for number in numbers) == [event_key("g", n) for n in numbers]
-    assert event_key("a/b", 1).startswith(event_prefix("a/b"))
-    assert event_prefix("a/b").startswith(group_prefix("a/b"))
 
 
 def test_events_that_outlived_their_group_are_skipped() -> None:

@@ -85,7 +85,7 @@ def create_app(
         tokens=tokens,
         any_host=any_host,
         refusals=refusals,
-        pages=dashboard(replica, tokens, secure=secure, note=refusals.note_request),
+        pages=dashboard(replica, tokens, secure=secure, note=refusals.note),
         is_page=PATHS.fullmatch,
     )
     return app

@@ -104,7 +104,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HetError)
     async def refused(request: Request, error: HetError) -> Response:
-        request.app.state.refusals.note_request(error, request)
+        request.app.state.refusals.note(error, request.scope)
         return answer(error, request)
 
     @app.exception_handler(RequestValidationError)

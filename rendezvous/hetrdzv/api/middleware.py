@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrdzv.api import errors
-from hetrdzv.api.refused import RefusalLog, client_of
+from hetrdzv.api.refused import RefusalLog
 from hetrdzv.auth.hosts import same_origin, trusted_host
 from hetrdzv.auth.policy import Permit
 from hetrdzv.auth.tokens import EVERYTHING, Tokens
@@ -109,7 +109,7 @@ class Gate:
         except ClientDisconnect:  # in the middle of its body
             return
         except HetError as error:
-            self._refusals.note(error, client_of(scope), scope["method"], path)
+            self._refusals.note(error, scope)
             refused: HetError = error
         except asyncio.CancelledError:  # the server is stopping and no longer waits for this request
             refused = ServerStopping("the server is stopping; try again in a moment")

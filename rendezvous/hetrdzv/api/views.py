@@ -36,7 +36,7 @@ from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.stacks import About
 from hetrdzv.protocol.states import GroupState, NodePhase, NodeState
 from hetrdzv.protocol.texts.who import Nodes
-from hetrdzv.service.polls.directives import Told
+from hetrdzv.service.polls.polls import Told
 from hetrdzv.service.progress.samples import Seen, unwatched
 from hetrdzv.service.service import Service
 
@@ -78,7 +78,7 @@ LARGE = 300
 """Replies about more nodes or events than this are made in a thread, so that polls are answered meanwhile."""
 
 
-async def group_response(service: Service, group: Group, nodes: str) -> Response:
+async def group_response(service: Service, group: Group, nodes: str = "all") -> Response:
     """Everything about a group as a response; `nodes`: `all` or `none` of it."""
 
     def reply() -> GroupReply:
@@ -90,9 +90,9 @@ async def group_response(service: Service, group: Group, nodes: str) -> Response
     return await made(len(group.nodes), reply)
 
 
-async def changed(service: Service, group_id: str, command: Command, nodes: str) -> Response:
-    """Execute a person's command and answer with the group, and `nodes` (`all` or `none`) of it."""
-    return await group_response(service, await service.execute(group_id, command), nodes)
+async def changed(service: Service, group_id: str, command: Command) -> Response:
+    """Execute a person's command and answer with the group."""
+    return await group_response(service, await service.execute(group_id, command))
 
 
 async def made(items: int, make: Callable[[], object]) -> Response:

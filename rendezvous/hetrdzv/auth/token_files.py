@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import secrets
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -64,49 +65,40 @@ def parse(text: str, path: Path) -> dict[str, Grant]:
         )
     grants: dict[str, Grant] = {}
     for number, words in lines:
-        token = words[0]
-        try:
-            if token in grants:
-                raise ValueError("the same token is in a line before: keep one of the two")
-            grants[token] = _grant(*words, alone=len(words) == len(lines) == 1)
-        except ValueError as error:
-            raise AccessError(f"token file {path}, line {number}: {error}") from None
+        where, token = f"token file {path}, line {number}", words[0]
+        if (wrong := _mistake(words, alone=len(lines) == 1)) is None and token in grants:
+            wrong = "the same token is in a line before: keep one of the two"
+        if wrong is not None:
+            raise AccessError(f"{where}: {wrong}")
+        role, scope, *_ = (*words[1:], "", "")
+        grants[token] = (
+            Grant(Role[role.upper()], scope.removeprefix("group=") or None) if role else EVERYTHING
+        )
         if len(token) < SHORT:
             logger.warning(
-                "token file %s, line %d: a token of %d characters can be guessed; make a longer one with "
-                "openssl rand -hex 32",
-                path,
-                number,
+                "%s: a token of %d characters can be guessed; make a longer one with openssl rand -hex 32",
+                where,
                 len(token),
             )
     return grants
 
 
-def _grant(token: str, role: str = "", scope: str = "", *more: str, alone: bool) -> Grant:
-    """What a line grants.
-
-    Args:
-        alone: the file has nothing but this token.
-
-    Raises:
-        ValueError: says what is wrong with it.
-    """
-    roles = {str(role): role for role in Role}
-    if not is_token(token):
-        raise ValueError("the token may only have ASCII letters, digits and punctuation")
-    if token in roles or token.startswith("group="):
-        raise ValueError("it does not begin with a token: write TOKEN ROLE [group=PATTERN]")
-    if alone:
-        return EVERYTHING
-    if not role:
-        raise ValueError("the role is missing: write read, agent or admin after the token")
-    if role not in roles:
-        raise ValueError("the second word is not a role: write read, agent or admin")
-    if more:
-        raise ValueError("it has too many words: write TOKEN ROLE [group=PATTERN]")
-    if scope and not re.fullmatch("group=.+", scope):
-        raise ValueError("the third word is not group=PATTERN")
-    return Grant(roles[role], scope.removeprefix("group=") or None)
+def _mistake(words: Sequence[str], *, alone: bool) -> str | None:
+    """What is wrong with a line; `alone`: the file has no other."""
+    roles = {str(role) for role in Role}
+    if not is_token(words[0]):
+        return "the token may only have ASCII letters, digits and punctuation"
+    if words[0] in roles or words[0].startswith("group="):
+        return "it does not begin with a token: write TOKEN ROLE [group=PATTERN]"
+    if len(words) == 1:
+        return None if alone else "the role is missing: write read, agent or admin after the token"
+    if words[1] not in roles:
+        return "the second word is not a role: write read, agent or admin"
+    if len(words) > 3:
+        return "it has too many words: write TOKEN ROLE [group=PATTERN]"
+    if len(words) == 3 and not re.fullmatch("group=.+", words[2]):
+        return "the third word is not group=PATTERN"
+    return None
 
 
 def require_token_file(path: Path) -> bool:

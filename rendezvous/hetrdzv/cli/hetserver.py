@@ -186,7 +186,7 @@ def _replica(
             name = flag.replace("_", "-")
             raise CannotServe(f"--{name} is for several servers on etcd: give --store {ETCD_EXAMPLE}")
     try:
-        store = open_store(url, [f"'{ETCD_EXAMPLE}' for several servers"])
+        store = open_store(url)
     except ValueError as error:
         raise CannotServe(str(error)) from None
     return partial(SingleReplica, make_service(store))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from hetrdzv.core.model import Stall
-from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests.daemon import DaemonRequest
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
@@ -78,13 +77,6 @@ class NoteStall:
 
     round: int
     stall: Stall | None
-
-
-@dataclass(frozen=True, slots=True)
-class NoteRefusal:
-    """The server's own observation: a node was refused that gave other settings than the group's."""
-
-    reason: Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +160,6 @@ Command = (
     | Report
     | NoteStall
     | NoteTraining
-    | NoteRefusal
     | FeatureCommand
     | StartDaemon
     | Leave

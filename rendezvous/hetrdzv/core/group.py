@@ -15,7 +15,6 @@ from hetrdzv.core.commands import (
     FeatureCommand,
     Join,
     Leave,
-    NoteRefusal,
     NoteStall,
     NoteTraining,
     Put,
@@ -118,8 +117,6 @@ def step(group: Group, command: Command, now: float, leases: Leases, *, settles:
             note_stall(work, command)
         case NoteTraining():
             _note_training(work, command.round, command.at)
-        case NoteRefusal():
-            work.say(command.reason)
         case FeatureCommand():
             command.apply(work)
         case StartDaemon():

@@ -37,7 +37,7 @@ class Action:
         """What it would do."""
         group, node_id = _named(request, service)
         if self.changes is not None:
-            plan = await service.plans.plan(group, self.changes(node_id), service.now())
+            plan = await service.plan(group.group_id, self.changes(node_id))
             lines = list(sentences(plan))
         else:
             lines = self.warns(group, node_id)

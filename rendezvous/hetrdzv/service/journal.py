@@ -7,7 +7,6 @@ import logging
 from itertools import groupby
 from operator import attrgetter
 
-from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.service.ledger import Change
 
 logger = logging.getLogger(__name__)
@@ -21,7 +20,6 @@ WARNINGS = frozenset(
         "not_on_disk",
         "not_taken",
         "node_lost",
-        "node_refused",
         "node_rejected",
         "group_failed",
     }
@@ -34,25 +32,18 @@ SINGLY = 4
 
 def log_events(change: Change) -> None:
     """Log what a committed change did to a group."""
-    if not logger.isEnabledFor(logging.WARNING):
-        return
     group = change.new or change.old
-    job = group.job if group is not None else None
+    job = {"job": group.job} if group is not None else {}
     for code, events in groupby(change.events, attrgetter("code")):
         alike = list(events)
-        first = alike if len(alike) <= SINGLY else alike[:1]
-        for event in first:
+        for event in alike if len(alike) <= SINGLY else alike[:1]:
             more = f"; and {len(alike) - 1} more ({code})" if len(alike) > SINGLY else ""
+            facts: dict[str, object] = {"group": change.group_id, **job, "event": event.code}
+            facts |= {"node": event.nodes[0]} if len(event.nodes) == 1 else {}
+            facts |= {"round": event.round} if event.round is not None else {}
             level = logging.WARNING if code in WARNINGS else logging.INFO
-            _log(level, change.group_id, f"{event}{more}", job, event)
+            logger.log(level, "group '%s': %s%s", change.group_id, event, more, extra={"facts": facts})
     if change.new is None and change.old is not None:
-        _log(logging.INFO, change.group_id, "the group was removed", job)
-
-
-def _log(level: int, group_id: str, text: str, job: int | None, event: Reason | None = None) -> None:
-    facts: dict[str, object] = {"group": group_id, "job": job}
-    if event is not None:
-        node = event.nodes[0] if len(event.nodes) == 1 else None
-        facts |= {"event": event.code, "node": node, "round": event.round}
-    known = {name: value for name, value in facts.items() if value is not None}
-    logger.log(level, "group '%s': %s", group_id, text, extra={"facts": known})
+        logger.info(
+            "group '%s': the group was removed", change.group_id, extra={"facts": {"group": change.group_id}}
+        )

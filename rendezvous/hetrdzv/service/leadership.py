@@ -18,12 +18,10 @@ from hetrdzv.storage.etcd.client import Etcd, EtcdRefused
 from hetrdzv.storage.etcd.election import (
     CALL_S,
     DEFAULT_LEASE_S,
-    Leader,
     Term,
     awake_s,
     campaign,
     renew_until_over,
-    resign,
     who_leads,
 )
 from hetrdzv.storage.etcd.store import EtcdStore
@@ -66,7 +64,7 @@ class ElectedReplica:
         self._term: Term | None = None
         self._service: Service | None = None
         self._spent_lease: int | None = None
-        self._leader: Leader | None = None
+        self._leader: str | None = None
         self._seen_at = 0.0
         self._complaint = ("", 0.0)
 
@@ -96,7 +94,7 @@ class ElectedReplica:
         """The URL of another server that leads, if one was seen lately."""
         if self._leader is None or awake_s() - self._seen_at > self._lease_s:
             return None
-        return self._leader.url if self._leader.url != self._url else None
+        return self._leader if self._leader != self._url else None
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -182,14 +180,14 @@ class ElectedReplica:
 
     async def _resign(self, within_s: float = CALL_S) -> None:
         if self._spent_lease is not None:
-            await resign(self._etcd, self._spent_lease, within_s)
+            await self._etcd.revoke(self._spent_lease, within_s=within_s)
             self._spent_lease = None
 
     # -- helpers ---------------------------------------------------------------------------------------------
 
-    def _saw(self, leader: Leader | None) -> None:
+    def _saw(self, leader: str | None) -> None:
         if leader is not None and leader != self._leader:
-            logger.info("%s leads", leader.url)
+            logger.info("%s leads", leader)
         self._leader, self._seen_at = leader, awake_s()
 
     def _complain(self, what: str) -> None:

@@ -66,24 +66,18 @@ class _Lease:
     Attributes:
         heard_at: when it was last heard (seconds on the server's clock): then its lease began.
         lease_s: what it was granted (seconds).
-        cut_at: when its poll was cut; None once it is heard again.
-        ends_at: when it is lost (seconds).
+        cut_at: when its poll was cut; infinite: it was not since it was last heard.
     """
 
     incarnation: str
     heard_at: float
     lease_s: float
-    cut_at: float | None = None
-    ends_at: float = 0.0
+    cut_at: float = inf
 
-    def __post_init__(self) -> None:
-        self.changed()
-
-    def changed(self) -> None:
-        """Another field has changed."""
-        self.ends_at = self.heard_at + self.lease_s
-        if self.cut_at is not None:
-            self.ends_at = min(self.ends_at, self.cut_at + SUSPECT_GRACE_S)
+    @property
+    def ends_at(self) -> float:
+        """When it is lost (seconds)."""
+        return min(self.heard_at + self.lease_s, self.cut_at + SUSPECT_GRACE_S)
 
 
 class LeaseTable:
@@ -110,7 +104,9 @@ class LeaseTable:
     def note(self, group: Group, command: Command, now: float) -> None:
         """A command was applied to a group: its sender has a new lease, a node that was cut off a grace."""
         if isinstance(command, Disconnect):
-            self._suspect(group.group_id, command.node_id, command.incarnation, now)
+            lease = self._lease(group.group_id, command.node_id, command.incarnation)
+            if lease is not None:
+                lease.cut_at = min(lease.cut_at, now)
         elif (speaker := speaker_of(command)) is not None:
             polls = isinstance(command, Renew)
             self.heard(group.group_id, *speaker, group.spec.lease_s, now, polls=polls)
@@ -134,19 +130,12 @@ class LeaseTable:
             lease_s = max(lease_s, old.lease_s)
         leases[node_id] = _Lease(incarnation, now, lease_s)
 
-    def _suspect(self, group_id: str, node_id: str, incarnation: str, now: float) -> None:
-        lease = self._lease(group_id, node_id, incarnation)
-        if lease is not None and lease.cut_at is None:
-            lease.cut_at = now
-            lease.changed()
-
     def promise(self, group: Group, node_id: str, incarnation: str) -> Pace:
         """How a node is to keep in touch from now on; it is granted that lease."""
         promised = pace(group.spec.lease_s, self._count)
         lease = self._lease(group.group_id, node_id, incarnation)
-        if lease is not None and lease.lease_s < promised.lease_s:
-            lease.lease_s = promised.lease_s
-            lease.changed()
+        if lease is not None:
+            lease.lease_s = max(lease.lease_s, promised.lease_s)
         return promised
 
     def heard_at(self, group: Group, node: Node) -> float:
@@ -169,8 +158,7 @@ class LeaseTable:
             logger.warning("this process stood still for %.1f s: every node has a full lease again", late_s)
             for leases in self._of.values():
                 for lease in leases.values():
-                    lease.heard_at, lease.cut_at = now, None
-                    lease.changed()
+                    lease.heard_at, lease.cut_at = now, inf
         return late_s
 
     def excuses_cut(self) -> bool:
@@ -187,21 +175,6 @@ class LeaseTable:
             for node in group.nodes.values():
                 if not node.gone:
                     self.heard(group.group_id, node.node_id, node.incarnation, lease_s, now)
-
-    def revert(self, group: Group) -> None:
-        """A change of a group was not stored: a node whose agent it would have replaced has a full lease from now."""
-        leases = self._of.get(group.group_id, {})
-        for node in group.nodes.values():
-            lease = leases.get(node.node_id)
-            if not node.gone and lease is not None and lease.incarnation != node.incarnation:
-                self.heard(
-                    group.group_id,
-                    node.node_id,
-                    node.incarnation,
-                    lease.lease_s,
-                    self._clock.now(),
-                    polls=True,
-                )
 
     def forget(self, group_id: str) -> None:
         """A group was deleted."""
@@ -241,7 +214,6 @@ class LeaseTable:
             if (lease := leases.get(node_id)) is not None
             and (node := group.nodes.get(node_id)) is not None
             and node.gone_at is None
-            and node.incarnation == lease.incarnation
             and lease.ends_at < now
         ]
 

@@ -25,30 +25,16 @@ class Replica(Protocol):
     """What the API needs to know of the server it runs in."""
 
     def service(self) -> Service:
-        """The service that answers requests about groups right now.
-
-        Raises:
-            NotLeader: another server does; says which.
-            NoLeader: none does right now.
-            ServerStopping: this server is shutting down.
-        """
+        """The service that answers requests about groups; raises NotLeader, NoLeader, ServerStopping."""
 
     def answers(self, service: Service) -> bool:
         """Whether a reply of this service may still be sent; ask right before sending it."""
 
     def status(self) -> ReplicaStatus:
-        """This server's role, provided that requests about groups are answered or redirected.
-
-        Raises:
-            ServerStopping, StorageError, NoLeader: what is in the way.
-        """
+        """Its role, if requests are answered or redirected; else raises ServerStopping, StorageError, NoLeader."""
 
     async def start(self) -> None:
-        """Begin to serve, or to follow.
-
-        Raises:
-            StorageError: the store cannot be used.
-        """
+        """Begin to serve, or to follow; raises StorageError."""
 
     def begin_stop(self) -> None:
         """Answer every open poll now, let other servers take over, and refuse new requests."""

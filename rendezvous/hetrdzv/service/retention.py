@@ -1,19 +1,10 @@
 """How many groups a server keeps, of how many nodes, and for how long."""
 
-from collections.abc import Iterable
-from itertools import islice
-
 from hetrdzv.core.commands import Command, Drain, Join
 from hetrdzv.core.model import Group
 from hetrdzv.protocol.errors import TooManyGroups, TooManyNodes
 from hetrdzv.service.ledger import Ledger
 from hetrdzv.settings import Limits
-
-SWEEP_EVERY_S = 5.0
-"""How often groups to forget are looked for (seconds)."""
-
-SWEEP_MOST = 500
-"""How many groups a sweep forgets; if there are more, the next sweep follows at once."""
 
 
 def require_room(ledger: Ledger, limits: Limits) -> None:
@@ -45,14 +36,11 @@ def require_places(group: Group, command: Command, limits: Limits) -> None:
         case _:
             return
     if full:
-        raise TooManyNodes(f"group '{group.group_id}' has {most} nodes and may have no more: {_WAY_OUT}")
+        raise TooManyNodes(f"group '{group.group_id}' may have {most} nodes and no more: use another group")
 
 
-_WAY_OUT = "use another group"
-
-
-class Retention:
-    """Decides which groups nobody needs any more.
+def is_outdated(group: Group, used_at: float | None, now: float, limits: Limits) -> bool:
+    """Whether nobody needs a group any more.
 
     A finished group is kept for `keep_finished_s` after its outcome. One that agents made by joining and then all left
     (Ctrl-C, `scancel`) is kept for `keep_idle_s` after its last use: everything in it comes again with the next agent
@@ -60,42 +48,11 @@ class Retention:
     stays until a person deletes it or its job ends. No group with live nodes is ever forgotten.
 
     Args:
-        limits: how long groups are kept.
+        used_at: when a command changed it last (seconds); None: before this server had it.
     """
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._changed_at: dict[str, float] = {}
-        self._sweep_at = 0.0
-
-    def changed(self, group_id: str, now: float) -> None:
-        """Note that a group was used: a command changed it."""
-        self._changed_at[group_id] = now
-
-    def gone(self, group_id: str) -> None:
-        """Note that a group was deleted."""
-        self._changed_at.pop(group_id, None)
-
-    def clear(self) -> None:
-        """Forget when groups were used: they are being loaded again."""
-        self._changed_at.clear()
-
-    def sweep(self, groups: Iterable[Group], now: float) -> list[Group]:
-        """The groups to forget now; none until the next sweep is due."""
-        if now < self._sweep_at:
-            return []
-        outdated = list(islice((group for group in groups if self._is_outdated(group, now)), SWEEP_MOST))
-        self._sweep_at = now if len(outdated) == SWEEP_MOST else now + SWEEP_EVERY_S
-        return outdated
-
-    def _is_outdated(self, group: Group, now: float) -> bool:
-        if group.state.terminal:
-            over = group.finished_at is not None and now > group.finished_at + self._limits.keep_finished_s
-        else:
-            over = not group.by_put and now > self._used_at(group) + self._limits.keep_idle_s
-        return over and all(node.gone for node in group.nodes.values())
-
-    def _used_at(self, group: Group) -> float:
-        """When a group without live nodes was last used (seconds); across a restart, when its last node went."""
-        changed_at = self._changed_at.get(group.group_id, group.created_at)
-        return max(changed_at, *(node.gone_at or 0.0 for node in group.nodes.values()), 0.0)
+    if group.state.terminal:
+        over = group.finished_at is not None and now > group.finished_at + limits.keep_finished_s
+    else:
+        went_at = max((node.gone_at or 0.0 for node in group.nodes.values()), default=0.0)
+        over = not group.by_put and now > max(used_at or group.created_at, went_at) + limits.keep_idle_s
+    return over and all(node.gone for node in group.nodes.values())

@@ -5,16 +5,17 @@ the judging of silence, and the retention of groups that nobody needs any more. 
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
-from hetrdzv.core.commands import Command, Disconnect, Join, NoteRefusal, Put, Report, Tick
+from hetrdzv.core.commands import Command, Disconnect, Join, Put, Report, Tick
 from hetrdzv.core.group import empty, step
 from hetrdzv.core.model import Group
+from hetrdzv.core.plan import plan
 from hetrdzv.core.rounds.records import rounds_of
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S, deadline
 from hetrdzv.core.rounds.transitions import require_speaker
@@ -22,12 +23,12 @@ from hetrdzv.protocol.errors import (
     HetError,
     Refused,
     ServerStopping,
-    SpecConflict,
     StorageError,
     UnknownGroup,
 )
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.reasons.reason import ReasonCode
+from hetrdzv.protocol.requests.plans import Changes, Plan
 from hetrdzv.protocol.rounds import RoundRecord
 from hetrdzv.protocol.texts.phrasing import names
 from hetrdzv.service.clock import BEAT_S, ServedClock
@@ -35,15 +36,13 @@ from hetrdzv.service.journal import log_events
 from hetrdzv.service.leases import LeaseTable, is_heartbeat, is_one_of_many, speaker_of
 from hetrdzv.service.ledger import Change, Ledger, checked_changes, in_words, quarantined
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.plans import Plans
 from hetrdzv.service.polls.caller import Caller
 from hetrdzv.service.polls.watchers import Watchers
 from hetrdzv.service.progress.post_mortems import PostMortems
 from hetrdzv.service.progress.progress import Progress
 from hetrdzv.service.progress.queries import AgentQueries
 from hetrdzv.service.refusals import Refusals
-from hetrdzv.service.retention import Retention, require_places, require_room
-from hetrdzv.service.timers import TICK_MARGIN_S, Timers
+from hetrdzv.service.retention import is_outdated, require_places, require_room
 from hetrdzv.settings import DEFAULT_LIMITS, Limits
 from hetrdzv.storage.base import NothingWritten, StateStore
 
@@ -55,6 +54,15 @@ RETRY_S = 1.0
 LISTEN_TURNS = 12
 """How many turns of the event loop it takes to read what is in the sockets before anybody is judged: accept a
 connection, read it, run what handles the request, with some to spare."""
+
+TICK_MARGIN_S = 0.002
+"""A timer goes off this long after its deadline, since the deadline itself still belongs to the old state (seconds)."""
+
+SWEEP_EVERY_S = 5.0
+"""How often groups to forget are looked for (seconds)."""
+
+SWEEP_MOST = 500
+"""How many groups a sweep forgets; if there are more, the next sweep follows at once."""
 
 MAX_SUSPECT_LEASE_S = 60.0
 """A lost connection makes a node suspect only where the lease of its group is at most this long (seconds)."""
@@ -75,7 +83,7 @@ class Service:
         progress: how far workers have come, and who is waited for.
         queries: what agents are asked about their workers.
         post_mortems: what workers of rounds that are over left behind.
-        plans: what would happen to groups.
+        refusals: which nodes were refused lately.
         stopping: whether a stop has begun.
     """
 
@@ -94,7 +102,10 @@ class Service:
         self._limits = limits
         self._ledger = Ledger(store, wall, self._metrics)
         self._watchers = Watchers()
-        self._timers = Timers(self._judge)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._used_at: dict[str, float] = {}  # when a command last changed each group
+        self._sweep_at = 0.0
+        self._planning = asyncio.Lock()
         self.leases = LeaseTable(self._clock, lambda: self._ledger.groups)
         self.post_mortems = PostMortems(wall)
         self.queries = AgentQueries(self._watchers.wake)
@@ -107,8 +118,6 @@ class Service:
             self.post_mortems,
         )
         self.refusals = Refusals(self.now)
-        self.plans = Plans()
-        self._retention = Retention(limits)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False
 
@@ -139,7 +148,8 @@ class Service:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._timers.clear()
+        for group_id in list(self._timers):
+            self._set_timer(group_id, None)
         await self._ledger.close(self.now())
 
     def require_ready(self) -> None:
@@ -209,6 +219,16 @@ class Service:
         formed = {one.reason.round: one.at for one in events if one.reason.code == ReasonCode.ROUND_FORMED}
         return tuple(replace(one, formed_at=formed.get(one.number)) for one in rounds_of(group, self.now()))
 
+    async def plan(self, group_id: str, changes: Changes) -> Plan:
+        """What would happen to a group if nodes came or went. Plans are made in a thread, one at a time.
+
+        Raises:
+            Refused: the change is not allowed.
+        """
+        group = self.group(group_id)
+        async with self._planning:  # else whoever may read could take all of the server's time
+            return await asyncio.to_thread(plan, group, changes, self.now())
+
     # -- writing ---------------------------------------------------------------------------------------------
 
     async def execute(self, group_id: str, command: Command) -> Group:
@@ -258,13 +278,6 @@ class Service:
         if group is None:
             raise _unknown(group_id)  # it was deleted in the same turn
         return group
-
-    async def note_refusal(self, group_id: str, node_id: str, conflict: SpecConflict) -> None:
-        """Tell people that a node was refused; they see it for a while, and as an event."""
-        refusal = self.refusals.note(group_id, node_id, conflict.conflict)
-        if refusal is not None:
-            with contextlib.suppress(HetError):  # the group is gone, or cannot be stored
-                await self.execute(group_id, NoteRefusal(refusal))
 
     async def _renewed(self, head: Group, command: Command, now: float) -> Group:
         """Note a heartbeat, which commits nothing and wakes nobody; what was proposed before is committed first."""
@@ -322,20 +335,19 @@ class Service:
     async def _commit_forever(self) -> None:
         while True:
             await self._ledger.work()
+            for group_id in sorted(self._unsettled):
+                self._settle(group_id)
+            unable, self._unable = self._unable, {}
             try:
-                for group_id in sorted(self._unsettled):
-                    self._settle(group_id)
-                for group_id, error in sorted(self._unable.items()):
-                    self._ledger.refuse_turn(group_id, error)
-                    self._require_going_on(group_id)
-                for change in await self._ledger.commit(self.now()):
+                changes, refused = await self._ledger.commit(self.now(), unable)
+                for change in changes:
                     log_events(change)
                     self._follow_up(change)
-                for group_id in self._ledger.take_unfit():
+                for group_id in refused:
                     self._require_going_on(group_id)
             except NothingWritten as error:
                 logger.error("commit failed, nothing was changed: %s", error)
-                for group_id in self._ledger.refuse(error):
+                for group_id in {*self._ledger.refuse(error), *unable}:
                     self._refused(group_id)
             except Exception as error:
                 bug = None if isinstance(error, StorageError) else error
@@ -345,9 +357,8 @@ class Service:
 
     def _refused(self, group_id: str) -> None:
         """A change of a group was not stored: what was due in it is tried again."""
-        if (group := self._ledger.groups.get(group_id)) is not None:
-            self.leases.revert(group)
-            self._timers.set(group_id, RETRY_S)
+        if group_id in self._ledger.groups:
+            self._set_timer(group_id, RETRY_S)
 
     def _settle(self, group_id: str) -> bool:
         """Settle what many nodes have said in this turn of the event loop, once for all of them.
@@ -369,7 +380,6 @@ class Service:
     def _require_going_on(self, group_id: str) -> None:
         """Set a group aside if it cannot go on from what is committed either, after a turn of it was refused."""
         self._unsettled.discard(group_id)
-        self._unable.pop(group_id, None)
         base, now = self._ledger.groups.get(group_id), self.now()
         if base is None:
             return
@@ -387,16 +397,16 @@ class Service:
         now = self.now()
         self._metrics.published(change.group_id, change.old, change.new, change.events, now)
         if change.new is None:
-            self._timers.set(change.group_id, None)
+            self._set_timer(change.group_id, None)
             self.leases.forget(change.group_id)
-            self._retention.gone(change.group_id)
+            self.refusals.forget(change.group_id)
+            self._used_at.pop(change.group_id, None)
             self.post_mortems.forget(change.group_id)
         else:
-            self._set_timer(change.new)
-            self._retention.changed(change.group_id, now)
+            self._set_timer(change.group_id, self._due_in(change.new))
+            self._used_at[change.group_id] = now
         if change.new is None or change.new.state.terminal:
             self.progress.forget(change.group_id)
-        self.refusals.published(change.group_id, change.new)
         self._watchers.wake_nodes(change.group_id, change.old, change.new)
 
     async def _reload(self) -> None:
@@ -416,13 +426,15 @@ class Service:
         self._unable.clear()
         await self._ledger.restore(snapshot, self.now())
         self.leases.restore(self._ledger.groups.values())
-        self._timers.clear()
-        self._retention.clear()
+        for group_id in list(self._timers):
+            self._set_timer(group_id, None)
+        self._used_at.clear()
         self.progress.clear()
         self.post_mortems.clear()
         self._metrics.forget()
         for group in self._ledger.groups.values():
-            self._set_timer(group, ticks_after_s)
+            if (due_s := self._due_in(group)) is not None:
+                self._set_timer(group.group_id, max(due_s, ticks_after_s))
         self._watchers.wake_all()
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -442,7 +454,17 @@ class Service:
             self._sweep(now)
 
     def _sweep(self, now: float) -> None:
-        for group in self._retention.sweep(self._ledger.groups.values(), now):
+        if now < self._sweep_at:
+            return
+        groups = self._ledger.groups.values()
+        outdated = (
+            group
+            for group in groups
+            if is_outdated(group, self._used_at.get(group.group_id), now, self._limits)
+        )
+        swept = list(islice(outdated, SWEEP_MOST))
+        self._sweep_at = now if len(swept) == SWEEP_MOST else now + SWEEP_EVERY_S
+        for group in swept:
             self._spawn(self._forget(group))
 
     async def _forget(self, group: Group) -> None:
@@ -453,10 +475,18 @@ class Service:
         except StorageError as error:  # the next sweep finds it again
             logger.debug("group %s was not forgotten: %s", group.group_id, error)
 
-    def _set_timer(self, group: Group, after_s: float = 0.0) -> None:
-        """Set the timer of a group to its deadline, but not before `after_s` seconds from now."""
+    def _due_in(self, group: Group) -> float | None:
+        """How long until time alone changes a group (seconds); None: it does not."""
         at = deadline(group)
-        self._timers.set(group.group_id, None if at is None else max(after_s, at - self.now()))
+        return None if at is None else at - self.now()
+
+    def _set_timer(self, group_id: str, delay_s: float | None) -> None:
+        """Set the timer of a group, in place of the one it had; None: it needs none (seconds)."""
+        if (handle := self._timers.pop(group_id, None)) is not None:
+            handle.cancel()
+        if delay_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timers[group_id] = loop.call_later(max(0.0, delay_s) + TICK_MARGIN_S, self._judge, group_id)
 
     def _judge(self, group_id: str) -> None:
         """Time alone has changed something in a group, or may have."""

@@ -17,13 +17,14 @@ version, which older servers refuse to read.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import NoReturn, TypeVar
 from urllib.parse import quote, unquote
 
+from hetrdzv.core.invariants import InvariantError
 from hetrdzv.core.model import Group, Node, Round, changed_nodes
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.errors import InvalidSpec, StorageError
@@ -178,14 +179,17 @@ class _OtherVersion(StorageError):
     """A record of a version that this server does not read."""
 
 
-def restore(records: Mapping[str, bytes], now: float) -> Restored:
-    """The groups in a store.
+def restore(
+    records: Mapping[str, bytes], now: float, check: Callable[[Group], None] = lambda group: None
+) -> Restored:
+    """The groups in a store. One that cannot be read, or is in an impossible state, is set aside.
 
     Nodes come in the order in which they joined. Events without a group belonged to a deleted one and are skipped.
 
     Args:
         records: everything under `groups/`.
         now: the server's clock (seconds); every live node gets a full lease from now.
+        check: raises `InvariantError` where a group's state is impossible.
 
     Raises:
         StorageError: a record belongs to no group, or is of a version that this server does not read; says which.
@@ -193,45 +197,38 @@ def restore(records: Mapping[str, bytes], now: float) -> Restored:
     by_group: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
     for key, record in records.items():
         match key.split("/", 2):
-            case ["groups", group, place]:
-                by_group[unquote(group)][place] = record
+            case ["groups", group, _]:
+                by_group[unquote(group)][key] = record
             case _:
                 raise StorageError(
                     f"the store has a record {key}, which no hetserver wrote: restore a backup of the store, "
                     f"or name another store with --store"
                 )
     groups: dict[str, RestoredGroup] = {}
-    wrong: dict[str, str] = {}
+    quarantined: dict[str, Quarantined] = {}
     for group_id, own in by_group.items():
         try:
             if (restored := _assemble(group_id, own, now)) is not None:
+                check(restored.group)
                 groups[group_id] = restored
         except _OtherVersion:
             raise
         except StorageError as error:
-            wrong[group_id] = str(error)
-    return Restored(groups, set_aside(wrong, records))
-
-
-def set_aside(wrong: Mapping[str, str], records: Iterable[str]) -> dict[str, Quarantined]:
-    """The groups that cannot be served (why, by group id), with those of the keys that are theirs."""
-    keys: dict[str, set[str]] = {group_id: set() for group_id in wrong}
-    for key in records if wrong else ():
-        if (own := keys.get(unquote(key.split("/", 2)[1]))) is not None:
-            own.add(key)
-    return {group_id: Quarantined(why, frozenset(keys[group_id])) for group_id, why in wrong.items()}
+            quarantined[group_id] = Quarantined(str(error), frozenset(own))
+        except InvariantError as error:
+            quarantined[group_id] = Quarantined(error.wrong, frozenset(own))
+    return Restored(groups, quarantined)
 
 
 def _assemble(group_id: str, records: Mapping[str, bytes], now: float) -> RestoredGroup | None:
-    """A group from its records, by place; None if only events of it are left."""
+    """A group from its records; None if only events of it are left."""
     group: Group | None = None
     current: Round | None = None
     nodes: dict[str, Node] = {}
     rounds: list[RoundRecord] = []
     events: list[Event] = []
-    for place, record in records.items():
-        key = f"{group_prefix(group_id)}{place}"
-        match place.split("/"):
+    for key, record in records.items():
+        match key.split("/")[2:]:
             case ["group"]:
                 group = _read(Group, key, record)
             case ["round"]:
@@ -265,11 +262,11 @@ def _read(kind: type[T], key: str, record: bytes) -> T:
                 f"record {key} has version {version}, but this hetserver reads at most version {VERSION}: "
                 f"upgrade hetserver, or name another store with --store"
             )
-        if version < VERSION:
-            _malformed(key, f"version {version} was never released")
-        return codec.read(kind, record, unknown="ignore")
+        if version == VERSION:
+            return codec.read(kind, record, unknown="ignore")
     except (codec.Malformed, InvalidSpec) as error:
         _malformed(key, str(error), error)
+    return _malformed(key, f"version {version} was never released")
 
 
 def _malformed(key: str, why: str, cause: Exception | None = None) -> NoReturn:

@@ -3,24 +3,26 @@
 SQLite runs in WAL mode with `synchronous=FULL`: a commit costs one fsync and survives a power cut
 (https://www.sqlite.org/wal.html, https://www.sqlite.org/pragma.html#pragma_synchronous).
 
-SQLite cannot tell that its file or write-ahead log was removed, cut, or replaced by an older copy. So commits are
-counted, in the file and in its lock file (statelock.py), and a file that has fewer than were counted is refused when
-it is opened.
+`PATH.lock` is locked (flock) while a server uses the file. SQLite cannot tell that its file or write-ahead log was
+removed, cut, or replaced by an older copy. So commits are counted, in the file and in its lock file, and a file that
+has fewer than were counted is refused. The lock file is written after each commit and not synced: after a crash the
+state file may be ahead of it, never behind.
 """
 
 import asyncio
 import contextlib
+import fcntl
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
-from hetrdzv.storage.statelock import StateLock
 
 SCHEMA_VERSION = 1
 
@@ -38,7 +40,7 @@ COMMIT;
 _PUT = "INSERT INTO records VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 _DELETE = "DELETE FROM records WHERE key = ?"
 _ADVANCE_CLOCK = "UPDATE meta SET value = max(value, ?) WHERE key = 'clock'"
-_COMMITS = "SELECT value FROM meta WHERE key = 'commits'"
+_META = "SELECT value FROM meta WHERE key = ?"
 _COUNT = "UPDATE meta SET value = value + 1 WHERE key = 'commits' AND value = ?"
 
 _ANOTHER_FILE = "name another file with --store"
@@ -64,10 +66,11 @@ class SqliteStore:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock_path = path.with_name(f"{path.name}.lock")
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state-file")
         self._closed = False
         # used in the worker thread only
-        self._lock = StateLock(path)
+        self._lock: int | None = None
         self._connection: sqlite3.Connection | None = None
         self._commits = 0  # of the file as our last load or commit left it
 
@@ -89,9 +92,7 @@ class SqliteStore:
 
     def _in_worker(self, verb: str, work: Callable[[], T]) -> "asyncio.Future[T]":
         if self._closed:
-            raise StorageError(
-                f"state file {self._path} is closed: the server is shutting down; try again in a moment"
-            )
+            raise self._error("is closed: the server is shutting down; try again in a moment")
 
         def explained() -> T:
             with self._explaining(verb):
@@ -109,8 +110,7 @@ class SqliteStore:
             if complaints != ["ok"]:
                 raise self._unusable(f"cannot be read ({'; '.join(complaints)})", sqlite3.SQLITE_CORRUPT)
             records = dict(connection.execute("SELECT key, value FROM records"))
-            (clock,) = connection.execute("SELECT value FROM meta WHERE key = 'clock'").fetchone()
-            (self._commits,) = connection.execute(_COMMITS).fetchone()
+            self._commits, clock = (_meta(connection, key) for key in ("commits", "clock"))
         except (sqlite3.Error, StorageError):
             self._disconnect()  # the next load opens the file again
             raise
@@ -123,19 +123,18 @@ class SqliteStore:
                 self._write(connection, batch)
         except StorageError as error:
             with contextlib.suppress(sqlite3.Error):
-                if connection.execute(_COMMITS).fetchone() == (self._commits,):
+                if _meta(connection, "commits") == self._commits:
                     raise NothingWritten(str(error)) from error
             raise
         self._commits += 1
-        self._lock.note(self._commits)
+        self._note(self._commits)
 
     def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
             if connection.execute(_COUNT, (self._commits,)).rowcount != 1:
-                raise StorageError(
-                    f"state file {self._path} was changed by another program, or replaced: "
-                    f"let no other program write to it; reading it again"
+                raise self._error(
+                    "was changed by another program, or replaced: let no other program write to it; reading it again"
                 )
             connection.executemany(_PUT, batch.puts.items())
             connection.executemany(_DELETE, ((key,) for key in batch.deletes))
@@ -150,7 +149,13 @@ class SqliteStore:
         try:
             self._disconnect()
         finally:
-            self._lock.release()
+            if self._lock is not None:
+                os.close(self._lock)
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -160,67 +165,77 @@ class SqliteStore:
     def _connect(self) -> sqlite3.Connection:
         folder = self._path.parent
         if not folder.exists():  # mistyped, perhaps
-            raise StorageError(
-                f"state file {self._path}: there is no directory {folder}: make it (mkdir -p), or {_ANOTHER_FILE}"
+            raise self._error(
+                f"cannot be made: there is no directory {folder}: make it (mkdir -p), or {_ANOTHER_FILE}"
             )
-        noted = self._lock.take()
+        noted = self._take_lock()
         if noted and not self._path.exists():
-            raise StorageError(
-                f"state file {self._path} is gone, but was used before: put it back, with its -wal. "
-                f"To begin with an empty state, remove {self._lock.path} and start again"
+            raise self._error(
+                f"is gone, but was used before: put it back, with its -wal. "
+                f"To begin with an empty state, remove {self._lock_path} and start again"
             )
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
-            new = self._is_new(connection)
-            commits = 0 if new else connection.execute(_COMMITS).fetchone()[0]
+            is_new = not (tables := self._require_ours(connection))
+            commits = _meta(connection, "commits") if tables else 0
             if commits < noted:  # it may be ahead: a commit is noted after it was made
-                raise StorageError(
-                    f"state file {self._path} holds {commits} of {noted} commits: its newest changes are missing. Put "
-                    f"the newest file back, with its -wal. To serve what is there now, for example a restored backup, "
-                    f"remove {self._lock.path} and start again"
+                raise self._error(
+                    f"holds {commits} of {noted} commits: its newest changes are missing. Put the newest file back, "
+                    f"with its -wal. To serve what is there now, for example a restored backup, remove "
+                    f"{self._lock_path} and start again"
                 )
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
-            if new:
+            if is_new:
                 connection.executescript(_SCHEMA)
-            self._lock.note(commits)
+            self._note(commits)
             self._commits = self._commits or commits
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _is_new(self, connection: sqlite3.Connection) -> bool:
-        """Whether the file has no schema yet.
-
-        Raises:
-            StorageError: this server does not know the schema.
-        """
+    def _require_ours(self, connection: sqlite3.Connection) -> set[str]:
+        """Check that this server knows the schema; returns the names of the tables, none in a new file."""
         tables = {
             name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         }
-        if not tables:
-            return True
-        row = None
-        if tables >= {"records", "meta"}:
-            row = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-        if row is None or not isinstance(row[0], int):
-            raise StorageError(
-                f"state file {self._path} is another program's database (its tables: "
-                f"{', '.join(sorted(tables))}): {_ANOTHER_FILE}"
+        version = _meta(connection, "schema") if {"records", "meta"} <= tables else None
+        if tables and not isinstance(version, int):
+            names = ", ".join(sorted(tables))
+            raise self._error(f"is another program's database (its tables: {names}): {_ANOTHER_FILE}")
+        if version is not None and version > SCHEMA_VERSION:
+            raise self._error(
+                f"has schema version {version}, but this hetserver reads at most version {SCHEMA_VERSION}: "
+                f"upgrade hetserver, or {_ANOTHER_FILE}"
             )
-        if row[0] > SCHEMA_VERSION:
-            raise StorageError(
-                f"state file {self._path} has schema version {row[0]}, but this hetserver reads at most version "
-                f"{SCHEMA_VERSION}: upgrade hetserver, or {_ANOTHER_FILE}"
-            )
-        return False
+        return tables
 
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+    # -- the lock file ---------------------------------------------------------------------------------------
+
+    def _take_lock(self) -> int:
+        """Lock the file against other servers, if it is not ours yet; returns how many commits were noted last."""
+        lock, self._lock = self._lock, None
+        if lock is None:
+            lock = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
+        pid, commits = _LOCK_CONTENT.match(os.pread(lock, 100, 0)).groups(b"")  # type: ignore[union-attr]
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise self._error(
+                f"is in use by another hetserver (pid {pid.decode() or 'unknown'}): stop that one, or {_ANOTHER_FILE}"
+            ) from error
+        self._lock = lock
+        self._note(int(commits or 0))
+        return int(commits or 0)
+
+    def _note(self, commits: int) -> None:
+        """Note our pid, for people, and how many commits the state file has."""
+        assert self._lock is not None
+        with contextlib.suppress(OSError):  # a full disk: it is behind then, which it may be
+            os.pwrite(self._lock, b"%-10d %020d\n" % (os.getpid(), commits), 0)
 
     # -- errors ----------------------------------------------------------------------------------------------
 
@@ -231,16 +246,26 @@ class SqliteStore:
             yield
         except sqlite3.Error as error:
             what = f"{error}, {getattr(error, 'sqlite_errorname', type(error).__name__)}"
-            raise self._unusable(
-                f"cannot be {verb} ({what})", getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-            ) from error
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+            raise self._unusable(f"cannot be {verb} ({what})", code) from error
         except OSError as error:
-            raise StorageError(
-                f"state file {self._path} cannot be {verb} ({error.filename or self._path}: {error.strerror}): "
+            raise self._error(
+                f"cannot be {verb} ({error.filename or self._path}: {error.strerror}): "
                 f"give hetserver a directory that it may write to, or {_ANOTHER_FILE}"
             ) from error
 
     def _unusable(self, what: str, code: int) -> StorageError:
         """An error that says what to do about an error code, whose higher bits distinguish cases with one remedy."""
         unknown = f"see https://www.sqlite.org/rescode.html, or {_ANOTHER_FILE}"
-        return StorageError(f"state file {self._path} {what}: {_MEANINGS.get(code & 0xFF, unknown)}")
+        return self._error(f"{what}: {_MEANINGS.get(code & 0xFF, unknown)}")
+
+    def _error(self, what: str) -> StorageError:
+        return StorageError(f"state file {self._path} {what}")
+
+
+_LOCK_CONTENT = re.compile(rb"\s*(\d*)\s*(\d*)")
+
+
+def _meta(connection: sqlite3.Connection, key: str) -> Any:
+    (value,) = connection.execute(_META, (key,)).fetchone() or (None,)
+    return value

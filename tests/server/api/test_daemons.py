@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrdzv.service.polls.directives import directive_of
+from hetrdzv.service.polls.polls import tell
 from hetrdzv.storage.base import Snapshot
 from tests.support.served import FaultyStore, api, polled, serving, settled
 
@@ -75,7 +75,7 @@ async def test_nobody_hears_of_it_before_it_is_committed() -> None:
         asked = asyncio.create_task(client.post(f"{NODES}/b/daemon", json=ASKED))
         await settled(50)
         assert not asked.done()
-        start = directive_of(service, "g", "b", "1")[1].start
+        start = tell(service, "g", "b", "1")[1].start
         assert start is not None
         assert start.daemon is None
         store.open.set()

@@ -37,8 +37,7 @@ from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
 from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
 from hetrdzv.service import snapshots
 from hetrdzv.service.polls.caller import Caller
-from hetrdzv.service.polls.directives import Told, tell
-from hetrdzv.service.polls.polls import Polls
+from hetrdzv.service.polls.polls import Polls, Told, tell
 
 REPLIES_KEPT = 4
 """How many replies to waiting nodes are kept per group; all its nodes get the same."""
@@ -69,7 +68,7 @@ async def join(
     try:
         return await _answer_poll(request, group_id, join_command(node_id, body), None, wait)
     except SpecConflict as conflict:
-        await request.state.polls.service.note_refusal(group_id, node_id, conflict)
+        request.state.polls.service.refusals.note(group_id, node_id, conflict.conflict)
         raise
 
 

@@ -71,7 +71,6 @@ def correct(document: dict[str, Any]) -> None:
         "ProblemReply": problem,
         **document["components"]["schemas"],
     }
-    _correct_unions(document)
     for operations in document["paths"].values():
         for operation in operations.values():
             for parameter in operation.get("parameters", []):
@@ -81,14 +80,3 @@ def correct(document: dict[str, Any]) -> None:
                 if len(options) == 1:
                     del schema["anyOf"]
                     schema |= options[0]
-
-
-def _correct_unions(part: Any) -> None:
-    """What is of no known kind is `Other`, whose schema fits all kinds: so any of the schemas, not exactly one."""
-    if isinstance(part, dict):
-        if {"$ref": "#/components/schemas/Other"} in part.get("oneOf", ()):
-            part["anyOf"] = part.pop("oneOf")
-        part = list(part.values())
-    if isinstance(part, list):
-        for inner in part:
-            _correct_unions(inner)

@@ -61,11 +61,9 @@ async def get_group(service: CurrentService, group_id: Id, nodes: Nodes = "all")
 
 
 @router.put("/{group_id}", response_model=GroupReply, dependencies=ADMIN)
-async def put_group(
-    service: CurrentService, group_id: Id, body: Annotated[SpecFields, PEOPLES], nodes: Nodes = "all"
-) -> Response:
+async def put_group(service: CurrentService, group_id: Id, body: Annotated[SpecFields, PEOPLES]) -> Response:
     """Create a group with a spec. The same spec again changes nothing, another one gets 409."""
-    return await views.changed(service, group_id, Put(body), nodes)
+    return await views.changed(service, group_id, Put(body))
 
 
 @router.delete("/{group_id}", status_code=204, response_class=Response, dependencies=ADMIN)
@@ -75,29 +73,27 @@ async def delete_group(service: CurrentService, group_id: Id) -> None:
 
 
 @router.post("/{group_id}/restart", response_model=GroupReply, dependencies=ADMIN)
-async def restart_group(service: CurrentService, group_id: Id, nodes: Nodes = "all") -> Response:
+async def restart_group(service: CurrentService, group_id: Id) -> Response:
     """End the current round so that another forms, or run a finished group again; uses no restart."""
-    return await views.changed(service, group_id, Restart(), nodes)
+    return await views.changed(service, group_id, Restart())
 
 
 @router.post("/{group_id}/cancel", response_model=GroupReply, dependencies=ADMIN)
-async def cancel_group(
-    request: Request, service: CurrentService, group_id: Id, nodes: Nodes = "all"
-) -> Response:
+async def cancel_group(request: Request, service: CurrentService, group_id: Id) -> Response:
     """Cancel the job: all workers are stopped, agents exit with 3."""
-    return await views.changed(service, group_id, cancellation(request), nodes)
+    return await views.changed(service, group_id, cancellation(request))
 
 
 @router.post("/{group_id}/nodes/{node_id}/drain", response_model=GroupReply, dependencies=ADMIN)
-async def drain(service: CurrentService, group_id: Id, node_id: Id, nodes: Nodes = "all") -> Response:
+async def drain(service: CurrentService, group_id: Id, node_id: Id) -> Response:
     """Take a node out: its agent stops its workers and exits with 4. Holds over restarts of the agent."""
-    return await views.changed(service, group_id, Drain(node_id), nodes)
+    return await views.changed(service, group_id, Drain(node_id))
 
 
 @router.post("/{group_id}/nodes/{node_id}/undrain", response_model=GroupReply, dependencies=ADMIN)
-async def undrain(service: CurrentService, group_id: Id, node_id: Id, nodes: Nodes = "all") -> Response:
+async def undrain(service: CurrentService, group_id: Id, node_id: Id) -> Response:
     """Let a drained node join again."""
-    return await views.changed(service, group_id, Undrain(node_id), nodes)
+    return await views.changed(service, group_id, Undrain(node_id))
 
 
 @router.post("/{group_id}/plan", response_model=Plan, dependencies=READ)
@@ -107,7 +103,7 @@ async def plan_group(
     body: Annotated[Changes, PEOPLES] = Changes(),  # noqa: B008 - it is frozen
 ) -> Response:
     """What would happen if nodes came or went: ranks, master, spares, who restarts. Changes nothing."""
-    plan = await service.plans.plan(service.group(group_id), body, service.now())
+    plan = await service.plan(group_id, body)
     return await views.made(len(plan.members), lambda: plan)
 
 

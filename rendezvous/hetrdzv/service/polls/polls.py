@@ -5,19 +5,23 @@ Knows nothing of HTTP, so that the simulation runs it too.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 
 from hetrdzv.core.commands import Command, Join, Renew
+from hetrdzv.core.directive import Heading, directive, heading
 from hetrdzv.core.model import Group
+from hetrdzv.core.rounds.transitions import require_speaker
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.states import DirectiveKind
 from hetrdzv.service.polls.caller import Caller
-from hetrdzv.service.polls.directives import Told, heading_of, tell, watch
 from hetrdzv.service.service import Service
 
-AT_ONCE = 256
+AT_ONCE = 128
 """How many requests of agents are executed and committed at once."""
+
+Told = tuple[Group, Directive]
+"""A group, and what a node of it has to do."""
 
 Speaker = tuple[str, str, str]
 """Group id, node id and incarnation."""
@@ -62,7 +66,8 @@ class Polls:
         """
         speaker = (group_id, command.node_id, command.incarnation)
         # counted before the command: an older poll may be found cut while that is committed
-        with self._counted(speaker):
+        self._open[speaker] += 1
+        try:
             group = await self.execute(group_id, command)
             granted = self.service.leases.promise(group, *speaker[1:])
             if progress is not None:
@@ -70,16 +75,19 @@ class Polls:
             head = heading_of(self.service, *speaker)
             if isinstance(command, Join):
                 after = head.version if head.kind is DirectiveKind.WAIT else None
-            wait_s = min(wait_s, granted.poll_s)
-            if head.version == after and wait_s > 0:
-                told = await watch(self.service, *speaker, after, wait_s, caller=caller, asks=asks)
-                if told is None and self._open[speaker] == 1:  # this was the agent's only poll
-                    await self.service.cut(*speaker)
-                return told
-            return tell(self.service, *speaker)
+            told = await watch(
+                self.service, *speaker, after, min(wait_s, granted.poll_s), caller=caller, asks=asks
+            )
+            if told is None and self._open[speaker] == 1:  # this was the agent's only poll
+                await self.service.cut(*speaker)
+            return told
+        finally:
+            self._open[speaker] -= 1
+            if not self._open[speaker]:
+                del self._open[speaker]
 
     async def execute(self, group_id: str, command: Command) -> Group:
-        """Apply what an agent says to its group, as `Service.execute` does, a few at a time.
+        """Apply an agent's command to its group, as `Service.execute` does, a few at a time.
 
         When thousands of agents speak at once, the first are answered before the last are read.
         """
@@ -88,12 +96,56 @@ class Polls:
         async with self._turn:
             return await self.service.execute(group_id, command)
 
-    @contextmanager
-    def _counted(self, speaker: Speaker) -> Iterator[None]:
-        self._open[speaker] += 1
-        try:
-            yield
-        finally:
-            self._open[speaker] -= 1
-            if not self._open[speaker]:
-                del self._open[speaker]
+
+def heading_of(service: Service, group_id: str, node_id: str, incarnation: str) -> Heading:
+    """What a node has to do now, without the details; raises as `tell` does."""
+    group = service.group(group_id)
+    return heading(group, require_speaker(group, node_id, incarnation))
+
+
+def tell(service: Service, group_id: str, node_id: str, incarnation: str) -> Told:
+    """What a node has to do now, and how it keeps in touch; it is granted that lease.
+
+    Raises:
+        UnknownGroup, UnknownNode: there is none with this name.
+        StaleIncarnation: the node belongs to another agent now.
+    """
+    group = service.group(group_id)
+    told = directive(group, require_speaker(group, node_id, incarnation), service.now())
+    pace = service.leases.promise(group, node_id, incarnation)
+    return group, replace(told, poll_s=pace.poll_s, lease_s=pace.lease_s)
+
+
+async def watch(
+    service: Service,
+    group_id: str,
+    node_id: str,
+    incarnation: str,
+    version: str | None,
+    wait_s: float,
+    *,
+    caller: Caller | None = None,
+    asks: bool = False,
+) -> Told | None:
+    """A node's directive as soon as its version differs from the given one, or after `wait_s` seconds.
+
+    Args:
+        caller: who waits for it.
+        asks: whether it is also to return as soon as there is a query for the node.
+
+    Returns:
+        None as soon as the caller is gone.
+
+    Raises:
+        Refused: as `tell` does, as soon as it does.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wait_s
+    while caller is None or not caller.gone:
+        left_s = until - loop.time()
+        asked = asks and service.queries.next(group_id, node_id) is not None
+        now_version = heading_of(service, group_id, node_id, incarnation).version
+        if now_version != version or asked or left_s <= 0 or service.stopping:
+            return tell(service, group_id, node_id, incarnation)
+        await service.wait(group_id, node_id, left_s, caller)
+    return None

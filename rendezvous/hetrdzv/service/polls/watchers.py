@@ -1,12 +1,15 @@
 """Which polls wait for news of which group, and which of them a change wakes."""
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable
 from functools import partial
 
 from hetrdzv.core.model import Group
 from hetrdzv.service.polls.caller import Caller
-from hetrdzv.service.polls.wakes import Wakes
+
+AT_ONCE = 64
+"""How many are woken in one turn of the event loop, since each of them makes a reply."""
 
 
 class Watchers:
@@ -14,7 +17,8 @@ class Watchers:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, dict[asyncio.Future[bool], None]]] = {}
-        self._wakes = Wakes()
+        self._due: deque[asyncio.Future[bool]] = deque()
+        self._left = AT_ONCE  # how many may still be woken in this turn
 
     def count(self) -> int:
         """How many wait."""
@@ -43,9 +47,24 @@ class Watchers:
                     del self._groups[group_id]
 
     def wake(self, group_id: str, names: Iterable[str]) -> None:
-        """Wake those that wait under some names of a group."""
+        """Wake those that wait under some names of a group: some at once, many in the next turns."""
         waiting = self._groups.get(group_id, {})
-        self._wakes.add([woken for name in names for woken in waiting.get(name, ())], True)
+        self._due.extend(woken for name in names for woken in waiting.get(name, ()))
+        self._wake_some()
+
+    def _wake_some(self) -> None:
+        before = self._left
+        while self._due and self._left:
+            woken = self._due.popleft()
+            if not woken.done():
+                woken.set_result(True)
+                self._left -= 1
+        if before == AT_ONCE > self._left:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._left = AT_ONCE
+        self._wake_some()
 
     def wake_nodes(self, group_id: str, old: Group | None, new: Group | None) -> None:
         """Wake the polls whose directive a change of a group may have changed."""

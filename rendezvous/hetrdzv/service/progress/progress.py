@@ -1,24 +1,44 @@
-"""How far the workers of all groups have come, as agents report it with their polls.
+"""How far the workers of all groups have come, as agents report it with their polls, and who is waited for.
 
-In memory only: after a restart of the server the next polls bring it again.
+In memory only: after a restart of the server the next polls bring it again. The core decides what follows from a hang
+(events, `why`, the end of its round). The stacks of all workers are asked for once a hang has lasted, while their
+processes are still there.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from time import perf_counter
 from typing import Any
 
-from hetrdzv.core.commands import Command, NoteTraining, Report
-from hetrdzv.core.model import Group, Round
+from hetrdzv.core.commands import Command, NoteStall, NoteTraining, Report
+from hetrdzv.core.hangs import SAME_S
+from hetrdzv.core.model import Group, Round, Stall
+from hetrdzv.core.rounds.timers import STALL_TOLD_S
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.progress import NodeProgress
-from hetrdzv.service.progress.hangs import HangDetector
+from hetrdzv.protocol.stacks import About
+from hetrdzv.service.progress.hangs import LOOK_S, Look, is_same, look
 from hetrdzv.service.progress.post_mortems import PostMortems
 from hetrdzv.service.progress.queries import AgentQueries
 from hetrdzv.service.progress.samples import Seen
 
 logger = logging.getLogger(__name__)
+
+MANY = 512
+"""More workers than this are judged in a thread, for no more than `SHARE` of the server's time: 8,000 take tenths of a
+second."""
+
+SHARE = 0.2
+
+MOST_STACKS = 1024
+"""Of how many workers of a round that hangs the stacks are kept: most are alike."""
+
+SOONER_S = 0.001
+"""Until its workers were seen to stand for `hang_timeout_s`, a stall is known to last, but for this (seconds)."""
 
 LATE_S = 1.0
 """How much later than it could a poll may come (seconds)."""
@@ -52,7 +72,15 @@ class Progress:
             str, tuple[int, dict[int, Seen]]
         ] = {}  # by group: its newest round, the workers by rank
         self._begun: dict[str, int] = {}  # by group: of which round it was noted that its workers train
-        self._hangs = HangDetector(groups, self.of_round, now, execute, spawn, queries, post_mortems)
+        self._queries = queries
+        self._post_mortems = post_mortems
+        self._turn = asyncio.Lock()
+        self._judging: set[str] = set()  # groups that are judged in a thread
+        self._due: dict[str, asyncio.TimerHandle] = {}  # groups that will be judged
+        self._asked: dict[
+            str, tuple[int, float, tuple[int, ...]]
+        ] = {}  # of which stall stacks were asked for
+        self._open: set[str] = set()  # groups whose agents have not answered that yet
 
     def note(self, group_id: str, node_id: str, reported: NodeProgress, poll_s: float) -> None:
         """The accepted agent of a node has reported on its workers; what comes late counts for nothing.
@@ -60,11 +88,11 @@ class Progress:
         Args:
             poll_s: when it will report again at the latest (seconds).
         """
-        group = self._groups().get(group_id)
-        active = group.active_round if group is not None and not group.state.terminal else None
-        member = active.member(node_id) if active is not None else None
-        if active is None or member is None or reported.round != active.number:
+        running = self._running(group_id)
+        member = running[1].member(node_id) if running is not None else None
+        if running is None or member is None or reported.round != running[1].number:
             return
+        active = running[1]
         seen_at = self._now() - reported.age_s
         known_until = seen_at + reported.known_s + poll_s + LATE_S
         number, workers = self._rounds.get(group_id, (0, {}))
@@ -78,7 +106,7 @@ class Progress:
         if active.trains_at is None:
             self._note_training(group_id, active)
         if active.stall is not None or any(worker.still for worker in reported.workers):
-            self._hangs.look_soon(group_id)
+            self.look_soon(group_id)
 
     def _note_training(self, group_id: str, active: Round) -> None:
         """Note in the group that its workers train, once the first of them does."""
@@ -87,16 +115,7 @@ class Progress:
         )
         if began_at < inf and self._begun.get(group_id) != active.number:
             self._begun[group_id] = active.number
-            self._spawn(self._send(group_id, NoteTraining(active.number, began_at)))
-
-    async def _send(self, group_id: str, command: Command) -> None:
-        try:
-            await self._execute(group_id, command)
-        except (
-            HetError
-        ) as error:  # the group is gone, or the server stops or loads: the next sample tries again
-            self._begun.pop(group_id, None)
-            logger.debug("training of group %s: %s", group_id, error)
+            self._spawn(self._note(group_id, NoteTraining(active.number, began_at)))
 
     def of_round(self, group_id: str, number: int) -> Mapping[int, Seen]:
         """The workers of a round, by global rank, as far as is known."""
@@ -121,10 +140,124 @@ class Progress:
         """A group was deleted, or its job is over."""
         self._rounds.pop(group_id, None)
         self._begun.pop(group_id, None)
-        self._hangs.forget(group_id)
+        self._asked.pop(group_id, None)
+        self._open.discard(group_id)
 
     def clear(self) -> None:
         """The groups were loaded again."""
         self._rounds.clear()
         self._begun.clear()
-        self._hangs.clear()
+        self._asked.clear()
+        self._open.clear()
+
+    # -- hangs -----------------------------------------------------------------------------------------------
+
+    def look_soon(self, group_id: str, after_s: float = LOOK_S) -> None:
+        """Judge a group after a while (seconds), or earlier if that is due."""
+        loop = asyncio.get_running_loop()
+        at, due = loop.time() + after_s, self._due.get(group_id)
+        if due is None or due.when() > at:
+            if due is not None:
+                due.cancel()
+            self._due[group_id] = loop.call_at(at, self._judge, group_id)
+
+    def _running(self, group_id: str) -> tuple[Group, Round] | None:
+        group = self._groups().get(group_id)
+        active = group.active_round if group is not None and not group.state.terminal else None
+        return (group, active) if group is not None and active is not None else None
+
+    def _judge(self, group_id: str) -> None:
+        del self._due[group_id]
+        if (running := self._running(group_id)) is None:
+            return
+        if group_id in self._judging:  # what is news now, that look has not seen
+            self.look_soon(group_id)
+            return
+        active, now = running[1], self._now()
+        seen = list(self.of_round(group_id, active.number).values())
+        if len(seen) > MANY:
+            self._judging.add(group_id)
+            self._spawn(self._judge_many(group_id, active, seen, now))
+        else:
+            self._conclude(group_id, active.number, look(seen, active.world_size, now), now)
+
+    async def _judge_many(self, group_id: str, active: Round, seen: Sequence[Seen], now: float) -> None:
+        """Judge beside the event loop, one round at a time."""
+        try:
+            async with self._turn:
+                began = perf_counter()
+                found = await asyncio.to_thread(look, seen, active.world_size, now)
+            self._conclude(group_id, active.number, found, now)
+            await asyncio.sleep((perf_counter() - began) / SHARE)
+        finally:
+            self._judging.discard(group_id)
+
+    def _conclude(self, group_id: str, number: int, found: Look, now: float) -> None:
+        if (running := self._running(group_id)) is None or running[1].number != number:
+            return
+        group, active = running
+        noted = active.stall
+        stall = self._stall(group, active, found, found.hang, now) if found.hang is not None else None
+        maybe = stall is None and noted is not None and noted.told and found.unclear
+        if not maybe and not is_same(noted, stall, now):
+            self._spawn(self._note(group_id, NoteStall(number, stall)))
+        if found.again_s < inf:
+            self.look_soon(group_id, found.again_s)
+        if stall is not None:
+            self._take_stacks(group, active, stall, now)
+
+    def _stall(self, group: Group, active: Round, found: Look, hang: Hang, now: float) -> Stall:
+        """What is found as it is noted; it ends its round only once everybody in it was seen to stand for so long.
+
+        Nor before the stacks were asked for: nobody can take them when the round is over.
+        """
+        noted, since, known_until = active.stall, now - hang.for_s, found.known_until
+        if noted is not None and abs(noted.since - since) <= SAME_S:
+            since = noted.since
+        timeout_s = group.spec.hang_timeout_s
+        has_asked = self._asked.get(group.group_id, (0,))[0] == active.number
+        answered = has_asked and group.group_id not in self._open
+        if timeout_s is not None and (found.stood_s < timeout_s or not answered):
+            known_until = min(known_until, since + timeout_s - SOONER_S)
+        kept = self._post_mortems.of(group.group_id, About.STACKS, active.number)
+        first = kept.by_rank.get(hang.ranks[0]) if kept is not None and hang.ranks else None
+        stack = first.text or first.why if first is not None else ""
+        return Stall(hang=replace(hang, for_s=0.0), since=since, known_until=known_until, stack=stack)
+
+    async def _note(self, group_id: str, command: NoteTraining | NoteStall) -> None:
+        try:
+            await self._execute(group_id, command)
+        except (
+            HetError
+        ) as error:  # the group is gone, or the server stops or loads: the next sample tries again
+            self._begun.pop(group_id, None)
+            logger.debug("workers of group %s: %s", group_id, error)
+            return
+        if isinstance(command, NoteStall) and command.stall is not None:
+            self.look_soon(group_id)  # its workers may have moved again before the group knew of it
+
+    def _take_stacks(self, group: Group, active: Round, stall: Stall, now: float) -> None:
+        """Ask for the stacks of workers once a stall has lasted."""
+        group_id, of = group.group_id, (active.number, stall.since, stall.ranks[:1])
+        if group_id in self._open or self._asked.get(group_id) == of:
+            return
+        lasts_s = min(STALL_TOLD_S, (group.spec.hang_timeout_s or inf) / 2)
+        if now < stall.since + lasts_s:
+            self.look_soon(group_id, stall.since + lasts_s - now)
+        else:
+            self._asked[group_id] = of
+            self._open.add(group_id)
+            self._spawn(self._fetch_stacks(group, active, stall))
+
+    async def _fetch_stacks(self, group: Group, active: Round, stall: Stall) -> None:
+        """Keep the stacks of those that are waited for, and of some others, unless the group is gone by then."""
+        group_id = group.group_id
+        others = range(0, active.world_size, -(-active.world_size // MOST_STACKS))
+        try:
+            stacks = await self._queries.of_workers(group, active, {*stall.ranks, *others})
+        finally:
+            self._open.discard(group_id)
+        there = self._groups().get(group_id)
+        if there is not None and there.created_at == group.created_at:
+            self._post_mortems.add_stacks(group_id, active.number, active.world_size, stacks)
+            self.look_soon(group_id)

@@ -4,13 +4,13 @@ import re
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from hetrdzv.auth.tls import ClientTls
 from hetrdzv.protocol.errors import HetError
 
 DEFAULT_PORT = 2379
 DEFAULT_PREFIX = "hetrdzv"
+EXAMPLE = "etcd://host1:2379,host2:2379,host3:2379/prefix"
 
 
 class InvalidEtcd(HetError, code="cannot_serve"):
@@ -44,21 +44,18 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
     Raises:
         InvalidEtcd: the URL is wrong; says how.
     """
-    scheme, marks, rest = url.partition("://")
-    if scheme != "etcd" or not marks:
-        raise InvalidEtcd(
-            "the URL of an etcd store looks like etcd://host1:2379,host2:2379,host3:2379/prefix"
-        )
-    hosts, _, prefix = rest.partition("/")
-    if "@" in hosts:
+    match = re.fullmatch(r"etcd://([^/]*)(/.*)?", url)
+    if match is None:
+        raise InvalidEtcd(f"the URL of an etcd store looks like {EXAMPLE}")
+    if "@" in match[1]:
         raise InvalidEtcd(
             "a store URL must not contain a user name or password, since logs and process lists show it: "
             "use --etcd-user and --etcd-password-file"
         )
-    endpoints = tuple(dict.fromkeys(_endpoint(host.strip()) for host in hosts.split(",") if host.strip()))
+    endpoints = tuple(dict.fromkeys(_endpoint(host.strip()) for host in match[1].split(",") if host.strip()))
     if not endpoints:
-        raise InvalidEtcd(f"store '{url}' names no host; example: etcd://host1:2379,host2:2379,host3:2379")
-    prefix = prefix.strip("/") or DEFAULT_PREFIX
+        raise InvalidEtcd(f"store '{url}' names no host; example: {EXAMPLE}")
+    prefix = (match[2] or "").strip("/") or DEFAULT_PREFIX
     if not re.fullmatch(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", prefix):
         raise InvalidEtcd(
             f"store '{url}': the prefix '{prefix}' may only have letters, digits, '.', '_' and '-', separated by '/'"
@@ -67,15 +64,10 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
 
 
 def _endpoint(text: str) -> str:
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        what = "the port must be a number from 1 to 65535" if "ort" in str(error) else str(error)
-        raise InvalidEtcd(f"etcd member '{text}': {what}; example: host:2379") from None
-    if host is None or not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9a-fA-F:.]+", host) or port == 0:
-        raise InvalidEtcd(f"etcd member '{text}' is not host:port; example: host:2379")
-    return f"{f'[{host}]' if ':' in host else host}:{port or DEFAULT_PORT}"
+    match = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::([0-9]{1,5}))?", text)
+    if match is None or not 0 < (port := int(match[2] or DEFAULT_PORT)) < 65_536:
+        raise InvalidEtcd(f"etcd member '{text}' is not host:port, with a port from 1 to 65535")
+    return f"{match[1]}:{port}"
 
 
 def access_from(
@@ -96,13 +88,12 @@ def access_from(
     endpoints, prefix = parse_url(url)
     if (user is None) != (password is None):
         raise InvalidEtcd(
-            "--etcd-user and a password (--etcd-password-file or HET_ETCD_PASSWORD) go together: give both"
+            "--etcd-user and --etcd-password-file (or HET_ETCD_PASSWORD) go together: give both"
         )
     if (cert is None) != (key is None):
         raise InvalidEtcd("--etcd-cert and --etcd-key go together: give both")
     if cert is not None and ca_cert is None:
         raise InvalidEtcd("--etcd-cert is for TLS: give --etcd-ca-cert too")
-    if ca_cert is None:
-        return EtcdAccess(endpoints, prefix, user, password)
-    tls = ClientTls(ca_cert, cert, key).context("--etcd-ca-cert", "--etcd-cert", "--etcd-key")
-    return EtcdAccess(endpoints, prefix, user, password, tls)
+    tls = ClientTls(ca_cert, cert, key) if ca_cert is not None else None
+    context = tls.context("--etcd-ca-cert", "--etcd-cert", "--etcd-key") if tls is not None else None
+    return EtcdAccess(endpoints, prefix, user, password, context)

@@ -23,9 +23,6 @@ ATTEMPT_S = 1.0
 SIGN_IN_S = 5.0
 """How long a member may take to check a password, which is slow on purpose (seconds)."""
 
-LEAST_S = 0.1
-"""A member that had less time than this to answer was not really asked (seconds)."""
-
 PAUSE_S = 0.1
 """Pause after no member has answered (seconds)."""
 
@@ -188,8 +185,7 @@ class Etcd:
                 try:
                     return await self._ask(member, path, content, timeout_s)
                 except (httpx.RequestError, TimeoutError, _MemberAway) as error:
-                    if timeout_s >= attempt_s or member not in reasons:  # else it had hardly any time
-                        reasons[member] = _reason(error, timeout_s)
+                    reasons.setdefault(member, _reason(error, timeout_s))  # later it has hardly any time
                     self._members.remove(member)  # from now on the next one is asked first
                     self._members.append(member)
             await asyncio.sleep(PAUSE_S)
@@ -264,7 +260,7 @@ def _reason(error: BaseException, timeout_s: float) -> str:
     if isinstance(error, _MemberAway):
         return str(error)
     if isinstance(error, TimeoutError):
-        return f"no answer within {timeout_s:.1f} s" if timeout_s >= LEAST_S else "no time left to ask it"
+        return f"no answer within {timeout_s:.1f} s"
     for cause in causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return "its certificate is not for this name, or not signed by the CA in --etcd-ca-cert"

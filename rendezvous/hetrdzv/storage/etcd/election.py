@@ -1,20 +1,17 @@
-"""Leader election on etcd: campaign, renew, resign, and who leads.
+"""Leader election on etcd: campaign, renew, and who leads.
 
-The leader key is bound to an etcd lease. The server that made it leads while the lease cannot have expired: for the
-length of the lease less a margin, counted from when the last successful renewal was sent, on a clock that keeps running
-while the machine sleeps.
+The leader key holds the URL of the leader and is bound to an etcd lease. The server that made it leads while the lease
+cannot have expired: for the length of the lease less a margin, counted from when the last successful renewal was sent,
+on a clock that keeps running while the machine sleeps.
 """
 
 import asyncio
-import json
-import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from hetrdzv.protocol.errors import StorageError
-from hetrdzv.storage.etcd.client import PAUSE_S, Etcd, EtcdAway, KeyValue, created_at, get, put
+from hetrdzv.storage.etcd.client import PAUSE_S, Etcd, EtcdAway, created_at, get, put
 from hetrdzv.storage.etcd.store import Fence
 
 DEFAULT_LEASE_S = 3
@@ -33,36 +30,6 @@ CALL_S = 2.0
 def awake_s() -> float:
     """A monotonic clock that keeps running while the machine sleeps (seconds)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """The content of the leader key: where the leader answers, and what distinguishes its campaigns."""
-
-    url: str
-    nonce: str
-
-    @classmethod
-    def read(cls, pair: KeyValue | None) -> "Leader | None":
-        """From the leader key; None if there is none.
-
-        Raises:
-            StorageError: something else wrote the key.
-        """
-        if pair is None:
-            return None
-        try:
-            content = json.loads(pair.value)
-            return cls(str(content["url"]), str(content["nonce"]))
-        except (ValueError, KeyError, TypeError):
-            raise StorageError(
-                f"the key {pair.key.decode(errors='replace')} on etcd does not belong to hetserver: "
-                f"name another prefix with --store"
-            ) from None
-
-    def value(self) -> bytes:
-        """For the leader key."""
-        return json.dumps({"url": self.url, "nonce": self.nonce}).encode()
 
 
 class Term:
@@ -89,23 +56,19 @@ class Term:
         return 0.0 if self.fence.lost.is_set() else self.until - awake_s()
 
 
-async def who_leads(etcd: Etcd, within_s: float = CALL_S) -> Leader | None:
-    """The present leader, or None."""
-    return Leader.read(await etcd.get(etcd.key("leader"), within_s=within_s))
+async def who_leads(etcd: Etcd, within_s: float = CALL_S) -> str | None:
+    """Where the present leader answers, or None if there is none."""
+    pair = await etcd.get(etcd.key("leader"), within_s=within_s)
+    return pair.value.decode(errors="replace") if pair is not None else None
 
 
 async def campaign(etcd: Etcd, url: str, lease_s: int) -> Term | None:
     """Try to become the leader; None if somebody else is."""
-    ours = Leader(url, secrets.token_hex(8))
     key, began = etcd.key("leader"), awake_s()
     lease, ttl_s = await etcd.grant(lease_s, within_s=CALL_S)
     try:
-        reply = await etcd.txn(
-            [created_at(key, 0)],
-            [put(key, ours.value(), lease)],
-            [get(key)],
-            within_s=CALL_S,
-        )
+        write = [put(key, url.encode(), lease)]
+        reply = await etcd.txn([created_at(key, 0)], write, [get(key)], within_s=CALL_S)
     except BaseException:
         with suppress(StorageError):
             await etcd.revoke(lease, within_s=CALL_S / 4)
@@ -113,7 +76,7 @@ async def campaign(etcd: Etcd, url: str, lease_s: int) -> Term | None:
     revision = reply.revision
     if not reply.succeeded:
         (pair,) = reply.found
-        if pair is None or Leader.read(pair) != ours:
+        if pair is None or pair.lease != lease:
             await etcd.revoke(lease, within_s=CALL_S)
             return None
         revision = pair.create_revision  # an earlier attempt that got no answer had made it
@@ -153,8 +116,3 @@ async def _renew(etcd: Etcd, term: Term, complain: Callable[[str], None]) -> str
             return "etcd ended its lease"
         term.renewed(sent_at, ttl_s)
         pause_s = term.ttl_s / RENEWALS
-
-
-async def resign(etcd: Etcd, lease: int, within_s: float = CALL_S) -> None:
-    """End the lease of a term that is over, so that nobody has to wait for it to run out."""
-    await etcd.revoke(lease, within_s=within_s)

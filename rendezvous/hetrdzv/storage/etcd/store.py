@@ -1,17 +1,17 @@
 """A store on an etcd cluster, written by the leader only; a batch of any size is committed as one.
 
     {prefix}/leader            who leads, see election.py; bound to a lease
-    {prefix}/meta              JSON: `v`, the clock, the id of the last commit, how many pieces of the log to apply
-    {prefix}/records/{key}     a value, or the first piece of a large one; further pieces are {key}\\0{number}
-    {prefix}/log/{number}      pieces of a batch that is too large for one transaction
+    {prefix}/meta              JSON: `v`, the clock, the id of the last commit, how many parts of the log to apply
+    {prefix}/records/{key}     a value; large ones are compressed
+    {prefix}/log/{number}      parts of a batch that is too large for one transaction
 
 Every transaction checks two things. The *leader key* is still the one that we made: nobody else has become leader
 since, so a deposed leader writes nothing. *meta* is as our last commit left it: an attempt that got no answer cannot
 take effect later, after others.
 
-etcd takes 128 operations and 1.5 MiB per transaction. A larger batch is written into the log first; the transaction
-that declares the log valid in meta is its commit; then the log is applied and removed. Any other log counts for
-nothing, so half a batch is never seen.
+etcd takes 128 operations and 1.5 MiB per transaction. A larger batch is written into the log first, in parts that fit;
+the transaction that declares the log valid in meta is its commit; then the log is applied and removed. Any other log
+counts for nothing, so half a batch is never seen.
 
 A load applies a valid log in memory, since an etcd without space refuses every write; the next commit applies it there.
 """
@@ -19,22 +19,20 @@ A load applies a valid log in memory, since an etcd without space refuses every 
 import asyncio
 import json
 import secrets
-from base64 import b64decode
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
 from hetrdzv.storage.etcd.client import (
     Etcd,
-    EtcdAway,
     EtcdRefused,
     KeyValue,
     Operation,
-    TxnReply,
     created_at,
     delete,
     get,
@@ -44,14 +42,14 @@ from hetrdzv.storage.etcd.client import (
 
 VERSION = 1
 
-MAX_OPERATIONS = 128
-"""The default of etcd's `--max-txn-ops`."""
+MAX_OPERATIONS = 127
+"""The default of etcd's `--max-txn-ops`, less one for meta."""
 
 MAX_BYTES = 1 << 20
 """How much we put into one transaction (bytes), well below the default of etcd's `--max-request-bytes`, 1.5 MiB."""
 
-PIECE_BYTES = 1 << 19
-"""Size of the pieces that values and logs are cut into (bytes)."""
+LARGE = 1 << 16
+"""Longer values are compressed (bytes): the members of a round of thousands are alike."""
 
 PAGE = 2_000
 """How many keys are read at a time."""
@@ -61,9 +59,19 @@ PATIENCE_S = 10.0
 
 T = TypeVar("T")
 
+Part = Sequence[tuple[str, str | None]]
+"""Some of a batch: keys with their packed values in base64; None: deleted."""
+
 
 class Deposed(StorageError):
     """Another server leads, or may lead: nothing was written."""
+
+
+class _MetaConflict(StorageError):
+    """meta has changed: by an attempt of ours that got no answer, or by hand."""
+
+    def __init__(self) -> None:
+        super().__init__("the state on etcd has changed and must be read again")
 
 
 class Fence:
@@ -102,12 +110,39 @@ class Fence:
                 waiting.cancel()
 
 
-class _Head(NamedTuple):
-    """meta as our last transaction left it: its revision (0: there is none), and its content (see `_parse_meta`)."""
+class _Meta(NamedTuple):
+    """meta as our last transaction left it.
 
-    revision: int
-    clock: float
-    log: int
+    Attributes:
+        revision: at which it was written; 0: there is none.
+        clock: the highest ever committed (seconds).
+        commit: which commit wrote it.
+        log: how many parts of the log are to be applied.
+    """
+
+    revision: int = 0
+    clock: float = 0.0
+    commit: str = ""
+    log: int = 0
+
+    @classmethod
+    def parse(cls, pair: KeyValue | None) -> "_Meta":
+        if pair is None:
+            return cls()
+        try:
+            meta = json.loads(pair.value)
+            version = int(meta["v"])
+            parsed = cls(pair.mod_revision, float(meta["clock"]), str(meta["commit"]), int(meta["log"]))
+        except (ValueError, KeyError, TypeError):
+            raise StorageError(
+                "the key 'meta' on etcd does not belong to hetserver: name another prefix with --store"
+            ) from None
+        if version > VERSION:
+            raise StorageError(
+                f"the store on etcd has version {version}, but this hetserver reads at most version {VERSION}: "
+                f"upgrade hetserver, or name another prefix with --store"
+            )
+        return parsed
 
 
 class EtcdStore:
@@ -118,10 +153,8 @@ class EtcdStore:
         self._fence = fence
         self._turn = asyncio.Lock()
         self._closed = False
-        self._head: _Head | None = None  # None: the outcome of the last transaction is unknown
-        self._pieces: dict[bytes, int] = {}  # number of pieces of values that have several
-        self._meta_key, self._log = etcd.key("meta"), etcd.key("log/")
-        self._records = etcd.key("records/")
+        self._meta: _Meta | None = None  # None: the outcome of the last transaction is unknown
+        self._meta_key, self._log, self._records = (etcd.key(name) for name in ("meta", "log/", "records/"))
 
     async def load(self) -> Snapshot:
         return await self._in_order(self._load)
@@ -144,248 +177,161 @@ class EtcdStore:
             except NothingWritten:
                 raise
             except BaseException:
-                self._head = None
+                self._meta = None
                 raise
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     async def _load(self) -> Snapshot:
-        await self._claim_meta()
+        meta = await self._claim_meta()
         content = await self._all_records()
-        for operation in await self._read_log():
-            _do(operation, content)
-        assert self._head is not None
-        pieces_of: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        for key in sorted(content):  # pieces in order
-            name, *_ = key.removeprefix(self._records).split(b"\0")
-            pieces_of[name].append(content[key])
-        self._pieces = {name: len(values) for name, values in pieces_of.items() if len(values) > 1}
-        records = {name.decode(): b"".join(values) for name, values in pieces_of.items()}
-        return Snapshot(records, self._head.clock)
+        for part in await self._read_log(meta):
+            for name, value in part:
+                content[name] = None if value is None else b64decode(value)
+        return Snapshot(
+            {name: _unpacked(value) for name, value in content.items() if value is not None}, meta.clock
+        )
 
-    async def _claim_meta(self) -> None:
+    async def _claim_meta(self) -> _Meta:
         """Read meta, and write it again, so that no earlier attempt can still take effect."""
         while True:
-            stored = await self._read(self._meta_key)
-            meta = _parse_meta(stored)
-            self._head = _Head(stored.mod_revision if stored is not None else 0, meta["clock"], meta["log"])
+            self._meta = meta = _Meta.parse(await self._read(self._meta_key))
             try:
-                await self._advance([], self._head.clock, self._head.log)
+                return await self._advance([], meta.clock, meta.log)
             except _MetaConflict:
                 continue  # an earlier attempt of ours took effect just now
             except EtcdRefused:
-                pass  # it has no space, but can be read; if that attempt comes, the next commit fails
-            return
+                return meta  # it has no space, but can be read; if that attempt comes, the next commit fails
 
-    async def _all_records(self) -> dict[bytes, bytes]:
-        """Every key below records/ with its value, as of one moment."""
+    async def _all_records(self) -> dict[str, bytes | None]:
+        """Every key below records/ with its packed value, as of one moment."""
         start, end = self._records, _end(self._records)
-        content: dict[bytes, bytes] = {}
+        content: dict[str, bytes | None] = {}
         revision, more = 0, True
         while more:
             page = self._etcd.page(start, end, revision, PAGE, within_s=PATIENCE_S)
             pairs, revision, more = await self._fence.guard(page)
-            content |= {pair.key: pair.value for pair in pairs}
+            content |= {pair.key.removeprefix(self._records).decode(): pair.value for pair in pairs}
             start = pairs[-1].key + b"\0" if pairs else end
         return content
 
-    async def _read_log(self) -> list[Operation]:
-        """The operations of the valid log; none if there is no log."""
-        assert self._head is not None
-        content, pieces = bytearray(b"" if self._head.log else b"[]"), self._head.log
-        for number in range(pieces):
-            piece = await self._read(_log_key(self._log, number))
-            if piece is None:
+    async def _read_log(self, meta: _Meta) -> list[Part]:
+        """The parts of the valid log; none if there is no log."""
+        parts: list[Part] = []
+        for number in range(meta.log):
+            pair = await self._read(self._log + b"%06d" % number)
+            if pair is None:
                 raise StorageError(
-                    f"the store on etcd ({self._etcd.access}) lacks a piece of a batch ({number + 1} of {pieces}): "
+                    f"the store on etcd ({self._etcd.access}) lacks a part of a batch ({number + 1} of {meta.log}): "
                     f"restore a backup of it, or name another prefix with --store"
                 )
-            content += piece.value
-        operations: list[Operation] = json.loads(content)
-        return operations
+            parts.append(json.loads(pair.value))
+        return parts
 
     # -- writing ---------------------------------------------------------------------------------------------
 
     async def _commit(self, batch: Batch) -> None:
-        if self._head is None:
-            await self._load()
-        assert self._head is not None
+        meta = self._meta or await self._claim_meta()
         try:
-            if self._head.log:
-                await self._apply(await self._read_log())
-            await self._write(batch)
+            if meta.log:
+                await self._apply(await self._read_log(meta))
+            await self._write(_parts(batch), batch.clock)
         except EtcdRefused as error:
-            pair = await self._read(self._meta_key)
-            if (pair.mod_revision if pair is not None else 0) != self._head.revision:
+            written = _Meta.parse(await self._read(self._meta_key))
+            if self._meta is None or written.revision != self._meta.revision:
                 raise  # an etcd that runs out of space may refuse what it has written
             raise NothingWritten(str(error)) from error
 
-    async def _write(self, batch: Batch) -> None:
-        assert self._head is not None
-        pieces = dict(self._pieces)
-        operations = list(self._operations(batch, pieces))
-        clock = max(self._head.clock, batch.clock)
-        if len(operations) < MAX_OPERATIONS and sum(map(_size, operations)) <= MAX_BYTES:
-            await self._advance(operations, clock)
-        else:
-            await self._advance([], self._head.clock)  # no piece of an earlier attempt can still come
-            log = [*_cut(json.dumps(operations).encode())]
-            for number, piece in enumerate(log):
-                await self._txn([put(_log_key(self._log, number), piece)])
-            await self._advance([], clock, len(log))
-            with suppress(EtcdRefused):  # it is committed; the next commit applies it
-                await self._apply(operations)
-        self._pieces = pieces
+    async def _write(self, parts: Sequence[Part], clock: float) -> None:
+        if len(parts) == 1:
+            await self._advance(self._operations(parts[0]), clock)
+            return
+        await self._advance([], 0.0)  # no part of an earlier attempt can still come
+        for number, part in enumerate(parts):
+            await self._send([put(self._log + b"%06d" % number, json.dumps(part).encode())])
+        await self._advance([], clock, len(parts))
+        with suppress(EtcdRefused):  # it is committed; the next commit applies it
+            await self._apply(parts)
 
-    def _operations(self, batch: Batch, pieces: dict[bytes, int]) -> Iterator[Operation]:
-        """The operations of a batch; keeps `pieces` up to date."""
-        values = {**batch.puts, **dict.fromkeys(batch.deletes)}
-        for key, value in values.items():
-            name = _name(key)
-            cut = [] if value is None else [*_cut(value)]
-            for number, piece in enumerate(cut):
-                yield put(self._record_key(name, number), piece)
-            if value is None:
-                yield delete(self._record_key(name))
-            if pieces.pop(name, 1) > max(1, len(cut)):
-                yield delete(self._record_key(name, max(1, len(cut))), self._record_key(name) + b"\1")
-            if len(cut) > 1:
-                pieces[name] = len(cut)
-
-    async def _apply(self, operations: Iterable[Operation]) -> None:
+    async def _apply(self, parts: Iterable[Part]) -> None:
         """Apply a valid log, then remove it. Harmless if it was already applied, wholly or in part."""
-        for part in _parts(operations):
-            await self._txn(part)
-        assert self._head is not None
-        await self._advance([delete(self._log, _end(self._log))], self._head.clock)
+        for part in parts:
+            await self._send(self._operations(part))
+        await self._advance([delete(self._log, _end(self._log))], 0.0)
 
-    async def _advance(self, operations: list[Operation], clock: float, log: int = 0) -> None:
-        """Run a transaction that is a commit: it writes meta.
+    def _operations(self, part: Part) -> list[Operation]:
+        keys = [self._records + name.encode() for name, _ in part]
+        values = [None if value is None else b64decode(value) for _, value in part]
+        return [
+            delete(key) if value is None else put(key, value) for key, value in zip(keys, values, strict=True)
+        ]
+
+    async def _advance(self, operations: list[Operation], clock: float, log: int = 0) -> _Meta:
+        """Run a transaction that is a commit: it writes meta."""
+        assert self._meta is not None
+        meta = self._meta._replace(clock=max(clock, self._meta.clock), commit=secrets.token_hex(8), log=log)
+        content = {"v": VERSION, "clock": meta.clock, "commit": meta.commit, "log": log}
+        revision = await self._send(
+            [*operations, put(self._meta_key, json.dumps(content).encode())], meta.commit
+        )
+        self._meta = meta._replace(revision=revision)
+        return self._meta
+
+    async def _send(self, operations: list[Operation], commit: str = "") -> int:
+        """Run a transaction if we lead and meta is as our last one left it; returns at which revision.
+
+        Args:
+            commit: what it writes into meta; it is done if that is there, by an earlier attempt that got no answer.
 
         Raises:
             _MetaConflict: meta has changed since our last transaction; nothing was written.
         """
-        commit = secrets.token_hex(8)
-        meta = json.dumps({"v": VERSION, "clock": clock, "commit": commit, "log": log}).encode()
-        reply = await self._sent([*operations, put(self._meta_key, meta)])
-        revision = reply.revision
-        if not reply.succeeded:
-            leader, pair = reply.found
-            if pair is None or _parse_meta(pair)["commit"] != commit:
-                self._fence.require(leader)
-                raise _MetaConflict("the state on etcd has changed and must be read again")
-            revision = pair.mod_revision  # an earlier attempt that got no answer had done it
-        self._head = _Head(revision, clock, log)
-
-    async def _txn(self, operations: list[Operation]) -> None:
-        """Run a transaction that is not a commit and may be repeated."""
-        reply = await self._sent(operations)
-        if not reply.succeeded:
-            self._fence.require(reply.found[0])
-            raise _MetaConflict("the state on etcd has changed and must be read again")
-
-    async def _sent(self, operations: list[Operation]) -> TxnReply:
-        """Run a transaction if we lead and meta is as our last one left it, else find the leader key and meta."""
-        assert self._head is not None
-        compare = [self._fence.compare, written_at(self._meta_key, self._head.revision)]
+        assert self._meta is not None
+        compare = [self._fence.compare, written_at(self._meta_key, self._meta.revision)]
         look = [get(self._fence.key), get(self._meta_key)]
-        with _explaining():
-            return await self._fence.guard(self._etcd.txn(compare, operations, look, within_s=PATIENCE_S))
+        reply = await self._fence.guard(self._etcd.txn(compare, operations, look, within_s=PATIENCE_S))
+        if reply.succeeded:
+            return reply.revision
+        leader, found = reply.found
+        if commit and (written := _Meta.parse(found)).commit == commit:
+            return written.revision
+        self._fence.require(leader)
+        raise _MetaConflict
 
     async def _read(self, key: bytes) -> KeyValue | None:
         """A key as it was while we led: the leader key is read after it and is never made twice.
 
         Not in one transaction: etcd 3.5.1 may panic when a transaction that only reads is cancelled.
         """
-        with _explaining():
-            pair, leader = [
-                await self._fence.guard(self._etcd.get(name, within_s=PATIENCE_S))
-                for name in (key, self._fence.key)
-            ]
+        pair, leader = [
+            await self._fence.guard(self._etcd.get(name, within_s=PATIENCE_S))
+            for name in (key, self._fence.key)
+        ]
         self._fence.require(leader)
         return pair
 
-    def _record_key(self, name: bytes, piece: int = 0) -> bytes:
-        return self._records + name + (b"\0%06d" % piece if piece else b"")
 
-
-class _MetaConflict(StorageError):
-    """meta has changed: by an attempt of ours that got no answer, or by hand."""
-
-
-@contextmanager
-def _explaining() -> Iterator[None]:
-    try:
-        yield
-    except EtcdAway as error:
-        raise EtcdAway(f"the state could not be stored or read: {error}") from error
-
-
-def _parse_meta(pair: KeyValue | None) -> Mapping[str, Any]:
-    """The highest clock ever committed (seconds), by which commit, and how many pieces of the log are to be applied."""
-    if pair is None:
-        return {"clock": 0.0, "commit": "", "log": 0}
-    try:
-        meta = json.loads(pair.value)
-        version, clock, log = int(meta["v"]), float(meta["clock"]), int(meta["log"])
-    except (ValueError, KeyError, TypeError):
-        raise StorageError(
-            "the key 'meta' on etcd does not belong to hetserver: name another prefix with --store"
-        ) from None
-    if version > VERSION:
-        raise StorageError(
-            f"the store on etcd has version {version}, but this hetserver reads at most version {VERSION}: "
-            f"upgrade hetserver, or name another prefix with --store"
-        )
-    return {"clock": clock, "commit": meta.get("commit"), "log": log}
-
-
-def _do(operation: Operation, content: dict[bytes, bytes]) -> None:
-    """Do in memory what a put or a delete of ours does on etcd."""
-    if (written := operation.get("request_put")) is not None:
-        content[b64decode(written["key"])] = b64decode(written["value"])
-        return
-    removed = operation["request_delete_range"]
-    start, end = b64decode(removed["key"]), b64decode(removed["range_end"])
-    for key in [key for key in content if key == start or start <= key < end]:
-        del content[key]
-
-
-def _cut(value: bytes) -> Iterator[bytes]:
-    """A value in pieces; an empty value is one piece."""
-    for start in range(0, max(1, len(value)), PIECE_BYTES):
-        yield value[start : start + PIECE_BYTES]
-
-
-def _size(operation: Operation) -> int:
-    """Of an operation in etcd's own form, at most (bytes)."""
-    return sum(len(part["key"]) + len(part.get("value", "")) for part in operation.values())
-
-
-def _parts(operations: Iterable[Operation]) -> Iterator[list[Operation]]:
-    """Operations in order, in parts that fit into one transaction each."""
-    part: list[Operation] = []
+def _parts(batch: Batch) -> Sequence[Part]:
+    """A batch in parts that fit into one transaction each, at least one."""
+    parts: list[list[tuple[str, str | None]]] = [[]]
     size = 0
-    for operation in operations:
-        more = _size(operation)
-        if part and (len(part) == MAX_OPERATIONS or size + more > MAX_BYTES):
-            yield part
-            part, size = [], 0
-        part.append(operation)
+    for name, value in {**batch.puts, **dict.fromkeys(batch.deletes)}.items():
+        packed = None if value is None else b64encode(_packed(value)).decode()
+        more = 2 * len(name) + len(packed or "")
+        if parts[-1] and (len(parts[-1]) == MAX_OPERATIONS or size + more > MAX_BYTES):
+            parts.append([])
+            size = 0
+        parts[-1].append((name, packed))
         size += more
-    if part:
-        yield part
+    return parts
 
 
-def _name(key: str) -> bytes:
-    name = key.encode()
-    if b"\0" in name:
-        raise StorageError(f"key {key!r} contains a null byte, which a store on etcd cannot hold")
-    return name
+def _packed(value: bytes) -> bytes:
+    return b"\0" + zlib.compress(value, 1) if len(value) > LARGE or value[:1] == b"\0" else value
 
 
-def _log_key(log: bytes, number: int) -> bytes:
-    return log + b"%06d" % number
+def _unpacked(value: bytes) -> bytes:
+    return zlib.decompress(value[1:]) if value[:1] == b"\0" else value
 
 
 def _end(prefix: bytes) -> bytes:

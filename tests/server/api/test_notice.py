@@ -66,7 +66,8 @@ async def test_it_outlives_the_server_and_each_word_costs_one_small_record() -> 
         store.commits.clear()
         assert (await report(client, "a", "ready_to_stop"))["outcome"] == "cancelled"
         puts = {key for batch in store.commits for key in batch.puts if "events" not in key}
-        assert puts == {"groups/g/nodes/a", "groups/g/group", "groups/g/round"}
+        over = "groups/g/rounds/000000000001"
+        assert puts == {"groups/g/nodes/a", "groups/g/group", "groups/g/round", over}
 
 
 async def test_a_group_of_older_agents_is_stopped_at_once() -> None:

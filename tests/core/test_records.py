@@ -237,6 +237,8 @@ def test_what_nobody_can_see_is_unknown(started: Moved | None) -> None:
     (only,) = story.rounds
     assert only.time == {"starting_up": 2.0, "unknown": 10.0}
     assert (only.trained_s, share_trained(only.time)) == (None, 0.0)
+    text = "how much was training is unknown; starting up 2.0 s, unknown 10 s"
+    assert time_text(only.time) == text
 
 
 def test_a_stall_is_a_hang_from_its_beginning_live_and_later() -> None:

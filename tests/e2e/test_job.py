@@ -29,7 +29,6 @@ def test_uneven_nodes_get_their_offsets_and_succeed_together(job: Cluster) -> No
     for name in "abc":
         said = job.agents[name].stderr
         assert "round    1, restarts spent 0\ntime     " in said  # it may be too short to be seen training
-        assert "s: waiting for the first round" in said
         assert "\noutcome  the job succeeded\n" in said
     assert job.group()["current_round"]["met"] == 4
 

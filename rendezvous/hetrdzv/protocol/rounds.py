@@ -82,7 +82,9 @@ def known_s(time: TimeSpent) -> float:
 def time_text(time: TimeSpent) -> str:
     """`trained 44 s of 1 min 32 s (48.1 %); starting up 27 s, idle 4.3 s`."""
     share = share_trained(time)
-    if share is None:
+    if Phase.UNKNOWN in time and Phase.TRAINING not in time:
+        trained = "how much was training is unknown"
+    elif share is None:
         trained = "trained 0 s"
     else:
         trained = (

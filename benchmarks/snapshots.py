@@ -297,10 +297,10 @@ class Campaign:
                 # DDP's ranks differ in their buffers alone, and a killed one begins with those of another.
                 if line["digest"] not in digests:
                     self.found.wrong.append(f"round {line['round']} rank {line['rank']} step {line['step']}")
-        alone = undisturbed(self.kind, self.nodes, max(losses(self.lines.read())), same=self.same)
+        made = losses(self.lines.read())  # workers may still be about to stop
+        alone = undisturbed(self.kind, self.nodes, max(made), same=self.same)
         self.found.apart = [
-            abs(loss - alone[step]) / max(abs(alone[step]), 1e-12)
-            for step, loss in sorted(losses(self.lines.read()).items())
+            abs(loss - alone[step]) / max(abs(alone[step]), 1e-12) for step, loss in sorted(made.items())
         ]
 
 

@@ -89,7 +89,7 @@ def test_the_next_one_does_not_after_a_long_round() -> None:
     for _ in range(4):
         fail(story)
     fail(story, after_s=60)
-    assert story.group.rests_until is None
+    assert story.group.backoff_until is None
     story.failed("a")
     story.join("a")
     assert waits_for(story).until == pytest.approx(story.now + 1)
@@ -111,7 +111,7 @@ def test_a_loss_is_no_failure_and_its_next_round_does_not_wait() -> None:
         story.joins("a")
         story.leave("b")
         story.join("b", inc=f"b-{inc}")
-        assert story.group.rests_until is None
+        assert story.group.backoff_until is None
         story.wait(1)  # the last call
         story.started("a", "b")
     assert story.group.quick == story.group.restarts == 0

@@ -166,9 +166,9 @@ class Checks:
         for node in new.nodes.values():
             if not directive(new, node, now).reason.message:
                 self.violate("the state says why", f"not to {node.node_id}")
-            if (node.gone_why is not None and node.gone_why.code == "lease_expired") and not old.nodes[
-                node.node_id
-            ].gone:
+            if (
+                node.departure_reason is not None and node.departure_reason.code == "lease_expired"
+            ) and not old.nodes[node.node_id].gone:
                 heard_at = max(self._heard.get(node.incarnation, 0.0), self._serves_since)
                 silent_s = self._timeline.now - heard_at
                 if silent_s < new.spec.lease_s - 1e-6:

@@ -292,7 +292,7 @@ def full() -> Group:
         leaving=departures.drained(),
         rejected=departures.bad_address("g", "gpu0", "127.0.0.1"),
         gone_at=0.1 + 0.2,
-        gone_why=departures.lease_expired(5.0),
+        departure_reason=departures.lease_expired(5.0),
         former=("w",),
         replaced=(Difference("max_nodes", "2", "5"),),
     )
@@ -385,7 +385,7 @@ def full() -> Group:
         unreachable=frozenset({("gpu1", "gpu0")}),
         failed_masters=1,
         quick=3,
-        rests_until=101.0,
+        backoff_until=101.0,
         snapshots=SnapshotsKept(
             origin="0123456789abcdef",
             wanted=Stamp(round=3, step=80),
@@ -590,7 +590,7 @@ def test_a_record_from_before_a_field_gets_its_default() -> None:
     assert isinstance(spec, dict)
     for name in ("replace_wait_s", "rank_order", "master"):
         del spec[name]
-    news = dict.fromkeys(("seats", "unreachable", "quick", "rests_until", "failed_rounds"), ...)
+    news = dict.fromkeys(("seats", "unreachable", "quick", "backoff_until", "failed_rounds"), ...)
     found = restore(edited("groups/g/group", spec=spec, **news), NOW)
     assert found["g"].group.spec.replace_wait_s == 0.0
     assert (found["g"].group.spec.rank_order, found["g"].group.spec.master) == ("sticky", None)

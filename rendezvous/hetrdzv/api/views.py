@@ -256,7 +256,7 @@ def waited_for(group: Group, member: Member) -> bool:
 
 def _why_out(group: Group, node: Node) -> Reason | None:
     """Why a node is gone, about to go, or in no round; None: there is nothing to say."""
-    if (going := node.gone_why or node.leaving) is not None:
+    if (going := node.departure_reason or node.leaving) is not None:
         return going
     if node.not_ready:
         return waiting.not_ready(Nodes.of([node.node_id]), node.not_ready)

@@ -8,7 +8,7 @@ from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S
-from hetrdzv.core.rounds.transitions import Work, begin_job, begins_anew, expire
+from hetrdzv.core.rounds.transitions import Work, begin_job, expire, is_reusable
 from hetrdzv.protocol.differences import SCRIPT, Difference
 from hetrdzv.protocol.errors import Conflict, SpecConflict
 from hetrdzv.protocol.reasons.events import settings_changed
@@ -45,7 +45,7 @@ def agree(
         if holders := _holders(work.group):
             raise _conflict(work, replaced, holders)
         settle(work)  # the last round is judged
-        if begins_anew(work.group):
+        if is_reusable(work.group):
             begin_job(work, GroupSpec(), spec_fixed=False)
             return agree(work, given, final=final, node_id=node_id)
         if work.group.by_put or work.group.state.terminal:

@@ -6,8 +6,8 @@ from typing import Any
 from hetrdzv.core import snapshots
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import End, Group, Node, Round
-from hetrdzv.core.rounds.notice import may_save
-from hetrdzv.core.rounds.transitions import begins_anew
+from hetrdzv.core.rounds.notice import in_grace_period
+from hetrdzv.core.rounds.transitions import is_reusable
 from hetrdzv.core.shares import shares_of
 from hetrdzv.core.why import why, why_ended, why_waits
 from hetrdzv.protocol.directive import Directive, Start, StopNotice
@@ -74,7 +74,7 @@ def heading(group: Group, node: Node) -> Heading:
         if snapshots.is_needed(group, node):
             return tell(DirectiveKind.WAIT, "serves" if group.active_round is None else "others_load")
         return tell(DirectiveKind.EXIT, "left")
-    if may_save(group, node):
+    if in_grace_period(group, node):
         news = "notice" if node.takes_notice else "round_formed"
         return tell(DirectiveKind.START, news, node.member_of)
     if node.drains or node.node_id in group.drained:
@@ -143,20 +143,20 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             return {
                 "reason": late or why(group, now),
                 "came_late": late is not None or None,
-                "stays": not begins_anew(group) or None,
+                "stays": not is_reusable(group) or None,
                 "outcome": outcome,
                 "exit_code": _exit_code(outcome, group.root_cause),
                 "root_cause": group.root_cause,
                 "time": _time_of_job(group),
             }
         case "left" | "serves" | "others_load":
-            left = ends.node_left(node_id, node.gone_why or departures.agent_left())
+            left = ends.node_left(node_id, node.departure_reason or departures.agent_left())
             return {"reason": left, "exit_code": EXIT_FAILED if head.kind is DirectiveKind.EXIT else None}
         case "drained":
             drained = waiting.is_drained(group.group_id, node_id)
             return {"reason": drained, "exit_code": EXIT_DRAINED}
         case "lost":
-            return {"reason": ends.node_lost(node_id, node.gone_why or departures.agent_left())}
+            return {"reason": ends.node_lost(node_id, node.departure_reason or departures.agent_left())}
         case "round_ended" if current is not None and current.end is not None:
             return {"reason": why_ended(current.number, current.end)}
         case "round_formed" | "daemon" | "stalled" | "notice" if current is not None:
@@ -193,7 +193,7 @@ def _came_late(group: Group, node: Node) -> Reason | None:
 
 def late_exit_code(group: Group) -> int | None:
     """With which status agents exit that join now: the job is over, and they begin no new one; None: they may join."""
-    if not group.state.terminal or begins_anew(group):
+    if not group.state.terminal or is_reusable(group):
         return None
     return _exit_code(group.state, group.root_cause)
 

@@ -28,24 +28,24 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.hangs import hang_of, note_stall
 from hetrdzv.core.model import OFFERED, Cause, Group, Node, Round
-from hetrdzv.core.rounds.notice import may_save
+from hetrdzv.core.rounds.notice import in_grace_period
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import Leases
 from hetrdzv.core.rounds.transitions import (
     Work,
     begin_job,
-    begins_anew,
     end_round,
     expire,
     fail,
     finish_cancelled,
-    heard,
+    is_reusable,
     known_node,
+    record_contact,
+    remove_node,
     require_speaker,
     set_leaving,
     stop,
-    stop_kindly,
-    take_out,
+    stop_with_grace,
     withdraw,
 )
 from hetrdzv.core.why import apart
@@ -141,7 +141,7 @@ def step(group: Group, command: Command, now: float, leases: Leases, *, settles:
 
 
 def _put(work: Work, command: Put) -> None:
-    if begins_anew(work.group):
+    if is_reusable(work.group):
         begin_job(work, GroupSpec(), spec_fixed=False)
     known = work.group.by_put
     agree(work, command.spec, final=True)
@@ -157,7 +157,7 @@ def _join(work: Work, command: Join) -> None:
         _ready_again(work, node, command)
         return
     former = _take_place(work, node, command.incarnation) if node is not None else ()
-    if begins_anew(group) and command.node_id not in group.drained:
+    if is_reusable(group) and command.node_id not in group.drained:
         begin_job(work, GroupSpec(), spec_fixed=False)
     replaced: tuple[Difference, ...] = ()
     if not work.group.state.terminal and command.node_id not in group.drained:  # else it is told to exit
@@ -216,7 +216,7 @@ def _take_place(work: Work, node: Node, incarnation: str) -> tuple[str, ...]:
                 f"{node.address} that is alive: start this agent with another --node-id, or wait until "
                 f"the other has exited"
             )
-        take_out(work, node, NodePhase.LOST, departures.agent_replaced())
+        remove_node(work, node, NodePhase.LOST, departures.agent_replaced())
     return (*node.former, node.incarnation)[-FORMER_KEPT:]
 
 
@@ -224,7 +224,7 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
     """A known incarnation joins: it acknowledges `stop`, returns, is ready or no longer, or repeats itself."""
     if (node.phase is NodePhase.LEFT or _has_died(node)) and node.rejected is None:
         raise StaleIncarnation(f"node '{node.node_id}' has left the group; to rejoin, restart its agent")
-    node = heard(work, node)
+    node = record_contact(work, node)
     group = work.group
     if node.rejected is not None or node.job != group.job or group.state.terminal:
         return
@@ -252,7 +252,7 @@ def _ready_again(work: Work, node: Node, command: Join) -> None:
         **refreshed,
         daemon=(),
         gone_at=None,
-        gone_why=None,
+        departure_reason=None,
     )
     if returns:
         work.say(events.node_returned(node.node_id))
@@ -275,7 +275,7 @@ def _renew(work: Work, command: Renew) -> bool:
     node = require_speaker(work.group, command.node_id, command.incarnation)
     knows = has_got_stop(work.group, node, command.holds)
     news = node.cut_at is not None or knows
-    node = heard(work, node)
+    node = record_contact(work, node)
     if knows:
         work.change_node(node, stop_told_at=work.now)
     return news
@@ -290,22 +290,22 @@ def _disconnect(work: Work, command: Disconnect) -> None:
 def _leave(work: Work, command: Leave) -> None:
     node = require_speaker(work.group, command.node_id, command.incarnation)
     if command.died and not _has_died(node):
-        take_out(work, node, NodePhase.LOST, departures.agent_died())
+        remove_node(work, node, NodePhase.LOST, departures.agent_died())
     elif node.phase is not NodePhase.LEFT and not command.died:
         _say_goodbye(work, node, command.why)
 
 
 def _say_goodbye(work: Work, node: Node, why: str) -> None:
     said = departures.agent_left(why)
-    take_out(work, node, NodePhase.LEFT, said if why else node.leaving or said)
+    remove_node(work, node, NodePhase.LEFT, said if why else node.leaving or said)
 
 
 def _has_died(node: Node) -> bool:
-    return node.gone_why is not None and node.gone_why.code == ReasonCode.AGENT_DIED
+    return node.departure_reason is not None and node.departure_reason.code == ReasonCode.AGENT_DIED
 
 
 def _report(work: Work, command: Report) -> None:
-    node = heard(work, require_speaker(work.group, command.node_id, command.incarnation))
+    node = record_contact(work, require_speaker(work.group, command.node_id, command.incarnation))
     group = work.group
     if command.kind is ReportKind.LEAVING:
         gone_at = None if command.grace_s is None else work.now - max(0.0, command.age_s) + command.grace_s
@@ -455,7 +455,7 @@ def _worker_failed(work: Work, node: Node, current: Round, command: Report) -> N
 
 def _start_daemon(work: Work, command: StartDaemon) -> None:
     """Keep the daemon that the master has a member run until that member has stopped it with the round."""
-    master = heard(work, require_speaker(work.group, command.master, command.incarnation))
+    master = record_contact(work, require_speaker(work.group, command.master, command.incarnation))
     group, name, number = work.group, work.group.group_id, command.round
     current = group.active_round
     if current is None or group.state.terminal or not group.in_round(master) or number != current.number:
@@ -511,7 +511,7 @@ def _undrain(work: Work, command: Undrain) -> None:
     failed_rounds = {name: times for name, times in group.failed_rounds.items() if name != command.node_id}
     work.change(drained=group.drained - {command.node_id}, failed_rounds=failed_rounds)
     node = group.nodes.get(command.node_id)
-    if node is not None and node.drains and may_save(group, node):
+    if node is not None and node.drains and in_grace_period(group, node):
         work.change_node(node, leaving=None)  # its agent has not been told to exit
     work.say(events.node_undrained(command.node_id))
 
@@ -528,7 +528,7 @@ def _restart(work: Work) -> None:
         stop(work, group.active_round.notice.cause)  # it will not wait any longer
     else:
         why = ends.restart_requested(hang_of(group.active_round, work.now))
-        stop_kindly(work, Cause(kind=EndKind.RESTARTED, reason=why))
+        stop_with_grace(work, Cause(kind=EndKind.RESTARTED, reason=why))
 
 
 def _cancel(work: Work, command: Cancel) -> None:
@@ -543,4 +543,4 @@ def _cancel(work: Work, command: Cancel) -> None:
     else:
         why = ends.cancelled(command.by, hang_of(active, work.now))
         work.change(cancellation=why)
-        stop_kindly(work, Cause(kind=EndKind.CANCELLED, reason=why))
+        stop_with_grace(work, Cause(kind=EndKind.CANCELLED, reason=why))

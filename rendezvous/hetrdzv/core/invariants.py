@@ -48,8 +48,8 @@ def violations(group: Group, since: Group | None = None, changed: Iterable[Node]
     if group.restarts > group.spec.max_restarts:
         yield f"{group.restarts} restarts were spent of {group.spec.max_restarts}"
     active = group.active_round
-    if active is not None and group.rests_until is not None:
-        yield f"round {active.number} runs, but its restart waits until {group.rests_until}"
+    if active is not None and group.backoff_until is not None:
+        yield f"round {active.number} runs, but its restart waits until {group.backoff_until}"
     if group.state in (GroupState.STARTING, GroupState.RUNNING) and active is None:
         yield f"the state is {group.state}, but no round is active"
     if group.state is GroupState.WAITING and active is not None:

@@ -45,7 +45,7 @@ class Node(Offer):
         leaving: why the node is about to leave while its workers may still run (drained, SIGTERM), or None.
         rejected: why the group cannot use this node, so that its agent must exit, or None.
         daemon: the command line of that daemon for the node's round; empty for none.
-        gone_at, gone_why: when and why the node became lost or left.
+        gone_at, departure_reason: when and why the node became lost or left.
         heard_at: when the last command of the agent came; renewals are in a table of their own (memory only).
         cut_at: when an open poll of the agent was cut; None once it is heard from again (memory only).
         stop_told_at: when the agent first said that it has got what tells it to stop, its newest round having ended:
@@ -65,7 +65,7 @@ class Node(Offer):
     leaving: Reason | None = None
     rejected: Reason | None = None
     gone_at: float | None = None
-    gone_why: Reason | None = None
+    departure_reason: Reason | None = None
     heard_at: float = 0.0
     cut_at: float | None = None
     stop_told_at: float | None = None
@@ -303,7 +303,7 @@ class Group:
         unreachable: (node, master) pairs: the node could not reach the master's port.
         failed_masters: how many masters in a row no node could reach.
         quick: how many restarts in a row came in quick succession, the last one included.
-        rests_until: until when the next restart waits, since the last ones came in quick succession, or None (seconds).
+        backoff_until: until when the next restart waits, since the last ones came in quick succession, or None (s).
         snapshots: what is kept of those of this job (protocol/snapshots.py); None: its nodes hold none.
         failed_rounds: how many failed rounds in a row the workers of a node were the root cause of, by node id.
         records: of its last rounds, also those of earlier jobs; that of the newest round comes once another one forms.
@@ -332,7 +332,7 @@ class Group:
     unreachable: frozenset[tuple[str, str]] = frozenset()
     failed_masters: int = 0
     quick: int = 0
-    rests_until: float | None = None
+    backoff_until: float | None = None
     snapshots: Kept | None = None
     failed_rounds: Mapping[str, int] = field(default_factory=dict)
     records: tuple[RoundRecord, ...] = ()

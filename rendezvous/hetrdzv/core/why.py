@@ -167,10 +167,10 @@ def _deserted_since(group: Group) -> float | None:
 
 
 def _last_wait(group: Group, ready: waiting.Ready, answer: Selection | Shortfall, now: float) -> Reason:
-    until, rests_until, spec = forms_at(group, answer), group.rests_until, group.spec
-    if rests_until is not None and now < rests_until == until:
+    until, backoff_until, spec = forms_at(group, answer), group.backoff_until, group.spec
+    if backoff_until is not None and now < backoff_until == until:
         budget = None if spec.max_restarts >= UNLIMITED_RESTARTS else spec.max_restarts
-        return waiting.restart_backoff(ready, group.restarts, budget, group.quick, rests_until)
+        return waiting.restart_backoff(ready, group.restarts, budget, group.quick, backoff_until)
     by_number = spec.unit is None  # with units no number of nodes shortens it
     return waiting.last_call(
         ready,

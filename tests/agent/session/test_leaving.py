@@ -32,7 +32,7 @@ def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
     bench.session.leave("its agent got SIGTERM", bench.now)
     bench.pump()
     assert bench.session.finished
-    assert bench.group.nodes["a"].gone_why == departures.agent_left("its agent got SIGTERM")
+    assert bench.group.nodes["a"].departure_reason == departures.agent_left("its agent got SIGTERM")
 
 
 def test_a_start_that_comes_while_leaving_is_not_told(bench: Bench) -> None:

@@ -38,7 +38,7 @@ def waited_for(group: Group) -> Sequence[str]:
     return [member.node_id for member in active.members if not _is_ready(group, active, member)]
 
 
-def may_save(group: Group, node: Node) -> bool:
+def in_grace_period(group: Group, node: Node) -> bool:
     """Whether a node's workers may keep running although their round is about to end, or the node about to leave."""
     active = group.active_round
     if active is None or active.notice is None or not group.in_round(node) or node.gone or node.stopped:

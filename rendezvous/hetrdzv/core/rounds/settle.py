@@ -25,7 +25,7 @@ from hetrdzv.core.rounds.transitions import (
     reject,
     remembered,
     stop,
-    stop_kindly,
+    stop_with_grace,
     succeed,
 )
 from hetrdzv.core.selection.joining import growth
@@ -191,8 +191,8 @@ def _charge(work: Work, ended: Round, first: _Failed) -> None:
     else:
         # The first restart does not wait, those in quick succession 1 s, 2 s, 4 s ...
         wait_s = min(group.spec.restart_wait_s, 2.0 ** min(quick - 2, 30)) if quick > 1 else 0.0
-        rests_until = work.now + wait_s if wait_s else None
-        work.change(quick=quick, restarts=group.restarts + 1, rests_until=rests_until)
+        backoff_until = work.now + wait_s if wait_s else None
+        work.change(quick=quick, restarts=group.restarts + 1, backoff_until=backoff_until)
         work.say(events.restart_spent(first.reason, group.restarts + 1, budget))
 
 
@@ -283,7 +283,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         nodes=nodes,
         seats=tuple(seat for seat in placement.seats if seat in nodes),
         last_call=False,
-        rests_until=None,
+        backoff_until=None,
         waiting_since=None,
         bounds_since=None,
         joiners_since=None,
@@ -333,4 +333,4 @@ def _admit_joiners(work: Work) -> None:
         work.change(joiners_since=work.now)
     if work.now >= admits_at(work.group, larger) and not larger.has_suspects:
         who = sorted(node.node_id for node in larger.joiners)
-        stop_kindly(work, Cause(kind=EndKind.JOINED, reason=ends.nodes_joined(who), node_id=who[0]))
+        stop_with_grace(work, Cause(kind=EndKind.JOINED, reason=ends.nodes_joined(who), node_id=who[0]))

@@ -88,7 +88,7 @@ def resolved_at(group: Group, end: End) -> float:
 
 def forms_at(group: Group, answer: Selection | Shortfall) -> float:
     """When the round forms, or the group gives up on it, if nothing else happens (seconds); the bounds hold."""
-    since = max(group.bounds_since or 0.0, group.rests_until or 0.0)
+    since = max(group.bounds_since or 0.0, group.backoff_until or 0.0)
     if isinstance(answer, Selection) and answer.full:
         return since
     if group.last_call:

@@ -86,7 +86,7 @@ def known_node(group: Group, node_id: str) -> Node:
     return node
 
 
-def heard(work: Work, node: Node) -> Node:
+def record_contact(work: Work, node: Node) -> Node:
     """Record that a node's agent was heard from."""
     return work.change_node(node, heard_at=work.now, cut_at=None)
 
@@ -97,10 +97,10 @@ def heard(work: Work, node: Node) -> Node:
 def expire(work: Work) -> None:
     """Mark nodes lost that missed their lease, or whose connection was cut."""
     for node, why, since in expired(work.group, work.now, work.leases):
-        take_out(work, node, NodePhase.LOST, why, since)
+        remove_node(work, node, NodePhase.LOST, why, since)
 
 
-def take_out(work: Work, node: Node, phase: NodePhase, why: Reason, since: float | None = None) -> None:
+def remove_node(work: Work, node: Node, phase: NodePhase, why: Reason, since: float | None = None) -> None:
     """Take a node out of the group's live ones; ends its round unless its part in it is done.
 
     Args:
@@ -111,7 +111,7 @@ def take_out(work: Work, node: Node, phase: NodePhase, why: Reason, since: float
     lost = phase is NodePhase.LOST
     late_goodbye = not lost and node.phase is NodePhase.SUCCEEDED and not work.group.active_round
     done = late_goodbye or work.group.part_done(node)
-    work.change_node(node, phase=phase, daemon=(), gone_at=work.now, gone_why=why, cut_at=None)
+    work.change_node(node, phase=phase, daemon=(), gone_at=work.now, departure_reason=why, cut_at=None)
     event = ends.node_lost(node.node_id, why) if lost else ends.node_left(node.node_id, why)
     work.say(event)
     if not node.gone:
@@ -145,7 +145,7 @@ def withdraw(
         departed = {**current.end.departed, node.node_id: node.failure}
         work.change(round=replace(current, end=replace(current.end, departed=departed)))
     elif cause.kind is EndKind.DRAINED or gone_at is not None:
-        stop_kindly(work, cause, gone_at)
+        stop_with_grace(work, cause, gone_at)
     else:
         end_round(work, cause, since=since)
 
@@ -192,7 +192,9 @@ def _leaving(node_id: str, why: Reason) -> Cause:
 def reject(work: Work, node: Node) -> None:
     """Reject a node that no other host can reach; its agent is told to exit."""
     why = departures.bad_address(work.group.group_id, node.node_id, node.address)
-    work.change_node(node, rejected=why, phase=NodePhase.LEFT, gone_at=work.now, gone_why=why, cut_at=None)
+    work.change_node(
+        node, rejected=why, phase=NodePhase.LEFT, gone_at=work.now, departure_reason=why, cut_at=None
+    )
     work.say(events.node_rejected(node.node_id, why))
 
 
@@ -264,7 +266,7 @@ def _blame(work: Work, ended: Round, end: End, cause: Cause) -> End:
     return end
 
 
-def stop_kindly(work: Work, cause: Cause, gone_at: float | None = None) -> None:
+def stop_with_grace(work: Work, cause: Cause, gone_at: float | None = None) -> None:
     """End the active round, to which nothing has happened yet; where there is time, once its workers have saved.
 
     A round that is about to end anyway keeps its notice, unless the job is to end with it.
@@ -333,7 +335,7 @@ def _finish(work: Work, state: GroupState, event: Reason, root_cause: RootCause 
     work.say(event)
 
 
-def begins_anew(group: Group) -> bool:
+def is_reusable(group: Group) -> bool:
     """Whether naming this group starts a new job in it (rule 10)."""
     return group.state in (GroupState.SUCCEEDED, GroupState.FAILED) and not group.by_put
 

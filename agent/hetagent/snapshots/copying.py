@@ -201,22 +201,27 @@ class Copier:
             self.devices.watch(parameters, others)
         else:
             large = self.devices.then(step, large)
-        found: dict[str, list[tuple[Place, Tensor]]] = {}
-        peers: list[set[int]] = []
+        shards = {name: tensor for name, tensor in large.items() if isinstance(tensor, DTensor)}
+        replicated = [
+            (place_of(name, tensor), tensor) for name, tensor in large.items() if name not in shards
+        ]
+        own, peers = [], []
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(large, is_coordinator=True)
+        planner.set_up_planner(shards, is_coordinator=False)
         for item in planner.create_local_plan().items:
             name, tensor, whole = item.index.fqn, planner.resolve_data(item), item.tensor_data
             assert whole is not None
             assert isinstance(tensor, Tensor)
-            holders = _holders(large[name])
-            peers += [holders] if holders else []
-            file = OWN.format(self._who.rank) if holders else SHARED
-            place = place_of(name, tensor, whole.size, whole.chunk.offsets)
-            found.setdefault(file, []).append((place, tensor))
-        self._shared, self.sharded = SHARED in found, bool(peers)
+            part = place_of(name, tensor, whole.size, whole.chunk.offsets), tensor
+            if holders := _holders(shards[name]):
+                peers.append(holders)
+                own.append(part)
+            else:
+                replicated.append(part)
+        files = {SHARED: sorted(replicated, key=lambda part: part[0].name), OWN.format(self._who.rank): own}
+        self._shared, self.sharded = bool(replicated), bool(own)
         self._peers = set.intersection(*peers) - {self._who.rank} if peers else set()
-        return found
+        return {name: parts for name, parts in files.items() if parts}
 
     def is_whole(self, stamp: Stamp) -> bool:
         """Whether the workers of this node have written that they have all that ranks have alike."""
@@ -269,9 +274,9 @@ class Copier:
         return Copy(index, copied, small, copies, self._folder, slot, peers[:MOST_PEERS], lock)
 
 
-def _holders(tensor: Tensor) -> set[int]:
+def _holders(tensor: DTensor) -> set[int]:
     """The ranks that have the same part of a tensor as this one; none: all ranks have all of it."""
-    if not isinstance(tensor, DTensor) or all(isinstance(each, Replicate) for each in tensor.placements):
+    if all(isinstance(each, Replicate) for each in tensor.placements):
         return set()
     at, mesh = tensor.device_mesh.get_coordinate(), tensor.device_mesh.mesh
     assert at is not None

@@ -91,6 +91,10 @@ class State:
         self._buffers: list[tuple[str, MutableMapping[str, Tensor | None], str]] = []
         self._extra: dict[str, nn.Module] = {}
         self._grouped: dict[str, list[list[str]]] = {}  # names of parameters, by optimizer
+        self._counted, self._has_plain = (
+            -1,
+            False,
+        )  # whether optimizers keep more than tensors, of so many parameters
         self._known: list[int] | None = None  # how many groups of parameters there were when that was found
 
     def learn(self) -> None:
@@ -161,7 +165,9 @@ class State:
         self.learn()
         values = {name: _value(value) for name, value in self._replicated.items()}
         values |= {name: module.get_extra_state() for name, module in self._extra.items()}
-        values |= self._states(tensors=False)
+        if self.count() != self._counted:  # to look each time takes long
+            self._counted, self._has_plain = self.count(), any(self._states(tensors=False))
+        values |= self._states(tensors=False) if self._has_plain else {}
         for prefix, optimizer in self.optimizers.items():
             groups = zip(optimizer.param_groups, self._grouped[prefix], strict=True)
             values[f"{prefix}.param_groups"] = [{**group, "params": names} for group, names in groups]

@@ -73,15 +73,6 @@ def test_the_first_ones_of_a_round_are_closer_together() -> None:
     assert apart == [FIRST_S, 2.0, 4.0, 8.0, 16.0, EVERY_S]
 
 
-def test_one_that_is_not_safe_yet_gets_another_interval() -> None:
-    schedule = Schedule(0, 1)
-    schedule._wait_s = EVERY_S
-    assert is_due(schedule, 1.0)
-    assert not is_due(schedule, 32.0, waits=True)
-    assert is_due(schedule, 61.1, waits=True), "it may never be"
-    assert is_due(schedule, 92.0)
-
-
 def test_where_none_can_be_taken_none_is_named() -> None:
     schedule = Schedule(0, 1)
     assert not is_due(schedule, 1.0, ready=False)
@@ -98,10 +89,9 @@ def test_that_one_is_for_the_disk_is_told_to_all_ranks_and_only_once() -> None:
     assert seen == [[True, True], *([False, False] for _ in seen[1:])]
 
 
-def test_the_first_of_a_round_waits_until_the_loaded_one_is_safe_for_an_interval_at_most() -> None:
-    alone = Schedule(0, 1)
-    due = [is_due(alone, 1000.0 + at, waits=True) for at in range(40)]
-    assert due.index(True) == EVERY_S
-    alone = Schedule(0, 1)
-    due = [is_due(alone, 1000.0 + at, waits=at < 5) for at in range(10)]
-    assert due.index(True) == 5
+def test_one_that_is_not_safe_yet_is_waited_for_an_interval_at_most() -> None:
+    """Also that which was loaded."""
+    for safe_at, taken in ((40, EVERY_S), (5, 5)):
+        alone = Schedule(0, 1)
+        due = [is_due(alone, 1000.0 + at, waits=at < safe_at) for at in range(40)]
+        assert due.index(True) == taken

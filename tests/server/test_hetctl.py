@@ -464,7 +464,7 @@ def test_describe_of_a_failed_job_begins_with_what_to_do(ctl: Callable[..., str]
     text = ctl("describe", job.group).split("\n\n")[0] + "\n"
     assert text.splitlines()[:3] == [
         "failed: RuntimeError: [bold]out[/bold] of memory (m29.py:3, rank 3 on gpu1)",
-        f"next: to begin again, once that is mended: hetctl restart {job.group}, then start hetagent on each node",
+        f"next: to begin again: hetctl restart {job.group}, then start hetagent on each node",
         "root cause: node gpu1, rank 3 (local rank 3), exit code 1, round 1",
     ]
     assert text.endswith("  RuntimeError: [bold]out[/bold] of memory\n")

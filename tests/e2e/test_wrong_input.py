@@ -235,7 +235,7 @@ def test_gpus_that_are_not_here(hetagent: Run, argv: list[str], text: str) -> No
 @pytest.mark.parametrize(
     ("argv", "numactl", "text"),
     [
-        (CPU, True, "binds workers to the CPUs near their GPUs, but CPU workers have none: leave it out"),
+        (CPU, True, "binds workers to CPUs near their GPUs, but CPU workers have none: leave it out"),
         (["--nproc-per-node", "1"], False, "needs the program numactl: install it on this node, or leave the flag out"),
     ],
 )  # fmt: skip

@@ -20,7 +20,6 @@ from hetagent.health.gpus_free import GpusFree
 from hetagent.health.node_check import NodeCheck
 from hetagent.health.ready_file import ReadyFile
 from hetagent.launch.choose import launch_of
-from hetagent.launch.choose import notes as launch_notes
 from hetagent.launch.command import WorkerCommand, checksum, script_name
 from hetagent.launch.slots import check_files, narrow, slots_of
 from hetagent.monitor.watcher import Watcher
@@ -126,7 +125,7 @@ def _context(
     Args:
         notes: what a person should know of its name.
     """
-    for note in (*notes, *options.notes, *launch_notes(options, command)):
+    for note in (*notes, *options.notes):
         tell(note)
     chosen, slots = slots_of(options)
     check_files(slots)

@@ -43,7 +43,6 @@ class Assignment:
         script_port: the socket that holds this node's own `script_port`, listening; on the master it is
             the port that the round's members know as `start.master.script_port`.
         ask: asks the server something about this round, see `ServerConnection.ask`.
-        interrupted: whether a signal or the server wants the agent's attention: a `begin` that waits then gives up.
         notes: messages for the terminal; a launch adds to them.
     """
 
@@ -53,7 +52,6 @@ class Assignment:
     start: Start
     script_port: socket.socket | None = None
     ask: Callable[[Report[Any]], "Future[Any]"] | None = None
-    interrupted: Callable[[], bool] = lambda: False
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -84,7 +82,6 @@ class Launch:
     Attributes:
         flags: those that go with it, for the command line.
         one_per_node: a single process stands for all slots of the node, so a failure has no rank.
-        fills_placeholders: `{rank_offset}` and the like in the command are replaced.
         wants_members: rounds have to list all their members (`start.members`).
         wants_daemon: the master of a round may have this node run its launcher's daemon (`start.daemon`).
         uses_process_groups: scripts work together in torch's process groups, so that one without any does nothing yet.
@@ -96,7 +93,6 @@ class Launch:
 
     flags: ClassVar[Flags] = {}
     one_per_node = False
-    fills_placeholders = False
     wants_members = False
     wants_daemon = False
     uses_process_groups = False

@@ -7,7 +7,6 @@ from hetagent.errors import UsageError
 from hetagent.launch.base import Launch, Setup
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.kinds import LAUNCHES, OWN_FLAGS, kinds_with
-from hetagent.launch.node import placeholders
 from hetagent.node.gpu.devices import VISIBLE, mig_slices
 from hetagent.options.model import Options
 from hetagent.options.torchrun import dest
@@ -60,17 +59,3 @@ def _check_flags(options: Options, slots: int, environ: Mapping[str, str]) -> No
             raise UsageError(
                 f"{flag} needs the program numactl: install it on this node, or leave the flag out"
             )
-
-
-def notes(options: Options, command: WorkerCommand | None) -> list[str]:
-    """Hints about what looks like a mistake, but may be intended."""
-    if command is None or LAUNCHES[options.launch].launch.fills_placeholders:
-        return []
-    names = placeholders.forgotten(command.args)
-    shown = ", ".join(f"{{{name}}}" for name in names)
-    filling = " or ".join(name for name, kind in LAUNCHES.items() if kind.launch.fills_placeholders)
-    return (
-        [f"{shown} in the command is passed on unchanged: only --launch {filling} fills it in"]
-        if names
-        else []
-    )

@@ -115,15 +115,13 @@ def _program(name: str) -> str:
     """The path of a program, looked up as a shell does."""
     if (program := shutil.which(name)) is not None:
         return program
-    if os.path.isdir(name):
-        raise NotFound(f"program '{name}' is a folder: give the path of a program")
-    if os.path.exists(name):
-        path = name if os.path.dirname(name) else f"./{name}"
-        if os.access(path, os.X_OK):
-            raise NotFound(f"program '{name}' is not on PATH: write {path} for the one in this folder")
-        also = ", or leave --no-python out for Python" if name.endswith(".py") else ""
-        raise NotFound(f"program '{name}' is not executable: run chmod +x {path}{also}")
-    raise NotFound(f"program '{name}' is not found: give its path, or install it on this node")
+    if not os.path.isfile(name):
+        raise NotFound(f"program '{name}' is not found: give its path, or install it on this node")
+    path = name if os.path.dirname(name) else f"./{name}"
+    if os.access(path, os.X_OK):
+        raise NotFound(f"program '{name}' is not on PATH: write {path} for the one in this folder")
+    also = ", or leave --no-python out for Python" if name.endswith(".py") else ""
+    raise NotFound(f"program '{name}' is not executable: run chmod +x {path}{also}")
 
 
 def group_command(words: Sequence[str]) -> WorkerCommand:

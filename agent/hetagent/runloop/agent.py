@@ -441,7 +441,6 @@ class Agent:
             start=start,
             script_port=self.ports.script,
             ask=self.line.ask,
-            interrupted=lambda: bool(self._directives or self._readable(0.0)),
         )
         if start.restarted_by:
             of = "" if start.max_restarts >= UNLIMITED_RESTARTS else f" of {start.max_restarts}"

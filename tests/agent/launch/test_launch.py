@@ -13,11 +13,11 @@ from hetagent.cli.parse import parse
 from hetagent.errors import CommandError, UnevenRanksError, UsageError
 from hetagent.launch import choose, kinds
 from hetagent.launch.base import Assignment, Launch, Setup
-from hetagent.launch.choose import launch_of, notes
+from hetagent.launch.choose import launch_of
 from hetagent.launch.command import WorkerCommand
 from hetagent.launch.gpu import PerGpu, entries
 from hetagent.launch.kinds import LAUNCHES, Kind
-from hetagent.launch.node import init_file, placeholders
+from hetagent.launch.node import placeholders
 from hetagent.launch.node.init_file import InitFile
 from hetagent.launch.node.program import PerNode
 from hetrdzv.protocol.directive import Member, Start
@@ -148,16 +148,6 @@ def test_anything_else_in_braces_is_refused_with_what_is_known(word: str, named:
     assert "literal brace is written {{ or }}" in said
 
 
-def test_a_placeholder_that_nothing_fills_in_is_noticed() -> None:
-    assert placeholders.forgotten(
-        ["--r={rank_offset}", "{{gpus}}", '{"a": 1}', "{x}", "{gpus}", "{round:optional}"]
-    ) == [
-        "gpus",
-        "rank_offset",
-        "round",
-    ]
-
-
 @pytest.mark.parametrize(
     ("args", "changes", "refused"),
     [
@@ -248,24 +238,6 @@ def test_no_file_of_another_job_is_used(tmp_path: Path) -> None:
     assert second.begin(assignment("a", master="10.0.0.2")) != f"file://{left}"
     assert second.begin(assignment("a")) == f"file://{left}"
     assert not left.exists()
-
-
-def test_a_directory_that_is_not_shared_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(init_file, "PATIENCE_S", 0.2)
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-    InitFile(tmp_path / "here").begin(assignment("a"))
-    with pytest.raises(
-        CommandError, match=r"node 'b' does not see the file that the master 'a' wrote to --init-file .*there"
-    ):
-        InitFile(tmp_path / "there").begin(assignment("b"))
-
-
-def test_waiting_for_the_master_ends_when_the_server_has_news(tmp_path: Path) -> None:
-    member, looks = assignment("b"), iter([False, False, True, True])
-    member.interrupted = lambda: next(looks)
-    with pytest.raises(CommandError, match="interrupted"):
-        InitFile(tmp_path).begin(member)
 
 
 def test_a_name_must_be_a_directory_that_a_url_can_name(tmp_path: Path) -> None:
@@ -376,16 +348,6 @@ def test_several_mig_slices_need_isolation() -> None:
     launch_of(parse([*SERVER, "--isolate-gpus", "train.py"], {}), command("x"), 2, slices)
 
 
-def test_a_command_with_placeholders_that_nothing_fills_in_is_noted() -> None:
-    asked = command("--distributed-rank", "{rank_offset}", "{x}")
-    (note,) = notes(parse([*SERVER, "train.py"], {}), asked)
-    assert "{rank_offset}" in note
-    assert "--launch node" in note
-    assert notes(parse([*SERVER, "--launch", "node", "train.py"], {}), asked) == []
-    assert notes(parse([*SERVER, "train.py"], {}), command("{x}")) == []
-    assert notes(parse([*SERVER], {}), None) == []
-
-
 # -- the table -----------------------------------------------------------------------------------------------
 
 
@@ -397,7 +359,7 @@ def test_every_launch_style_is_a_row_with_a_class_of_its_own() -> None:
 
 def test_a_row_is_all_that_the_command_line_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(Launch):
-        fills_placeholders = True
+        pass
 
     kind = Kind("my own way", Mine, frozenset({"--init-file"}))
     table = {**LAUNCHES, "mine": kind}
@@ -406,7 +368,6 @@ def test_a_row_is_all_that_the_command_line_needs(monkeypatch: pytest.MonkeyPatc
     assert "mine: my own way" in " ".join(flags.parser().format_help().split())
     options = parse([*SERVER, "--launch", "mine", "--init-file", "/tmp", "train.py"], {})
     assert type(launch_of(options, command("x"), 2, {})) is Mine
-    assert notes(options, command("{rank_offset}")) == []
     with pytest.raises(UsageError, match="--init-file goes with --launch node or mine, not with gpu"):
         launch_of(parse([*SERVER, "--init-file", "/tmp", "train.py"], {}), command("x"), 2, {})
 

@@ -20,8 +20,7 @@ from tests.support.servers import free_port
 from torch.distributed.elastic.multiprocessing import Std
 
 from hetagent.errors import AgentError
-from hetagent.launch.base import Assignment, Launch
-from hetagent.launch.command import WorkerCommand
+from hetagent.launch.base import Launch
 from hetagent.node.network import hold_port
 from hetagent.node.processes import guardian
 from hetagent.node.processes.guardian import GuardianError
@@ -73,32 +72,6 @@ def test_a_stop_of_a_round_after_which_it_has_joined_changes_nothing(
     monkeypatch.setattr(made.line, "take", late)
     assert made.run() == 0
     assert made.agent.round_number == 2
-
-
-def test_a_launch_hears_of_a_stop_that_came_with_its_start(
-    rig: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = rig("true")
-    taken: list[Directive] = []
-    heard: list[bool] = []
-    take, begin = made.line.take, made.launch.begin
-
-    def both() -> list[Directive]:
-        taken.extend(take())
-        if not heard and [one.kind for one in taken][-1:] != ["stop"]:
-            return []
-        both_, taken[:] = list(taken), []
-        return both_
-
-    def asking(assignment: Assignment) -> WorkerCommand | None:
-        heard.append(assignment.interrupted())
-        return begin(assignment)
-
-    monkeypatch.setattr(made.line, "take", both)
-    monkeypatch.setattr(made.launch, "begin", asking)
-    started = lambda: soon(lambda: any(one.kind == "start" for one in taken), "a start")  # noqa: E731
-    assert made.run(started, made.asks("restart")) == 0
-    assert heard[0]
 
 
 def failing_once(monkeypatch: pytest.MonkeyPatch) -> None:

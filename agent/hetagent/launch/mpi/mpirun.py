@@ -65,8 +65,7 @@ class Mpi(Launch):
         self._folder: scratch.Folder | None = None
         self._relay: Relay | None = None
         self._orted = _check()
-        for parent in (SHARED_MEMORY, None):
-            scratch.sweep(PREFIX, parent)
+        scratch.sweep(PREFIX, SHARED_MEMORY)
 
     def begin(self, assignment: Assignment) -> WorkerCommand | None:
         """mpirun on the master; orted elsewhere, as soon as mpirun has asked for it."""
@@ -118,10 +117,7 @@ class Mpi(Launch):
 
     def _make_folder(self) -> Path:
         """A private folder for sockets, small files and shared memory."""
-        try:
-            self._folder = scratch.Folder(PREFIX, SHARED_MEMORY)
-        except OSError:  # it may be full or missing
-            self._folder = scratch.Folder(PREFIX)
+        self._folder = scratch.Folder(PREFIX, SHARED_MEMORY)
         return self._folder.path
 
 

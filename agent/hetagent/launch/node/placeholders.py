@@ -1,6 +1,5 @@
 """The placeholders in a node's command, such as `{rank_offset}`. Pure."""
 
-import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -47,12 +46,6 @@ def fill(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
         else:
             filled.append("".join(text + (values[name] if name else "") for text, name, _, _ in parts))
     return filled
-
-
-def forgotten(words: Sequence[str]) -> list[str]:
-    """Known placeholders in a command whose launch style fills none in; any other braces are fine there."""
-    braced = re.findall(rf"(?<!\{{)\{{(\w+)(?::{OPTIONAL})?\}}(?!\}})", "\0".join(words))
-    return sorted({name for name in braced if name in KNOWN})
 
 
 def values(assignment: Assignment, init_method: str | None = None) -> dict[str, str]:

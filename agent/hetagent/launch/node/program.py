@@ -28,7 +28,6 @@ class PerNode(Launch):
         },
     }
     one_per_node = True
-    fills_placeholders = True
     frees_port = True
     watches_deaths = True
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from hetagent.context import AgentContext
 from hetagent.errors import UsageError
 from hetagent.node import scratch
+from hetagent.node.console import WarnOnce
 from hetagent.node.memory import free_memory
 from hetagent.node.processes import proctree as processes
 from hetagent.node.processes.signals import signal_name
@@ -29,20 +30,14 @@ PREFIX = "hetagent_imports_"
 SETTLED_S = 5.0
 """A worker that has imported nothing for so long has probably imported everything (seconds)."""
 
-WARM_QUIET_S, COLD_QUIET_S = 1.0, 5.0
-"""How long after the start of a round no standby is made: its workers come first (seconds).
-
-Workers that were standbys are up in tenths of a second; others import for seconds.
-"""
+QUIET_S = 2.0
+"""How long after the start of a round no standby is made: its workers come first (seconds)."""
 
 LOOK_S = 1.0
 """How often to look whether one is due (seconds)."""
 
 RETRY_S = 10.0
 """How long after a standby has died the next one is made (seconds)."""
-
-HUNG_S = 300.0
-"""A standby that has imported for so long is replaced (seconds); torch from a cold file server takes a minute."""
 
 TOGETHER = max(1, len(os.sched_getaffinity(0)) // 8)
 """So many are made at the same time while a round runs."""
@@ -71,7 +66,7 @@ class Standbys(RoundHook):
         self._not_before = 0.0  # when the next one may be made (monotonic seconds)
         self._at_once = False  # make all that are missing, without a rest: no worker runs yet
         self._died = 0  # in a row, before they were ready
-        self._is_short = False  # of memory, which was said
+        self._log_once = WarnOnce(log)
         self._closed = False
         self._waker = SelfPipe()
         self._thread = threading.Thread(target=self._run, name="standbys", daemon=True)
@@ -108,8 +103,7 @@ class Standbys(RoundHook):
                     self._log(
                         f"cannot use the standby of local rank {local_rank} ({error}): starting without it"
                     )
-            quiet_s = WARM_QUIET_S if process is not None else COLD_QUIET_S
-            self._not_before = max(self._not_before, time.monotonic() + quiet_s)
+            self._not_before = max(self._not_before, time.monotonic() + QUIET_S)
         self._waker.wake()
         return process
 
@@ -163,14 +157,11 @@ class Standbys(RoundHook):
         missing = [rank for rank in sorted(self._programs) if rank not in self._standbys]
         if not missing or self._died >= ATTEMPTS:
             return
-        free, needed = free_memory(), len(missing) * NEEDED_BYTES
-        if free < needed:
-            if not self._is_short:
-                self._log(
-                    "no standbys for now, so a restart imports everything again: "
-                    f"{free / 2**30:.1f} GiB of memory are free, {needed / 2**30:.0f} GiB are needed"
-                )
-            self._is_short = True
+        if free_memory() < (needed := len(missing) * NEEDED_BYTES):
+            self._log_once(
+                "no standbys for now, so a restart imports everything again: "
+                f"less than {needed / 2**30:.0f} GiB of memory are free"
+            )
             return
         for rank in missing:
             if self._at_once or self._may_make(rank):
@@ -198,8 +189,6 @@ class Standbys(RoundHook):
                 self._died = 0
             else:
                 self._lost(rank, standby)
-        elif not standby.ready and time.time() >= standby.started_at + HUNG_S:
-            self._lost(rank, standby)
         elif standby.ready and standby.started_at < self._noted_at(rank) <= time.time() - SETTLED_S:
             del self._standbys[rank]  # the script has imported more since: make another one
             standby.end()
@@ -219,8 +208,7 @@ class Standbys(RoundHook):
             self._not_before = time.monotonic() + RETRY_S
 
     def _leave_out(self, module: str, why: str) -> None:
-        if module in self._preload:
-            self._preload.remove(module)
+        self._preload = [name for name in self._preload if name != module]
         if module not in self._left_out:  # not yet known from another standby
             self._left_out.add(module)
             self._log(f"standbys do without {module}: {why}")
@@ -249,14 +237,14 @@ class Standbys(RoundHook):
 
 def standbys_of(context: AgentContext, preload: Preload) -> Standbys | None:
     """The standbys. Where there can be none, a line says why."""
-    problem, launch, command = None, context.options.launch, context.command
+    launch, command = context.options.launch, context.command
+    if not preload.modules:
+        return None
     if launch != "gpu":
         problem = f"--launch {launch} starts processes of other kinds"
     elif command is not None and not command.is_python:
         problem = f"{Path(command.entrypoint).name} is not a Python script"
-    if not preload.modules:
-        return None
-    if problem is None:
+    else:
         return Standbys(preload.modules, context.tell)
     if preload.given is not None:
         raise UsageError(f"--preload {preload.given} makes no sense here, since {problem}: leave it out")

@@ -22,9 +22,6 @@ from hetrdzv.protocol.settings import SETTINGS, UNLIMITED_RESTARTS
 from hetrdzv.protocol.texts.ids import checked_id
 from hetrdzv.protocol.texts.typed import seconds, setting, whole
 
-TORCHS_STOP_TIMEOUT_S = 30.0
-"""How long torch's agent gives workers to stop before a restart, whatever --shutdown-timeout says (seconds)."""
-
 TORCHS_OWN = frozenset({"timeout"})
 """Options that torch adds to every job for its own backends; ignored."""
 

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
@@ -26,10 +27,9 @@ from hetagent.node import names, network
 from hetagent.session import reports
 from hetagent.session.connection import ServerConnection
 from hetagent.torch_compat.callers import BARRIER_PASSED, signal_of_callers, workers_of_callers
-from hetagent.torchrun.conf import TORCHS_STOP_TIMEOUT_S, Conf
+from hetagent.torchrun.conf import Conf
 from hetagent.torchrun.connection import Connection, cancel
 from hetagent.torchrun.directives import Directives
-from hetagent.torchrun.environment import WorkerEnvironment
 from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.messages import log, with_options
 from hetagent.torchrun.store import PAUSE_S, Call, RoundOverError, RoundStore, look_for, visit
@@ -48,9 +48,15 @@ LONGEST_INTERVAL_S = 1.0
 T = TypeVar("T")
 
 
-def _abandon(line: ServerConnection, environment: WorkerEnvironment) -> None:
+def _unset(names: set[str]) -> None:
+    """Take variables out of this process's environment."""
+    while names:
+        os.environ.pop(names.pop(), None)
+
+
+def _abandon(line: ServerConnection, inherited: set[str]) -> None:
     """Clean up after a handler that was not shut down; may run in any thread."""
-    environment.remove()
+    _unset(inherited)
     line.abandon("its agent is gone")
 
 
@@ -67,7 +73,9 @@ class TorchrunHandler(HetRendezvousHandler):
         self._log = partial(log, conf.node_id)  # not a method: the line must not keep this handler alive
         self._connection: Connection | None = None
         self._directives: Directives | None = None  # while connected
-        self._environment = WorkerEnvironment()
+        self._inherited: set[str] = (
+            set()
+        )  # what workers inherit from this process's environment, and we have set
         self._closed: str | None = None  # why this handler takes no part any more
         self._succeeded = False  # this node's workers have
         self._passed = False  # torch's exit barrier, so all nodes' workers have succeeded
@@ -163,7 +171,7 @@ class TorchrunHandler(HetRendezvousHandler):
                 self._report_failure(directives, final=True)
                 why = "its agent gave up"
             self._leave(why)
-        self._environment.remove()
+        _unset(self._inherited)
         self._name.release()
         return super().shutdown()
 
@@ -186,16 +194,10 @@ class TorchrunHandler(HetRendezvousHandler):
             raise RendezvousConnectionError(with_options(str(error))) from None
         self._connection, self._directives = connection, Directives(connection.line, log)
         # After a signal torch does not call shutdown(): a program that goes on must not seem to take part.
-        self._leaver = weakref.finalize(self, _abandon, connection.line, self._environment)
+        self._leaver = weakref.finalize(self, _abandon, connection.line, self._inherited)
         self._leaver.atexit = False  # then the server sees the connection break
         connection.line.start()
         log(f"group '{conf.group}' at {', '.join(conf.servers)}: offering {connection.address}")
-        stop_timeout_s = conf.spec.get("stop_timeout_s", TORCHS_STOP_TIMEOUT_S)
-        if stop_timeout_s < TORCHS_STOP_TIMEOUT_S:
-            log(
-                f"warning: stop_timeout_s={stop_timeout_s:g} is less than the {TORCHS_STOP_TIMEOUT_S:g} s that torch "
-                "gives workers to stop before a restart: workers of the old round may still run beside the new ones"
-            )
         return self._directives
 
     def _leave(self, why: str) -> None:
@@ -204,6 +206,11 @@ class TorchrunHandler(HetRendezvousHandler):
             directives.line.leave(why)
             directives.line.close()
             self._leaver.detach()
+
+    def _set_env(self, variables: Mapping[str, str]) -> None:
+        """Have workers to come inherit variables."""
+        os.environ.update(variables)
+        self._inherited |= variables.keys()
 
     def _hold_port(self) -> socket.socket:
         assert self._connection is not None, "not connected"
@@ -214,8 +221,8 @@ class TorchrunHandler(HetRendezvousHandler):
         assert self._connection is not None, "not connected"
         super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
         self._connection.refresh_address()
-        self._environment.begin()
-        self._environment.add(self._connection.socket_env(os.environ))
+        _unset(self._inherited)
+        self._set_env(self._connection.socket_env(os.environ))
         try:
             return self.offer()
         except network.NetworkError as error:
@@ -281,7 +288,7 @@ class TorchrunHandler(HetRendezvousHandler):
             failure = Failure(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
             directives.line.send(reports.failed(directive.round, failure))
             return None
-        self._environment.add({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
+        self._set_env({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
         self._round_store = RoundStore(store, self._on_success, self._await_barrier, self._during_round)
         directives.line.send(reports.started(directive.round))
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)

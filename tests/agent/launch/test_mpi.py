@@ -359,10 +359,7 @@ def test_whatever_is_sent_to_the_relay_it_goes_on(tmp_path: Path) -> None:
 def test_folders_of_killed_agents_are_swept(
     launch: Mpi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    places = [tmp_path / "tmp", tmp_path / "shm"]
-    for place in places:
-        (place / f"{folders.marked_prefix(mpirun.PREFIX)}dead").mkdir(parents=True)
-    monkeypatch.setattr("tempfile.tempdir", str(places[0]))
-    monkeypatch.setattr(mpirun, "SHARED_MEMORY", places[1])
+    (tmp_path / "shm" / f"{folders.marked_prefix(mpirun.PREFIX)}dead").mkdir(parents=True)
+    monkeypatch.setattr(mpirun, "SHARED_MEMORY", tmp_path / "shm")
     Mpi(None)
-    assert [list(place.iterdir()) for place in places] == [[], []]
+    assert list((tmp_path / "shm").iterdir()) == []

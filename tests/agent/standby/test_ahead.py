@@ -133,7 +133,7 @@ def test_a_script_whose_imports_fail_because_of_it_begins_anew(script: Script) -
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standbys]:
     """No rests, and no shortage of memory; nothing may be said."""
-    for name in ("WARM_QUIET_S", "COLD_QUIET_S", "SETTLED_S", "LOOK_S"):
+    for name in ("QUIET_S", "SETTLED_S", "LOOK_S"):
         monkeypatch.setattr(keeper, name, 0.05)
     monkeypatch.setattr(keeper, "NEEDED_BYTES", 1)
     told: list[str] = []

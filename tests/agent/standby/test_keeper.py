@@ -58,7 +58,7 @@ def living() -> list[int]:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rests, and no shortage of memory."""
-    for name in ("WARM_QUIET_S", "COLD_QUIET_S", "RETRY_S", "LOOK_S"):
+    for name in ("QUIET_S", "RETRY_S", "LOOK_S"):
         monkeypatch.setattr(keeper, name, 0.0)
     monkeypatch.setattr(keeper, "NEEDED_BYTES", 1)
 
@@ -135,7 +135,7 @@ def test_each_is_taken_for_its_rank_and_replaced(keep: Callable[..., Kept], prog
 def test_no_standby_is_made_while_a_round_starts(
     keep: Callable[..., Kept], program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "WARM_QUIET_S", 3600.0)
+    monkeypatch.setattr(keeper, "QUIET_S", 3600.0)
     kept = keep("imported")
     kept.standbys.predict([program, program])
     kept.ready(0, 1)
@@ -155,21 +155,6 @@ def test_one_that_dies_is_replaced(keep: Callable[..., Kept], program: Program) 
         pids.append(wait_for(lambda: {*kept.standbys.pids().values()} - {*pids}, "another one").pop())
     assert len(set(pids)) == len(pids)
     assert kept.told == []
-
-
-def test_one_that_imports_for_ever_is_given_up(
-    keep: Callable[..., Kept], program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keeper, "HUNG_S", 0.3)
-    kept = keep("slow")
-    kept.standbys.predict([program])
-    wait_for(lambda: kept.told, "the end of the attempts")
-    [line] = kept.told
-    assert line.startswith(
-        "no more standbys, so a restart imports everything again: 3 in a row failed; the last one "
-    )
-    assert "was killed by SIGKILL while it imported slow" in line
-    assert living() == []
 
 
 def test_three_that_die_while_they_import_are_the_last(

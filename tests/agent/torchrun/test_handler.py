@@ -1,7 +1,6 @@
 """The handler between torch's agent and the server: how it acts on directives, and what it cleans up."""
 
 import gc
-import inspect
 import os
 import socket
 import subprocess
@@ -19,19 +18,14 @@ from tests.agent.workers.test_store import client, start
 from tests.support.cluster import wait_for
 from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import PContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
 from torch.distributed.run import main
 
-from hetagent.session.connection import ServerConnection
-from hetagent.torchrun import conf as torchrun_conf
 from hetagent.torchrun import handler as torchrun_handler
 from hetagent.torchrun.conf import conf_of
 from hetagent.torchrun.directives import Directives
-from hetagent.torchrun.environment import WorkerEnvironment
 from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.handler import LONGEST_INTERVAL_S, TorchrunHandler, _abandon
 from hetrdzv.protocol.directive import Directive
@@ -85,26 +79,6 @@ def test_other_backends_pay_nothing_for_it() -> None:
 
 
 # -- what the server says ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "warned"), [({"stop_timeout_s": 29}, True), ({"stop_timeout_s": 30}, False), ({}, False)]
-)
-def test_less_time_than_torch_takes_to_stop_is_warned_of(
-    given: dict[str, Any], warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(ServerConnection, "start", lambda line: None)
-    handler = TorchrunHandler(conf_of(params(endpoint="127.0.0.1:9", **given)), None)
-    handler._connect()
-    handler.shutdown()
-    assert ("warning: stop_timeout_s=29 is less than the 30 s" in capsys.readouterr().err) == warned
-
-
-def test_torch_stops_workers_before_a_restart_with_its_own_default() -> None:
-    stops = (LocalElasticAgent._shutdown, PContext.close)  # in 2.11 and before only the latter has a time-out
-    given = [inspect.signature(one).parameters.get("timeout") for one in stops]
-    assert {one.default for one in given if one is not None} == {torchrun_conf.TORCHS_STOP_TIMEOUT_S}
-    assert "timeout" not in inspect.getsource(inspect.unwrap(LocalElasticAgent._stop_workers))
 
 
 @pytest.mark.parametrize("news", [[directive("stop", 1)], []], ids=["stop", "time-out"])
@@ -322,13 +296,12 @@ def test_the_failure_is_read_from_torchs_agent() -> None:
 
 
 def test_a_dropped_handler_may_be_collected_in_its_lines_own_thread() -> None:
-    talk, environment = Talk(), WorkerEnvironment()
-    environment.begin()
-    environment.add({"HET_ROUND": "3"})
+    talk = Talk()
+    os.environ["HET_ROUND"] = "3"
     talk.begin()
     wait_for(talk.news)
     ended = threading.Event()
-    talk.line._loop.call_soon_threadsafe(lambda: (_abandon(talk.line, environment), ended.set()))
+    talk.line._loop.call_soon_threadsafe(lambda: (_abandon(talk.line, {"HET_ROUND"}), ended.set()))
     talk.line._thread.join(10)
     assert ended.is_set()
     assert talk.client.heard("leave") == ["its agent is gone"]
@@ -342,15 +315,3 @@ def test_a_line_that_has_ended_can_be_abandoned() -> None:
     assert talk.line.leave("x", 10.0)
     talk.line.abandon("x")
     assert talk.line.fileno() == -1
-
-
-def test_one_handler_does_not_take_back_what_another_has_set() -> None:
-    old, new = WorkerEnvironment(), WorkerEnvironment()
-    for one in (old, new):
-        one.begin()
-        assert "HET_ROUND" not in os.environ
-        one.add({"HET_ROUND": "1"})
-    old.remove()
-    assert os.environ["HET_ROUND"] == "1"
-    new.remove()
-    assert "HET_ROUND" not in os.environ

@@ -210,7 +210,7 @@ class TorchrunHandler(HetRendezvousHandler):
     def _set_env(self, variables: Mapping[str, str]) -> None:
         """Have workers to come inherit variables."""
         os.environ.update(variables)
-        self._inherited |= variables.keys()
+        self._inherited.update(variables)
 
     def _hold_port(self) -> socket.socket:
         assert self._connection is not None, "not connected"

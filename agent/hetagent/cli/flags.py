@@ -191,6 +191,11 @@ class Parser(ArgumentParser):
         self.add_argument("--help-all", action="help", help="Show all flags.")
         self.add_argument("--version", action="version", version=f"hetagent {__version__}")
 
+    def flags(self) -> list[str]:
+        """All flags that apply, in their long spellings with dashes."""
+        shown = [action for action in self._actions if action.help != SUPPRESS]
+        return [flag for action in shown for flag in action.option_strings if flag.startswith("--")]
+
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong, without the usage line above it.
 

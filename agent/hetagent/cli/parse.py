@@ -1,9 +1,10 @@
 """From the command line and the environment to checked options."""
 
+import contextlib
 import os
 import signal
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -25,6 +26,9 @@ from hetrdzv.protocol.texts.typed import nodes, seconds
 
 T = TypeVar("T")
 
+RARE = frozenset({"--group", "--nnodes", "--server", "--standalone"})
+"""Flags of one word that scripts hardly have themselves."""
+
 SAME: Sequence[tuple[str, str]] = (("gpus", "nproc_per_node"), ("local_addr", "interface"))
 """Flags that mean the same thing, so that at most one of them can be given."""
 
@@ -36,7 +40,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         UsageError: flags contradict each other or cannot apply here.
         SystemExit: after --help and --version.
     """
-    args = parser().parse_args(argv)
+    ours = parser()
+    args = ours.parse_args(argv)
     _refuse(args)
     grace_s = _or_variable(args.grace_s, "HET_GRACE_S", grace, environ)
     filled = slurm.fill(args, environ, _given_group(args, environ), _nnodes(args), _signals(args))
@@ -62,7 +67,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         own_graces_s=getattr(args, "own_graces_s", {}),
         script=args.training_script,
         script_args=tuple(args.training_script_args),
-        notes=(*filled, *_ignored(environ)),
+        notes=(*filled, *_ignored(environ), *_misplaced(args, ours.flags())),
         torchrun=_torchrun(args),
         node_check=args.node_check or environ.get("HET_NODE_CHECK", ""),
         ready_file=Path(args.ready_file).absolute() if args.ready_file else None,
@@ -71,6 +76,21 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         preload=preload(args, environ),
         snapshots=snapshot_options(args, environ),
     )
+
+
+def _misplaced(args: Namespace, ours: Iterable[str]) -> Sequence[str]:
+    """What to say of flags of ours that were typed after the script, unless it mentions them: it gets them then."""
+    words = {word.partition("=")[0] for word in args.training_script_args}
+    found = [flag for flag in sorted(words & set(ours)) if flag in RARE or "-" in flag[2:]]
+    text, script = "", args.training_script
+    if found and not (args.module or args.no_python) and os.path.isfile(script):
+        with contextlib.suppress(OSError):
+            text = Path(script).read_text(encoding="utf-8", errors="replace")
+    return [
+        f"warning: {flag} after {script} goes to the script; if hetagent should get it, put it before {script}"
+        for flag in found
+        if flag not in text and not ("-" in flag[2:] and dest(flag) in text)
+    ]
 
 
 def _torchrun(args: Namespace) -> TorchrunOptions:

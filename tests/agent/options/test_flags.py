@@ -79,6 +79,17 @@ def test_all_refused_flags_are_named_at_once() -> None:
     )
 
 
+def test_flags_after_the_script_are_warned_of_unless_it_mentions_them(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("parser.add_argument('--group'); parser.add_argument('--log_dir')")
+    words = ("--nnodes=2", "--group", "x", "--log-dir", "y", "--device", "cpu", "--lr", "1")
+    assert options(str(script), *words).notes == (
+        f"warning: --nnodes after {script} goes to the script; if hetagent should get it, put it before {script}",
+    )
+    assert options("--nnodes", "2", str(script), "--lr", "1").notes == ()
+    assert len(options("-m", "bert", "--max-restarts", "1").notes) == 1
+
+
 def test_variables_for_refused_flags_are_ignored_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"PET_MASTER_ADDR": "10.0.0.1", "PET_RDZV_BACKEND": "c10d", "PET_NODE_RANK": "1"}
     for name, value in environ.items():

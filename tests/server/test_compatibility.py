@@ -181,7 +181,7 @@ async def test_todays_client_understands_the_server_of_the_release(version: str,
             reply = await call(client)
         understood.add(call)
         if is_dataclass(reply):
-            assert list(differences(exchange.reply, codec.plain(reply))) == []
+            assert list(differences(exchange.reply, json.loads(codec.write(reply, nulls=True)))) == []
         else:
             assert (reply, exchange.reply) == (None, None)
     assert understood

@@ -164,12 +164,12 @@ async def test_who_is_waited_for_is_noticed_and_said_once_it_lasts() -> None:
         await service.execute("g", started("a"))
         await service.execute("g", started("b"))
         await hang(client, service)
-        assert (await group(client))["current_round"]["stall"] is None, "two seconds are nothing to speak of"
+        assert (await group(client))["reason"]["code"] == "round_running", "two seconds are nothing to speak of"
         clock.pass_by(service, 40)
         await service.execute("g", Tick())
         shown = await group(client)
-        stall = shown["current_round"]["stall"]
-        assert (stall["reason"]["code"], stall["ranks"], stall["node_id"]) == ("behind", [1], "b")
+        why = shown["reason"]
+        assert (why["code"], why["ranks"], why["nodes"]) == ("behind", [[1, 1]], ["b"])
         assert "rank 0" in shown["reason"]["message"], shown
         assert "for rank 1 (b), which is at collective 16 of 17" in shown["reason"]["message"], shown
         assert [one.reason.code for one in service.history("g")[0]].count("stalled") == 1
@@ -178,7 +178,7 @@ async def test_who_is_waited_for_is_noticed_and_said_once_it_lasts() -> None:
         await asyncio.sleep(0.3)
         await settled()
         shown = await group(client)
-        assert shown["current_round"]["stall"] is None
+        assert shown["reason"]["code"] == "round_running"
         assert [one.reason.code for one in service.history("g")[0]].count("goes_on") == 1
 
 

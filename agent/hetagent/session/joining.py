@@ -36,16 +36,14 @@ class Offer(JoinRequest):
         self, incarnation: str, ports: tuple[int, int], after_round: int, not_ready: str = ""
     ) -> JoinRequest:
         """A join with this offer; `ports`: of the agent's store, and of one that the script opens itself."""
-        return codec.picked(
-            JoinRequest,
-            self,
-            incarnation=incarnation,
-            port=ports[0],
-            script_port=ports[1],
-            after_round=after_round,
-            not_ready=not_ready[:MAX_NOT_READY],
-            stopped=self.stopped[:MAX_NOT_READY],
-        )
+        own = {
+            "incarnation": incarnation,
+            "port": ports[0],
+            "script_port": ports[1],
+            "after_round": after_round,
+        }
+        why = {"not_ready": not_ready[:MAX_NOT_READY], "stopped": self.stopped[:MAX_NOT_READY]}
+        return JoinRequest(**codec.fields_of(self) | own | why)
 
 
 class Joining:

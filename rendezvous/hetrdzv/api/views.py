@@ -15,10 +15,10 @@ from hetrdzv.core.commands import Command
 from hetrdzv.core.directive import late_exit_code, stop_notice
 from hetrdzv.core.drift import drift
 from hetrdzv.core.memo import cached
-from hetrdzv.core.model import OFFERED, Group, Node, Round, Stall
+from hetrdzv.core.model import OFFERED, Group, Node, Round
 from hetrdzv.core.shares import shares_of
 from hetrdzv.core.snapshots import found as snapshot_warnings
-from hetrdzv.core.why import hang, why, why_ended, why_left_out
+from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive, LogsAsked, Member, StacksAsked
 from hetrdzv.protocol.pages import (
@@ -28,7 +28,6 @@ from hetrdzv.protocol.pages import (
     GroupSummary,
     NodeReply,
     RoundReply,
-    StallReply,
     UnreachableReply,
 )
 from hetrdzv.protocol.reasons import advice, waiting
@@ -204,20 +203,9 @@ def _round(
         members=current.members if nodes else (),
         ended=why_ended(current.number, current.end) if current.end is not None else None,
         met=current.met,
-        stall=_stall(group, current, stall, now) if (stall := current.told_stall) is not None else None,
         notice=stop_notice(group, now),
         workers=tuple(worker_replies(seen, told_stall(group), now)) if nodes else (),
         shares=shares_of(current),
-    )
-
-
-def _stall(group: Group, current: Round, stall: Stall, now: float) -> StallReply:
-    member = current.holder(stall.ranks)
-    return StallReply(
-        reason=hang(group, current, stall, now),
-        ranks=stall.ranks,
-        node_id=member.node_id if member is not None else None,
-        since_s=max(0.0, now - stall.since),
     )
 
 

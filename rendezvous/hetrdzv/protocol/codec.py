@@ -7,7 +7,7 @@ may have written.
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticSerializationError
@@ -109,17 +109,6 @@ def write(
 def fields_of(value: Any) -> dict[str, Any]:
     """The fields of a dataclass by name, those inside as they are."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-def picked(kind: type[T], value: object, /, **more: object) -> T:
-    """The part of a value that another dataclass has, too; `more` are its other fields."""
-    names = [field.name for field in fields(cast(Any, kind)) if field.name not in more]
-    return kind(**more, **{name: getattr(value, name) for name in names})
-
-
-def plain(value: object, *, nulls: bool = True) -> Any:
-    """A value as a reader of its JSON would get it: of dicts, lists, texts, numbers and None."""
-    return adapter(type(value)).dump_python(value, mode="json", exclude_none=not nulls)
 
 
 _adapters: dict[Any, TypeAdapter[Any]] = {}

@@ -20,16 +20,6 @@ from hetrdzv.protocol.texts.times import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StallReply:
-    """Workers of a round wait for others."""
-
-    reason: Reason
-    ranks: tuple[int, ...] = ()
-    node_id: str | None = None
-    since_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReply:
     """How far a worker has come in the newest round, where its agent can see that."""
 
@@ -79,7 +69,6 @@ class RoundReply:
     shares: Shares | None = None
     ended: Reason | None = None
     met: int | None = None
-    stall: StallReply | None = None
     notice: StopNotice | None = None
     workers: tuple[WorkerReply, ...] = ()
 

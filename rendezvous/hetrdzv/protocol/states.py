@@ -81,7 +81,7 @@ class EndKind(StrEnum):
 
 
 class StallKind(StrEnum):
-    """What is wrong where workers wait for too long; see `StallReply`."""
+    """What is wrong where workers wait for too long."""
 
     BEHIND = "behind"
     NO_ANSWER = "no_answer"

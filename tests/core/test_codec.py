@@ -173,7 +173,3 @@ def test_a_value_that_was_made_here_can_be_checked() -> None:
     assert codec.checked(Outer, WHOLE) == WHOLE
     with pytest.raises(Malformed, match="slots: Input should be less than or equal to 1024"):
         codec.checked(Outer, Outer(node_id="a", slots=2_000))
-
-
-def test_a_plain_value_is_what_a_reader_of_json_gets() -> None:
-    assert codec.plain(WHOLE) == json.loads(write(WHOLE, nulls=True))

@@ -164,7 +164,9 @@ async def test_who_is_waited_for_is_noticed_and_said_once_it_lasts() -> None:
         await service.execute("g", started("a"))
         await service.execute("g", started("b"))
         await hang(client, service)
-        assert (await group(client))["reason"]["code"] == "round_running", "two seconds are nothing to speak of"
+        assert (await group(client))["reason"]["code"] == "round_running", (
+            "two seconds are nothing to speak of"
+        )
         clock.pass_by(service, 40)
         await service.execute("g", Tick())
         shown = await group(client)

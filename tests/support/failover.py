@@ -190,7 +190,7 @@ class Job:
 
     async def group(self) -> dict[str, Any]:
         """The group, without what changes with time."""
-        shown = codec.plain(await self.client.group(self.group_id))
+        shown = json.loads(codec.write(await self.client.group(self.group_id), nulls=True))
         del shown["clock"]
         for node in shown["nodes"]:
             node.pop("heard_s_ago", None)

@@ -1,5 +1,6 @@
 """The agent's session against the real core, without sockets or a clock: what tests of the session drive."""
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -124,9 +125,9 @@ class Server:
         except HetError as error:
             more: dict[str, object] = {}
             if isinstance(error, StaleRound):
-                more["directive"] = codec.plain(self.told(node_id, now, group_id))
+                more["directive"] = json.loads(codec.write(self.told(node_id, now, group_id), nulls=True))
             if isinstance(error, SpecConflict):
-                more["conflict"] = codec.plain(error.conflict)
+                more["conflict"] = json.loads(codec.write(error.conflict, nulls=True))
             return Problem(error.status, error.code, str(error), more)
 
     def _polled(self, progress: NodeProgress | None, node_id: str, now: float, group_id: str) -> Directive:

@@ -107,6 +107,14 @@ def timeout(**more: Any) -> Reason:
         ),
         (exited(None, "script 'nowhere.py' does not exist", rank=-1), AGAIN),
         (
+            exited(
+                1,
+                'Traceback\n  File "/work/train.py", line 7, in f\nUnpicklingError: Weights only load failed. This',
+            ),
+            "if the checkpoint is trusted, start hetagent with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in its environment; "
+            + AGAIN,
+        ),
+        (
             exited(137, "Killed"),
             f"SIGKILL is most often the kernel, out of memory: see dmesg on a; {AGAIN}",
         ),

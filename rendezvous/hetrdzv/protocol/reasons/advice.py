@@ -77,6 +77,8 @@ def after_exit(failed: Reason) -> str:
     data = failed.data
     if failed.code != ReasonCode.WORKER_FAILED:
         return ""
+    if "weights_only" in data:
+        return "if the checkpoint is trusted, start hetagent with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in its environment"
     if "where" in data:
         return ""
     node, signal = ", ".join(failed.nodes), data.get("signal")

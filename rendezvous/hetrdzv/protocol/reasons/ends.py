@@ -65,6 +65,7 @@ def worker_failed(node_id: str, failure: Failure, before: Ended | None = None) -
         signal=failure.signal,
         where=where or None,
         lingers=1 if failure.lingers else None,
+        weights_only=1 if "Weights only load failed" in text else None,
     )
 
 

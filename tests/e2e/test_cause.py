@@ -179,7 +179,7 @@ def never_met(agents: dict[str, Agent]) -> set[str]:
 def test_workers_that_never_met(pair: Cluster) -> None:
     [said] = never_met(run(pair, "pass"))
     assert said.startswith(
-        "the job succeeded, but ranks 0, 1, 2 never met: each may have trained alone, unless "
+        "the job succeeded, but ranks 0 to 2 never met: each may have trained alone, unless "
     )
     assert pair.group()["current_round"]["met"] == 0
     assert "never met" in pair.group()["reason"]["message"]
@@ -189,7 +189,7 @@ def test_workers_that_never_met(pair: Cluster) -> None:
 def test_that_may_be_a_failure(pair: Cluster) -> None:
     agents = run(pair, "pass", "--require-rendezvous")
     assert never_met(agents) == {"failed"}
-    assert all(cause.startswith("ranks 0, 1, 2 never met") for cause in causes(agents))
+    assert all(cause.startswith("ranks 0 to 2 never met") for cause in causes(agents))
     assert {agent.wait() for agent in agents.values()} == {1}
     assert pair.group()["restarts"] == 0
 

@@ -447,7 +447,7 @@ def test_a_spec_that_differs(hetagent: Run, server: Hetserver) -> None:
     said = hetagent("--server", server.url, "--group", "spec", "--max-restarts", "2", *CPU, "train.py")
     assert said.status == UNFIT
     assert "refused  " in said.text
-    assert "--max-restarts 2 here, 5 there" in said.text
+    assert "max_restarts 2 here, 5 there" in said.text
     assert "hetctl delete spec" in said.text
 
 

@@ -129,7 +129,7 @@ def test_workers_that_never_met_are_a_failure_where_that_is_wanted(tmp_path: Pat
         for name, gpus in (("a", 2), ("b", 1)):
             job.agent(name, gpus, script=str(tmp_path / "alone.py"))
         assert {agent.wait() for agent in job.agents.values()} == {1}, job.report()
-        assert job.group()["reason"]["message"].startswith("ranks 0, 1, 2 never met"), job.report()
+        assert job.group()["reason"]["message"].startswith("ranks 0 to 2 never met"), job.report()
 
 
 def test_built_without_mpi_it_trains_nowhere_alone_under_mpirun(tmp_path: Path) -> None:

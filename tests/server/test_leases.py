@@ -120,6 +120,16 @@ def test_after_a_load_everybody_has_the_longest_lease_that_was_granted() -> None
     assert len(table.lost(100.25 + longest)) == 5_000
 
 
+def test_a_join_that_was_stored_after_its_lease_had_ended_is_granted_one() -> None:
+    """Or its node would never be lost."""
+    table = Table(group_of())
+    table.heard("g", "b", "b-1", 1.0, 100.0)
+    assert table.lost(102.0) == []
+    table.group = group_of("b")
+    table.promise(table.group, "b", "b-1")
+    assert table.lost(120.0) == ["b"]
+
+
 def test_who_is_gone_is_forgotten_once_its_lease_is_over() -> None:
     table = Table(group_of("a", "b"))
     for node_id in ("a", "b"):

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from hetrdzv.api import workers as api_workers
 from hetrdzv.core.commands import Tick
 from hetrdzv.protocol.stacks import About, Stack
 from hetrdzv.service.progress import progress as progress_module
@@ -298,7 +299,9 @@ async def test_logs_that_come_once_the_next_round_has_formed_count_unless_anothe
         }
 
 
-async def test_stacks_of_an_agent_that_does_not_answer_and_without_workers() -> None:
+async def test_stacks_of_an_agent_that_does_not_answer_and_without_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with serving() as (service, _), api(service) as client:
         await service.execute("g", join("a", min_nodes=2, max_nodes=2))
         refused = await client.post(f"{GROUP}/stacks")
@@ -309,6 +312,10 @@ async def test_stacks_of_an_agent_that_does_not_answer_and_without_workers() -> 
         shown = (await client.post(f"{GROUP}/stacks")).json()["stacks"]
         assert [(one["rank"], one["text"]) for one in shown] == [(0, ""), (1, "")]
         assert shown[0]["why"] == "its agent has not answered within 2 s"
+        monkeypatch.setattr(api_workers, "MOST_RANKS", 1)
+        many = await client.post(f"{GROUP}/logs")
+        assert (many.status_code, many.json()["code"]) == (404, "unknown_rank")
+        assert "name some of them" in many.json()["detail"]
 
 
 async def test_the_stacks_of_all_workers_are_taken_once_a_hang_has_lasted_and_shown_after_the_round() -> None:

@@ -136,6 +136,9 @@ class LeaseTable:
         lease = self._lease(group.group_id, node_id, incarnation)
         if lease is not None:
             lease.lease_s = max(lease.lease_s, promised.lease_s)
+        elif node_id not in self._of.get(group.group_id, ()) and node_id in group.nodes:
+            # its join took longer to be stored than its lease lasted
+            self.heard(group.group_id, node_id, incarnation, promised.lease_s, self._clock.now())
         return promised
 
     def heard_at(self, group: Group, node: Node) -> float:

@@ -522,7 +522,7 @@ class Service:
         )
 
     def waiting(self) -> int:
-        """How many polls and followers wait."""
+        """How many polls wait."""
         return self._watchers.count()
 
 

@@ -102,7 +102,7 @@ async def plan_group(
     group_id: Id,
     body: Annotated[Changes, PEOPLES] = Changes(),  # noqa: B008 - it is frozen
 ) -> Response:
-    """What would happen if nodes came or went: ranks, master, spares, who restarts. Changes nothing."""
+    """What a drain or a restart would do: ranks, master, spares, who restarts. Changes nothing."""
     plan = await service.plan(group_id, body)
     return await views.made(len(plan.members), lambda: plan)
 

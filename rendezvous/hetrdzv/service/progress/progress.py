@@ -23,7 +23,7 @@ from hetrdzv.protocol.progress import NodeProgress
 from hetrdzv.protocol.stacks import About
 from hetrdzv.service.progress.hangs import LOOK_S, Look, is_same, look
 from hetrdzv.service.progress.post_mortems import PostMortems
-from hetrdzv.service.progress.queries import AgentQueries
+from hetrdzv.service.progress.queries import WITHIN_S, AgentQueries
 from hetrdzv.service.progress.samples import Seen
 
 logger = logging.getLogger(__name__)
@@ -261,3 +261,7 @@ class Progress:
         if there is not None and there.created_at == group.created_at:
             self._post_mortems.add_stacks(group_id, active.number, active.world_size, stacks)
             self.look_soon(group_id)
+            if not any(stack.text for stack in stacks):  # as in a failover: ask again, later
+                await asyncio.sleep(WITHIN_S)
+                self._asked.pop(group_id, None)
+                self.look_soon(group_id)

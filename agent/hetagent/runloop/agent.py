@@ -200,6 +200,7 @@ class Agent:
         if snapshots is not None:
             is_hurried = lambda: self.shutdown.hurried or bool(self._got_signals)  # noqa: E731
             self.last_words += filter(None, [snapshots.leave(gone_at, is_hurried)])
+            self.hangs = self.hangs or snapshots.hangs
         if self._succeeded:  # now that no part has a process any more
             self._orphans.keep_spared()
         self.ports.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 
@@ -29,7 +30,11 @@ ASK_S = 2.0
 
 
 class Handover:
-    """What a leaving node still does for the others."""
+    """What a leaving node still does for the others.
+
+    Attributes:
+        hangs: whether a thread is left that the interpreter would wait for, in a look-up of the server's name.
+    """
 
     def __init__(
         self,
@@ -44,6 +49,7 @@ class Handover:
         self._server = server
         self._connect = connect
         self._log = log
+        self.hangs = False
         self._until = 0.0
         self._round = 0
 
@@ -72,9 +78,19 @@ class Handover:
 
     def wait(self, hurried: Callable[[], bool]) -> None:
         """Wait until nobody needs this node any more, or `hurried` says so."""
-        if time.monotonic() < self._until:
-            with contextlib.suppress(HetError, OSError):
-                asyncio.run(self._serve(hurried))
+        if time.monotonic() >= self._until:
+            return
+        # asyncio.run waits at its end for a look-up of the server's name, which may take a minute.
+        thread = threading.Thread(target=self._run, args=(hurried,), name="handover", daemon=True)
+        thread.start()
+        while thread.is_alive() and time.monotonic() < self._until and not hurried():
+            thread.join(LOOK_S)
+        thread.join(2 * LOOK_S)  # it may be about to report that it ends
+        self.hangs = thread.is_alive()
+
+    def _run(self, hurried: Callable[[], bool]) -> None:
+        with contextlib.suppress(HetError, OSError):
+            asyncio.run(self._serve(hurried))
 
     async def _serve(self, hurried: Callable[[], bool]) -> None:
         load_at, asks_at = 0.0, 0.0

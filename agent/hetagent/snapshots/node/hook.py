@@ -242,6 +242,11 @@ class SnapshotHook(RoundHook):
             self._folder.close(remove=is_useless and not (self._disk is not None and self._disk.is_unsaved))
         return f"snapshot {outcome}" if outcome else ""
 
+    @property
+    def hangs(self) -> bool:
+        """Whether `leave` has left a thread that the interpreter would wait for."""
+        return self._handover.hangs
+
     # -- before workers are stopped ----------------------------------------------------------------------------
 
     def save(self, within_s: float) -> None:

@@ -1,5 +1,6 @@
 """What an agent that leaves does for the others, with a real process that serves; tests/e2e has the whole of it."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -151,6 +152,28 @@ def test_it_stays_no_longer_than_it_may(node: Node) -> None:
     assert report.serves_s is not None
     assert 0 < report.serves_s <= 0.5
     assert 0.1 < node.finishes() < 30
+
+
+@pytest.mark.parametrize("in_a_hurry", [True, False])
+def test_a_resolver_that_hangs_keeps_nobody(
+    node: Node, monkeypatch: pytest.MonkeyPatch, in_a_hurry: bool
+) -> None:
+    monkeypatch.setattr(handovers, "ASK_S", 0.1)
+    answered, hurried = threading.Event(), threading.Event()
+
+    async def directive(*given: Any) -> Directive:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, lambda: answered.wait(20) and node.others._answer())
+
+    monkeypatch.setattr(node.others, "directive", directive)
+    assert begins(node, None if in_a_hurry else time.monotonic() + 0.5)
+    if in_a_hurry:
+        threading.Timer(0.5, hurried.set).start()
+    try:
+        assert 0.3 < node.finishes(hurried) < 10
+        assert node.handover.hangs
+    finally:
+        answered.set()
 
 
 def test_what_others_have_is_not_served(node: Node) -> None:

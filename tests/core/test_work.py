@@ -1,7 +1,7 @@
 """Work is bounded by what is kept: what one request can make the core do, counted in steps, not in seconds."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -60,6 +60,26 @@ def test_a_selection_among_many_unlike_nodes_looks_at_few(
     assert any(one.labels.get("public") for one in answer.nodes)
     racks = {one.labels["rack"] for one in answer.nodes}
     assert unit is None or len(answer.nodes) == 3 * len(racks)
+
+
+def test_world_sizes_are_walked_only_as_far_as_the_nodes_to_choose_from_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An odd number of slots is taken anyway, the last nodes have even ones: no multiple of 2 is found at first."""
+    walked: list[int] = []
+    downward = Worlds.downward
+
+    def counted(worlds: Worlds, size: int) -> Iterator[int]:
+        for each in downward(worlds, size):
+            walked.append(each)
+            yield each
+
+    monkeypatch.setattr(Worlds, "downward", counted)
+    items = [best_set.Item(f"n{number}", 1023 if number < 501 else 1024) for number in range(1_000)]
+    found = best_set.best_set(items, Worlds.of(GroupSpec(world_size_multiple=2)))
+    assert found is not None
+    assert sum(item.slots for item in found) == 500 * 1023 + 499 * 1024
+    assert len(walked) <= best_set.MOST_EXACT * 1024
 
 
 def test_a_unit_that_must_be_taken_is_not_larger_than_max_nodes() -> None:

@@ -9,6 +9,7 @@ they come, and those around that place are chosen exactly.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import takewhile
 from math import gcd, inf
 from operator import or_
 
@@ -92,8 +93,8 @@ def _exact(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> list[
     sums = bin(reduce(or_, (bits for count, bits in known.items() if fewest <= count <= most), 0))[:1:-1]
     places = (
         (size - base_slots) // unit
-        for size in worlds.downward(base_slots + (len(sums) - 1) * unit)
-        if size >= base_slots and (size - base_slots) % unit == 0
+        for size in takewhile(base_slots.__le__, worlds.downward(base_slots + (len(sums) - 1) * unit))
+        if (size - base_slots) % unit == 0
     )
     left = next((place for place in places if sums[place] == "1"), None)
     if left is None:

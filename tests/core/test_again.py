@@ -5,6 +5,7 @@ import pytest
 from hetrdzv.core.commands import Cancel, Join
 from hetrdzv.core.group import empty
 from hetrdzv.core.model import Group, Node
+from hetrdzv.core.rounds.records import rounds_of
 from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import InvalidSpec, SpecConflict
 from hetrdzv.protocol.reasons import ends, events, waiting
@@ -37,6 +38,16 @@ def test_a_group_without_live_nodes_takes_the_settings_of_the_next_joiner() -> N
     differ = (Difference("min_nodes", "2", "1"), Difference("max_nodes", "2", "1"))
     assert story.said("settings_changed") == [events.settings_changed("a", differ)]
     assert story.told("a").replaced == differ
+
+
+def test_the_round_before_keeps_its_record() -> None:
+    story = left_behind("a", "b")
+    again(story, "a", min_nodes=1, max_nodes=1)
+    records = rounds_of(story.group, story.now)
+    assert [(record.number, record.world_size, record.ended_by) for record in records] == [
+        (1, 2, "left"),
+        (2, 1, ""),
+    ]
 
 
 def test_the_job_goes_on_otherwise() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from hetrdzv.core.commands import Join
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node
+from hetrdzv.core.rounds.records import newest_record, with_record
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S
 from hetrdzv.core.rounds.transitions import Work, begin_job, expire, is_reusable
@@ -82,8 +83,9 @@ def _other(group: Group, join: Join) -> Node | None:
 
 def _replace(work: Work, spec: GroupSpec, replaced: Sequence[Difference], node_id: str | None) -> None:
     """Go on with other settings. The last round was formed under the old ones, so it is no longer the newest one."""
+    records = with_record(work.group, newest_record(work.group, work.now))
     restarts = min(work.group.restarts, spec.max_restarts)
-    work.change(spec=spec, round=None, restarts=restarts)
+    work.change(spec=spec, round=None, records=records, restarts=restarts)
     work.say(settings_changed(node_id, replaced))
 
 

@@ -104,13 +104,14 @@ class State:
             return
         self._buffers.clear()
         for prefix, module in self._modules.items():
-            kept = {_clean(name) for name in module.state_dict()}
+            clean = _cleaner(module)
+            kept = {clean(name) for name in module.state_dict()}
             for name, parameter in module.named_parameters():
-                self._names[parameter] = _clean(name)
-                self._parameters[f"{prefix}.{_clean(name)}"] = parameter
+                self._names[parameter] = clean(name)
+                self._parameters[f"{prefix}.{clean(name)}"] = parameter
             for path, owner in module.named_modules():
                 where = f"{path}." if path else ""
-                names = {key: _clean(where + key) for key in (*owner._buffers, "_extra_state")}
+                names = {key: clean(where + key) for key in (*owner._buffers, "_extra_state")}
                 for key, name in names.items():
                     if name in kept and key in owner._buffers:
                         self._buffers.append((f"{prefix}.{name}", owner._buffers, key))
@@ -277,8 +278,18 @@ def _take(value: Any, saved: Any) -> None:
         value[:] = saved
 
 
-def _clean(name: str) -> str:
-    """A name without those of what wraps modules."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+def _cleaner(module: nn.Module) -> Callable[[str], str]:
+    """What removes the names of wrappers from a name below a module, as `get_state_dict` does."""
+    wrapped = [
+        path for path, each in module.named_modules() if path and isinstance(each, DistributedDataParallel)
+    ]
+
+    def clean(name: str) -> str:
+        for path in reversed(wrapped):  # the innermost first
+            if name.startswith(f"{path}.module."):
+                name = path + name.removeprefix(f"{path}.module")
+        for wrapper in WRAPPERS:
+            name = name.replace(wrapper, "")
+        return name
+
+    return clean

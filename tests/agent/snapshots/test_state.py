@@ -1,9 +1,12 @@
 """What a script's state consists of: frameworks wrap modules, and names are those of the modules themselves."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from tests.agent.snapshots.test_save_request import alone
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hetagent.snapshots.state import State
 
@@ -36,3 +39,18 @@ def test_a_module_that_fabric_has_wrapped_keeps_its_names_and_buffers() -> None:
         names.append([*state.parameters(), *state.of_optimizers(), *(name for name, _ in state.small())])
     assert names[0] == names[1]
     assert "model.1.running_mean" in names[0]
+
+
+def test_a_part_of_a_model_in_ddp_keeps_its_names(tmp_path: Path) -> None:
+    """A script may load before it wraps, or wrap in one round and not in the next."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), nn.Linear(3, 1))
+
+    def names() -> list[str]:
+        state = State({"model": model}, {})
+        state.learn()
+        return [*state.parameters(), *(name for name, _ in state.small())]
+
+    before = names()
+    with alone(tmp_path):
+        model[0] = DistributedDataParallel(model[0])
+        assert names() == before

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,9 @@ def test_all_nodes_of_a_round_get_the_same_new_name(tmp_path: Path) -> None:
     assert path.parent == tmp_path
     assert path.name.startswith("job.round7.")
     assert not path.exists(), "torch makes it"
-    path.touch()
+    path.touch()  # a worker of the other node is first
+    assert master.begin(assignment("a")) == name
+    assert path.exists(), "it is in use"
     master.end()
     assert list(tmp_path.iterdir()) == []
     member.end()
@@ -236,8 +239,10 @@ def test_no_file_of_another_job_is_used(tmp_path: Path) -> None:
     left = Path(first.begin(assignment("a")).removeprefix("file://"))
     left.touch()  # and its agent is killed
     assert second.begin(assignment("a", master="10.0.0.2")) != f"file://{left}"
-    assert second.begin(assignment("a")) == f"file://{left}"
-    assert not left.exists()
+    again = assignment("a")
+    master = replace(again.start.master, incarnation="2")
+    again = replace(again, start=replace(again.start, master=master))
+    assert second.begin(again) != f"file://{left}", "the same node and ports, another agent"
 
 
 def test_a_name_must_be_a_directory_that_a_url_can_name(tmp_path: Path) -> None:

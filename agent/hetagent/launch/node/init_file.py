@@ -29,17 +29,14 @@ class InitFile:
             )
 
     def begin(self, assignment: Assignment) -> str:
-        """The round's `file://` name; the master sees to it that there is no such file."""
+        """The round's `file://` name."""
         master = assignment.start.master
-        whose = f"{assignment.group} {master.node_id} {master.address} {master.port} {master.script_port}"
+        ports = f"{master.port} {master.script_port}"
+        whose = f"{assignment.group} {master.node_id} {master.incarnation} {master.address} {ports}"
         digest = hashlib.sha256(whose.encode()).hexdigest()[:12]
         path = self._folder / f"{assignment.group[:64]}.round{assignment.round}.{digest}"
         if assignment.is_master:
             self._mine = path
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                raise CommandError(f"--init-file {self._folder}: {error.strerror or error}") from None
         return f"file://{path}"
 
     def end(self) -> None:

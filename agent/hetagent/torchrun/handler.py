@@ -48,15 +48,21 @@ LONGEST_INTERVAL_S = 1.0
 T = TypeVar("T")
 
 
-def _unset(names: set[str]) -> None:
-    """Take variables out of this process's environment."""
-    while names:
-        os.environ.pop(names.pop(), None)
+_inherited: dict[str, object] = {}
+"""What workers inherit from this process's environment and a handler has set: by name, whose it is."""
 
 
-def _abandon(line: ServerConnection, inherited: set[str]) -> None:
-    """Clean up after a handler that was not shut down; may run in any thread."""
-    _unset(inherited)
+def _unset(owner: object = None) -> None:
+    """Take a handler's variables out of this process's environment; None: those of all handlers."""
+    for name, whose in list(_inherited.items()):
+        if owner in (None, whose):
+            _inherited.pop(name, None)
+            os.environ.pop(name, None)
+
+
+def _abandon(line: ServerConnection, owner: object) -> None:
+    """Clean up after a handler that was not shut down; may run in any thread, and late."""
+    _unset(owner)
     line.abandon("its agent is gone")
 
 
@@ -73,9 +79,7 @@ class TorchrunHandler(HetRendezvousHandler):
         self._log = partial(log, conf.node_id)  # not a method: the line must not keep this handler alive
         self._connection: Connection | None = None
         self._directives: Directives | None = None  # while connected
-        self._inherited: set[str] = (
-            set()
-        )  # what workers inherit from this process's environment, and we have set
+        self._owner = object()  # of variables; not this handler, which `_inherited` must not keep alive
         self._closed: str | None = None  # why this handler takes no part any more
         self._succeeded = False  # this node's workers have
         self._passed = False  # torch's exit barrier, so all nodes' workers have succeeded
@@ -171,7 +175,7 @@ class TorchrunHandler(HetRendezvousHandler):
                 self._report_failure(directives, final=True)
                 why = "its agent gave up"
             self._leave(why)
-        _unset(self._inherited)
+        _unset(self._owner)
         self._name.release()
         return super().shutdown()
 
@@ -194,7 +198,7 @@ class TorchrunHandler(HetRendezvousHandler):
             raise RendezvousConnectionError(with_options(str(error))) from None
         self._connection, self._directives = connection, Directives(connection.line, log)
         # After a signal torch does not call shutdown(): a program that goes on must not seem to take part.
-        self._leaver = weakref.finalize(self, _abandon, connection.line, self._inherited)
+        self._leaver = weakref.finalize(self, _abandon, connection.line, self._owner)
         self._leaver.atexit = False  # then the server sees the connection break
         connection.line.start()
         log(f"group '{conf.group}' at {', '.join(conf.servers)}: offering {connection.address}")
@@ -210,7 +214,7 @@ class TorchrunHandler(HetRendezvousHandler):
     def _set_env(self, variables: Mapping[str, str]) -> None:
         """Have workers to come inherit variables."""
         os.environ.update(variables)
-        self._inherited.update(variables)
+        _inherited.update(dict.fromkeys(variables, self._owner))
 
     def _hold_port(self) -> socket.socket:
         assert self._connection is not None, "not connected"
@@ -221,7 +225,7 @@ class TorchrunHandler(HetRendezvousHandler):
         assert self._connection is not None, "not connected"
         super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
         self._connection.refresh_address()
-        _unset(self._inherited)
+        _unset()  # or another handler's would count as the user's
         self._set_env(self._connection.socket_env(os.environ))
         try:
             return self.offer()

@@ -296,17 +296,38 @@ def test_the_failure_is_read_from_torchs_agent() -> None:
 
 
 def test_a_dropped_handler_may_be_collected_in_its_lines_own_thread() -> None:
-    talk = Talk()
+    talk, owner = Talk(), object()
     os.environ["HET_ROUND"] = "3"
+    torchrun_handler._inherited["HET_ROUND"] = owner
     talk.begin()
     wait_for(talk.news)
     ended = threading.Event()
-    talk.line._loop.call_soon_threadsafe(lambda: (_abandon(talk.line, {"HET_ROUND"}), ended.set()))
+    talk.line._loop.call_soon_threadsafe(lambda: (_abandon(talk.line, owner), ended.set()))
     talk.line._thread.join(10)
     assert ended.is_set()
     assert talk.client.heard("leave") == ["its agent is gone"]
     assert talk.line.fileno() == -1
     assert "HET_ROUND" not in os.environ
+
+
+@pytest.mark.parametrize("shut_down", [True, False])
+def test_the_workers_of_the_next_handler_keep_what_they_inherit(shut_down: bool) -> None:
+    """However late torch's first agent in this process is gone."""
+    with port_holder() as (first, line, _):
+        first._offered_port()
+        first._set_env({"HET_ROUND": "3", "GLOO_SOCKET_IFNAME": "lo"})
+        with port_holder() as (second, _, _):
+            second._offered_port()
+            assert "HET_ROUND" not in os.environ
+            second._set_env({"HET_ROUND": "4", "GLOO_SOCKET_IFNAME": "lo"})
+            if shut_down:
+                first._directives = None
+                first.shutdown()
+            else:
+                line.abandon = lambda why: None
+                _abandon(line, first._owner)
+            assert (os.environ["HET_ROUND"], os.environ["GLOO_SOCKET_IFNAME"]) == ("4", "lo")
+        assert not {"HET_ROUND", "GLOO_SOCKET_IFNAME"} & {*os.environ}
 
 
 def test_a_line_that_has_ended_can_be_abandoned() -> None:

@@ -23,7 +23,7 @@ from xxhash import xxh3_64
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import SMALL, Folder, Index, Place, Stamp, Sum, put
 from hetagent.snapshots.memory import as_bytes, dtype_of, view
-from hetagent.snapshots.on_disk import Mark, is_url
+from hetagent.snapshots.on_disk import METADATA, Mark, is_url
 from hetagent.snapshots.sources import Source, SourceError, digest_of, fill
 from hetagent.snapshots.state import State
 from hetagent.torch_compat.checkpoints import FsspecReader
@@ -194,19 +194,24 @@ class Loader:
         assert source.path is not None
         try:
             reader = FsspecReader(str(source.path)) if is_url(source.path) else FileSystemReader(source.path)
+            self._verify(source, mark, METADATA)  # it is unpickled
             metadata = reader.read_metadata()
             planner.set_up_planner(targets, metadata, is_coordinator=True)
             reader.set_up_storage_reader(metadata, is_coordinator=True)
             plan = reader.prepare_local_plan(planner.create_local_plan())
             where = (metadata.storage_data[item.storage_index].relative_path for item in plan.items)
             for name in dict.fromkeys(where):
-                with source.open(name) as file:
-                    if digest_of(file) != mark.files[name]:
-                        raise SourceError(f"{name} {source.where} is corrupt")
+                self._verify(source, mark, name)
             reader.read_data(plan, planner).wait()
         except Exception as error:  # whatever DCP makes of a file that is torn
             why = str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
             raise self._bad(found, [(source, f"{why} ({source.path})")]) from None
+
+    @staticmethod
+    def _verify(source: Source, mark: Mark, name: str) -> None:
+        with source.open(name) as file:
+            if digest_of(file) != mark.files[name]:
+                raise SourceError(f"{name} {source.where} is corrupt")
 
     def _passing_through(self, size: int) -> torch.Tensor:
         if self._buffer.numel() < size:

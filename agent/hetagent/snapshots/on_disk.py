@@ -12,12 +12,12 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 from hetagent.snapshots.errors import SnapshotError
 from hetagent.snapshots.folder import VERSION, Stamp
 
-MARK = "snapshot.json"
+MARK, METADATA = "snapshot.json", ".metadata"
 PART = "{}.part"
 """What one node has written, by its first rank, until the checkpoint is complete."""
 
@@ -123,8 +123,11 @@ def is_url(path: Path | str) -> bool:
     return "://" in str(path)
 
 
-def require_own(path: Path) -> None:
+def require_own(path: Path, file: IO[bytes] | None = None) -> None:
     """Check that nobody else can write to a directory or a file: who loads a snapshot runs the code that is in it.
+
+    Args:
+        file: opened already; what its path names may be another one by now.
 
     Raises:
         SnapshotError: others can; says how to mend that.
@@ -133,7 +136,7 @@ def require_own(path: Path) -> None:
     if is_url(path):
         return
     try:
-        stats = path.stat()
+        stats = path.stat() if file is None else os.fstat(file.fileno())
     except FileNotFoundError:
         return
     danger = "whoever can change snapshots has the job run code of theirs"

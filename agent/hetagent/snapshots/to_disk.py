@@ -31,6 +31,7 @@ from hetagent.snapshots.folder import INDEX, SHARED, Index, Slot, Stamp
 from hetagent.snapshots.memory import as_bytes, dtype_of, view
 from hetagent.snapshots.on_disk import (
     MARK,
+    METADATA,
     OTHERS,
     OVERTAKEN,
     PART,
@@ -197,8 +198,9 @@ def finish(into: Path, part: Part, first: Index, *, wait_s: float, after: Sequen
     while True:
         for path in into.glob(PART.format("*")):
             if path not in others:
-                require_own(path)  # it is unpickled, as all that DCP reads
-                others[path] = pickle.loads(path.read_bytes())
+                with path.open("rb") as file:
+                    require_own(path, file)
+                    others[path] = pickle.loads(file.read())
         parts = [part, *others.values()]
         files = {name: digest for each in parts for name, digest in each.files.items()}
         missing = [rank for rank in range(first.world_size) if INDEX.format(rank) not in files]
@@ -209,6 +211,8 @@ def finish(into: Path, part: Part, first: Index, *, wait_s: float, after: Sequen
         raise SnapshotError(f"the part of rank {missing[0]} is not there after {wait_s:.0f} s")
     _, metadata = DefaultSavePlanner().create_global_plan([each.plan for each in parts])
     _writer(into).finish(metadata, [list(each.results) for each in parts])
+    with (into / METADATA).open("rb") as file:
+        files[METADATA] = digest_of(file)
     mark = Mark(
         stamp=first.stamp,
         world_size=first.world_size,
@@ -236,6 +240,8 @@ def run(
         SnapshotError, OSError, RuntimeError, ValueError: that cannot be. The node that leads leaves nothing of it.
     """
     into.mkdir(parents=True, exist_ok=True)
+    for path in (into.parent, into):
+        require_own(path)
     try:
         began_at = time.monotonic()
         part = write(slot, into, ranks, leads=leads_s is not None)

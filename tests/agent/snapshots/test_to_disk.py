@@ -244,6 +244,28 @@ def test_a_part_that_somebody_else_has_put_there_runs_no_code(slot: Slot, tmp_pa
     assert not (tmp_path / "ran").exists()
 
 
+def test_metadata_that_somebody_else_has_changed_runs_no_code(
+    slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetagent.snapshots.loading.GIVEN_UP_S", 0.0)
+    path = written(slot, tmp_path / "disk")
+    (path / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+    with pytest.raises(SnapshotError, match=r"cannot be loaded: \.metadata in .* is corrupt"):
+        load(tmp_path / "other", path, Script(1))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_nothing_is_written_where_others_may_write(slot: Slot, tmp_path: Path) -> None:
+    for open_to_others in (tmp_path / "disk", tmp_path / "disk" / OWN.name):
+        open_to_others.mkdir()
+        open_to_others.chmod(0o777)
+        with pytest.raises(SnapshotError, match=rf"others can write to {open_to_others} "):
+            run(slot, tmp_path / "disk" / OWN.name, [0], 5.0)
+        open_to_others.chmod(0o755)
+        assert not [*tmp_path.glob("disk/*/*")]
+        shutil.rmtree(tmp_path / "disk" / OWN.name)
+
+
 def test_what_others_may_change_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "shared"
     path.mkdir()

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import random
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -213,6 +214,41 @@ async def test_a_large_value_may_become_small_and_large_again_and_go(servers: Cl
     _, _, store = await servers.lead()
     await store.commit(Batch(puts={}, deletes=frozenset({"value"}), clock=0.0))
     assert (await servers.found()).records == {"beside": b"1"}
+
+
+async def test_a_value_that_no_transaction_could_hold_is_stored_in_pieces(servers: Cluster) -> None:
+    old, new, shorter = (random.Random(size).randbytes(size) for size in (3_000_000, 3_100_000, 1_100_000))
+    _, _, store = await servers.lead()
+    await store.commit(batch(1.0, value=old, gone=old))
+    assert (await servers.found()).records == {"value": old, "gone": old}
+    wire, _, store = await servers.lead()
+    await store.load()
+    wire.left = 1 + 6 + 1  # its log is valid, and nothing is applied
+    with pytest.raises(EtcdAway):
+        await store.commit(batch(2.0, frozenset({"gone"}), value=new))
+    assert (await servers.found()).records == {"value": new}
+    wire, _, store = await servers.lead()
+    for value in (shorter, b"1", b"v" * 10 * LARGE_VALUE, shorter):
+        await store.commit(batch(3.0, value=value))
+        assert (await store.load()).records == {"value": value}
+    await store.commit(batch(4.0, frozenset({"value"})))
+    start = wire.key("records/")
+    assert (await wire.page(start, start + b"\xff", 0, 9, within_s=5.0))[0] == []
+
+
+@pytest.mark.etcd
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_what_is_too_large_for_this_etcd_is_refused_and_nothing_written(version: str) -> None:
+    with EtcdCluster(version, args=["--max-request-bytes", "100000"]) as cluster:
+        async with AsyncExitStack() as stack:
+            servers = Cluster(cluster, stack)
+            _, _, store = await servers.lead()
+            await store.commit(batch(1.0, a=b"1"))
+            for size in (300_000, 3_000_000):  # etcd refuses the one, its gRPC the other
+                with pytest.raises(NothingWritten, match=r"--max-request-bytes=1572864"):
+                    await store.commit(batch(2.0, a=random.Random(1).randbytes(size)))
+            await store.commit(batch(3.0, b=b"1"))
+            assert await servers.found() == Snapshot({"a": b"1", "b": b"1"}, 3.0)
 
 
 # -- no space ----------------------------------------------------------------------------------------------

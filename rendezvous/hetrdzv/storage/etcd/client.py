@@ -286,8 +286,8 @@ def _meaning(text: str, access: EtcdAccess) -> StorageError:
     for part, meaning in meanings.items():
         if part in text:
             return EtcdRefused(meaning)
-    if "too many operations" in text or "too large" in text:
-        return StorageError(
+    if any(part in text for part in ("too many operations", "too large", "larger than max")):
+        return EtcdRefused(
             f"etcd's limits are below its defaults ({text}): "
             f"start it with at least --max-txn-ops=128 and --max-request-bytes=1572864"
         )

@@ -2,7 +2,7 @@
 
     {prefix}/leader            who leads, see election.py; bound to a lease
     {prefix}/meta              JSON: `v`, the clock, the id of the last commit, how many parts of the log to apply
-    {prefix}/records/{key}     a value; large ones are compressed
+    {prefix}/records/{key}     a value, or the first piece of a large one; further pieces are {key}\\0{offset}
     {prefix}/log/{number}      parts of a batch that is too large for one transaction
 
 Every transaction checks two things. The *leader key* is still the one that we made: nobody else has become leader
@@ -21,7 +21,7 @@ import json
 import secrets
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -51,6 +51,9 @@ MAX_BYTES = 1 << 20
 LARGE = 1 << 16
 """Longer values are compressed (bytes): the members of a round of thousands are alike."""
 
+PIECE = 1 << 19
+"""Values that are longer when compressed are cut into pieces of this size (bytes)."""
+
 PAGE = 2_000
 """How many keys are read at a time."""
 
@@ -60,7 +63,7 @@ PATIENCE_S = 10.0
 T = TypeVar("T")
 
 Part = Sequence[tuple[str, str | None]]
-"""Some of a batch: keys with their packed values in base64; None: deleted."""
+"""Some of a batch: keys with their packed values, or pieces of them, in base64; None: deleted."""
 
 
 class Deposed(StorageError):
@@ -188,9 +191,12 @@ class EtcdStore:
         for part in await self._read_log(meta):
             for name, value in part:
                 content[name] = None if value is None else b64decode(value)
-        return Snapshot(
-            {name: _unpacked(value) for name, value in content.items() if value is not None}, meta.clock
-        )
+        pieces: dict[str, list[bytes]] = {}
+        for key, piece in sorted(content.items()):
+            name = key.partition("\0")[0]
+            if piece is not None and (key == name or name in pieces):
+                pieces.setdefault(name, []).append(piece)
+        return Snapshot({name: _unpacked(found) for name, found in pieces.items()}, meta.clock)
 
     async def _claim_meta(self) -> _Meta:
         """Read meta, and write it again, so that no earlier attempt can still take effect."""
@@ -263,7 +269,8 @@ class EtcdStore:
         keys = [self._records + name.encode() for name, _ in part]
         values = [None if value is None else b64decode(value) for _, value in part]
         return [
-            delete(key) if value is None else put(key, value) for key, value in zip(keys, values, strict=True)
+            delete(key, key + b"\1") if value is None else put(key, value)
+            for key, value in zip(keys, values, strict=True)
         ]
 
     async def _advance(self, operations: list[Operation], clock: float, log: int = 0) -> _Meta:
@@ -315,8 +322,7 @@ def _parts(batch: Batch) -> Sequence[Part]:
     """A batch in parts that fit into one transaction each, at least one."""
     parts: list[list[tuple[str, str | None]]] = [[]]
     size = 0
-    for name, value in {**batch.puts, **dict.fromkeys(batch.deletes)}.items():
-        packed = None if value is None else b64encode(_packed(value)).decode()
+    for name, packed in _pieces(batch):
         more = 2 * len(name) + len(packed or "")
         if parts[-1] and (len(parts[-1]) == MAX_OPERATIONS or size + more > MAX_BYTES):
             parts.append([])
@@ -326,12 +332,24 @@ def _parts(batch: Batch) -> Sequence[Part]:
     return parts
 
 
+def _pieces(batch: Batch) -> Iterator[tuple[str, str | None]]:
+    for name, value in {**batch.puts, **dict.fromkeys(batch.deletes)}.items():
+        if value is None:
+            yield name, None
+            continue
+        packed = _packed(value)
+        for start in range(0, len(packed) or 1, PIECE):
+            key = f"{name}\0{start:012d}" if start else name
+            yield key, b64encode(packed[start : start + PIECE]).decode()
+
+
 def _packed(value: bytes) -> bytes:
     return b"\0" + zlib.compress(value, 1) if len(value) > LARGE or value[:1] == b"\0" else value
 
 
-def _unpacked(value: bytes) -> bytes:
-    return zlib.decompress(value[1:]) if value[:1] == b"\0" else value
+def _unpacked(pieces: Sequence[bytes]) -> bytes:
+    """A value from its pieces; pieces left by a longer value follow the end of the stream and are ignored."""
+    return zlib.decompress(b"".join(pieces)[1:]) if pieces[0][:1] == b"\0" else pieces[0]
 
 
 def _end(prefix: bytes) -> bytes:

@@ -1,6 +1,8 @@
 """The state file: durable, one server at a time, errors that say what to do."""
 
 import asyncio
+import errno
+import fcntl
 import os
 import signal
 import sqlite3
@@ -133,6 +135,32 @@ async def test_one_server_at_a_time(path: Path) -> None:
         holder.kill()
         holder.communicate()
     await filled(path)  # the lock went with the process
+
+
+async def test_what_another_server_noted_last_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It commits and ends just before we get the lock; then the file is replaced by an older one."""
+    await filled(path)
+    flock = fcntl.flock
+
+    def after_another(lock: int, how: int) -> None:
+        os.pwrite(lock, b"%-10d %020d\n" % (1, 2), 0)
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_another)
+    assert "holds 1 of 2 commits" in await refusal(path)
+
+
+@pytest.mark.parametrize("broken", ["flock", "pread"])
+async def test_a_lock_file_that_fails_is_closed(
+    broken: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl if broken == "flock" else os, broken, fail)
+    assert "No locks available" in await refusal(path)
+    links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    assert str(path.resolve()) + ".lock" not in links
 
 
 async def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:

@@ -219,17 +219,20 @@ class SqliteStore:
         lock, self._lock = self._lock, None
         if lock is None:
             lock = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
-        pid, commits = _LOCK_CONTENT.match(os.pread(lock, 100, 0)).groups(b"")  # type: ignore[union-attr]
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(lock)
-            raise self._error(
-                f"is in use by another hetserver (pid {pid.decode() or 'unknown'}): stop that one, or {_ANOTHER_FILE}"
-            ) from error
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(os.close, lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                pid = _noted(lock)[0].decode() or "unknown"
+                raise self._error(
+                    f"is in use by another hetserver (pid {pid}): stop that one, or {_ANOTHER_FILE}"
+                ) from error
+            commits = int(_noted(lock)[1] or 0)
+            on_error.pop_all()
         self._lock = lock
-        self._note(int(commits or 0))
-        return int(commits or 0)
+        self._note(commits)
+        return commits
 
     def _note(self, commits: int) -> None:
         """Note our pid, for people, and how many commits the state file has."""
@@ -263,7 +266,10 @@ class SqliteStore:
         return StorageError(f"state file {self._path} {what}")
 
 
-_LOCK_CONTENT = re.compile(rb"\s*(\d*)\s*(\d*)")
+def _noted(lock: int) -> tuple[bytes, bytes]:
+    """Whose lock file it is (pid), and how many commits were noted, as text."""
+    pid, commits = re.match(rb"\s*(\d*)\s*(\d*)", os.pread(lock, 100, 0)).groups(b"")  # type: ignore[union-attr]
+    return pid, commits
 
 
 def _meta(connection: sqlite3.Connection, key: str) -> Any:

@@ -154,9 +154,15 @@ def write(slot: Slot, into: Path, ranks: Sequence[int], *, leads: bool) -> Part:
     for index in used:
         planner.check(index)
     names = {result.storage_data.relative_path for result in results}
-    for name in (*(index.small for index in mine), *map(INDEX.format, ranks)):
-        put(into / name, (slot.path / name).read_bytes())
-        names.add(name)
+    for index in mine:
+        size, digest = index.files[index.small]
+        content = (slot.path / index.small).read_bytes()[:size]
+        if xxh3_64_hexdigest(content) != digest:  # since it was checked
+            raise Overtaken(f"the memory of step {step} was needed for another one meanwhile")
+        written = {index.small: content, INDEX.format(index.rank): index.written()}
+        for name in written:
+            put(into / name, written[name])
+        names |= written.keys()
     files = {}
     for name in sorted(names):
         with (into / name).open("rb") as file:

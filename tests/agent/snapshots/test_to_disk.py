@@ -22,13 +22,13 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from hetagent import snapshots
 from hetagent.snapshots.copying import Who
-from hetagent.snapshots.errors import SnapshotError
+from hetagent.snapshots.errors import Overtaken, SnapshotError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
 from hetagent.snapshots.loading import Loader
 from hetagent.snapshots.on_disk import MARK, PART, Mark, SnapshotId, directories, path_of, remove, require_own
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.state import State
-from hetagent.snapshots.to_disk import finish, prune, run, write
+from hetagent.snapshots.to_disk import Planner, finish, prune, run, write
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is ")
 
@@ -202,6 +202,28 @@ def test_what_is_corrupt_in_memory_does_not_get_there(slot: Slot, tmp_path: Path
 def test_a_slot_that_holds_another_snapshot_by_now_is_not_written(slot: Slot, tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="was needed for another one meanwhile"):
         write(Slot(slot.path, 0, Stamp(0, 2)), tmp_path / "disk", [0], leads=True)
+
+
+@pytest.mark.parametrize("name", ["0.small", "0.json"])
+def test_a_slot_that_is_given_away_after_it_was_checked_leaves_nothing_torn(
+    trained: Script, slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def check_and_lose(planner: Planner, index: Index) -> None:
+        check(planner, index)
+        (slot.path / name).unlink(missing_ok=True)  # what is mapped stays, for all checks
+        (slot.path / name).write_bytes(b"of a newer one")
+
+    check = Planner.check
+    monkeypatch.setattr(Planner, "check", check_and_lose)
+    path, other = tmp_path / "disk", Script(1)
+    if name == "0.small":
+        with pytest.raises(Overtaken):
+            run(slot, path, [0], 5.0)
+        assert not path.exists()
+    else:
+        run(slot, path, [0], 5.0)
+        assert load(tmp_path / "other", path, other) == STEP
+        other.same_as(trained)
 
 
 def test_without_the_parts_of_all_ranks_a_sharded_one_is_not_complete(slot: Slot, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def gathered_for(group: Group, origin: str, members: Sequence[str], last_round: 
     for node in group.nodes.values():
         if node.snapshots is None:
             continue
-        for held in _usable(group, node, origin, alone):
+        for held in usable(group, node, origin, alone):
             if held.round <= last_round:
                 holders[stamp_of(held), held.world_size, held.sharded].append((node, held))
         if _is_here(group, node):
@@ -105,7 +105,7 @@ def has_all(held: Held) -> bool:
     return held.whole and len({part.rank for part in held.ranks}) >= held.world_size
 
 
-def _usable(group: Group, node: Node, origin: str, alone: str | None) -> Iterable[Held]:
+def usable(group: Group, node: Node, origin: str, alone: str | None = None) -> Iterable[Held]:
     """What a node has of the snapshots of a job that others can use; `alone`: that only it will use them."""
     holdings = node.snapshots
     assert holdings is not None

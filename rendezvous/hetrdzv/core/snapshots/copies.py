@@ -4,14 +4,15 @@ Each member has a keeper: the next one in the order of ranks that is in another 
 the next one at all. Of what only nodes have that have left, the members share out the parts.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Mapping, Sequence
 
-from hetrdzv.core.memo import cached
-from hetrdzv.core.model import Group, Node
+from hetrdzv.core.memo import cached_for
+from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.selection.select import unit_of
-from hetrdzv.core.snapshots.complete import Gathered, gathered, stamp_of
-from hetrdzv.protocol.snapshots import Copy, Held, RankPart, Source, Stamp
+from hetrdzv.core.snapshots.complete import stamp_of, usable
+from hetrdzv.protocol.directive import Member
+from hetrdzv.protocol.snapshots import Chosen, Copy, Source, Stamp
 
 COPIES = 2
 """How many nodes have all of a snapshot that outlives any node."""
@@ -20,97 +21,118 @@ COPIES = 2
 def copy_for(group: Group, node: Node, safe: Stamp | None = None) -> Copy | None:
     """The next parts that a member is to copy, the oldest first: they may be overwritten; None: none by now.
 
-    They are of the snapshot that the round began from, and of those of the round of which the member has something.
+    They are of the snapshot that the round began from, and of those of the round of which the member has something. All
+    members ask after each step, so only those are looked at whose keeper it is.
 
     Args:
         safe: the newest snapshot that outlives any node: nothing older needs copies.
     """
-    own = {stamp_of(held) for held in node.snapshots.held} if node.snapshots is not None else ()
-    for copy in _lone(group).get(node.node_id, ()) if node.snapshots is not None else ():
-        newer = safe is None or copy.stamp.newness > safe.newness
-        if newer and (copy.stamp in own or copy.stamp == _began(group)):
-            return copy
-    return None
+    current, own = group.active_round, node.snapshots
+    if current is None or own is None:
+        return None
+    has = {stamp_of(held): {part.rank for part in held.ranks} for held in own.held}
+    wanted: list[tuple[Stamp, str, Container[int]]] = []
+    if (began := _began(current)) is not None:
+        wanted += [(stamp_of(began), *lone) for lone in _lone(group).get(node.node_id, ())]
+    of_round = [stamp for stamp in has if stamp.round == current.number]
+    for stamp in sorted(of_round, key=lambda stamp: stamp.step):
+        wanted += [(stamp, one.node_id, one.ranks) for one in _kept_by(group).get(node.node_id, ())]
+    copies = (
+        _copy(group, holder, stamp, ranks, has.get(stamp, ()))
+        for stamp, holder, ranks in wanted
+        if safe is None or stamp.newness > safe.newness
+    )
+    return next(filter(None, copies), None)
 
 
-def _began(group: Group) -> Stamp | None:
-    began = group.active_round.snapshot if group.active_round is not None else None
-    return None if began is None or began.on_disk else stamp_of(began)
+def _copy(
+    group: Group, holder: str, stamp: Stamp, wanted: Container[int], has: Container[int]
+) -> Copy | None:
+    """What a node has of some parts of a snapshot, but for those that the one who asks has; None: nothing."""
+    node = group.nodes.get(holder)
+    if node is None or node.snapshots is None or group.snapshots is None:
+        return None
+    ranks = tuple(
+        part
+        for held in usable(group, node, group.snapshots.origin)
+        if held.sharded and stamp_of(held) == stamp
+        for part in held.ranks
+        if part.rank in wanted and part.rank not in has
+    )
+    if not ranks:
+        return None
+    source = Source(
+        node_id=holder,
+        address=node.address,
+        port=node.snapshots.port,
+        key=node.snapshots.key,
+        ranks=ranks,
+    )
+    return Copy(stamp=stamp, source=source)
 
 
-@cached
-def _lone(group: Group) -> Mapping[str, Sequence[Copy]]:
-    """What each member is to copy, by node."""
-    copies: dict[str, list[Copy]] = {}
-    current, began = group.active_round, _began(group)
-    for one in reversed(gathered(group)):
-        is_of_round = current is not None and one.stamp.round == current.number
-        if not one.sharded or one.on_disk or not (is_of_round or one.stamp == began):
-            continue
-        lone = sorted(_lone_parts(group, one).items(), key=lambda item: not group.nodes[item[0][1]].gone)
-        for (keeper, node_id), parts in lone:  # first from who has left, and will soon be gone
-            node = group.nodes[node_id]
-            assert node.snapshots is not None
-            source = Source(
-                node_id=node_id,
-                address=node.address,
-                port=node.snapshots.port,
-                key=node.snapshots.key,
-                ranks=tuple(parts),
-            )
-            copies.setdefault(keeper, []).append(Copy(stamp=one.stamp, source=source))
-    return copies
+def _began(current: Round) -> Chosen | None:
+    """What a round began from, if it lives in memory, in parts."""
+    began = current.snapshot
+    return None if began is None or began.on_disk or not began.sharded else began
 
 
-def _lone_parts(group: Group, one: Gathered) -> Mapping[tuple[str, str], list[RankPart]]:
-    """The parts of a snapshot of which fewer than `COPIES` members have one, by who is to copy them, and from whom.
+@cached_for("spec", "round")
+def _lone(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int]]]]:
+    """From whom each member is to copy which parts of what the round began from: first from who is not in it.
 
-    What ranks have alike lies in the parts of all ranks of a node together, so who alone has that is copied altogether.
+    Those are the parts of which fewer than `COPIES` members had one then. What ranks have alike lies in the parts of
+    all ranks of a node together, so who alone has that is copied altogether.
     """
     current = group.active_round
-    assert current is not None
+    began = _began(current) if current is not None else None
+    if current is None or began is None:
+        return {}
     names, keepers = [member.node_id for member in current.members], _keepers(group)
-    ranks = {node.node_id: {part.rank for part in held.ranks} for node, held in one.holders}
-    nobody: frozenset[int] = frozenset()
-    copies = Counter(rank for name in names for rank in ranks.get(name, nobody))
-    alone = _alone_whole(one.holders, frozenset(names))
-    parts: dict[tuple[str, str], list[RankPart]] = {}
-    for node, held in one.holders:
-        inside = current.member(node.node_id) is not None
-        wanted = [
-            part for part in held.ranks if node is alone or copies[part.rank] < (COPIES if inside else 1)
-        ]
-        shares: dict[str, list[RankPart]] = {}
-        if inside:
-            shares = {keepers[node.node_id]: wanted} if node.node_id in keepers else {}
-        elif node is alone:
-            shares = dict.fromkeys(names[:COPIES], wanted)
+    inside = frozenset(names)
+    copies = Counter(part.rank for one in began.sources if one.node_id in inside for part in one.ranks)
+    alone = _alone_whole(began.sources, inside)
+    lone: defaultdict[str, list[tuple[str, Container[int]]]] = defaultdict(list)
+    for source in sorted(began.sources, key=lambda source: source.node_id in inside):
+        holder, enough = source.node_id, COPIES if source.node_id in inside else 1
+        ranks = {part.rank for part in source.ranks if holder == alone or copies[part.rank] < enough}
+        if holder in inside:
+            shares = {keepers[holder]: ranks} if holder in keepers else {}
+        elif holder == alone:
+            shares = dict.fromkeys(names[:COPIES], ranks)
         else:
-            for part in wanted:
-                shares.setdefault(names[part.rank % len(names)], []).append(part)
+            shares = {}
+            for rank in ranks:
+                shares.setdefault(names[rank % len(names)], set()).add(rank)
         for keeper, some in shares.items():
-            has = ranks.get(keeper, nobody)
-            if mine := [part for part in some if part.rank not in has]:
-                parts[keeper, node.node_id] = mine
-    return parts
+            lone[keeper].append((holder, some))
+    return lone
 
 
-def _alone_whole(holders: Sequence[tuple[Node, Held]], inside: frozenset[str]) -> Node | None:
+def _alone_whole(sources: Sequence[Source], inside: Container[str]) -> str | None:
     """The node that alone has all that ranks have alike, a member if one has it; None: more members have."""
-    whole = sorted(
-        (node.node_id not in inside, place) for place, (node, held) in enumerate(holders) if held.whole
-    )
-    enough = sum(not outside for outside, _ in whole) >= COPIES
-    return holders[whole[0][1]][0] if whole and not enough else None
+    whole = [source.node_id for source in sources if source.whole]
+    members = [name for name in whole if name in inside]
+    return next(iter(members or whole), None) if len(members) < COPIES else None
 
 
-@cached
+@cached_for("spec", "round")
+def _kept_by(group: Group) -> Mapping[str, Sequence[Member]]:
+    """The members whose keeper each node is."""
+    kept: defaultdict[str, list[Member]] = defaultdict(list)
+    for member in group.active_round.members if group.active_round is not None else ():
+        if (keeper := _keepers(group).get(member.node_id)) is not None:
+            kept[keeper].append(member)
+    return kept
+
+
+@cached_for("spec", "round")
 def _keepers(group: Group) -> Mapping[str, str]:
-    """The keeper of each member; nobody's where there is only one."""
+    """The keeper of each member; nobody's where there is only one. A node keeps its labels while its round runs."""
     members = group.active_round.members if group.active_round is not None else ()
     names, count = [member.node_id for member in members], len(members)
     units = [
-        unit_of(group.spec, node) if (node := group.speaker(member)) is not None else None
+        unit_of(group.spec, node) if (node := group.nodes.get(member.node_id)) is not None else None
         for member in members
     ]
     keepers: dict[str, str] = {}

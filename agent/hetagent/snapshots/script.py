@@ -69,6 +69,7 @@ class Snapshots:
         self._free_at = 0.0  # until when it stands still once that is none (monotonic seconds)
         self._saved: Stamp | None = None
         self._why = ""  # why nothing can be saved
+        self._overtaken = ""  # why the last step was not
         self._copier = Copier(folder, state, who)
         self._ahead: threading.Thread | None = None  # makes the slots
         self._closing: threading.Thread | None = None  # digests what was copied, and writes the index
@@ -285,8 +286,12 @@ class Snapshots:
         """
 
         def save() -> None:
-            while not self._is_saved(self._whole_step(patience_s)):
-                pass
+            self._overtaken = ""
+            try:
+                while not self._is_saved(self._whole_step(patience_s)):
+                    pass
+            except Overtaken as error:
+                self._overtaken = str(error)
 
         if os.getpid() == self._pid:
             with self._lock:
@@ -345,7 +350,7 @@ class Snapshots:
 
     def _answer(self) -> None:
         step = self._saved.step if self._saved else None
-        save_request.tell(self._folder.path, self._rank, "done", step=step, why=self._why)
+        save_request.tell(self._folder.path, self._rank, "done", step=step, why=self._why or self._overtaken)
 
 
 def _say(text: str) -> None:

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from hetagent import snapshots
 from hetagent.node.processes import guardian_process
 from hetagent.snapshots import script
+from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import FOLDER, Folder
 from hetagent.snapshots.node import directory
 from hetagent.snapshots.node.directory import SnapshotDir
@@ -165,6 +166,27 @@ def test_a_worker_that_is_about_to_end_has_said_its_last_word(
         assert told.answered() == {0}
         assert not directory.ask(trainer.folder / "ask" / "0")
         assert trainer.answer()["step"] == trainer.done
+
+
+def test_a_step_for_which_there_is_no_slot_is_not_answered_as_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "HOLD_S", 0.05)
+
+    def begin(*_: object, **__: object) -> None:
+        raise Overtaken("newer snapshots are here")
+
+    with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
+        trainer.ask()
+        first = trainer.answer()
+        wait_for(lambda: trainer.done > first["step"] + 3)
+        with monkeypatch.context() as full:
+            full.setattr(trainer.snaps._folder, "begin", begin)
+            trainer.ask()
+            assert trainer.answer() == {"step": first["step"], "why": "newer snapshots are here"}
+            assert SnapshotDir(trainer.folder).not_saved(0) == "newer snapshots are here"
+        trainer.ask()
+        assert trainer.answer()["why"] == ""
 
 
 def test_a_step_that_does_not_end_is_not_waited_for_long(

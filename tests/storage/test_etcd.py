@@ -19,7 +19,7 @@ from hetrdzv.protocol.errors import StorageError
 from hetrdzv.storage.base import Batch, NothingWritten, Snapshot
 from hetrdzv.storage.etcd.access import EtcdAccess, InvalidEtcd, access_from, parse_url
 from hetrdzv.storage.etcd.client import Etcd, EtcdAway, EtcdRefused, put
-from hetrdzv.storage.etcd.election import Term, campaign
+from hetrdzv.storage.etcd.election import Term, campaign, who_leads
 from hetrdzv.storage.etcd.store import LARGE as LARGE_VALUE
 from hetrdzv.storage.etcd.store import MAX_OPERATIONS, Deposed, EtcdStore
 from tests.support.certificates import Tls
@@ -455,6 +455,17 @@ async def test_a_store_that_cannot_be_read_says_why(servers: Cluster, meta: byte
     for _ in range(2):
         with pytest.raises(StorageError, match=says):
             await store.load()
+
+
+@pytest.mark.parametrize(
+    "value", [b"node-7", b"", b"ftp://a:1", b'{"url": "http://a:1"}', b"http://a\r\nb", b"http://\xff"]
+)
+async def test_a_leader_key_of_another_program_is_no_leader(servers: Cluster, value: bytes) -> None:
+    await rewrite(servers, "leader", value)
+    with pytest.raises(StorageError, match="/leader on etcd does not belong to hetserver"):
+        await who_leads(servers.wire())
+    await rewrite(servers, "leader", b"https://[::1]:29400")
+    assert await who_leads(servers.wire()) == "https://[::1]:29400"
 
 
 async def test_prefixes_are_worlds_of_their_own(servers: Cluster) -> None:

@@ -57,9 +57,21 @@ class Term:
 
 
 async def who_leads(etcd: Etcd, within_s: float = CALL_S) -> str | None:
-    """Where the present leader answers, or None if there is none."""
+    """Where the present leader answers, or None if there is none.
+
+    Raises:
+        StorageError: something else wrote the key, or etcd cannot be read.
+    """
     pair = await etcd.get(etcd.key("leader"), within_s=within_s)
-    return pair.value.decode(errors="replace") if pair is not None else None
+    if pair is None:
+        return None
+    url = pair.value.decode(errors="replace")
+    if not (url.isascii() and url.isprintable() and url.startswith(("http://", "https://"))):
+        raise StorageError(
+            f"the key {pair.key.decode(errors='replace')} on etcd does not belong to hetserver: "
+            f"name another prefix with --store"
+        )
+    return url
 
 
 async def campaign(etcd: Etcd, url: str, lease_s: int) -> Term | None:

@@ -39,6 +39,8 @@ NO_FOLDER = "there is no folder for its torch server's socket"
 NOT_OURS = "it is not a Python script that hetagent starts itself"
 """Why the collectives of a worker cannot be known."""
 
+NOT_YET = "it has not answered somebody else who asked for it"
+
 SUSPENDED_S = 2.0
 """Whoever wakes up so much too late was suspended, perhaps together with the workers (seconds)."""
 
@@ -84,6 +86,7 @@ class RoundWatch:
         self._probes: dict[int, WorkerProbe] = {}  # by global rank
         self._targets: dict[int, stacks.Target] = {}
         self._taking = threading.Lock()
+        self._taken: dict[int, Stack] = {}  # the newest answer, as far as it has come
         self._warned = False
         self._woken, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
@@ -140,12 +143,21 @@ class RoundWatch:
 
         Args:
             ranks: whose; None: of all workers here. Those that are not here are left out.
-            timeout_s: how long it may take, about (seconds); longer if somebody else asks at the same time.
+            timeout_s: how long it may take, about (seconds). If somebody else asks at the same time for as long, the
+                answer is what that one has by then.
         """
-        with self._taking:
-            wanted = self.ranks(ranks)
+        wanted, until = self.ranks(ranks), time.monotonic() + timeout_s
+        if not self._taking.acquire(timeout=timeout_s):
+            taken = self._taken
+            return [taken.get(rank) or Stack(rank=rank, why=NOT_YET) for rank in wanted]
+        try:
+            self._taken = {}
+            targets = [self._targets[rank] for rank in wanted]
             states = {rank: self._state(rank) for rank in wanted}
-            return stacks.take([self._targets[rank] for rank in wanted], states, timeout_s, self._python)
+            left_s = max(until - time.monotonic(), timeout_s / 4)
+            return stacks.take(targets, states, left_s, self._python, self._taken)
+        finally:
+            self._taking.release()
 
     def _state(self, rank: int) -> State:
         """What a worker's process does; whoever reads a file is in the kernel for a moment only."""

@@ -59,7 +59,11 @@ class Target:
 
 
 def take(
-    targets: Sequence[Target], states: Mapping[int, State], timeout_s: float, python: str
+    targets: Sequence[Target],
+    states: Mapping[int, State],
+    timeout_s: float,
+    python: str,
+    stacks: dict[int, Stack],
 ) -> list[Stack]:
     """The stacks of workers, taken at the same time.
 
@@ -67,19 +71,18 @@ def take(
         states: what their processes do, by rank.
         timeout_s: how long it may take, about (seconds).
         python: the workers' interpreter; py-spy is looked for beside it, too.
+        stacks: gets each as soon as it is known, by rank.
     """
     until = time.monotonic() + timeout_s
-    stacks = {
-        target.rank: _none(target, WHY_FROZEN[states[target.rank]])
-        for target in targets
-        if states[target.rank] in WHY_FROZEN
-    }
+    for target in targets:
+        if states[target.rank] in WHY_FROZEN:
+            stacks[target.rank] = _none(target, WHY_FROZEN[states[target.rank]])
     spy = _py_spy(python)
     rest = [target for target in targets if target.rank not in stacks]
-    stacks |= _answers(rest, until - timeout_s / 2 if spy else until)
+    _answers(rest, until - timeout_s / 2 if spy else until, stacks)
     rest = [target for target in rest if target.rank not in stacks]
     if spy is not None:
-        stacks |= _spied(rest, spy, until)
+        _spied(rest, spy, until, stacks)
     for target in rest:
         why = "holds the GIL" if target.asked is not None else "does not run torch's server"
         stacks.setdefault(target.rank, _none(target, f"it {why}: {INSTALL}"))
@@ -95,9 +98,8 @@ def _shown(target: Target, dump: bytes) -> Stack:
     return Stack(rank=target.rank, text=text) if text else _none(target, "none of its threads runs Python")
 
 
-def _answers(targets: Sequence[Target], until: float) -> dict[int, Stack]:
+def _answers(targets: Sequence[Target], until: float, stacks: dict[int, Stack]) -> None:
     """What the workers' own servers answer in time."""
-    stacks: dict[int, Stack] = {}
     with selectors.DefaultSelector() as selector:
         for target in targets:
             if target.asked is None and target.socket is not None:
@@ -117,7 +119,6 @@ def _answers(targets: Sequence[Target], until: float) -> dict[int, Stack]:
                     pass
                 selector.unregister(target.asked)
                 target.close()
-    return stacks
 
 
 def _py_spy(python: str) -> str | None:
@@ -125,7 +126,7 @@ def _py_spy(python: str) -> str | None:
     return shutil.which("py-spy") or (beside if os.access(beside, os.X_OK) else None)
 
 
-def _spied(targets: Sequence[Target], spy: str, until: float) -> dict[int, Stack]:
+def _spied(targets: Sequence[Target], spy: str, until: float, stacks: dict[int, Stack]) -> None:
     """What py-spy sees from outside, in time."""
     running = [
         subprocess.Popen(
@@ -136,7 +137,6 @@ def _spied(targets: Sequence[Target], spy: str, until: float) -> dict[int, Stack
         )
         for target in targets
     ]
-    stacks = {}
     for target, process in zip(targets, running, strict=True):
         try:
             text, error = process.communicate(timeout=max(0.1, until - time.monotonic()))
@@ -150,7 +150,6 @@ def _spied(targets: Sequence[Target], spy: str, until: float) -> dict[int, Stack
         stacks[target.rank] = (
             _none(target, f"py-spy could not see it: {output}") if failed else _shown(target, text)
         )
-    return stacks
 
 
 def tidy(dump: str) -> str:

@@ -141,14 +141,14 @@ class Watcher(RoundHook):
 
     def on_directive(self, directive: Directive) -> None:
         """Keep the stacks of workers that hang and are about to be stopped, for whoever looks into the logs."""
-        watch = self._watch
+        watch, folders = self._watch, self._folders
         ends = directive.kind in (DirectiveKind.STOP, DirectiveKind.EXIT) and directive.hang
         if watch is None or not self._keeps_stacks or not ends:
             return
 
         def write() -> None:
             with suppress(OSError):
-                stacks.write(watch.stacks(None, LAST_STACKS_S - LATE_S), self._folders)
+                stacks.write(watch.stacks(None, LAST_STACKS_S - LATE_S), folders)
 
         thread = threading.Thread(target=write, name="stacks", daemon=True)
         thread.start()

@@ -192,7 +192,7 @@ def test_a_command_line_that_makes_no_sense(hetagent: Run, argv: list[str], text
         (["nowhere.py"], "script 'nowhere.py' does not exist (looked from {folder})"),
         (["--no-python", "nowhere"], "program 'nowhere' is not found: give its path, or install it on this node"),
         (["."], "script '.' is a folder without __main__.py: give the path of a script"),
-        (["--no-python", "."], "program '.' is a folder: give the path of a program"),
+        (["--no-python", "."], "program '.' is not found: give its path, or install it on this node"),
         (["--no-python", "./train.py"], "program './train.py' is not executable: run chmod +x ./train.py, or leave --no-python out for Python"),  # noqa: E501
         (["--no-python", "train.py"], "program 'train.py' is not executable: run chmod +x ./train.py, or leave --no-python out for Python"),  # noqa: E501
         (["--no-python", "./train.sh"], "program './train.sh' is not executable: run chmod +x ./train.sh"),
@@ -235,7 +235,7 @@ def test_gpus_that_are_not_here(hetagent: Run, argv: list[str], text: str) -> No
 @pytest.mark.parametrize(
     ("argv", "numactl", "text"),
     [
-        (CPU, True, "binds workers to CPUs near their GPUs, but CPU workers have none: leave it out"),
+        (CPU, True, "binds workers to the CPUs near their GPUs, but CPU workers have none: leave it out"),
         (["--nproc-per-node", "1"], False, "needs the program numactl: install it on this node, or leave the flag out"),
     ],
 )  # fmt: skip

@@ -232,7 +232,7 @@ class Folder:
         return self._control
 
     def start(self) -> Mapping[str, Any] | None:
-        """From which snapshot to start, as the agent says; None: there is no agent."""
+        """From which snapshot to start, as the agent says; empty: from none; None: it could not say."""
         try:
             told: Mapping[str, Any] = json.loads((self.path / "start.json").read_bytes())
         except FileNotFoundError:

@@ -60,9 +60,10 @@ class Loader:
         rank: of this worker.
     """
 
-    def __init__(self, folder: Folder, rank: int) -> None:
+    def __init__(self, folder: Folder, rank: int, *, has_agent: bool) -> None:
         self._folder = folder
         self._rank = rank
+        self._has_agent = has_agent
         # The same for all: memory that is touched for the first time takes several times as long.
         self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
 
@@ -72,8 +73,7 @@ class Loader:
         Raises:
             SnapshotError: it cannot be read.
         """
-        start = self._folder.start()
-        start = _newest(self._folder) if start is None else start
+        start = self._folder.start() if self._has_agent else _newest(self._folder)
         if not start:
             return None
         found = Found(Stamp(start["round"], start["step"]), start["world_size"])
@@ -236,7 +236,7 @@ class Loader:
         with contextlib.suppress(OSError):
             self._folder.bad(stamp).parent.mkdir(mode=0o700, exist_ok=True)
             put(self._folder.bad(stamp), json.dumps(told).encode())
-            if self._folder.start() is not None:
+            if self._has_agent:
                 time.sleep(GIVEN_UP_S)
         return SnapshotError(
             f"the snapshot of step {stamp.step} (round {stamp.round}) cannot be loaded: {why}"

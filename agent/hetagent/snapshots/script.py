@@ -97,9 +97,10 @@ class Snapshots:
         """
         if not self._keeps:
             return None
-        loader = Loader(self._folder, self._rank)
+        loader = Loader(self._folder, self._rank, has_agent=self._asked)
         found = loader.find()
-        forget_newer(self._folder, found.stamp if found is not None else None)
+        if not self._asked or self._folder.start() is not None:  # else nobody knows what is newer
+            forget_newer(self._folder, found.stamp if found is not None else None)
         if found is None:
             return None
         loader.load(found, self._state)

@@ -200,6 +200,16 @@ def test_nothing_found_touches_nothing(tmp_path: Path) -> None:
     assert_same(dict(job.model.state_dict()), before)
 
 
+def test_what_an_agent_could_not_name_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk was full, say: the newest here may be another one than that of other nodes."""
+    Job(tmp_path, adamw).train(0, 2)
+    assert Job(tmp_path, adamw).snaps.load() is not None
+    monkeypatch.setenv("HET_SNAPSHOTS", str(tmp_path))
+    monkeypatch.setenv("RANK", "0")
+    assert Job(tmp_path, adamw).snaps.load() is None
+    assert Folder(tmp_path).slots(), "the next round may begin from it"
+
+
 ENDS = """
 import sys, time
 import torch

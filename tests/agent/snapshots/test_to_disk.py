@@ -135,7 +135,7 @@ def load(folder: Path, path: Path, script: Script) -> int | None:
     told = {"node": "", "path": str(path), "ranks": mark.ranks}
     start = {"round": 0, "step": STEP, "world_size": 1, "sources": [told]}
     Folder(folder).start = lambda: start  # type: ignore[method-assign]
-    loader = Loader(Folder(folder), 0)
+    loader = Loader(Folder(folder), 0, has_agent=True)
     loader._folder.start = lambda: start  # type: ignore[method-assign]
     found = loader.find()
     assert found is not None

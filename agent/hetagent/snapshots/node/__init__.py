@@ -1,5 +1,7 @@
 """Snapshots of the state of training in the memory of each node: where they are, what they may take, who serves them.
 
-`room.py` is the agent's part in each round; `folder.py` and `space.py` say where the files are, `exchange.py` what it
-and the workers tell each other in them, `holdings.py` what a node has (pure); other nodes fetch it from `serving.py`.
+`hook.py` is the agent's part in each round, made by `setup.py`. `folder.py` says where the files are, `directory.py`
+what the agent and the workers tell each other in them, `inventory.py` what a node has, `reporter.py` what of it the
+server hears. Workers and `prefetch.py` of other nodes fetch from `server.py`, which `handover.py` keeps up while this
+agent leaves. `disk.py` writes to the directory of all nodes, `catalog.py` reads what is there.
 """

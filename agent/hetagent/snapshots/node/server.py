@@ -14,6 +14,7 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
+from hetagent.node.console import WarnOnce
 from hetagent.node.network import NetworkError
 from hetagent.snapshots.folder import Folder, Stamp
 
@@ -47,7 +48,7 @@ class SnapshotServer:
         self._folder = folder
         self._hold_port = hold_port
         self._address = address
-        self._log = log
+        self._log_once = WarnOnce(log)
         self._server: _Server | None = None
         self._listens_at = ""
         self._key = secrets.token_hex(32)
@@ -62,7 +63,7 @@ class SnapshotServer:
         try:
             listener = self._hold_port()
         except (OSError, NetworkError) as error:
-            self._log(f"other nodes cannot fetch snapshots from this one: {error}")
+            self._log_once(f"other nodes cannot fetch snapshots from this one: {error}")
             return
         self.port = int(listener.getsockname()[1])
         self._server = _Server(listener, self._folder, self._key)

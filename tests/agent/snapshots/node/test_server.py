@@ -119,11 +119,12 @@ def test_a_node_that_has_moved_listens_at_its_new_address(tmp_path: Path, said: 
         made.close()
 
 
-def test_without_a_port_it_says_so(tmp_path: Path, said: list[str]) -> None:
+def test_without_a_port_it_says_so_once(tmp_path: Path, said: list[str]) -> None:
     def none() -> socket.socket:
         raise NetworkError("no port of 1-2 is free")
 
     made = SnapshotServer(tmp_path, none, lambda: "", said.append)
+    made.start()
     made.start()
     assert made.port == 0
     assert said == ["other nodes cannot fetch snapshots from this one: no port of 1-2 is free"]

@@ -133,6 +133,7 @@ class DiskWriter:
         while not self._is_on_disk(newest, until) and time.monotonic() < seen_until and not hurried():
             time.sleep(RUNNING_S)
         if self._is_on_disk(newest):
+            self._unsaved.unlink(missing_ok=True)
             return f"step {newest.step} is on disk: {self._path(newest)}"
         with contextlib.suppress(OSError):
             put(self._unsaved, json.dumps([*newest, *sorted(closed[newest])]).encode())
@@ -142,20 +143,21 @@ class DiskWriter:
         return f"step {newest.step} is not on disk: {why}; {stays}"
 
     def write_left(self) -> None:
-        """Write what the last agent of this node could not."""
+        """Write what the last agent of this node could not; if it fails again, it is left to the next one."""
         try:
             number, step, *ranks = json.loads(self._unsaved.read_bytes())
         except (OSError, ValueError):
             return
-        stamp = Stamp(number, step)
+        stamp, is_done = Stamp(number, step), True
         if (slot := self._folder.slots().get(stamp)) is not None and slot.indexes().keys() >= {*ranks}:
             self._log("the last agent of this node has left a snapshot in memory that is not on disk")
-            if self._write(stamp, ranks, math.inf, lambda: False):
+            if is_done := self._write(stamp, ranks, math.inf, lambda: False):
                 self._log(f"this node's part of the snapshot of step {step} is written: {self._path(stamp)}")
             self.catalog.look_again(PATIENT_S)
         self.not_written = None
         self._begun.clear()
-        self._unsaved.unlink(missing_ok=True)
+        if is_done:
+            self._unsaved.unlink(missing_ok=True)
 
     def _write(self, stamp: Stamp, ranks: Sequence[int], until: float, hurried: Callable[[], bool]) -> bool:
         """Write a snapshot; returns whether this node's part of it is on disk."""
@@ -177,7 +179,7 @@ class DiskWriter:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.1)
             self._reap()
-        return self.not_written is None
+        return self.not_written is None and self._id(stamp) in self._begun
 
     def _is_on_disk(self, stamp: Stamp, until: float | None = None) -> bool:
         """Whether it is; `until`: look again, until then at most (monotonic seconds)."""

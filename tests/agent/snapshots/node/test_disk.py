@@ -1,5 +1,6 @@
 """What an agent does about snapshots on disk, but for the writing itself: tests/agent/snapshots, tests/e2e."""
 
+import json
 import math
 import threading
 import time
@@ -15,6 +16,7 @@ from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
 from hetagent.snapshots.node import catalog as catalogs
 from hetagent.snapshots.node import disk as disks
 from hetagent.snapshots.node.disk import DiskWriter
+from hetagent.snapshots.node.folder import UNSAVED
 from hetagent.snapshots.on_disk import MARK, Mark, SnapshotId
 from hetagent.snapshots.to_disk import prune
 from hetrdzv.protocol.snapshots import Chosen, NotWritten, OnDisk
@@ -282,15 +284,32 @@ def test_what_cannot_be_written_is_said_once_and_stays_in_memory(node: Node) -> 
     node.writes_last(0)
     assert len(node.said) == 2
     assert stamp in node.memory.slots()
+
+
+def test_what_the_last_agent_could_not_write_is_tried_until_it_is_on_disk_or_gone(node: Node) -> None:
+    stamp = node.holds(10, 0)
+    put(node.memory.path / UNSAVED, json.dumps([*stamp, 0]).encode())
+    for _ in range(2):
+        node.said.clear()
+        node.disk.write_left()
+        assert node.disk.is_unsaved
+        assert node.said[-1].startswith("the snapshot of step 10 is not on disk: ")
+    node.has(10)
     node.disk.write_left()
-    assert not node.disk.is_unsaved, "once"
+    assert not node.disk.is_unsaved
+    assert node.said[-1].startswith("this node's part of the snapshot of step 10 is written: ")
+    put(node.memory.path / UNSAVED, json.dumps([1, 20, 0]).encode())
+    node.disk.write_left()
+    assert not node.disk.is_unsaved, "nothing can be done"
 
 
 def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
     stamp = node.holds(10, 0)
+    put(node.memory.path / UNSAVED, json.dumps([1, 5, 0]).encode())  # of an agent before
     node.has(10)
     assert node.writes_last(0) == f"step 10 is on disk: {node.catalog.path / SnapshotId(JOB, *stamp).name}"
     assert node.said == []
+    assert not node.disk.is_unsaved
 
 
 def test_whoever_has_written_its_part_waits_until_all_have(

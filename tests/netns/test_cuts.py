@@ -147,7 +147,7 @@ def test_a_node_that_is_cut_off_comes_back_without_its_old_workers(job: Job, ran
     }
     assert job.told("node_returned") == [f"{node} is back"]
     job.says(node, "the server is back", said)
-    job.says(node, f"round {job.first} is over: the server considers {node} lost: {why}", said)
+    job.says(node, f"round {job.first} is over: {node} lost: {why}", said)
     current = job.group()["current_round"]
     assert tuple(member["node_id"] for member in current["members"]) == job.order
     assert current["master"]["node_id"] == job.order[0]

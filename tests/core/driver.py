@@ -48,9 +48,8 @@ def sentence(explained: Explained) -> str:
 
 
 def bare(event: Reason) -> Reason:
-    """An event without its round, and without how long ago what led to it had happened."""
-    data = {name: value for name, value in event.data.items() if name != "after_s"}
-    return replace(event, round=None, data=data)
+    """An event without its round."""
+    return replace(event, round=None)
 
 
 class Story:
@@ -213,7 +212,7 @@ class Story:
         return None if at is None else at - self.now
 
     def said(self, code: str) -> list[Reason]:
-        """The events of one code so far, without their rounds and the moments of what led to them."""
+        """The events of one code so far, without their rounds."""
         return [bare(event) for event in self.events if event.code == code]
 
 

@@ -6,8 +6,7 @@ from hetrdzv.core.commands import Cancel, Join
 from hetrdzv.core.group import empty
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.records import rounds_of
-from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.errors import InvalidSpec, SpecConflict
+from hetrdzv.protocol.errors import Difference, InvalidSpec, SpecConflict
 from hetrdzv.protocol.reasons import ends, events, waiting
 from tests.core.driver import LEASE_S, Story, running
 from tests.core.leases import OwnLeases, step

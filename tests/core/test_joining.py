@@ -3,8 +3,7 @@
 import pytest
 
 from hetrdzv.core.commands import Join, Leave, Renew
-from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.errors import NodeIdInUse, Refused, SpecConflict, StaleIncarnation
+from hetrdzv.protocol.errors import Difference, NodeIdInUse, Refused, SpecConflict, StaleIncarnation
 from hetrdzv.protocol.reasons import departures, ends, waiting
 from tests.core.driver import LEASE_S, Story, bare, running
 from tests.core.explained import left_out, waits_for

@@ -6,7 +6,7 @@ import pytest
 
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.shares import shares_of
-from hetrdzv.protocol.shares import Shares, Weights
+from hetrdzv.protocol.directive import Shares, Weights
 from tests.core.driver import Story, running
 
 

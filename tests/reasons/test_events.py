@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.reasons import departures, ends, events
 from hetrdzv.protocol.reasons.reason import Reason

@@ -4,9 +4,8 @@ import click
 
 from hetrdzv.cli.hetctl import get
 from hetrdzv.cli.hetctl.tables import lines
-from hetrdzv.protocol.pages import CountsReply, GroupsReply, GroupSummary
+from hetrdzv.protocol.pages import RECENT_S, CountsReply, GroupsReply, GroupSummary, urgency
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.urgency import RECENT_S, urgency
 
 
 def group(group_id: str, state: str, ended_s_ago: float | None = None) -> GroupSummary:

@@ -114,6 +114,15 @@ def lacks(*never: int, too_small: bool = False, unit: str | None = None) -> Reas
             ),
         ),
         (
+            waiting.no_reachable_master(A, {name: ["b"] for name in reversed(MANY)}),
+            "no_master",
+            (
+                "1 of 2 nodes ready (a), but none can be master ("
+                + "".join(f"gpu{number} cannot be reached from b; " for number in range(1, 6))
+                + "and 2 more masters); waiting for more"
+            ),
+        ),
+        (
             waiting.reconnecting(A, ["b"]),
             "reconnecting",
             "1 of 2 nodes ready (a); lost the connection to b, waiting to hear from it again",

@@ -5,8 +5,7 @@ from typing import Any
 import httpx
 
 from hetrdzv.core.model import Group
-from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.errors import Conflict
+from hetrdzv.protocol.errors import Conflict, Difference
 from hetrdzv.protocol.reasons.reason import MOST_CHARACTERS
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.service.refusals import LATELY_S, MOST, MOST_GROUPS, Refusals

@@ -27,9 +27,8 @@ from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
-from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.errors import Refused, StorageError
+from hetrdzv.protocol.errors import Difference, Refused, StorageError
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.pages import Event
 from hetrdzv.protocol.progress import Moved

@@ -10,7 +10,7 @@ from math import inf
 
 from hetagent.monitor.cpu import CpuTime
 from hetagent.roundhook import Motion
-from hetrdzv.protocol.bounds import MAX_ALL_LANES, MAX_KNOWN_S, MAX_LANES, MAX_SECONDS
+from hetrdzv.protocol.bounds import MAX_ALL_PROCESS_GROUPS, MAX_KNOWN_S, MAX_PROCESS_GROUPS, MAX_SECONDS
 from hetrdzv.protocol.progress import Collectives, NodeProgress, Worker
 
 STILL_MIN_S = 2.0
@@ -240,7 +240,7 @@ class Track:
         """Another moment if it has gone on, and stands again."""
         return self.changed_at if self._still else None
 
-    def fields(self, rank: int, at: float, *, most: int = MAX_LANES) -> Worker:
+    def fields(self, rank: int, at: float, *, most: int = MAX_PROCESS_GROUPS) -> Worker:
         """What the server is told.
 
         Args:
@@ -294,7 +294,7 @@ def node_progress(
         watched_at: when they were last looked at (monotonic seconds).
     """
     looked_at = max(track.looked_at for track in tracks.values())
-    most = max(1, min(MAX_LANES, MAX_ALL_LANES // len(tracks)))
+    most = max(1, min(MAX_PROCESS_GROUPS, MAX_ALL_PROCESS_GROUPS // len(tracks)))
     return NodeProgress(
         round=round_number,
         age_s=round(max(0.0, at - looked_at), 3),

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.differences import SCRIPT, Difference
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.errors import Conflict, HetError, Problem
+from hetrdzv.protocol.errors import SCRIPT, Conflict, Difference, HetError, Problem
 
 _R = TypeVar("_R")
 

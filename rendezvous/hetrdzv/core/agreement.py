@@ -10,8 +10,7 @@ from hetrdzv.core.rounds.records import newest_record, with_record
 from hetrdzv.core.rounds.settle import settle
 from hetrdzv.core.rounds.timers import STOP_GRACE_S
 from hetrdzv.core.rounds.transitions import Work, begin_job, expire, is_reusable
-from hetrdzv.protocol.differences import SCRIPT, Difference
-from hetrdzv.protocol.errors import Conflict, SpecConflict
+from hetrdzv.protocol.errors import SCRIPT, Conflict, Difference, SpecConflict
 from hetrdzv.protocol.reasons.events import settings_changed
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec, differences, news_in
 

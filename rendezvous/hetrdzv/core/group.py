@@ -49,9 +49,9 @@ from hetrdzv.core.rounds.transitions import (
     withdraw,
 )
 from hetrdzv.core.why import apart
-from hetrdzv.protocol.differences import Difference
 from hetrdzv.protocol.errors import (
     DaemonRefused,
+    Difference,
     GroupFinished,
     NodeIdInUse,
     NotMaster,

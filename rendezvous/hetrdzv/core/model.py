@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
-from hetrdzv.protocol.differences import Difference
-from hetrdzv.protocol.directive import Member
+from hetrdzv.protocol.directive import Member, Weights
+from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.hangs import Hang
 from hetrdzv.protocol.reasons import ends
@@ -17,7 +17,6 @@ from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.requests.joining import Offer
 from hetrdzv.protocol.rounds import RoundRecord, TimeSpent
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.shares import Weights
 from hetrdzv.protocol.snapshots import Chosen, Kept
 from hetrdzv.protocol.states import EndKind, GroupState, NodePhase, StallKind
 
@@ -44,7 +43,7 @@ class Node(Offer):
         ready_to_stop: newest round whose workers have said, after a notice, that they may be stopped; 0 for none.
         leaving: why the node is about to leave while its workers may still run (drained, SIGTERM), or None.
         rejected: why the group cannot use this node, so that its agent must exit, or None.
-        daemon: the command line of that daemon for the node's round; empty for none.
+        daemon: the command line of its launcher's daemon, from the round's master (`wants_daemon`); empty: none.
         gone_at, departure_reason: when and why the node became lost or left.
         heard_at: when the last command of the agent came; renewals are in a table of their own (memory only).
         cut_at: when an open poll of the agent was cut; None once it is heard from again (memory only).
@@ -207,7 +206,7 @@ class Round:
         first: no workers of this job were started before it, so a script that cannot run has never run.
         met: how many workers have found each other in the round's store, as its master last said; None: unknown.
         restarted_by: the failure that a restart was spent on to form this round; None: none was.
-        warnings: what differs between its nodes and matters (health/drift.py).
+        warnings: what differs between its nodes and matters (core/drift.py).
         weights: of its ranks, if people gave any; empty: nobody did.
         snapshot: the one that it began from (protocol/snapshots.py); None: none.
         runs_at: when all its members had started their workers (seconds); None: they have not.

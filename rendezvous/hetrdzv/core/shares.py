@@ -5,7 +5,7 @@ from itertools import groupby
 from math import inf
 
 from hetrdzv.core.model import Node, Round
-from hetrdzv.protocol.shares import Shares, Weights
+from hetrdzv.protocol.directive import Shares, Weights
 
 MOST_SHOWN = 5
 """How many runs of impossible weights are shown."""

@@ -7,7 +7,7 @@ from statistics import median
 
 from hetrdzv.api.workers import worker_reply
 from hetrdzv.core.model import Stall
-from hetrdzv.protocol.differences import SCRIPT
+from hetrdzv.protocol.errors import SCRIPT
 from hetrdzv.protocol.pages import GroupReply, NodeReply, WorkerReply
 from hetrdzv.protocol.texts.phrasing import percent
 from hetrdzv.protocol.texts.times import lasted

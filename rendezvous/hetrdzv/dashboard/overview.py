@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from hetrdzv.api import views
 from hetrdzv.auth.tokens import Grant
 from hetrdzv.dashboard.render import section
-from hetrdzv.protocol.pages import GroupSummary
-from hetrdzv.protocol.urgency import ORDER, is_old, urgency
+from hetrdzv.protocol.pages import BY_URGENCY, GroupSummary, is_old, urgency
 from hetrdzv.service.service import Service
 
 
 def tally(groups: Sequence[GroupSummary]) -> list[tuple[str, int]]:
     """How many groups are in each state, in the order of these."""
     counts = Counter(group.shown_state for group in groups)
-    return [(state, counts[state]) for state in ORDER if counts[state]]
+    return [(state, counts[state]) for state in BY_URGENCY if counts[state]]
 
 
 def overview(service: Service, grant: Grant, url: str, token_file: str = "") -> Callable[[], str]:

@@ -1,4 +1,4 @@
-"""What a value may be at most: the types of the fields of everything that crosses a wall, each with its bounds.
+"""The types of the fields of all that is sent or stored, each with its bounds.
 
 Times are in seconds. What `annotated_types` has no word for is a rule of our own, which tells pydantic's schemas about
 itself; nothing of pydantic is imported for that.
@@ -40,14 +40,11 @@ MAX_LABEL_CHARACTERS = 4_096
 MAX_KNOWN_S = 3600.0
 """For how long a sample may hold (seconds)."""
 
-MAX_LANES = 32
-"""How many process groups of one worker a sample may tell of."""
+MAX_PROCESS_GROUPS = 32
+"""How many process groups of one worker a sample may have."""
 
-MAX_ALL_LANES = 1024
+MAX_ALL_PROCESS_GROUPS = 1024
 """How many process groups of all workers of a node together."""
-
-MAX_KIND = 64
-"""How long a word may be that stands for a kind of a newer version (characters)."""
 
 
 # -- rules of our own ------------------------------------------------------------------------------------------
@@ -95,8 +92,7 @@ class OrNewer:
     """Of an enum or a text: the enum where it has the word, else the text, which a newer version has sent."""
 
     def __get_pydantic_core_schema__(self, kind: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
-        wrong = f"Input should be a valid string of at most {MAX_KIND} characters"
-        error = {"custom_error_type": "word", "custom_error_message": wrong}
+        error = {"custom_error_type": "word", "custom_error_message": "Input should be a valid string"}
         return {**schema_of(kind), "mode": "left_to_right", **error}
 
     def __get_pydantic_json_schema__(self, core: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Any:
@@ -125,8 +121,6 @@ class Body:
 Id = Annotated[str, MaxLen(MAX_ID_LENGTH), Matches(ID_PATTERN)]
 Text = Annotated[str, MaxLen(16_384)]
 ShortText = Annotated[str, MaxLen(256)]
-Kind = Annotated[str, MaxLen(MAX_KIND)]
-"""A word that this version does not know."""
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------

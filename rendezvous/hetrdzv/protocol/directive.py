@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hetrdzv.protocol.bounds import OrNewer, Seconds
-from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.failure import RootCause
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.rounds import TimeSpent
-from hetrdzv.protocol.shares import Shares
 from hetrdzv.protocol.snapshots import Chosen
 from hetrdzv.protocol.states import DirectiveKind, GroupState
 from hetrdzv.protocol.texts.times import Clock
@@ -34,6 +33,22 @@ class Member:
     def ranks(self) -> range:
         """The global ranks of its workers."""
         return range(self.rank_offset, self.rank_offset + self.slots)
+
+
+Weights = tuple[tuple[int, float], ...]
+"""How many ranks in a row have which weight, in rank order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """How much of the work each rank of a round gets, compared with the others."""
+
+    round: int
+    weights: Weights
+
+    def of_ranks(self) -> list[float]:
+        """The weight of each rank."""
+        return [weight for count, weight in self.weights for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,6 @@ who, what, and what to do next.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hetrdzv.protocol.differences import Difference
-
 
 class HetError(Exception):
     """Base of all errors with a message for people and a code for programs."""
@@ -35,6 +33,19 @@ class InvalidSpec(Refused, code="invalid_spec", status=422):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+SCRIPT = "script"
+"""The name of a difference in what nodes run, which is no setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A setting that a group has, and the other value that somebody gave; both as people write them."""
+
+    name: str
+    group: str
+    given: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

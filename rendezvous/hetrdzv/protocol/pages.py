@@ -1,4 +1,4 @@
-"""What the server answers people and tools: groups, rounds and nodes as they see them, plans, histories, errors."""
+"""What the server answers people and tools: groups, rounds, nodes and events as they see them, and errors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from typing import Annotated, Any
 
 from hetrdzv import __version__
 from hetrdzv.protocol.bounds import OrNewer, Seconds
-from hetrdzv.protocol.directive import Directive, Member, StopNotice
+from hetrdzv.protocol.directive import Directive, Member, Shares, StopNotice
 from hetrdzv.protocol.errors import Conflict
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.http import versions
-from hetrdzv.protocol.reasons.hangs import HANGS as HANG_CODES
+from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, shown
-from hetrdzv.protocol.shares import Shares
 from hetrdzv.protocol.snapshots import SafeShown
 from hetrdzv.protocol.stacks import Stack
 from hetrdzv.protocol.states import HANGS, GroupState
+from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.times import Clock
 
 
@@ -231,3 +231,28 @@ class ReadyReply(HealthReply):
 
     role: str
     leader: str | None
+
+
+# -- in which order people are shown groups: what needs attention first, what ended long ago last ------------------
+
+RECENT_S = 3600.0
+"""What ended longer ago than this is old (seconds)."""
+
+BY_URGENCY = (QUARANTINED, "failed", HANGS, "waiting", "starting", "running", "succeeded", "cancelled")
+"""States in the order in which they need attention; what only newer servers know comes behind them."""
+
+
+def is_old(group: GroupSummary) -> bool:
+    """Whether its job ended long ago."""
+    return group.ended_s_ago is not None and group.ended_s_ago > RECENT_S
+
+
+def urgency(group: GroupSummary) -> tuple[bool, int, float, object]:
+    """Sorts first what needs attention first, and of what is over the newest; old groups last, in the same order."""
+    state = group.shown_state
+    return (
+        is_old(group),
+        BY_URGENCY.index(state) if state in BY_URGENCY else len(BY_URGENCY),
+        group.ended_s_ago or 0.0,
+        natural_key(group.group_id),
+    )

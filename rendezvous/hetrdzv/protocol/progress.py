@@ -6,9 +6,9 @@ from typing import Annotated
 from annotated_types import Le
 
 from hetrdzv.protocol.bounds import (
-    MAX_ALL_LANES,
+    MAX_ALL_PROCESS_GROUPS,
     MAX_KNOWN_S,
-    MAX_LANES,
+    MAX_PROCESS_GROUPS,
     AtMost,
     Body,
     Checked,
@@ -87,7 +87,7 @@ class Worker(Body):
     waiting: Fraction | None = None
     long_s: Duration = 0.0
     step: Whole | None = None
-    collectives: Annotated[tuple[Collectives, ...], AtMost(MAX_LANES)] = ()
+    collectives: Annotated[tuple[Collectives, ...], AtMost(MAX_PROCESS_GROUPS)] = ()
 
     @property
     def ended(self) -> bool:
@@ -102,13 +102,13 @@ class Worker(Body):
     @property
     def count(self) -> int | None:
         """How many collectives it has asked for in all its process groups; None: it has none."""
-        return sum(lane.enqueued for lane in self.collectives) if self.collectives else None
+        return sum(group.enqueued for group in self.collectives) if self.collectives else None
 
 
-def _few_lanes(workers: tuple[Worker, ...]) -> None:
-    if (given := sum(len(worker.collectives) for worker in workers)) > MAX_ALL_LANES:
+def _few_process_groups(workers: tuple[Worker, ...]) -> None:
+    if (given := sum(len(worker.collectives) for worker in workers)) > MAX_ALL_PROCESS_GROUPS:
         raise ValueError(
-            f"its workers should have at most {MAX_ALL_LANES} process groups in all, not {given}"
+            f"its workers should have at most {MAX_ALL_PROCESS_GROUPS} process groups in all, not {given}"
         )
 
 
@@ -124,7 +124,7 @@ class NodeProgress(Body):
     round: Positive
     age_s: Duration = 0.0
     known_s: Annotated[Duration, Le(MAX_KNOWN_S)] = 60.0
-    workers: Annotated[tuple[Worker, ...], AtMost(MAX_SLOTS), Checked(_few_lanes)]
+    workers: Annotated[tuple[Worker, ...], AtMost(MAX_SLOTS), Checked(_few_process_groups)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from hetrdzv.protocol.differences import NO_VALUE, Difference
-from hetrdzv.protocol.errors import InvalidSpec
+from hetrdzv.protocol.errors import Difference, InvalidSpec
 from hetrdzv.protocol.texts.rank_order import (
     clipped_value,
     master_rule,
@@ -56,9 +55,7 @@ class Setting:
     @property
     def shown_default(self) -> str:
         """The default as a flag takes it, or `none`."""
-        if self.default is None or self.default == ():
-            return "none"
-        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        return _shown(self.default)
 
     def check(self, value: Any) -> None:
         """Raise unless the value is of the right kind and within bounds.
@@ -324,7 +321,7 @@ def _value(name: str, value: object) -> object:
 def _shown(value: object) -> str:
     match value:
         case None | ():
-            return NO_VALUE
+            return "none"
         case tuple() if isinstance(value[0], int):
             return ",".join(map(str, value))
         case tuple():

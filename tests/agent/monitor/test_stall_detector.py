@@ -6,7 +6,7 @@ from hetagent.monitor.flight_recorder import NAME_LENGTH, OP_LENGTH
 from hetagent.monitor.stall_detector import HOLDS_S, ProgressReport, State, Track, node_progress
 from hetagent.roundhook import Motion
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_LANES
+from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_PROCESS_GROUPS
 from hetrdzv.protocol.progress import Collectives, NodeProgress, PollRequest, Worker
 from hetrdzv.protocol.settings import MAX_SLOTS
 
@@ -360,7 +360,7 @@ def test_of_many_groups_those_are_told_in_which_it_waits() -> None:
     track = Track(0.0)
     track.asked_for({"0": (1, 0, 1)}, groups, 1.0, waits=False)
     told = track.fields(0, 1.0).collectives
-    assert len(told) == MAX_LANES
+    assert len(told) == MAX_PROCESS_GROUPS
     assert told[0].name == "39"
 
 

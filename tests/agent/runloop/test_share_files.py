@@ -11,8 +11,7 @@ from tests.agent.rig import Make
 from hetagent.launch.base import Assignment
 from hetagent.launch.command import WorkerCommand
 from hetagent.runloop.share_files import ShareFiles
-from hetrdzv.protocol.directive import Member, Start
-from hetrdzv.protocol.shares import Shares
+from hetrdzv.protocol.directive import Member, Shares, Start
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),

@@ -6,8 +6,8 @@ from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Cancel, Report
 from hetrdzv.dashboard.overview import overview
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.pages import RECENT_S
 from hetrdzv.protocol.states import ReportKind
-from hetrdzv.protocol.urgency import RECENT_S
 from hetrdzv.service.service import Service
 from tests.support.served import HandClock, join, serving, two_nodes
 

@@ -13,8 +13,7 @@ from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import look
 from hetrdzv.cli.hetctl.options import ID, WIDE, command
 from hetrdzv.client import Client
-from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply
-from hetrdzv.protocol.urgency import urgency
+from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, urgency
 
 KINDS = {"groups": "groups", "group": "groups", "nodes": "nodes", "node": "nodes"}
 """What can be listed; one of it is as good as many."""

@@ -1,7 +1,7 @@
 """Snapshots: which of them are complete, and from which one the next round begins.
 
-What nodes hold is what they declare; nothing else says that a snapshot exists. A group keeps how the rounds failed that
-began from the last one (`Group.snapshots`), a round the one that it began from (`Round.snapshot`).
+What nodes hold is what they declare; nothing else says that a snapshot exists. A group keeps what a person has chosen
+and who still serves after leaving (`Group.snapshots`), a round the one that it began from (`Round.snapshot`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -120,8 +120,9 @@ def _alone_whole(sources: Sequence[Source], inside: Container[str]) -> str | Non
 def _kept_by(group: Group) -> Mapping[str, Sequence[Member]]:
     """The members whose keeper each node is."""
     kept: defaultdict[str, list[Member]] = defaultdict(list)
+    keepers = _keepers(group)
     for member in group.active_round.members if group.active_round is not None else ():
-        if (keeper := _keepers(group).get(member.node_id)) is not None:
+        if (keeper := keepers.get(member.node_id)) is not None:
             kept[keeper].append(member)
     return kept
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from hetrdzv.protocol.reasons.hangs import HANGS
+from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.texts.phrasing import are, count, names, one_or_more
 from hetrdzv.protocol.texts.who import Nodes
@@ -26,7 +26,7 @@ _FAILED: Mapping[str, str] = {
     ReasonCode.NODE_LOST: (
         "look at {node}: is it up, can it reach the server, and what did hetagent say last there?"
     ),
-    **dict.fromkeys(HANGS, "to see where the ranks were: hetctl stacks {group}"),
+    **dict.fromkeys(HANG_CODES, "to see where the ranks were: hetctl stacks {group}"),
 }
 """What can be done about a job that failed, by code."""
 
@@ -37,7 +37,7 @@ def next_step(group_id: str, why: Reason, *, failed: bool = False, stays: bool =
         known = after_exit(why) or _FAILED.get(why.code, "").format(node=", ".join(why.nodes), group=group_id)
         how = f"hetctl restart {group_id}, then start" if stays else "start"
         return f"{known}{'; ' if known else ''}to begin again: {how} hetagent on each node"
-    if why.code in HANGS:
+    if why.code in HANG_CODES:
         again = "" if why.until else f"; to begin the round again: hetctl restart {group_id}"
         return f"to see where the ranks are: hetctl stacks {group_id}{again}"
     who = Nodes(first=why.nodes, more=why.more_nodes)
@@ -54,7 +54,7 @@ def _for_nodes(group_id: str, why: Reason, who: Nodes) -> str:
     if "drained" in why.data:
         first = who.first[0]
         again = f"hetctl undrain {group_id} {first}, then start hetagent there; or start it on another node"
-        return f"{names(who)} {one_or_more(who, 'is', 'are')} drained; to let {first} join again: {again}"
+        return f"{are(who)} drained; to let {first} join again: {again}"
     if who:
         fewer = "; to go on with fewer nodes: start all agents again with a smaller --nnodes"
         return f"{_start_again(who)}{fewer if why.data['ready'] else ''}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hetrdzv.protocol.failure import Ended, Failure
 from hetrdzv.protocol.hangs import Hang
-from hetrdzv.protocol.reasons.hangs import HANGS
+from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import (
     MOST_CHARACTERS,
     Datum,
@@ -16,7 +16,7 @@ from hetrdzv.protocol.reasons.reason import (
     reason,
 )
 from hetrdzv.protocol.reasons.waiting import Ready, also_not_ready, may_not_be_master, no_master
-from hetrdzv.protocol.texts.phrasing import count, names, one_or_more
+from hetrdzv.protocol.texts.phrasing import are, count, names
 from hetrdzv.protocol.texts.raised import raised
 from hetrdzv.protocol.texts.who import Nodes, Ranks
 
@@ -95,7 +95,7 @@ def briefly(failed: Reason) -> str:
         text = f"{who} {how}"
     elif code == ReasonCode.START_FAILED:
         text = f"{failed.nodes[0]} could not start its workers"
-    elif code in HANGS:
+    elif code in HANG_CODES:
         text = f"{who} hangs" if rank >= 0 else "the workers hang"
     else:
         return failed.message
@@ -227,7 +227,7 @@ def join_timeout(
     """Not enough nodes joined in time, or none that may be master."""
     nodes, text, code, lacking = ready.nodes, "", ReasonCode.JOIN_TIMEOUT, "nodes"
     if rule is not None:
-        have = f"{names(nodes)} {one_or_more(nodes, 'is', 'are')} ready"
+        have = f"{are(nodes)} ready"
         text = f"no node that may be master joined within {within_s:g} s: {have}, but {may_not_be_master(nodes, rule)}"
         lacking = "master"
     else:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from hetrdzv.protocol.differences import Difference
+from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.reasons import ends
-from hetrdzv.protocol.reasons.hangs import HANGS
+from hetrdzv.protocol.reasons.hangs import HANG_CODES
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, clipped, reason
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS
 from hetrdzv.protocol.texts.phrasing import count, names, one_or_more, ranked
@@ -55,7 +55,7 @@ def training_began(number: int) -> Reason:
 
 def round_ended(number: int, why: Reason, cause: str) -> Reason:
     """The round is over for all members; of a failure, an event has told what the worker said."""
-    text = f"round {number} ended: {why if why.code in HANGS else ends.briefly(why)}"
+    text = f"round {number} ended: {why if why.code in HANG_CODES else ends.briefly(why)}"
     return reason(
         ReasonCode.ROUND_ENDED,
         text,

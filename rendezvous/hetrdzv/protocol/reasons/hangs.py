@@ -4,7 +4,7 @@ from hetrdzv.protocol.hangs import MOST_SHOWN, Hang
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode, reason
 from hetrdzv.protocol.texts.who import Ranks
 
-HANGS = frozenset(
+HANG_CODES = frozenset(
     {
         ReasonCode.BEHIND,
         ReasonCode.NO_ANSWER,

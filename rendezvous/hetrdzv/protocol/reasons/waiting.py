@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from hetrdzv.protocol.reasons.reason import MOST_CHARACTERS, Reason, ReasonCode, clipped, one_line, reason
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.phrasing import count, names, one_or_more
+from hetrdzv.protocol.texts.phrasing import are, count, have, names, one_or_more
 from hetrdzv.protocol.texts.who import MOST_NAMES, NOBODY, Nodes
 
 # -- who is there, and who is not ----------------------------------------------------------------------------
@@ -33,9 +33,7 @@ def also_not_ready(late: Reason | None) -> str:
     if late is None:
         return ""
     who = Nodes(first=late.nodes, more=late.more_nodes)
-    if len(who) == 1:
-        return f"; {names(who)} is not ready: {late}"
-    return f"; {names(who)} are not ready; {who.first[0]}: {late}"
+    return f"; {are(who)} not ready{': ' if len(who) == 1 else f'; {who.first[0]}: '}{late}"
 
 
 def may_not_be_master(nodes: Nodes, rule: str) -> str:
@@ -126,8 +124,7 @@ def round_running(
 def stopping(nodes: Iterable[str], *, checked: bool, until: float | None = None) -> Reason:
     """Nodes stop the workers of a round that has ended; some then check whether they are ready (`checked`)."""
     who = Nodes.of(nodes)
-    have = one_or_more(who, "has", "have")
-    text = f"{names(who)} {have} to stop {_its(who)} workers{' and be ready again' if checked else ''}"
+    text = f"{have(who)} to stop {_its(who)} workers{' and be ready again' if checked else ''}"
     return reason(ReasonCode.STOPPING, text, nodes=who, until=until)
 
 

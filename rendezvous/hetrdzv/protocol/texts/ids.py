@@ -14,7 +14,7 @@ ID_RULE = f"1 to {MAX_ID_LENGTH} letters, digits, '.', '_' or '-' (not only dots
 
 def is_id(value: str) -> bool:
     """Whether a value is a valid id."""
-    return len(value) <= MAX_ID_LENGTH and re.fullmatch(ID_PATTERN, value) is not None and "\n" not in value
+    return len(value) <= MAX_ID_LENGTH and re.fullmatch(ID_PATTERN, value) is not None
 
 
 def checked_id(value: str) -> str:

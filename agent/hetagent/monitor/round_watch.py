@@ -39,7 +39,7 @@ NO_FOLDER = "there is no folder for its torch server's socket"
 NOT_OURS = "it is not a Python script that hetagent starts itself"
 """Why the collectives of a worker cannot be known."""
 
-NOT_YET = "it has not answered somebody else who asked for it"
+NOT_YET = "somebody else has asked for it, and it has not answered yet"
 
 SUSPENDED_S = 2.0
 """Whoever wakes up so much too late was suspended, perhaps together with the workers (seconds)."""

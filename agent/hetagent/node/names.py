@@ -41,9 +41,7 @@ class Name:
         self.release: Callable[[], object] = lambda: None
         if lock is not None:
             self.release = finalizer = weakref.finalize(self, _unlock, *lock)
-            finalizer.atexit = (
-                False  # the kernel sees to that, and a fork has the descriptor, but not the name
-            )
+            finalizer.atexit = False  # the kernel sees to that, and a fork must not give the name away
 
 
 def _unlock(path: Path, fd: int) -> None:

@@ -33,7 +33,6 @@ def locked(path: Path, flags: int) -> int | None:
 class Folder:
     """A folder that is locked as long as this process lives; one without a lock belongs to nobody.
 
-
     Attributes:
         path: its path, which is short, since names of sockets must be.
     """

@@ -134,14 +134,14 @@ class Agent:
         """Wait until something happens; then see to everything, each in its turn."""
         moments = [self._local.due_at() if self._local is not None else None, self.shutdown.stop_at]
         due_at = min((moment for moment in moments if moment is not None), default=None)
-        readable = self._readable(None if due_at is None else max(0.0, due_at - time.monotonic()))
-        if self._woken in readable:
+        ready = self._readable(None if due_at is None else max(0.0, due_at - time.monotonic()))
+        if self._woken in ready:
             self._woken.recv(4096)
-        if self.guardian in readable:
+        if self.guardian in ready:
             self._replace_guardian()
         self._on_signals()
         self._on_end_of_grace()
-        self._on_hooks(readable)
+        self._on_hooks(ready)
         self._on_workers()
         self._on_health()
         self._directives.extend(self.line.take())
@@ -245,12 +245,12 @@ class Agent:
             self.log("the time to save is over: stopping the workers")
             self._stop(signal.SIGTERM, self._stop_s())
 
-    def _on_hooks(self, readable: Collection[Readable]) -> None:
+    def _on_hooks(self, ready: Collection[Readable]) -> None:
         """Have those parts look that have something to look at; start the workers if one has held that back."""
         is_stopping = self._local is not None and self._local.stopping
         for hook in self.parts.hooks:
             due_at = None if is_stopping else hook.due_at()
-            if hook in readable or (due_at is not None and time.monotonic() >= due_at):
+            if hook in ready or (due_at is not None and time.monotonic() >= due_at):
                 hook.look()
         notice = self.parts.preemption.take() if self.parts.preemption is not None else None
         if notice is not None and not self.shutdown.ended_by:

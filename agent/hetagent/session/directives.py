@@ -50,7 +50,6 @@ class Directives:
         self.stop_sent = False
         self.exit_sent = False
         self.version: str | None = None
-        given = spec
         self.current = Directive(
             kind=DirectiveKind.WAIT,
             version="",
@@ -58,9 +57,9 @@ class Directives:
             code="",
             reason=Reason(code="", message=""),
             poll_s=0.0,
-            lease_s=given.get("lease_s", DEFAULTS.lease_s),
-            stop_timeout_s=given.get("stop_timeout_s", DEFAULTS.stop_timeout_s),
-            max_disconnect_s=given.get("max_disconnect_s", DEFAULTS.max_disconnect_s),
+            lease_s=spec.get("lease_s", DEFAULTS.lease_s),
+            stop_timeout_s=spec.get("stop_timeout_s", DEFAULTS.stop_timeout_s),
+            max_disconnect_s=spec.get("max_disconnect_s", DEFAULTS.max_disconnect_s),
         )
         self._counts_from = 1  # replies to requests with smaller numbers are late
         self._doubted_since: float | None = None

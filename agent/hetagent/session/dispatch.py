@@ -25,7 +25,7 @@ class DirectiveQueue(SelfPipe):
 
     @property
     def closed(self) -> bool:
-        """Whether the descriptors were given back."""
+        """Whether the descriptor was given back."""
         return self.fileno() < 0
 
     def put(self, directive: Directive) -> None:

@@ -442,7 +442,7 @@ class Session:
                 lease_s = self._directives.current.lease_s
                 if (why := self._joining.refused(error, lease_s, now)) is not None:
                     self.give_up(why)
-            case Join(), code if not self._joining.ever and (code in STRANGERS or is_final(error)):
+            case Join(), code if not self._joining.ever if code in STRANGERS else is_final(error):
                 self.give_up(str(error))
             case _:
                 self._unanswered(request, error, now)

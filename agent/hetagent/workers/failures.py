@@ -95,7 +95,7 @@ def raised_at(error_file: str) -> float | None:
 def script_ended_at(error_file: str) -> float | None:
     """When an exception ended the script of a worker, by its own clock (seconds); None: that is not known to have."""
     moment = (read_record(error_file) or {}).get("raised_at")
-    return moment if isinstance(moment, int | float) and math.isfinite(moment) else None
+    return moment if isinstance(moment, float) and math.isfinite(moment) else None
 
 
 def concealed(text: str, secrets: Collection[str]) -> str:

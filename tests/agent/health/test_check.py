@@ -124,7 +124,7 @@ def test_a_group_with_another_node(capsys: pytest.CaptureFixture[str]) -> None:
         asked = options("--group", group, server=server.url)
         assert run(asked, None, ClientTls()) == 0
         said = capsys.readouterr().out
-        assert f"127.0.0.1:{port}" in said
+        assert re.search(rf"node gpu5 +ok +127\.0\.0\.1:{port}\n", said)
         assert "1 of 3 nodes ready (gpu5)" in said
         other.close()
         assert run(asked, None, ClientTls()) == 1

@@ -552,7 +552,7 @@ def test_workers_that_meet_late_are_not_said_to_be_apart_for_ever(
 
     status = made.run(
         made.says("none of 2 workers have met"),
-        why("never met"),
+        why("so far ranks 0 and 1 never met"),
         (tmp_path / "loaded").touch,
         made.says("all 2 workers have met by now"),
         lambda: soon(lambda: "met" not in made.group()["reason"]["message"], "no word of it any more"),

@@ -89,6 +89,15 @@ def test_a_later_join_survives_a_hiccup_but_not_another_spec(bench: Bench) -> No
     assert bench.last.why == "max_nodes"
 
 
+def test_a_later_join_that_can_never_work_is_final(bench: Bench) -> None:
+    bench.started()
+    bench.do(commands.Restart())
+    bench.away(problem(422, "invalid_spec"))
+    bench.ready(1)
+    bench.run(1)
+    assert (bench.last.kind, bench.last.why) == ("exit", "the server's text")
+
+
 def test_a_node_id_in_use_is_tried_for_a_lease_and_a_bit(bench: Bench) -> None:
     other = commands.Join(node_id="a", incarnation="i0", slots=2, address="10.0.0.9", port=1, spec=SPEC)
     bench.server.do(other, bench.now)
@@ -165,7 +174,7 @@ def nnodes(least: int, most: int) -> SpecFields:
     return SpecFields(min_nodes=least, max_nodes=most, lease_s=5.0)
 
 
-def test_settings_that_a_live_node_holds_are_refused_in_the_words_of_the_command_line() -> None:
+def test_settings_that_a_live_node_holds_are_refused_by_their_names() -> None:
     bench = Bench(spec=nnodes(1, 1))
     other_node(bench, min_nodes=1, max_nodes=2, lease_s=4.0)
     bench.ready()
@@ -197,7 +206,7 @@ def test_another_script_is_refused_with_who_runs_what() -> None:
     )
 
 
-def test_other_world_sizes_are_told_as_the_flag() -> None:
+def test_other_world_sizes_are_told_by_their_names() -> None:
     bench = Bench(spec=SpecFields(min_world_size=8, world_size_multiple=4))
     other_node(bench, min_world_size=4, max_world_size=16)
     bench.ready()

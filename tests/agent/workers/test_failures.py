@@ -15,6 +15,7 @@ from hetagent.workers.failures import (
     failure_message,
     is_permanent,
     plain_text,
+    raised_at,
     read_record,
     tail,
     write_error,
@@ -56,6 +57,13 @@ def test_the_traceback_comes_first(tmp_path: Path) -> None:
 )
 def test_records_of_any_kind(tmp_path: Path, content: object, message: str) -> None:
     assert failure_message(WorkerRemains(error_file(tmp_path, content)), 7) == message
+
+
+@pytest.mark.parametrize("moment", [10**400, float("inf"), float("nan"), "1.5", None])
+def test_a_moment_that_is_none_is_that_of_the_file(tmp_path: Path, moment: object) -> None:
+    file = error_file(tmp_path, {"message": "x", "raised_at": moment})
+    os.utime(file, (1234.5, 1234.5))
+    assert raised_at(file) == 1234.5
 
 
 def test_a_full_disk_explains_why_a_worker_left_nothing(

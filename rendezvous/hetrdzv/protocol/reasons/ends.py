@@ -113,7 +113,7 @@ def never_met(met: int, world_size: int) -> Reason:
     if met:
         text = f"only {met} of {world_size} workers met: the others may have trained alone, {hint}"
     else:
-        text = f"ranks 0 to {world_size - 1} never met: each may have trained alone, {hint}"
+        text = f"{Ranks.of(range(world_size))} never met: each may have trained alone, {hint}"
     return reason(ReasonCode.NEVER_MET, text, met=met, world_size=world_size)
 
 

@@ -22,6 +22,7 @@ from hetrdzv.storage.etcd.client import Etcd, EtcdAway, EtcdRefused, put
 from hetrdzv.storage.etcd.election import Term, campaign, who_leads
 from hetrdzv.storage.etcd.store import LARGE as LARGE_VALUE
 from hetrdzv.storage.etcd.store import MAX_OPERATIONS, Deposed, EtcdStore
+from hetrdzv.storage.records import restore
 from tests.support.certificates import Tls
 from tests.support.etcd import VERSIONS, EtcdCluster, alarm, fill, make_room, make_tls
 from tests.support.servers import free_port
@@ -251,6 +252,21 @@ async def test_what_is_too_large_for_this_etcd_is_refused_and_nothing_written(ve
             assert await servers.found() == Snapshot({"a": b"1", "b": b"1"}, 3.0)
 
 
+@pytest.mark.etcd
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_batch_that_this_etcd_could_log_but_not_apply_is_refused(version: str) -> None:
+    with EtcdCluster(version, args=["--max-txn-ops", "64"]) as cluster:
+        async with AsyncExitStack() as stack:
+            servers = Cluster(cluster, stack)
+            _, _, store = await servers.lead()
+            await store.commit(batch(1.0, a=b"1"))
+            for many in (100, 300):  # in one transaction, and by a log
+                with pytest.raises(NothingWritten, match=r"--max-txn-ops=128"):
+                    await store.commit(batch(2.0, **{f"k{n}": b"x" for n in range(many)}))
+            await store.commit(batch(3.0, b=b"1"))
+            assert await servers.found() == Snapshot({"a": b"1", "b": b"1"}, 3.0)
+
+
 # -- no space ----------------------------------------------------------------------------------------------
 
 QUOTA = 32 << 20
@@ -455,6 +471,28 @@ async def test_a_store_that_cannot_be_read_says_why(servers: Cluster, meta: byte
     for _ in range(2):
         with pytest.raises(StorageError, match=says):
             await store.load()
+
+
+@pytest.mark.parametrize("part", [b"\xff", b"{}x", b"7", b'[["key"]]', b'[["key", "x"]]', b"[[7, 7]]"])
+async def test_a_log_that_cannot_be_read_is_an_error_too(servers: Cluster, part: bytes) -> None:
+    await rewrite(servers, "meta", json.dumps({"v": 1, "clock": 1.0, "commit": "x", "log": 1}).encode())
+    await rewrite(servers, "log/000000", part)
+    _, _, store = await servers.lead()
+    with pytest.raises(StorageError, match=r"lacks a part.*\(1 of 1\)"):
+        await store.load()
+
+
+@pytest.mark.parametrize("damage", [b"\0", b"\0no stream", b"\0\x78\x01"])
+async def test_a_damaged_value_is_no_record_and_sets_its_group_aside(servers: Cluster, damage: bytes) -> None:
+    _, _, store = await servers.lead()
+    await store.commit(batch(1.0, a=b"1"))
+    await rewrite(servers, "records/groups/g/group", damage)
+    wire = servers.wire()
+    await wire.txn([], [put(wire.key("records/") + b"\xff", b"1")], within_s=5.0)
+    found = (await servers.found()).records
+    assert found.keys() == {"a", "groups/g/group", r"\xff"}
+    restored = restore({"groups/g/group": found["groups/g/group"]}, 0.0)
+    assert "record groups/g/group is malformed" in restored.quarantined["g"].why
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,8 @@ class EtcdStore:
         while more:
             page = self._etcd.page(start, end, revision, PAGE, within_s=PATIENCE_S)
             pairs, revision, more = await self._fence.guard(page)
-            content |= {pair.key.removeprefix(self._records).decode(): pair.value for pair in pairs}
+            for pair in pairs:  # a key that is no text is not ours either, and is refused by name
+                content[pair.key.removeprefix(self._records).decode(errors="backslashreplace")] = pair.value
             start = pairs[-1].key + b"\0" if pairs else end
         return content
 
@@ -225,13 +226,14 @@ class EtcdStore:
         """The parts of the valid log; none if there is no log."""
         parts: list[Part] = []
         for number in range(meta.log):
-            pair = await self._read(self._log + b"%06d" % number)
-            if pair is None:
+            pair = await self._read(self._log_key(number))
+            part = _part(pair.value) if pair is not None else None
+            if part is None:
                 raise StorageError(
                     f"the store on etcd ({self._etcd.access}) lacks a part of a batch ({number + 1} of {meta.log}): "
                     f"restore a backup of it, or name another prefix with --store"
                 )
-            parts.append(json.loads(pair.value))
+            parts.append(part)
         return parts
 
     # -- writing ---------------------------------------------------------------------------------------------
@@ -252,9 +254,10 @@ class EtcdStore:
         if len(parts) == 1:
             await self._advance(self._operations(parts[0]), clock)
             return
-        await self._advance([], 0.0)  # no part of an earlier attempt can still come
+        # now no part of an earlier attempt can still come, and this etcd takes what applying a part will need
+        await self._advance([delete(self._log_key(number)) for number in range(MAX_OPERATIONS)], 0.0)
         for number, part in enumerate(parts):
-            await self._send([put(self._log + b"%06d" % number, json.dumps(part).encode())])
+            await self._send([put(self._log_key(number), json.dumps(part).encode())])
         await self._advance([], clock, len(parts))
         with suppress(EtcdRefused):  # it is committed; the next commit applies it
             await self._apply(parts)
@@ -264,6 +267,9 @@ class EtcdStore:
         for part in parts:
             await self._send(self._operations(part))
         await self._advance([delete(self._log, _end(self._log))], 0.0)
+
+    def _log_key(self, number: int) -> bytes:
+        return self._log + b"%06d" % number
 
     def _operations(self, part: Part) -> list[Operation]:
         keys = [self._records + name.encode() for name, _ in part]
@@ -318,6 +324,17 @@ class EtcdStore:
         return pair
 
 
+def _part(logged: bytes) -> Part | None:
+    """A part of the log; None: it cannot be applied."""
+    try:
+        part = [(str(name), value) for name, value in json.loads(logged)]
+        for _, value in part:
+            b64decode(value or "")
+    except (ValueError, TypeError):
+        return None
+    return part
+
+
 def _parts(batch: Batch) -> Sequence[Part]:
     """A batch in parts that fit into one transaction each, at least one."""
     parts: list[list[tuple[str, str | None]]] = [[]]
@@ -348,8 +365,16 @@ def _packed(value: bytes) -> bytes:
 
 
 def _unpacked(pieces: Sequence[bytes]) -> bytes:
-    """A value from its pieces; pieces left by a longer value follow the end of the stream and are ignored."""
-    return zlib.decompress(b"".join(pieces)[1:]) if pieces[0][:1] == b"\0" else pieces[0]
+    """A value from its pieces; pieces left by a longer value follow the end of the stream and are ignored.
+
+    One that is damaged stays as it is: it is no record, so its group is set aside.
+    """
+    if pieces[0][:1] != b"\0":
+        return pieces[0]
+    packed = b"".join(pieces)
+    with suppress(zlib.error):
+        return zlib.decompress(packed[1:])
+    return packed
 
 
 def _end(prefix: bytes) -> bytes:

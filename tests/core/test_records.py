@@ -190,6 +190,13 @@ def test_another_job_keeps_the_records_and_has_a_time_of_its_own() -> None:
     assert story.told("a").time == story.times[1]
 
 
+def test_what_rounds_to_no_time_is_left_out() -> None:
+    story = training("a")
+    assert story.group.round is not None
+    story.now = story.group.round.formed_at + 0.0004
+    assert story.times == [{}]
+
+
 def test_only_the_last_records_are_kept() -> None:
     story = restarted()
     full = replace(story.group, records=story.rounds[:1] * ROUNDS_KEPT)

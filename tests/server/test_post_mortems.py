@@ -57,6 +57,12 @@ def test_what_is_replaced_is_gone_and_of_an_earlier_round_others_words_stay(kept
     assert logs.size == len("newer 9" + "two" + "three" + "late") + 9 + 4 * ENTRY
 
 
+def test_who_says_nothing_of_its_own_workers_hides_nothing(kept: PostMortems) -> None:
+    add(kept, running(), "one")
+    add(kept, running(number=2), "not a member", node="b")
+    assert kept.rounds("g", About.LOGS) == {1}
+
+
 def test_stacks_of_a_later_hang_replace_earlier_ones_unless_there_are_none(kept: PostMortems) -> None:
     def hung(*texts: str) -> None:
         kept.add_stacks("g", 1, 3, [Stack(rank=rank, text=text) for rank, text in enumerate(texts)])

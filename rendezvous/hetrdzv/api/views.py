@@ -46,14 +46,14 @@ def json_response(reply: object) -> Response:
 
 
 def asked_of(service: Service, node_id: str, told: Told) -> Directive:
-    """The directive of a node that may be asked something, with the question if there is one."""
+    """The directive of a node that may be asked something, with the query if there is one."""
     group, directive = told
-    question = service.queries.next(group.group_id, node_id)
-    if question is None:
+    query = service.queries.next(group.group_id, node_id)
+    if query is None:
         return directive
-    question.is_sent = True
-    asked: dict[str, Any] = {"number": question.number, "round": question.round, "ranks": question.ranks}
-    if question.about is About.LOGS:
+    query.is_sent = True
+    asked: dict[str, Any] = {"number": query.number, "round": query.round, "ranks": query.ranks}
+    if query.about is About.LOGS:
         return replace(directive, logs=LogsAsked(**asked))
     return replace(directive, stacks=StacksAsked(**asked))
 

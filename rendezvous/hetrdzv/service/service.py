@@ -506,9 +506,9 @@ class Service:
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    async def wait(self, group_id: str, name: str, timeout_s: float, caller: Caller | None = None) -> bool:
+    async def wait(self, group_id: str, node_id: str, timeout_s: float, caller: Caller | None = None) -> None:
         """Wait for news as `Watchers.wait` does."""
-        return await self._watchers.wait(group_id, name, timeout_s, caller)
+        await self._watchers.wait(group_id, node_id, timeout_s, caller)
 
     def metrics(self) -> bytes:
         """The metrics of this server in Prometheus' text format, while it answers for the groups."""

@@ -58,7 +58,7 @@ def newest_record(group: Group, now: float) -> RoundRecord | None:
         ended_by=end.kind if end is not None else "",
         reason=replace(end.reason, quote="", cause=None) if end is not None else None,
         cost_restart=group.restarts > current.restart_count,
-        time={str(phase): round(seconds, 3) for phase, seconds in time.items() if seconds > 0},
+        time={str(phase): taken for phase, seconds in time.items() if (taken := round(seconds, 3)) > 0},
     )
 
 

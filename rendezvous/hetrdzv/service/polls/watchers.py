@@ -16,40 +16,40 @@ class Watchers:
     """Polls waiting for news, by their node ids; once woken, they look for themselves what is new."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, dict[str, dict[asyncio.Future[bool], None]]] = {}
-        self._due: deque[asyncio.Future[bool]] = deque()
+        self._groups: dict[str, dict[str, dict[asyncio.Future[None], None]]] = {}
+        self._due: deque[asyncio.Future[None]] = deque()
         self._left = AT_ONCE  # how many may still be woken in this turn
 
     def count(self) -> int:
         """How many wait."""
-        return sum(len(waiting) for names in self._groups.values() for waiting in names.values())
+        return sum(len(waiting) for nodes in self._groups.values() for waiting in nodes.values())
 
-    async def wait(self, group_id: str, name: str, timeout_s: float, caller: Caller | None = None) -> bool:
-        """Wait until woken (True), or for `timeout_s` seconds, or until the caller is gone (False)."""
+    async def wait(self, group_id: str, node_id: str, timeout_s: float, caller: Caller | None = None) -> None:
+        """Wait until woken, or for `timeout_s` seconds, or until the caller is gone."""
         loop = asyncio.get_running_loop()
-        woken: asyncio.Future[bool] = loop.create_future()
-        names = self._groups.setdefault(group_id, {})
-        waiting = names.setdefault(name, {})  # a dict keeps the order in which they came
+        woken: asyncio.Future[None] = loop.create_future()
+        nodes = self._groups.setdefault(group_id, {})
+        waiting = nodes.setdefault(node_id, {})  # a dict keeps the order in which they came
         waiting[woken] = None
-        timer = loop.call_later(max(0.0, timeout_s), _resolve, woken, False)
+        timer = loop.call_later(max(0.0, timeout_s), _resolve, woken)
         if caller is not None:
-            caller.on_gone(partial(_resolve, woken, False))
+            caller.on_gone(partial(_resolve, woken))
         try:
-            return await woken
+            await woken
         finally:
             timer.cancel()
             if caller is not None:
                 caller.on_gone(None)
             waiting.pop(woken, None)
             if not waiting:
-                del names[name]
-                if not names:
+                del nodes[node_id]
+                if not nodes:
                     del self._groups[group_id]
 
-    def wake(self, group_id: str, names: Iterable[str]) -> None:
-        """Wake those that wait under some names of a group: some at once, many in the next turns."""
+    def wake(self, group_id: str, node_ids: Iterable[str]) -> None:
+        """Wake the polls of some nodes of a group: some at once, many in the next turns."""
         waiting = self._groups.get(group_id, {})
-        self._due.extend(woken for name in names for woken in waiting.get(name, ()))
+        self._due.extend(woken for node_id in node_ids for woken in waiting.get(node_id, ()))
         self._wake_some()
 
     def _wake_some(self) -> None:
@@ -57,7 +57,7 @@ class Watchers:
         while self._due and self._left:
             woken = self._due.popleft()
             if not woken.done():
-                woken.set_result(True)
+                woken.set_result(None)
                 self._left -= 1
         if before == AT_ONCE > self._left:
             asyncio.get_running_loop().call_soon(self._next_turn)
@@ -68,15 +68,15 @@ class Watchers:
 
     def wake_nodes(self, group_id: str, old: Group | None, new: Group | None) -> None:
         """Wake the polls whose directive a change of a group may have changed."""
-        names = list(self._groups.get(group_id, ()))
+        node_ids = list(self._groups.get(group_id, ()))
         if new is not None and old is not None and not _concerns_all(old, new):
-            names = [name for name in names if old.nodes.get(name) is not new.nodes.get(name)]
-        self.wake(group_id, names)
+            node_ids = [each for each in node_ids if old.nodes.get(each) is not new.nodes.get(each)]
+        self.wake(group_id, node_ids)
 
     def wake_all(self) -> None:
         """Wake everybody."""
-        for group_id, names in self._groups.items():
-            self.wake(group_id, names)
+        for group_id, nodes in self._groups.items():
+            self.wake(group_id, nodes)
 
 
 def _concerns_all(old: Group, new: Group) -> bool:
@@ -90,6 +90,6 @@ def _concerns_all(old: Group, new: Group) -> bool:
     )
 
 
-def _resolve(woken: asyncio.Future[bool], result: bool) -> None:
+def _resolve(woken: asyncio.Future[None]) -> None:
     if not woken.done():
-        woken.set_result(result)
+        woken.set_result(None)

@@ -77,8 +77,9 @@ class PostMortems:
                 end = log.shortened(About.LOGS, fitting_of(kept.world_size))
                 kept.size += end.size - before.size if before is not None else end.size + ENTRY
                 kept.by_rank[log.rank] = replace(end, node_id=node_id)
-        kept.at = self._wall()
-        self._keep(group.group_id, About.LOGS, kept)
+        if kept.by_rank:
+            kept.at = self._wall()
+            self._keep(group.group_id, About.LOGS, kept)
 
     def _keep(self, group_id: str, about: About, kept: PostMortem) -> None:
         self._of[group_id] = of_group = self._of.pop(group_id, {})

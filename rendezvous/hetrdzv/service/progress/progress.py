@@ -38,7 +38,7 @@ MOST_STACKS = 1024
 """Of how many workers of a round that hangs the stacks are kept: most are alike."""
 
 SOONER_S = 0.001
-"""Until its workers were seen to stand for `hang_timeout_s`, a stall is known to last, but for this (seconds)."""
+"""How far a stall that may not end its round yet is known to stay below `hang_timeout_s` (seconds)."""
 
 LATE_S = 1.0
 """How much later than it could a poll may come (seconds)."""
@@ -104,15 +104,13 @@ class Progress:
             if sample.rank in member.ranks and (before is None or before.seen_at <= seen_at):
                 workers[sample.rank] = Seen.of(node_id, sample, before, seen_at, known_until)
         if active.trains_at is None:
-            self._note_training(group_id, active)
+            own = [workers[rank].began_at for rank in member.ranks if rank in workers]
+            self._note_training(group_id, active, min(own, default=inf))
         if active.stall is not None or any(worker.still for worker in reported.workers):
             self.look_soon(group_id)
 
-    def _note_training(self, group_id: str, active: Round) -> None:
+    def _note_training(self, group_id: str, active: Round, began_at: float) -> None:
         """Note in the group that its workers train, once the first of them does."""
-        began_at = min(
-            (seen.began_at for seen in self.of_round(group_id, active.number).values()), default=inf
-        )
         if began_at < inf and self._begun.get(group_id) != active.number:
             self._begun[group_id] = active.number
             self._spawn(self._note(group_id, NoteTraining(active.number, began_at)))

@@ -100,10 +100,32 @@ def test_a_node_that_only_waits_leaves_at_once(rig: Make) -> None:
     assert "AWS is about to terminate this instance: leaving" in made.said
 
 
+def test_a_signal_before_it_counts(rig: Make) -> None:
+    told = Told()
+    script = "trap 'touch got' TERM; touch up; until [ -e go ]; do sleep 0.05; done"
+    made = rig(script, grace_s=25.0, parts=preempted(told))
+
+    def is_seen() -> None:
+        asked = told.asked
+        soon(lambda: told.asked > asked, "a look")
+        time.sleep(0.3)
+
+    signalled = (made.gets(signal.SIGTERM), made.appears("got"))
+    made.run(
+        made.appears("up"),
+        running(made),
+        *signalled,
+        reclaim(told, 100.0),
+        is_seen,
+        (made.folder / "go").touch,
+    )
+    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.SIGNAL + signal.SIGTERM
+    assert not any("AWS" in line for line in made.said)
+
+
 def test_a_signal_after_it_shortens_the_time_and_does_not_kill() -> None:
     leaving = Shutdown(25.0, {})
     step = leaving.preempted(PreemptionNotice("evicted", 1115.0), WorkerActivity.SAVING, 30.0, 1000.0)
-    assert step is not None
     assert (step.why, step.save_s, step.stop) == ("evicted", 110.0, None)
     step = leaving.got(signal.SIGTERM, WorkerActivity.SAVING, 30.0, 1010.0)
     assert (step.why, step.save_s, step.stop) == ("SIGTERM", 20.0, None)
@@ -116,7 +138,6 @@ def test_a_signal_after_it_shortens_the_time_and_does_not_kill() -> None:
 def test_workers_that_cannot_save_are_killed_before_the_machine_is_gone() -> None:
     leaving = Shutdown(25.0, {})
     step = leaving.preempted(PreemptionNotice("preempted", 1030.0), WorkerActivity.RUNNING, 60.0, 1000.0)
-    assert step is not None
     assert step.stop == (signal.SIGTERM, 28.0)
     assert leaving.stop_s(60.0, 1010.0) == 18.0
 

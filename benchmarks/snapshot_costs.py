@@ -76,25 +76,24 @@ def while_running(megabytes: float, table: Table) -> None:
         optimizer.step()
 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        snaps = snapshots.open({"model": model, "optimizer": optimizer}, directory=folder)
-        taker: Any = snaps
+        snaps: Any = snapshots.open({"model": model, "optimizer": optimizer}, directory=folder)
         step()
         snaps.step(1)
-        taker._ahead.join()
+        snaps._ahead.join()
         due, others, digests, plain = [], [], [], []
         beside = [torch.zeros_like(tensor) for tensor in tensors(model, optimizer)]
         for number in range(2, 12):
             step()
-            taker._schedule.is_due = lambda *_, **__: True
+            snaps._schedule.is_due = lambda *_, **__: True
             due.append(taken(lambda number=number: snaps.step(number)))  # type: ignore[misc]
-            digests.append(taken(taker._closing.join))
+            digests.append(taken(snaps._closing.join))
             step()
             plain.append(taken(lambda: copied(model, optimizer, beside)))
         for number in range(12, 42):
             step()  # which leaves nothing of ours in the caches
-            taker._schedule.is_due = lambda *_, **__: False
+            snaps._schedule.is_due = lambda *_, **__: False
             others.append(taken(lambda number=number: snaps.step(number)))  # type: ignore[misc]
-        taker._saved = None
+        snaps._saved = None
         saved = taken(snaps.save_now)
         again = made(megabytes)
         other = torch.optim.AdamW(again.parameters())
@@ -139,8 +138,7 @@ def throughput(megabytes: float, blocks: int, table: Table) -> None:
         optimizer.zero_grad()
 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        snaps = snapshots.open({"model": model, "optimizer": optimizer}, directory=folder)
-        taker: Any = snaps
+        snaps: Any = snapshots.open({"model": model, "optimizer": optimizer}, directory=folder)
         number = 0
 
         def block(steps: int, *, keeps: bool) -> float:
@@ -162,7 +160,7 @@ def throughput(megabytes: float, blocks: int, table: Table) -> None:
         for at in range(blocks):
             pair = [block(every, keeps=keeps) for keeps in ((True, False) if at % 2 else (False, True))]
             with_s, without_s = pair if at % 2 else reversed(pair)
-            taker._closing.join()
+            snaps._closing.join()
             costs.append(with_s / without_s - 1)
             plain.append(without_s)
     error = stdev(costs) / len(costs) ** 0.5
@@ -204,15 +202,13 @@ def fetched(megabytes: float, table: Table) -> None:
         hold = lambda: hold_port("127.0.0.1", None)  # noqa: E731
         serving = SnapshotServer(Path(there), hold, lambda: "127.0.0.1", print)
         serving.start()
-        source = {"node": "b", "url": f"http://127.0.0.1:{serving.port}/", "key": serving.key, "whole": True}
-        source["ranks"] = {"0": ""}
-        told = {
-            "round": stamp.round,
-            "step": stamp.step,
-            "world_size": 1,
-            "sharded": False,
-            "sources": [source],
+        source = {
+            "node": "b",
+            "url": f"http://127.0.0.1:{serving.port}/",
+            "key": serving.key,
+            "ranks": {"0": ""},
         }
+        told = {"round": stamp.round, "step": stamp.step, "world_size": 1, "sources": [source]}
         (Path(here) / "start.json").write_text(json.dumps(told))
         os.environ[FOLDER], os.environ["RANK"] = here, "0"
         time.sleep(2.0)  # the other process starts

@@ -91,7 +91,7 @@ OF_STEP = "the snapshot of step 100 of round 2"
         (
             snapshots.began_from_snapshot(3, None, NOBODY, None, None),
             "began_from_snapshot",
-            "round 3 begins anew: an unknown number of steps lost",
+            "round 3 begins from nothing: an unknown number of steps lost",
         ),
         (
             snapshots.began_from_snapshot(3, EARLIER, NOBODY, 0, None, on_disk=True),

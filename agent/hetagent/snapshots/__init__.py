@@ -73,7 +73,7 @@ def open(  # noqa: A001 - as in `snapshots.open`
     folder = Folder(Path(where)) if where is not None else None
     if folder is not None and not told:
         require_own(folder.path)
-    snaps = Snapshots(folder, State(state, per_rank or {}), who, is_asked=bool(told))
+    snaps = Snapshots(folder, State(state, per_rank or {}), who, has_agent=bool(told))
     _opened.append(snaps)
     return snaps
 

@@ -223,7 +223,7 @@ class Copier:
         self._peers = set.intersection(*peers) - {self._who.rank} if peers else set()
         return {name: parts for name, parts in files.items() if parts}
 
-    def is_whole(self, stamp: Stamp) -> bool:
+    def has_replicated(self, stamp: Stamp) -> bool:
         """Whether the workers of this node have written that they have all that ranks have alike."""
         slot = self._folder.slots().get(stamp)
         return slot is not None and any(index.has_replicated for index in slot.read().values())
@@ -242,9 +242,9 @@ class Copier:
         parts = self._parts(stamp.step if now else None)
         slot = self._folder.begin(stamp, sharded=self.sharded, to_disk=to_disk, due=not now)
         lock = None
-        if self._shared and not self.is_whole(stamp):
+        if self._shared and not self.has_replicated(stamp):
             lock = write_lock(slot.path / LOCK, wait=now)
-            if lock is not None and self.is_whole(stamp):
+            if lock is not None and self.has_replicated(stamp):
                 lock.close()
                 lock = None
         if lock is None:

@@ -60,7 +60,7 @@ class Control:
     Attributes:
         round: the round; without an agent 0.
         safe: the newest snapshot that outlives any node, as far as is known.
-        kept: the snapshots that are not to be overwritten, the one that matters most first.
+        retained: the snapshots that are not to be overwritten, the one that matters most first.
         every_s: how far apart snapshots are at most (seconds).
         memory: how many bytes all slots together may have; None: whatever there is.
         to_disk: the next one is wanted on disk.
@@ -68,7 +68,7 @@ class Control:
 
     round: int = 0
     safe: Stamp | None = None
-    kept: tuple[Stamp, ...] = ()
+    retained: tuple[Stamp, ...] = ()
     every_s: float = EVERY_S
     memory: int | None = None
     to_disk: bool = False
@@ -227,7 +227,7 @@ class Folder:
             if known is None or (of.st_mtime_ns, of.st_ino) != (known.st_mtime_ns, known.st_ino):
                 told = json.loads(Path(self._control_file).read_bytes())
                 told["safe"] = Stamp(*told["safe"]) if told.get("safe") else None
-                told["kept"] = tuple(Stamp(*each) for each in told.get("kept", ()))
+                told["retained"] = tuple(Stamp(*each) for each in told.get("retained", ()))
                 self._control, self._control_of = Control(**told), of
         return self._control
 
@@ -258,13 +258,13 @@ class Folder:
             due: another one will follow.
 
         Raises:
-            Overtaken: newer ones are here, or what is here is to be kept.
+            Overtaken: newer ones are here, or what is here is retained.
         """
         with self._locked():
             slots = self.slots()
             if (slot := slots.get(stamp)) is None:
                 held = {slot.number: known for known, slot in slots.items()}
-                number = room_for(stamp, held, self.control().kept, sharded=sharded, due=due)
+                number = room_for(stamp, held, self.control().retained, sharded=sharded, due=due)
                 if number is None:
                     raise Overtaken(f"newer snapshots than that of step {stamp.step} are here")
                 slot = Slot(self.path / str(number), number, stamp)
@@ -337,24 +337,24 @@ def put(path: Path, content: bytes) -> None:
 def room_for(
     stamp: Stamp,
     slots: Mapping[int, Stamp | None],
-    kept: Sequence[Stamp],
+    retained: Sequence[Stamp],
     *,
     sharded: bool,
     due: bool = False,
 ) -> int | None:
-    """The slot for a snapshot: an empty one, or that of the oldest which need not be kept. Pure.
+    """The slot for a snapshot: an empty one, or that of the oldest which is not retained. Pure.
 
     Args:
         slots: what they hold.
-        kept: what the agent says, see `Control`.
+        retained: what the agent says, see `Control`.
         due: another one will follow, so that the one that is being written to disk is spared; the last step of a round
             needs a slot.
 
     Returns:
-        None: all others are newer, or to be kept.
+        None: all others are newer, or retained.
     """
     count = SLOTS if sharded else REPLICATED_SLOTS
-    spared = kept if due and not sharded else kept[: count - 1]
+    spared = retained if due and not sharded else retained[: count - 1]
     held = [(slots.get(number), number) for number in range(count)]
     free = [number for known, number in held if known is None]
     older = [(known, number) for known, number in held if known and known < stamp and known not in spared]

@@ -95,10 +95,15 @@ class Mark:
     @classmethod
     def read(cls, path: Path) -> "Mark | None":
         """That of a directory; None: what is in it is not complete, or nothing that this version knows."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        with contextlib.suppress(
+            OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
+        ):
             told: dict[str, Any] = json.loads((path / MARK).read_bytes())
             if told.pop("v") == VERSION:
-                return cls(**{**told, "stamp": Stamp.read(told["stamp"]), "after": tuple(told["after"])})
+                told |= {name: int(told[name]) for name in ("world_size", "size", "written_at")}
+                told["files"] = {name: str(digest) for name, digest in told["files"].items()}
+                told["after"] = tuple(map(str, told["after"]))
+                return cls(**{**told, "stamp": Stamp.read(told["stamp"])})
         return None
 
 

@@ -45,10 +45,10 @@ class Snapshots:
 
     Args:
         folder: where they go; None: nowhere.
-        is_asked: whether an agent asks for one when the round ends.
+        has_agent: an agent says where to begin, and asks for the last step when the round ends.
     """
 
-    def __init__(self, folder: Folder | None, state: State, who: Who, *, is_asked: bool) -> None:
+    def __init__(self, folder: Folder | None, state: State, who: Who, *, has_agent: bool) -> None:
         self._last: int | None = None  # step
         self._keeps = folder is not None
         if folder is None:
@@ -57,7 +57,7 @@ class Snapshots:
         self._state = state
         self._rank = who.rank
         self._pid = os.getpid()
-        self._asked = is_asked
+        self._has_agent = has_agent
         self._lock = threading.RLock()  # held while anything is copied, and around changes of what is copied
         self._whole = threading.Condition(self._lock)  # a step has ended
         self._clean: int | None = None  # the step after which parameters have not changed
@@ -79,7 +79,7 @@ class Snapshots:
         self._ended_at = 0.0  # the last step (monotonic seconds)
         state.before_changes(self._changes)
         atexit.register(self._let_threads_end)
-        if is_asked:
+        if has_agent:
             self._reached = save_request.listen(folder.path, self._rank, self._stop)
         else:
             atexit.register(self._save)  # nobody will ask
@@ -97,15 +97,15 @@ class Snapshots:
         """
         if not self._keeps:
             return None
-        loader = Loader(self._folder, self._rank, has_agent=self._asked)
+        loader = Loader(self._folder, self._rank, has_agent=self._has_agent)
         found = loader.find()
-        if not self._asked or self._folder.start() is not None:  # else nobody knows what is newer
+        if not self._has_agent or self._folder.start() is not None:  # else nobody knows what is newer
             forget_newer(self._folder, found.stamp if found is not None else None)
         if found is None:
             return None
         loader.load(found, self._state)
         # An optimizer has made it; if nodes keep it in memory, it is copied before others.
-        self._due = found.stamp if found.stamp in self._folder.control().kept else None
+        self._due = found.stamp if found.stamp in self._folder.control().retained else None
         self._told, self._versions = bool(self._state.optimizers), self._state.versions()
         self._last = found.stamp.step
         return self._last
@@ -134,7 +134,7 @@ class Snapshots:
         # Not within the lock: they may wait for a device.
         values = self._copier.values() if not self._why else b""
         with self._lock:
-            if self._asked:
+            if self._has_agent:
                 os.pwrite(self._reached, b"%d" % step, 0)  # steps count up
             is_known = self._knows_changes(step)
             has_slots = self._ahead is not None and not self._ahead.is_alive()
@@ -239,7 +239,7 @@ class Snapshots:
 
     def _is_unsafe(self, safe: Stamp | None) -> bool:
         """Whether others have no copies yet of the last snapshot that was due, or of the one that was loaded."""
-        if self._due is None or not self._asked or not self._copier.sharded:
+        if self._due is None or not self._has_agent or not self._copier.sharded:
             return False
         return safe is None or safe < self._due
 
@@ -274,7 +274,7 @@ class Snapshots:
         if not self._keeps:
             return
         self._save()
-        if self._asked:
+        if self._has_agent:
             if ends:
                 save_request.hang_up(self._folder.path, self._rank)
             self._answer()
@@ -322,7 +322,7 @@ class Snapshots:
         saved = self._saved
         if step is None or self._why or (saved is not None and saved.step > step):
             return True
-        if saved is not None and saved.step == step and self._copier.is_whole(saved):
+        if saved is not None and saved.step == step and self._copier.has_replicated(saved):
             return True
         if self._closing is not None and self._closing.is_alive() and self._due and self._due.step <= step:
             self._closing.join()

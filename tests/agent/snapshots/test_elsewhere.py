@@ -38,9 +38,9 @@ class Nodes:
             stamp = max(Folder(folder).slots())
             text = (self.slot(folder) / "0.json").read_bytes()
             url = f"http://127.0.0.1:{one.port}/"
-            of = {"node": folder.name, "url": url, "key": one.key, "path": None, "whole": True}
+            of = {"node": folder.name, "url": url, "key": one.key, "path": None}
             sources.append({**of, "ranks": {"0": xxh3_64_hexdigest(text)}})
-        told = {"round": stamp.round, "step": stamp.step, "world_size": 1, "sharded": False}
+        told = {"round": stamp.round, "step": stamp.step, "world_size": 1}
         self.here.mkdir(mode=0o700)
         (self.here / "start.json").write_text(json.dumps({**told, "sources": sources}))
 

@@ -35,7 +35,7 @@ def test_the_oldest_makes_room(tmp_path: Path, sharded: bool) -> None:
 
 def test_what_the_agent_says_is_kept_however_old_it_is(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    control(folder, round=1, kept=[ONE, TWO, THREE])
+    control(folder, round=1, retained=[ONE, TWO, THREE])
     for stamp in (ONE, TWO, THREE, FOUR):
         folder.begin(stamp, sharded=True)
     assert set(folder.slots()) == {ONE, TWO, FOUR}, "but one, which the last step of a round needs"
@@ -45,7 +45,7 @@ def test_what_is_written_to_disk_is_spared_by_all_but_the_last_step_of_a_round(t
     folder = Folder(tmp_path)
     for stamp in (ONE, TWO):
         folder.begin(stamp)
-    control(folder, round=1, kept=[TWO, ONE])
+    control(folder, round=1, retained=[TWO, ONE])
     with pytest.raises(Overtaken):
         folder.begin(THREE, due=True)
     folder.begin(THREE)
@@ -57,7 +57,7 @@ def test_two_steps_fit_beside_the_safe_one(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     for stamp in (ONE, TWO, THREE):
         folder.begin(stamp, sharded=True)
-    control(folder, round=1, kept=[ONE])
+    control(folder, round=1, retained=[ONE])
     seven, eight = Stamp(1, 7), Stamp(1, 8)
     for stamp in (seven, eight, seven):
         folder.begin(stamp, sharded=True)
@@ -94,10 +94,10 @@ def test_a_slot_that_is_given_away_has_no_index_any_more(tmp_path: Path) -> None
 
 def test_control_is_read_again_when_it_changes(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    assert folder.control().kept == ()
-    control(folder, round=3, safe=[2, 8], kept=[[2, 8]], every_s=16, memory=9, to_disk=True)
+    assert folder.control().retained == ()
+    control(folder, round=3, safe=[2, 8], retained=[[2, 8]], every_s=16, memory=9, to_disk=True)
     told = folder.control()
-    assert (told.round, told.safe, told.kept) == (3, Stamp(2, 8), (Stamp(2, 8),))
+    assert (told.round, told.safe, told.retained) == (3, Stamp(2, 8), (Stamp(2, 8),))
     assert (told.every_s, told.memory, told.to_disk) == (16, 9, True)
 
 

@@ -39,7 +39,7 @@ class Catalog:
         self.origin = ""  # the job
         self.ancestors: Sequence[str] = ()  # the jobs that it has gone on with
         try:
-            while not self._read(PATIENT_S):  # else the job would begin anew
+            while not self._read(PATIENT_S):  # else the job would begin from nothing
                 self._log_once(f"waiting until {path} answers, where snapshots may be")
         except Exception as error:
             raise UsageError(f"{path}: {_text(error)}") from None
@@ -121,7 +121,7 @@ class Catalog:
         which = _id(chosen)
         mark = self._found.get(which)
         ranks = {str(rank): digest for rank, digest in mark.ranks.items()} if mark is not None else {}
-        return {"node": "", "path": str(self.path / which.name), "whole": True, "ranks": ranks}
+        return {"node": "", "path": str(self.path / which.name), "ranks": ranks}
 
     def describe(self, chosen: Chosen) -> str:
         """Of which job it is, how old, and where."""

@@ -48,8 +48,8 @@ class SnapshotDir:
 
     def begin(self, origin: str) -> None:
         """Forget what the workers of the last round have written, and snapshots of another job."""
-        self._clear(ASK, BAD)
         (self.path / "start.json").unlink(missing_ok=True)
+        self._clear(ASK, BAD)
         if origin and origin != self.origin:
             (self.path / "slots.json").unlink(missing_ok=True)
             self._clear(*SLOT_NAMES)
@@ -75,7 +75,7 @@ class SnapshotDir:
         """Write from which snapshot to begin, and where it is: on disk, on this node, then on others."""
         start: dict[str, Any] = {}
         if chosen is not None:
-            start = {name: getattr(chosen, name) for name in ("round", "step", "world_size", "sharded")}
+            start = {name: getattr(chosen, name) for name in ("round", "step", "world_size")}
             start["sources"] = [*on_disk]
             slot = self.slots.slots().get(Stamp(chosen.round, chosen.step))
             for source in sorted(chosen.sources, key=lambda source: source.node_id != own):
@@ -147,7 +147,6 @@ def source_of(source: Source, path: Path | None = None) -> dict[str, Any]:
         "url": url,
         "key": source.key,
         "path": str(path) if path is not None else None,
-        "whole": source.whole,
         "ranks": {str(part.rank): part.digest for part in source.ranks},
     }
 

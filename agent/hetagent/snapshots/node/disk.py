@@ -208,7 +208,7 @@ class DiskWriter:
         try:
             with self._stderr.open("wb") as stderr:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "hetagent.snapshots.to_disk", json.dumps(told)],
+                    [sys.executable, "-P", "-m", "hetagent.snapshots.node.to_disk", json.dumps(told)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,

@@ -116,7 +116,11 @@ class SnapshotHook(RoundHook):
     # -- a round -----------------------------------------------------------------------------------------------
 
     def prepare(self, assignment: Assignment, command: WorkerCommand) -> None:
-        """Tell the workers where to begin; without space for that they begin anew."""
+        """Tell the workers where to begin.
+
+        Raises:
+            OSError: there is no space for that; only where all begin from nothing they can go on, without snapshots.
+        """
         start = assignment.start
         self._assignment, self._answer = assignment, None
         self._ranks = range(start.rank_offset, start.rank_offset + start.slots)
@@ -129,6 +133,8 @@ class SnapshotHook(RoundHook):
             self._dir.start(chosen, self._node_id, list(self._on_disk(chosen)))
             self._write_control()
         except OSError as error:
+            if chosen is not None:  # other nodes begin from it
+                raise
             self._log(f"no snapshots in this round: {error}")
         self._refresh()
         self._log_begin(chosen)
@@ -155,7 +161,7 @@ class SnapshotHook(RoundHook):
             self._log(f"round {self._round}: begins from the snapshot of step {chosen.step}{lost}{where}")
         elif self._disk is not None or self._in_use:
             why = self._disk.catalog.why_none() if self._disk is not None else "no snapshot is complete"
-            self._log(f"round {self._round}: training begins anew: {why}")
+            self._log(f"round {self._round}: training begins from nothing: {why}")
 
     def begin(self, workers: Workers) -> None:
         self._workers, self._reached = workers, 0
@@ -349,7 +355,7 @@ class SnapshotHook(RoundHook):
         control = Control(
             round=self._round,
             safe=self._reporter.safe,
-            kept=retained,
+            retained=retained,
             every_s=self._every_s,
             memory=self._memory,
             to_disk=self._disk is not None and self._disk.wants,

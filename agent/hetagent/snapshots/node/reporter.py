@@ -11,7 +11,7 @@ ASK_S = 1.0
 """How often each of few nodes asks whether what lives once is safe, and what to copy (seconds)."""
 
 MOST_PER_S = 100.0
-"""Reports of all nodes together, at most (1/s)."""
+"""Reports of all nodes together at most, until each has its longest pause (1/s)."""
 
 
 def stamp_of(one: Held | Chosen | ServerStamp) -> Stamp:

@@ -110,7 +110,7 @@ def began_from_snapshot(
     """A round begins from a snapshot, which some nodes have, or which is on disk."""
     cost = lost(steps_lost, newer)
     if stamp is None:
-        text = f"round {number} begins anew: {cost}"
+        text = f"round {number} begins from nothing: {cost}"
     else:
         whose = "is on disk" if on_disk else have(nodes)
         said = f": {cost}" if _is_said(stamp, steps_lost) else ""

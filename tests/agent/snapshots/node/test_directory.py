@@ -39,9 +39,9 @@ def test_workers_begin_from_their_own_node_then_from_others(files: SnapshotDir) 
     files.start(chosen(*sources), "a")
     start = content(files, "start.json")
     first, second, third = start.pop("sources")
-    assert start == {"round": 3, "step": 120, "world_size": 2, "sharded": False}
+    assert start == {"round": 3, "step": 120, "world_size": 2}
     assert (first["node"], first["path"], first["ranks"]) == ("a", str(files.path / "1"), {"0": "d0"})
-    assert (second["node"], second["path"], second["whole"], second["key"]) == ("b", None, True, "k")
+    assert (second["node"], second["path"], second["key"]) == ("b", None, "k")
     assert (second["url"], third["url"]) == ("http://10.0.0.1:7/", "http://[fd00::1]:7/")
 
 
@@ -53,7 +53,7 @@ def test_who_cannot_be_asked_is_left_out(files: SnapshotDir) -> None:
 
 
 def test_workers_read_what_the_agent_writes(files: SnapshotDir) -> None:
-    control = Control(round=4, safe=STAMP, kept=(STAMP,), every_s=16, memory=1000, to_disk=True)
+    control = Control(round=4, safe=STAMP, retained=(STAMP,), every_s=16, memory=1000, to_disk=True)
     files.control(control)
     assert files.slots.control() == control
 

@@ -17,8 +17,8 @@ from hetagent.snapshots.node import catalog as catalogs
 from hetagent.snapshots.node import disk as disks
 from hetagent.snapshots.node.disk import DiskWriter
 from hetagent.snapshots.node.folder import UNSAVED
+from hetagent.snapshots.node.to_disk import prune
 from hetagent.snapshots.on_disk import MARK, Mark, SnapshotId
-from hetagent.snapshots.to_disk import prune
 from hetrdzv.protocol.snapshots import Chosen, NotWritten, OnDisk
 from hetrdzv.protocol.snapshots import Stamp as Declared
 
@@ -164,13 +164,13 @@ def test_why_a_round_begins_anew_is_known(node: Node) -> None:
 
 def test_nothing_is_read_where_others_can_write(node: Node, tmp_path: Path) -> None:
     node.has(10)
-    other = node.has(20)
-    other.chmod(0o777)
-    node.has(30).joinpath(MARK).chmod(0o664)
+    others = [node.has(20), node.has(30) / MARK]
+    for path in others:
+        path.chmod(0o777)
     assert node.declares() == [(JOB, 10)]
-    ignored = sorted(text for text in node.said if text.startswith("a snapshot is ignored: others can write"))
-    assert [f"chmod -R go-w {path}" in text for path, text in zip((other,), ignored, strict=False)] == [True]
-    assert len(ignored) == 2
+    for path, text in zip(others, sorted(node.said), strict=True):
+        assert text.startswith(f"a snapshot is ignored: others can write to {path} (mode 777), ")
+        assert text.endswith(f": chmod -R go-w {path}")
     node.catalog.path.chmod(0o775)
     with pytest.raises(UsageError, match=r"others can write to .*: chmod -R go-w"):
         Node(tmp_path)

@@ -24,7 +24,7 @@ from hetagent.node.network import hold_port
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.snapshots import save_request
-from hetagent.snapshots.node import reporter
+from hetagent.snapshots.node import directory, reporter
 from hetagent.snapshots.node.folder import NodeFolder
 from hetagent.snapshots.node.handover import Handover
 from hetagent.snapshots.node.hook import SnapshotHook
@@ -187,7 +187,7 @@ def test_the_server_is_told_what_workers_write(node: Node) -> None:
     answer.set_result(SnapshotsReply(complete=Stamp(round=4, step=120)))
     assert node.hook.due_at() == 0.0
     node.hook.look()
-    assert node.control()["kept"] == [[4, 140]]
+    assert node.control()["retained"] == [[4, 140]]
     assert [held.step for held in node.line.asked[1][0].holdings.held] == [140, 130, 120]
 
 
@@ -217,7 +217,7 @@ def test_an_answer_after_the_end_of_the_round_changes_nothing(node: Node) -> Non
     node.line.asked[0][1].cancel()
     node.hook.look()
     assert node.hook.due_at() is None
-    assert node.control()["kept"] == []
+    assert node.control()["retained"] == []
 
 
 def test_the_next_join_says_what_was_saved_last_and_how_far_workers_had_come(node: Node) -> None:
@@ -244,6 +244,25 @@ def test_how_far_a_killed_worker_had_come_is_declared_also_by_the_next_agent(
     assert node.offer.reached == 131
     node.leaves()
     assert nodes().offer.reached == 131
+
+
+def test_a_round_does_not_go_on_where_workers_cannot_be_told_where_to_begin(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other nodes would go on from a snapshot, and these begin from nothing."""
+    node.enters()
+    node.hook.end()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(directory, "put", full)
+    with pytest.raises(OSError, match="No space left"):
+        node.enters(5, chosen=chosen(node_id="b"), nnodes=2)
+    assert not (node.path / "start.json").exists(), "of an earlier round"
+    node.hook.end()
+    node.enters(6)
+    assert node.said[-1] == "no snapshots in this round: [Errno 28] No space left on device"
 
 
 def test_a_node_that_has_nothing_asks_for_what_to_copy_of_shards_before_its_workers_open_anything(
@@ -285,13 +304,13 @@ def test_what_outlived_any_node_is_kept_until_something_newer_does(node: Node) -
     node.part((3, 120), slot=1, sharded=True)
     node.hook.end()
     node.enters(chosen=replace(chosen(), sharded=True), nnodes=2)
-    assert (node.control()["safe"], node.control()["kept"]) == ([3, 60], [[3, 60], [3, 120]])
+    assert (node.control()["safe"], node.control()["retained"]) == ([3, 60], [[3, 60], [3, 120]])
     for step, complete, kept in ((130, None, [3, 60]), (140, Stamp(round=3, step=120), [3, 120])):
         node.part((4, step), slot=2, sharded=True)
         node.hook.look()
         node.line.asked[-1][1].set_result(SnapshotsReply(complete=complete))
         node.hook.look()
-        assert (node.control()["safe"], node.control()["kept"]) == (kept, [kept, [4, step]])
+        assert (node.control()["safe"], node.control()["retained"]) == (kept, [kept, [4, step]])
 
 
 def test_workers_find_from_where_to_begin(node: Node) -> None:
@@ -301,7 +320,7 @@ def test_workers_find_from_where_to_begin(node: Node) -> None:
     node.enters(chosen=chosen())
     told = json.loads((node.path / "start.json").read_bytes())
     assert (told["step"], told["sources"][0]["path"]) == (120, str(node.path / "0"))
-    kept = {"safe": [3, 120], "kept": [[3, 120]], "to_disk": False}
+    kept = {"safe": [3, 120], "retained": [[3, 120]], "to_disk": False}
     assert node.control() == {"round": 4, "every_s": 30, "memory": 1000, **kept}
     assert "round 4: begins from the snapshot of step 120, 2 before the last" in node.said
     node.enters(chosen=replace(chosen(), lost=None))

@@ -41,7 +41,7 @@ def test_the_next_agent_of_a_killed_one_brings_what_that_had(tmp_path: Path) -> 
         folder = next(shm.iterdir())
         standin.part(folder, 0, (1, 60), world_size=1)
         made.wait_for(
-            lambda: json.loads((folder / "control.json").read_text())["kept"] == [[1, 60]], "its word"
+            lambda: json.loads((folder / "control.json").read_text())["retained"] == [[1, 60]], "its word"
         )
         made.agents["a"].process.kill()
         made.agents["a"].wait()

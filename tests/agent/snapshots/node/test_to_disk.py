@@ -25,10 +25,10 @@ from hetagent.snapshots.copying import Who
 from hetagent.snapshots.errors import Overtaken, SnapshotError
 from hetagent.snapshots.folder import Folder, Index, Slot, Stamp
 from hetagent.snapshots.loading import Loader
+from hetagent.snapshots.node.to_disk import Planner, finish, prune, run, write
 from hetagent.snapshots.on_disk import MARK, PART, Mark, SnapshotId, directories, path_of, remove, require_own
 from hetagent.snapshots.script import Snapshots
 from hetagent.snapshots.state import State
-from hetagent.snapshots.to_disk import Planner, finish, prune, run, write
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is ")
 
@@ -72,7 +72,7 @@ class Script:
 
 
 def opened(script: Script, folder: Path) -> Snapshots:
-    return Snapshots(Folder(folder), State(script.state(), {"own": [7]}), Who(0, 1, 1), is_asked=False)
+    return Snapshots(Folder(folder), State(script.state(), {"own": [7]}), Who(0, 1, 1), has_agent=False)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def command(slot: Slot, path: Path) -> list[str]:
     """As the agent starts it."""
     told = {"slot": str(slot.path), "stamp": slot.stamp, "into": str(path), "ranks": [0], "leads_s": 5}
     told |= {"keep": 3, "jobs": ["j"], "beside_training": False}
-    return [sys.executable, "-P", "-m", "hetagent.snapshots.to_disk", json.dumps(told)]
+    return [sys.executable, "-P", "-m", "hetagent.snapshots.node.to_disk", json.dumps(told)]
 
 
 def test_plain_dcp_reads_it(trained: Script, slot: Slot, tmp_path: Path) -> None:
@@ -236,10 +236,23 @@ def test_without_the_parts_of_all_ranks_a_sharded_one_is_not_complete(slot: Slot
     assert Mark.read(path) is None
 
 
-def test_a_mark_of_another_version_is_none(slot: Slot, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"v": 2},
+        {"written_at": None},
+        {"size": float("inf")},
+        {"files": ["0.json"]},
+        {"stamp": [1]},
+        {"after": 3},
+    ],
+)
+def test_a_mark_of_another_version_or_without_sense_is_none(
+    slot: Slot, tmp_path: Path, odd: Mapping[str, object]
+) -> None:
     path = written(slot, tmp_path / "disk")
     mark = path / "snapshot.json"
-    mark.write_text(mark.read_text().replace('"v": 1', '"v": 2'))
+    mark.write_text(json.dumps(json.loads(mark.read_text()) | odd))
     assert Mark.read(path) is None
     shutil.rmtree(path)
     assert Mark.read(path) is None

@@ -1,6 +1,6 @@
 """Writes a node's parts of a snapshot to disk; the node that leads makes a checkpoint of all nodes' parts.
 
-    python -m hetagent.snapshots.to_disk '{"slot": ..., "stamp": [ROUND, STEP], "into": ..., "ranks": [...], ...}'
+    python -m hetagent.snapshots.node.to_disk '{"slot": ..., "stamp": [ROUND, STEP], "into": ..., "ranks": [...], ...}'
 
 A process of its own, started by the agent: training goes on meanwhile. What it writes is what DCP would.
 """

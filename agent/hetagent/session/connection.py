@@ -186,7 +186,7 @@ class ServerConnection:
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Give the descriptors back; only after `leave`."""
+        """Give the descriptor back; only after `leave`."""
         if self._thread.is_alive() or self._queue.closed:
             return
         self._loop.close()

@@ -4,11 +4,11 @@
         [--accumulate N] [--scaler] [--slow-from STEP] [--device cpu|cuda]
 
 All ranks together take 12 samples a step, so the losses are the same in any world, up to the order of sums. With
---same-world the model has BatchNorm and dropout, whose results depend on the world. With hsdp an even
-number of ranks has all shards twice. With --checkpoint-every rank 0 saves a file in FOLDER instead, as scripts do that
-know nothing of snapshots (DDP only). With --accumulate the optimizer
-makes a step only after every N; with --scaler a GradScaler leaves out every third one. From STEP on steps are long, and
-each time another rank is slow. Ranks that share a GPU count as hosts of their own, or NCCL refuses them.
+--same-world the model has BatchNorm and dropout, whose results depend on the world. With hsdp an even number of ranks
+has all shards twice. With --checkpoint-every rank 0 saves a file in FOLDER instead, as scripts do that know nothing of
+snapshots (DDP only). With --accumulate the optimizer makes a step only after every N; with --scaler a GradScaler leaves
+out every third one. From STEP on steps are long, and each time another rank is slow. Ranks that share a GPU count as
+hosts of their own, or NCCL refuses them.
 """
 
 import argparse

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
+from rich.table import Table
 
 from hetrdzv.cli import hetctl
 from hetrdzv.cli.hetctl import group as one_group
@@ -258,6 +259,17 @@ def test_of_many_nodes_and_workers_those_are_shown_that_need_attention(job: Job)
         ["0", "n0", "waits"],
     ]
     assert f"and 88 more workers: hetctl get {job.group} --ranks" in text
+
+
+def test_thousands_of_nodes_are_listed_in_no_time(job: Job) -> None:
+    job.run()
+    reply = job.until("running")
+    nodes = [replace(reply.nodes[0], node_id=f"n{number}") for number in range(5_000)]
+    began = time.process_time()
+    _, _, table = one_group.group_view(replace(reply, nodes=nodes))
+    assert time.process_time() - began < 3.0
+    assert isinstance(table, Table)
+    assert table.row_count == 5_000
 
 
 def test_a_failed_group_shows_the_root_cause(ctl: Callable[..., str], job: Job) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from hetrdzv.api import views
 from hetrdzv.core.model import Group, Stall
 from hetrdzv.dashboard.nodes import ORDINARY, on_map, paces
-from hetrdzv.dashboard.render import section
+from hetrdzv.dashboard.render import EVERY_S, section
 from hetrdzv.dashboard.timeline import bars
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.reasons.advice import after_exit
@@ -19,9 +19,6 @@ from hetrdzv.protocol.stacks import About, line_of
 from hetrdzv.protocol.texts.times import Clock
 from hetrdzv.service.progress.samples import unwatched
 from hetrdzv.service.service import Service
-
-EVERY_S = 2.0
-"""How often a page asks for its sections, which follow what happens (seconds)."""
 
 ROWS = 15
 """Groups of more nodes show a map of all of them, and rows for those that are not as they should be."""
@@ -127,9 +124,8 @@ class GroupPage:
         return section("cause.html", cause=cause, details=details, **self._left)
 
     def _timeline(self) -> str:
-        phases = [phase.replace("_", " ") for phase in self._time]
         over = bool(self._rounds) and self._rounds[-1].is_last
-        return section("timeline.html", time=self._time, bars=bars(self._rounds), phases=phases, over=over)
+        return section("timeline.html", time=self._time, bars=bars(self._rounds), over=over)
 
     def _nodes(self) -> str:
         reply = views.group_reply(self._group, self._now, self._heard_at)

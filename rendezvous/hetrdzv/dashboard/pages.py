@@ -12,9 +12,9 @@ from hetrdzv.api.views import ranks_behind
 from hetrdzv.api.workers import Shown, shown
 from hetrdzv.auth.tokens import Grant, Role
 from hetrdzv.dashboard.cache import Section, SectionCache
-from hetrdzv.dashboard.group import EVERY_S, LARGE, SECTIONS, GroupPage, version
+from hetrdzv.dashboard.group import LARGE, SECTIONS, GroupPage, version
 from hetrdzv.dashboard.overview import overview
-from hetrdzv.dashboard.render import HEADERS, page
+from hetrdzv.dashboard.render import EVERY_S, HEADERS, page
 from hetrdzv.protocol.errors import InvalidRequest, NoRound
 from hetrdzv.protocol.stacks import About, Stack, collapsed
 from hetrdzv.protocol.texts.raised import raised

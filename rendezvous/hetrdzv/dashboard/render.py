@@ -7,10 +7,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from hetrdzv import __version__
-from hetrdzv.dashboard.nodes import facts_of, number, ranks_of
+from hetrdzv.dashboard.nodes import facts_of, ranks_of
 from hetrdzv.protocol.rounds import Down, known_s, share_trained
 from hetrdzv.protocol.texts.phrasing import count, names, percent, ranked
 from hetrdzv.protocol.texts.times import ago, lasted
+
+EVERY_S = 2.0
+"""How often a page asks for its sections, which follow what happens (seconds)."""
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -78,14 +81,14 @@ def _environment() -> Environment:
         "facts_of": facts_of,
         "known_s": known_s,
         "lasted": lasted,
-        "number": number,
         "percent": percent,
         "ranks_of": ranks_of,
         "roughly": roughly,
         "share": share_trained,
         "split": split,
     }
-    made.globals |= {"count": count, "names": names, "ranked": ranked, "signs": SIGNS, "version": __version__}
+    made.globals |= {"count": count, "every_s": f"{EVERY_S:g}", "names": names, "ranked": ranked}
+    made.globals |= {"signs": SIGNS, "version": __version__}
     return made
 
 

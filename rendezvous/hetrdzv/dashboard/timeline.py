@@ -11,7 +11,7 @@ class Bar:
     """A stretch of time.
 
     Attributes:
-        phase: what it went into, in words.
+        phase: what it went into, of `Phase`.
         length: how long it is (seconds). The time between two jobs of a group is left out.
         round: the round that it belongs to; what follows its end belongs to it, too.
         x, width: in thousandths of the timeline; what is too short to be seen is made wide enough.
@@ -31,6 +31,6 @@ def bars(rounds: Sequence[RoundRecord]) -> list[Bar]:
     for record in rounds:
         for phase, length in record.time.items():
             x, width = 1000 * start / whole_s, 1000 * length / whole_s
-            drawn.append(Bar(phase.replace("_", " "), length, record.number, x, max(2.0, width)))
+            drawn.append(Bar(phase, length, record.number, x, max(2.0, width)))
             start += length
     return drawn

@@ -10,8 +10,9 @@ from hetrdzv.auth.tokens import EVERYTHING
 from hetrdzv.core.commands import Cancel, Leave, NoteStall, Report, Tick
 from hetrdzv.core.model import Stall
 from hetrdzv.dashboard.cache import LARGEST_SHARE, MOST, SectionCache
-from hetrdzv.dashboard.group import EVERY_S, SECTIONS, GroupPage, version
+from hetrdzv.dashboard.group import SECTIONS, GroupPage, version
 from hetrdzv.dashboard.overview import overview
+from hetrdzv.dashboard.render import EVERY_S
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NodeProgress, Worker
 from hetrdzv.protocol.states import ReportKind

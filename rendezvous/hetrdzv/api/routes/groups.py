@@ -1,4 +1,4 @@
-"""What people ask of groups and nodes: inspect, create, restart, cancel, drain, delete, follow."""
+"""What people ask of groups and nodes: inspect, create, restart, cancel, drain, delete, look back."""
 
 import asyncio
 from typing import Annotated

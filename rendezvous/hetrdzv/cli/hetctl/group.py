@@ -37,8 +37,8 @@ def group_view(
     yield _heading(group, explained)
     if group.nodes:
         yield ""
-        few = nsmallest(most or len(group.nodes), group.nodes, key=_is_fine)
-        yield nodes_table([node for node in group.nodes if node in few])
+        few = {node.node_id for node in nsmallest(most or len(group.nodes), group.nodes, key=_is_fine)}
+        yield nodes_table([node for node in group.nodes if node.node_id in few])
         yield from _more(group, "node", len(group.nodes) - len(few), "")
     if ranks:
         yield ""

@@ -39,9 +39,6 @@ class Polls:
         self._open: Counter[Speaker] = Counter()
         self._turn = asyncio.Semaphore(AT_ONCE)
 
-    def __len__(self) -> int:
-        return self._open.total()
-
     async def answer(
         self,
         caller: Caller,

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -9,7 +10,9 @@ import pytest
 
 from hetrdzv.api import workers as api_workers
 from hetrdzv.core.commands import Tick
+from hetrdzv.protocol.progress import Moved
 from hetrdzv.protocol.stacks import About, Stack
+from hetrdzv.protocol.states import ReportKind
 from hetrdzv.service.progress import progress as progress_module
 from hetrdzv.service.progress import queries
 from hetrdzv.service.service import Service
@@ -88,6 +91,26 @@ async def test_agents_are_told_when_the_server_takes_a_wait_for_a_hang() -> None
     async with serving(clock=HandClock()) as (service, _), api(service) as client:
         await service.execute("g", join("a", hang_timeout_s=7.5))
         assert (await poll(client, "a")).json()["hang_timeout_s"] == 7.5
+
+
+async def test_a_round_trains_from_its_first_worker_on_until_the_last_one_anywhere_has_moved() -> None:
+    clock = HandClock()
+    async with serving(clock=clock) as (service, _), api(service) as client:
+        formed_at = (await two_nodes(service)).round.formed_at  # type: ignore[union-attr]
+        clock.pass_by(service, 10)
+        await poll(client, "b", progress(worker(1)))
+        await poll(client, "a", progress(worker(0, 1, began_s=4.0)))
+        await settled()
+        running = service.group("g").active_round
+        assert running is not None
+        assert running.trains_at == pytest.approx(formed_at + 6)
+        clock.pass_by(service, 10)
+        await poll(client, "b", progress(worker(1, 9, began_s=12.0, idle_s=1.0)))
+        failed = replace(started("a"), kind=ReportKind.FAILED, moved=Moved(began_s=14.0, idle_s=5.0))
+        ended = (await service.execute("g", failed)).round
+        assert ended is not None
+        assert ended.moved_at == pytest.approx(formed_at + 19)
+        assert service.progress.completed("g", failed) is failed, "that round is over"
 
 
 async def test_the_group_shows_how_far_its_workers_have_come() -> None:

@@ -127,8 +127,8 @@ class Progress:
     def completed(self, group_id: str, report: Report) -> Report:
         """A report on the end of workers, with when those of other nodes last moved, which its agent does not know."""
         moved = report.moved
-        if moved is None or moved.idle_s is None:
-            return report
+        if moved is None or moved.idle_s is None or self._running(group_id) is None:
+            return report  # of a round that is over, thousands of nodes may report at once
         seen = self.of_round(group_id, report.round).values()
         last_at = max((worker.moved_at for worker in seen if worker.began_at < inf), default=-inf)
         idle_s = min(moved.idle_s, max(0.0, self._now() - report.age_s - report.unserved_s - last_at))

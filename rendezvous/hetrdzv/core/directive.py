@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetrdzv.core import snapshots
-from hetrdzv.core.memo import cached
+from hetrdzv.core.memo import cached_for
 from hetrdzv.core.model import End, Group, Node, Round
 from hetrdzv.core.rounds.notice import in_grace_period
 from hetrdzv.core.rounds.transitions import is_reusable
@@ -167,7 +167,7 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
             return {"reason": why_waits(group, node, now)}
 
 
-@cached
+@cached_for("records", "job")
 def _time_of_job(group: Group) -> TimeSpent:
     return total_time(record for record in group.records if record.job == group.job)
 

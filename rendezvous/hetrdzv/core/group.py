@@ -346,9 +346,11 @@ def _report(work: Work, command: Report) -> None:
             _note_ended(work, current, command)
         case ReportKind.MASTER_UNREACHABLE:
             master = current.master.node_id
-            phases = {group.phase_of(member) for member in current.members[1:]}
             # Only a member that has reached the master starts its workers.
-            unreached = current.end is None and phases <= {NodePhase.STARTING, NodePhase.LOST, NodePhase.LEFT}
+            unreached = current.end is None and all(
+                group.phase_of(member) in (NodePhase.STARTING, NodePhase.LOST, NodePhase.LEFT)
+                for member in current.members[1:]
+            )
             work.change(
                 unreachable=group.unreachable | {(node.node_id, master)},
                 failed_masters=group.failed_masters + unreached,

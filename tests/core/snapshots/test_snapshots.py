@@ -1,18 +1,21 @@
 """A round begins from the newest complete snapshot that the nodes of its job hold."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from hetrdzv.core import snapshots
 from hetrdzv.core.commands import Leave
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import Group
+from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
 from hetrdzv.core.snapshots import Declare, Use, complete_in_memory, found
 from hetrdzv.core.snapshots.complete import gathered, missing
 from hetrdzv.core.snapshots.told import MOST_WHOLE, told
 from hetrdzv.protocol.errors import NodeIdInUse, StaleIncarnation, StaleRound
+from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.reasons.snapshots import (
     began_from_snapshot,
     lost,
@@ -620,3 +623,23 @@ def test_what_could_not_be_written_is_said_until_one_is() -> None:
     for node_id in ("a", "b"):
         job.declare(node_id, job.holds(held(100)))
     assert found(job.group, current) == ()
+
+
+def test_where_no_node_can_write_each_looks_at_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full: all members say so after each step, and looking at all each time would be quadratic."""
+    names = [f"n{number}" for number in range(50)]
+    job = Job(min_nodes=50, max_nodes=50).begin(*names)
+    warned = snapshots._warnings
+    looked: list[str] = []
+
+    def counted(nodes: Sequence[Node]) -> Sequence[Reason]:
+        looked.extend(node.node_id for node in nodes)
+        return warned(nodes)
+
+    monkeypatch.setattr(snapshots, "_warnings", counted)
+    for step in (90, 95):
+        lack = NotWritten(stamp=Stamp(round=1, step=step), why="No space left on device")
+        for name in names:
+            job.declare(name, replace(job.holds(held(step)), not_written=lack))
+    assert len(job.said("not_on_disk")) == 1
+    assert len(looked) < 300

@@ -121,7 +121,10 @@ def found(group: Group, current: Round) -> Sequence[Reason]:
     """What to know of the snapshots of a round that runs."""
     if group.snapshots is None:
         return ()
-    nodes = [node for node in map(group.speaker, current.members) if node is not None]
+    return _warnings([node for node in map(group.speaker, current.members) if node is not None])
+
+
+def _warnings(nodes: Sequence[Node]) -> Sequence[Reason]:
     lacks = {node.node_id: node.snapshots.not_written for node in nodes if node.snapshots is not None}
     whys = {node.node_id: node.snapshots.not_taken for node in nodes if node.snapshots is not None}
     not_written = {node_id: lack for node_id, lack in lacks.items() if lack is not None}
@@ -292,10 +295,9 @@ class Declare(FeatureCommand):
             )
         if node.snapshots == self.holdings:
             return
-        lacks = self.holdings.not_written is not None or self.holdings.not_taken
-        known = {warning.code for warning in found(group, current)} if lacks else set()
-        work.change_node(node, snapshots=self.holdings)
-        for warning in found(work.group, current) if lacks else ():
+        for warning in _warnings([work.change_node(node, snapshots=self.holdings)]):
+            members = (each for each in map(group.speaker, current.members) if each is not None)
+            known = (other.code for each in members for other in _warnings([each]))
             if warning.code not in known:  # the first to say so; all are in the warnings
                 work.say(warning)
 

@@ -41,7 +41,7 @@ def worker_failed(node_id: str, failure: Failure, before: Ended | None = None) -
             failure.exit_code == 1 or failure.lingers or exception.end == len(text)
         ):
             said, where = exception.headline, exception.where
-        elif last != f"exit code {failure.exit_code}":
+        elif last != failure.how:  # as agents say it where a worker has written nothing
             said = last
     ended = ""
     if before is not None:

@@ -32,6 +32,10 @@ def test_a_selection_among_many_unlike_nodes_looks_at_few(
         return exact(items, worlds, *more)
 
     monkeypatch.setattr(best_set, "_exact", counted)
+    compared: list[object] = []
+    monkeypatch.setattr(
+        best_set.Item, "__eq__", lambda one, other: compared.append(other) or one is other
+    )  # to compare all that may be master with all that were found would be quadratic
     dice = random.Random(most)
     ready = [
         node(
@@ -54,6 +58,7 @@ def test_a_selection_among_many_unlike_nodes_looks_at_few(
         spec, ready, unreachable=pairs, used_last=masters
     )  # so that the first choice has none of them
     assert len(calls) <= 3 * (1 + MOST_TRIED) ** 2
+    assert len(compared) <= len(ready)
     assert isinstance(answer, Selection)
     assert world - 3 * most < answer.world_size <= world
     assert 2 <= len(answer.nodes) <= 700

@@ -196,7 +196,7 @@ class _Choice:
                 if not masters.isdisjoint(node.node_id for node in unit)
             ]
             tries = [found]
-            if not any(item in leaders for item in found):
+            if {item.name for item in leaders}.isdisjoint(item.name for item in found):
                 tries = [
                     served
                     for leader in leaders[:MOST_TRIED]

@@ -87,6 +87,23 @@ def test_world_sizes_are_walked_only_as_far_as_the_nodes_to_choose_from_go(
     assert len(walked) <= best_set.MOST_EXACT * 1024
 
 
+@pytest.mark.parametrize("unit", [None, "rack"])
+@pytest.mark.parametrize(("ready", "most"), [(1_000, 500), (2_000, None), (4_000, 2_000), (6_000, 3_000)])
+def test_a_world_is_found_among_many_though_all_around_its_end_are_of_one_size(
+    ready: int, most: int | None, unit: str | None
+) -> None:
+    """The larger ones come first: no number of those at the end made up for what was taken before."""
+    spec = GroupSpec(min_nodes=2, max_nodes=most, unit=unit, world_size_multiple=48)
+    nodes = [node(number, 1 + number % 7, rack=f"r{number // 4}") for number in range(ready)]
+    answer = select(spec, nodes)
+    assert isinstance(answer, Selection)
+    assert answer.world_size % 48 == 0
+    assert len(answer.nodes) >= (most or ready) * 0.97
+    if unit is None:
+        largest = sum(sorted((one.slots for one in nodes), reverse=True)[:most])
+        assert answer.world_size > largest - 100
+
+
 def test_a_unit_that_must_be_taken_is_not_larger_than_max_nodes() -> None:
     """Its nodes alone made a round of more nodes than there may be."""
     large = [node(number, 1, rack="a", public="yes") for number in range(4)]

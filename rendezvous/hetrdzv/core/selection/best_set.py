@@ -3,7 +3,7 @@
 Items come in the order of preference. Of the sets that make the largest world that one is taken which has the first
 item, if any has it, then the second, and so on. That is exact for up to `MOST_EXACT` items that do not have many
 thousands of slots and nodes together. Of more, the items up to near the place where the world is full are taken as
-they come, and those around that place are chosen exactly.
+they come, and those around that place are chosen exactly; where they make no world, some of each size are put there.
 """
 
 from collections.abc import Sequence
@@ -41,26 +41,41 @@ def best_set(items: Sequence[Item], worlds: Worlds, base: Sequence[Item] = ()) -
         return _exact(items, worlds, base)
     # with few nodes only the large ones may do, with many only the small ones
     by_size = sorted(items, key=lambda item: item.slots / item.nodes)
-    tries = (items, by_size[::-1], by_size)
+    tries = (items, _mixed(items, worlds, base), by_size[::-1], by_size)
     return next((found for each in tries if (found := _near_full(each, worlds, base)) is not None), None)
 
 
 def _near_full(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> list[Item] | None:
     """Take items as they come, but choose those around the place where the world is full."""
-    slots, nodes = sum(item.slots for item in base), sum(item.nodes for item in base)
-    full_at = 0
-    for item in items:
-        slots, nodes = slots + item.slots, nodes + item.nodes
-        if slots > (worlds.most or inf) or nodes > (worlds.max_nodes or inf):
-            break
-        full_at += 1
-    count = min(len(items), MOST_EXACT)
+    full_at, count = _full_at(items, worlds, base), min(len(items), MOST_EXACT)
     while True:
         start = min(max(0, full_at - count // 2), len(items) - count)
         window = items[start : start + count]
         if count == 1 or _is_small(window, worlds):
             return _exact(window, worlds, [*base, *items[:start]])
         count //= 2
+
+
+def _full_at(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> int:
+    """How many items as they come are the most that a world can have."""
+    slots, nodes = sum(item.slots for item in base), sum(item.nodes for item in base)
+    for place, item in enumerate(items):
+        slots, nodes = slots + item.slots, nodes + item.nodes
+        if slots > (worlds.most or inf) or nodes > (worlds.max_nodes or inf):
+            return place
+    return len(items)
+
+
+def _mixed(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> list[Item]:
+    """Items as they come, but with some of each size around the place where the world is full.
+
+    The larger ones come first, so those around that place may be all of one size, of which no number makes a world.
+    """
+    sizes = sorted(items, key=lambda item: item.slots)[:: -(-len(items) // MOST_EXACT)]
+    names = {item.name for item in sizes}
+    others = [item for item in items if item.name not in names]
+    place = max(0, _full_at(items, worlds, base) - len(sizes) // 2)
+    return [*others[:place], *sizes, *others[place:]]
 
 
 def _is_small(items: Sequence[Item], worlds: Worlds) -> bool:

@@ -11,7 +11,7 @@ from hetrdzv.api import errors
 from hetrdzv.api.refused import RefusalLog
 from hetrdzv.auth.hosts import same_origin, trusted_host
 from hetrdzv.auth.policy import Permit
-from hetrdzv.auth.tokens import EVERYTHING, Tokens
+from hetrdzv.auth.tokens import Tokens
 from hetrdzv.protocol.bounds import MAX_BODY_BYTES, MAX_VALUES
 from hetrdzv.protocol.errors import (
     BodyTooLarge,
@@ -150,14 +150,14 @@ class Gate:
 def _permit(authorization: str, tokens: Tokens | None) -> Permit:
     """What a request may do."""
     if tokens is None:
-        return Permit(EVERYTHING)
+        return Permit(None)
     scheme, _, given = authorization.partition(" ")
     if scheme.lower() != "bearer" or not given.strip():
         raise Unauthorized("this server requires a token: set HET_TOKEN or give --token-file")
     entry = tokens.entry(given.strip())
     if entry is None:
         raise Unauthorized("this server does not accept the token: compare it with hetserver's token file")
-    return Permit(entry.grant, entry)
+    return Permit(entry)
 
 
 async def _with_body(headers: Mapping[str, str], receive: Receive) -> Receive:

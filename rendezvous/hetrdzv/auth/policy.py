@@ -1,6 +1,6 @@
 """What a request may do: the grant of its token, held against the role that its route requires (docs/security.md)."""
 
-from hetrdzv.auth.tokens import Entry, Grant, Role
+from hetrdzv.auth.tokens import EVERYTHING, Entry, Role
 from hetrdzv.protocol.errors import Forbidden
 
 
@@ -8,13 +8,15 @@ class Permit:
     """What a request may do.
 
     Args:
-        grant: of its token.
-        entry: that token; None if none is required.
+        entry: its token; None if none is required.
+
+    Attributes:
+        grant: of that token.
     """
 
-    def __init__(self, grant: Grant, entry: Entry | None = None) -> None:
-        self.grant = grant
+    def __init__(self, entry: Entry | None) -> None:
         self.entry = entry
+        self.grant = entry.grant if entry is not None else EVERYTHING
 
     def bearer(self, host: str) -> str:
         """Who made the request, as far as the server knows: `an admin of team-a-* at 10.0.0.9`. Never the token.

@@ -50,7 +50,7 @@ class Action:
             await service.delete(group.group_id)
             return Response(status_code=204, headers={**HEADERS, "HX-Redirect": "/"})
         host = request.client.host if request.client is not None else ""
-        by = Permit(grant, request.app.state.sessions.entry(request)).bearer(host)
+        by = Permit(request.app.state.sessions.entry(request)).bearer(host)
         await service.execute(group.group_id, self.command(node_id, by))
         return Response(status_code=204, headers={**HEADERS, "HX-Trigger": "done"})
 

@@ -11,7 +11,8 @@ import time
 from starlette.requests import Request
 
 from hetrdzv.auth.hosts import same_origin
-from hetrdzv.auth.tokens import EVERYTHING, Entry, Grant, Role, Tokens
+from hetrdzv.auth.policy import Permit
+from hetrdzv.auth.tokens import Entry, Grant, Role, Tokens
 from hetrdzv.protocol.errors import Forbidden, ForeignHost, Unauthorized
 
 SESSION_S = 12 * 3600
@@ -66,8 +67,7 @@ class Sessions:
         Raises:
             Unauthorized, Forbidden: not what it asks for: what needs this role, in that group.
         """
-        entry = self.entry(request)
-        grant = entry.grant if entry is not None else EVERYTHING
+        grant = Permit(self.entry(request)).grant
         if grant.role < role:
             raise Forbidden(f"your {grant}, but this needs the role {role}: sign in with another token")
         if group_id is not None and not grant.covers(group_id):

@@ -246,8 +246,8 @@ def test_what_a_round_began_from_outlives_a_node_before_the_next_snapshot(job: C
 
 def on_disk(cluster: Cluster) -> dict[int, Path]:
     """The checkpoints that are complete, by step."""
-    marks = (cluster.folder / "disk" / "job").glob("*/snapshot.json")
-    return {json.loads(mark.read_text())["stamp"][1]: mark.parent for mark in marks}
+    marks = (cluster.folder / "disk" / "job").glob("step-*/snapshot.json")
+    return {int(mark.parent.name.split("-")[1]): mark.parent for mark in marks}
 
 
 def to_disk(cluster: Cluster, every_s: int) -> tuple[str, ...]:

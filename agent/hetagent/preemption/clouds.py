@@ -98,10 +98,10 @@ class Aws:
         reply = self._http.get(url, headers={"X-aws-ec2-metadata-token": token})
         if reply.status_code == httpx.codes.NOT_FOUND:
             return None
-        action, now = reply.raise_for_status().json(), time.monotonic()
-        gone_at = min(_monotonic(datetime.fromisoformat(action["time"])), now + INTERRUPTED_S)
-        why = f"AWS is about to {action['action']} this instance"
-        return PreemptionNotice(why, gone_at if gone_at > now else None)  # this clock may be wrong
+        action = reply.raise_for_status().json()
+        at = _monotonic(datetime.fromisoformat(action["time"]))
+        gone_at = min(at, time.monotonic() + INTERRUPTED_S) if at is not None else None
+        return PreemptionNotice(f"AWS is about to {action['action']} this instance", gone_at)
 
 
 class Google:
@@ -166,7 +166,8 @@ class Azure:
         return reply.raise_for_status()
 
 
-def _monotonic(when: datetime) -> float:
-    """A time of day on this machine's monotonic clock (seconds)."""
+def _monotonic(when: datetime) -> float | None:
+    """A time of day on this machine's monotonic clock (seconds); None: it is over, so this clock may be wrong."""
     when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
-    return time.monotonic() + when.timestamp() - time.time()
+    left_s = when.timestamp() - time.time()
+    return time.monotonic() + left_s if left_s > 0 else None

@@ -42,16 +42,6 @@ class Stamp(NamedTuple):
     round: int
     step: int
 
-    @classmethod
-    def read(cls, told: Sequence[int]) -> "Stamp":
-        """From `[round, step]`."""
-        number, step = map(int, told)
-        return cls(number, step)
-
-    def told(self) -> list[int]:
-        """As `[round, step]`."""
-        return [self.round, self.step]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
@@ -159,7 +149,7 @@ class Index:
             told = json.loads(text)
             if (version := told.pop("v", None)) != VERSION:
                 raise ValueError(f"it is of version {version!r:.20}: install the same hetrdzv everywhere")
-            told["stamp"] = Stamp.read(told["stamp"])
+            told["stamp"] = Stamp(*map(int, told["stamp"]))
             told["files"] = {
                 str(name): Sum(int(size), str(what)) for name, (size, what) in told["files"].items()
             }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from hetagent.snapshots.errors import SnapshotError
-from hetagent.snapshots.folder import VERSION, Stamp
+from hetagent.snapshots.folder import VERSION
 
 MARK, METADATA = "snapshot.json", ".metadata"
 PART = "{}.part"
@@ -71,7 +71,6 @@ class Mark:
         written_at: when it was complete (seconds since the epoch).
     """
 
-    stamp: Stamp
     world_size: int
     sharded: bool
     size: int
@@ -103,7 +102,7 @@ class Mark:
                 told |= {name: int(told[name]) for name in ("world_size", "size", "written_at")}
                 told["files"] = {name: str(digest) for name, digest in told["files"].items()}
                 told["after"] = tuple(map(str, told["after"]))
-                return cls(**{**told, "stamp": Stamp.read(told["stamp"])})
+                return cls(**told)
         return None
 
 

@@ -220,7 +220,6 @@ def finish(into: Path, part: Part, first: Index, *, wait_s: float, after: Sequen
     with (into / METADATA).open("rb") as file:
         files[METADATA] = digest_of(file)
     mark = Mark(
-        stamp=first.stamp,
         world_size=first.world_size,
         sharded=first.sharded,
         size=sum((into / name).stat().st_size for name in files),

@@ -58,7 +58,6 @@ class Node:
         path.mkdir(parents=True)
         if complete:
             mark = Mark(
-                stamp=Stamp(number, step),
                 world_size=2,
                 sharded=False,
                 size=7,

@@ -5,11 +5,8 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
 from tests.agent.snapshots.node import standin
 from tests.support.cluster import Cluster, cluster
-
-pytest.importorskip("hetrdzv.api.snapshots")
 
 
 def test_what_was_saved_before_a_stop_is_fetched_from_the_node_that_has_it(tmp_path: Path) -> None:

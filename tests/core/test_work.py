@@ -104,6 +104,18 @@ def test_a_world_is_found_among_many_though_all_around_its_end_are_of_one_size(
         assert answer.world_size > largest - 100
 
 
+@pytest.mark.parametrize(
+    ("slots", "ready", "most", "multiple", "largest"), [(1, 200, 120, 64, 64), (2, 400, 133, 100, 200)]
+)
+def test_a_world_is_found_far_below_what_fits(
+    slots: int, ready: int, most: int, multiple: int, largest: int
+) -> None:
+    spec = GroupSpec(max_nodes=most, world_size_multiple=multiple)
+    answer = select(spec, [node(number, slots) for number in range(ready)])
+    assert isinstance(answer, Selection)
+    assert answer.world_size == largest
+
+
 def test_a_unit_that_must_be_taken_is_not_larger_than_max_nodes() -> None:
     """Its nodes alone made a round of more nodes than there may be."""
     large = [node(number, 1, rack="a", public="yes") for number in range(4)]

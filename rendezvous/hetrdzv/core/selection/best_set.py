@@ -6,6 +6,7 @@ thousands of slots and nodes together. Of more, the items up to near the place w
 they come, and those around that place are chosen exactly; where they make no world, some of each size are put there.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -57,13 +58,15 @@ def _near_full(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> l
 
 
 def _full_at(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> int:
-    """How many items as they come are the most that a world can have."""
+    """How many items as they come make about the largest world; where they make none, how many fit into one."""
     slots, nodes = sum(item.slots for item in base), sum(item.nodes for item in base)
-    for place, item in enumerate(items):
+    sums = [slots]
+    for item in items:
         slots, nodes = slots + item.slots, nodes + item.nodes
         if slots > (worlds.most or inf) or nodes > (worlds.max_nodes or inf):
-            return place
-    return len(items)
+            break
+        sums.append(slots)
+    return max(1, bisect_right(sums, worlds.up_to(sums[-1]) or sums[-1])) - 1
 
 
 def _mixed(items: Sequence[Item], worlds: Worlds, base: Sequence[Item]) -> list[Item]:

@@ -11,7 +11,6 @@ import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -20,27 +19,19 @@ import click
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from starlette.routing import Route
 
 import hetagent
 import hetagent.cli.flags
 import hetagent.cli.parse
 import hetrdzv
 from hetrdzv.cli import hetctl, hetserver
-from hetrdzv.dashboard.app import dashboard
 from hetrdzv.protocol.errors import HetError
-from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.http import versions
 from hetrdzv.protocol.reasons.reason import ReasonCode
-from hetrdzv.protocol.requests.joining import JoinRequest
-from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.settings import SETTINGS, GroupSpec
 from hetrdzv.protocol.states import DirectiveKind, GroupState, NodeState, ReportKind
 from hetrdzv.service.journal import WARNINGS
 from hetrdzv.service.metrics import Metrics
-from hetrdzv.service.replica import SingleReplica
-from hetrdzv.service.service import Service
-from hetrdzv.storage.memory import MemoryStore
 from tests.support.routes import application
 from tests.support.routes import routes as all_routes
 
@@ -331,28 +322,7 @@ def test_every_metric_is_told() -> None:
 @cache
 def routes() -> Mapping[str, set[str]]:
     """The query parameters of every route, by `METHOD /path`."""
-    found = {name: {one.name for one in route.dependant.query_params} for name, route in all_routes().items()}
-    return {**found, **FOR_PEOPLE}
-
-
-FOR_PEOPLE: Mapping[str, set[str]] = {
-    "GET /": set(),
-    "GET /groups/{group_id}": {"rows"},
-    "GET /groups/{group_id}/output": {"round"},
-    "GET /groups/{group_id}/stacks": {"round"},
-    **{
-        f"{method} /groups/{{group_id}}/{action}": set()
-        for method in ("GET", "POST")
-        for action in ("restart", "cancel", "delete", "nodes/{node_id}/drain", "nodes/{node_id}/undrain")
-    },
-    "GET /sections/groups": set(),
-    "GET /groups/{group_id}/sections/{name}": {"rows"},
-    "GET /sign-in": set(),
-    "POST /sign-in": set(),
-    "POST /sign-out": set(),
-    "GET /static/{name}": set(),
-}
-"""The routes for people, which the OpenAPI document leaves out; `test_no_page_is_forgotten` has the rest."""
+    return {name: {one.name for one in route.dependant.query_params} for name, route in all_routes().items()}
 
 
 def check_routes(text: str, there: Mapping[str, AbstractSet[str]]) -> list[str]:
@@ -364,17 +334,6 @@ def check_routes(text: str, there: Mapping[str, AbstractSet[str]]) -> list[str]:
     for route in table.keys() & there.keys():
         wrong += [f"{route} takes {name}" for name in sorted(there[route] - quoted(table[route][1:]))]
     return wrong
-
-
-def test_no_page_is_forgotten() -> None:
-    left_out = set[str]()
-    pages = dashboard(
-        SingleReplica(Service(MemoryStore())), None, secure=False, note=lambda error, request: None
-    )
-    for route in pages.routes:
-        assert isinstance(route, Route)
-        left_out |= {f"{method} {route.path}" for method in route.methods or () if method != "HEAD"}
-    assert left_out == FOR_PEOPLE.keys()
 
 
 def test_the_version_of_the_api_is_told_as_it_is() -> None:
@@ -391,11 +350,6 @@ def test_the_routes_that_the_other_pages_name_exist() -> None:
         for route in quoted([path.read_text(encoding="utf-8")]):
             if re.match(r"(GET|PUT|POST|DELETE) /", route):
                 assert route.partition("?")[0] in routes(), f"{path.name}: {route}"
-
-
-@pytest.mark.parametrize("model", [JoinRequest, ReportRequest, Failure])
-def test_every_field_of_a_body_is_told(model: Any) -> None:
-    assert {one.name for one in fields(model)} - quoted([section(page("docs/api.md"), "Nodes")]) == set()
 
 
 def test_every_kind_is_told() -> None:
@@ -418,16 +372,9 @@ def check_events(text: str, there: AbstractSet[str], warnings: AbstractSet[str])
     return wrong
 
 
-def check_story(text: str, there: AbstractSet[str]) -> list[str]:
-    """The examples of histories have only kinds that exist."""
-    told = {line.split()[0] for line in examples(section(text, "What a story looks like"))}
-    return [f"there is no event {kind}" for kind in sorted(told - there)]
-
-
 def test_every_kind_of_event_is_told() -> None:
     text = page("docs/events.md")
     assert check_events(text, events(), WARNINGS) == []
-    assert check_story(text, events()) == []
 
 
 # -- error codes ---------------------------------------------------------------------------------------------

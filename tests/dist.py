@@ -224,7 +224,7 @@ def without_torch(env: Environment) -> None:
         check(said.strip() == f"{name}, version {__version__}", f"{name} --version says {said!r}")
     with serving(env) as url:
         said = env.run("hetctl", "--server", url, "create", "g", "--nnodes", "2").stdout
-        check(said.startswith("group 'g' exists, waiting"), f"hetctl create says {said!r}")
+        check(said.startswith("group 'g' exists and is waiting"), f"hetctl create says {said!r}")
         code = (
             "import asyncio; from hetrdzv.client import Client\n"
             f"async def main():\n async with Client(['{url}']) as c: print((await c.group('g')).state)\n"

@@ -45,6 +45,6 @@ def test_what_needs_attention_comes_first() -> None:
 def test_hetctl_lists_them_in_that_order() -> None:
     by_name = GroupsReply(groups=tuple(sorted(IN_ORDER, key=lambda group: group.group_id)))
     with click.Context(click.Command("get")):
-        shown = [(line.split() or [""])[0] for line in lines(*get._groups_view(by_name, wide=False))]
+        shown = [(line.split() or [""])[0] for line in lines(*get.groups_view(by_name, wide=False))]
     names = [group.group_id for group in IN_ORDER]
     assert [word for word in shown if word in names] == names

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hetrdzv.cli import hetctl
-from hetrdzv.cli.hetctl.snapshots import view
+from hetrdzv.cli.hetctl.describe import snapshots_view
 from hetrdzv.client import Client
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
@@ -65,9 +65,9 @@ def shown(server: Hetserver, *argv: str, status: int = 0) -> str:
 
 def test_snapshots_are_listed_and_one_is_chosen(server: Hetserver) -> None:
     table = (
-        "STEP ROUND COMPLETE SIZE NODES WHY NOT "
-        "30 1 no 2.5 GB gpu1 no node has all that its ranks have alike "
-        "20 1 yes 2.5 GB gpu1 - 10 1 yes 2.5 GB gpu1 - "
+        "STEP ROUND SIZE NODES WHY NOT "
+        "30 1 2.5 GB gpu1 no node has all that its ranks have alike "
+        "20 1 2.5 GB gpu1 - 10 1 2.5 GB gpu1 - "
     )
     described = shown(server, "describe", "bert")
     assert f"{table}the next round begins from step 20 of round 1" in described
@@ -95,7 +95,7 @@ def test_what_is_not_copied_yet_is_not_all_that_is_told(safe: int | None, otherw
     newest = Stamp(round=1, step=20)
     one = SnapshotShown(stamp=newest, world_size=2, sharded=True)
     reply = SnapshotsShown(group_id="bert", next=newest, snapshots=(one,))
-    *_, last = view(replace(reply, safe=Stamp(round=1, step=safe) if safe is not None else None))
+    *_, last = snapshots_view(replace(reply, safe=Stamp(round=1, step=safe) if safe is not None else None))
     assert str(last) == f"the next round begins from step 20 of round 1, or {otherwise} if a node is lost"
-    *_, last = view(replace(reply, safe=newest))
+    *_, last = snapshots_view(replace(reply, safe=newest))
     assert str(last) == "the next round begins from step 20 of round 1"

@@ -105,6 +105,13 @@ class NodeReply:
         """Its state as people are told: a node that runs, but whose workers others wait for, hangs."""
         return HANGS if self.waited_for and self.state == "running" else str(self.state)
 
+    def ranks(self, to: str = "-") -> str:
+        """Its global ranks: `8-11`; empty: it has none."""
+        if self.rank_offset is None:
+            return ""
+        last = self.rank_offset + self.slots - 1
+        return f"{last}" if self.slots == 1 else f"{self.rank_offset}{to}{last}"
+
     @property
     def why(self) -> str:
         """Why it is in no round, about to go or gone, and how its worker failed; empty: nothing is to be said."""

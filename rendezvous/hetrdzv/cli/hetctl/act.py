@@ -2,22 +2,21 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, look, say, standing, stands
+from hetrdzv.cli.hetctl.calls import call, look, say, stands
 from hetrdzv.cli.hetctl.options import DRY_RUN, GROUP, ID, NODE, command, shared
 from hetrdzv.cli.types import Typed
 from hetrdzv.client import Client
-from hetrdzv.protocol.errors import Problem, UnknownGroup
 from hetrdzv.protocol.pages import GroupReply
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.requests.plans import Changes, sentences
-from hetrdzv.protocol.settings import METAVARS, SETTINGS, GroupSpec, Setting
+from hetrdzv.protocol.settings import METAVARS, SETTINGS, Setting
 from hetrdzv.protocol.snapshots import UseRequest
 from hetrdzv.protocol.states import GroupState
 from hetrdzv.protocol.texts import typed
@@ -25,29 +24,7 @@ from hetrdzv.protocol.texts.phrasing import count
 
 NNODES, WORLD_SIZE = Typed("N|MIN:MAX", typed.nodes), Typed("N|MIN:MAX", typed.world_size)
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
 # -- groups ------------------------------------------------------------------------------------------------
-
-
-def settings_of_a_group(function: _F) -> _F:
-    """A flag for each setting of a group, or for two that belong together; `spec_of` takes their values."""
-    restarts = SETTINGS["max_restarts"]
-    about = f"Restarts of the whole group (default: {restarts.shown_default})."
-    flags = [
-        click.option("--nnodes", type=NNODES, help="How many nodes the job wants."),
-        click.option("--world-size", type=WORLD_SIZE, help="How many workers the job may have in all."),
-        click.option("--max-restarts", type=flag_type(restarts), help=about),
-    ]
-    for setting in SETTINGS.values():
-        if setting.has_flag:
-            text = f"{setting.help} (default: {setting.shown_default})"
-            flags.append(
-                click.option(f"--{setting.name.replace('_', '-')}", type=flag_type(setting), help=text)
-            )
-    for add in reversed(flags):
-        function = add(function)
-    return function
 
 
 def flag_type(setting: Setting) -> click.ParamType:  # type: ignore[type-arg]
@@ -57,15 +34,25 @@ def flag_type(setting: Setting) -> click.ParamType:  # type: ignore[type-arg]
     return Typed(setting.metavar or METAVARS[setting.kind], partial(typed.setting, setting))
 
 
-@command("Create a group.")
+def setting_flags() -> Iterator[click.Option]:
+    """A flag for each setting of a group, or for two that belong together."""
+    yield click.Option(["--nnodes"], type=NNODES, help="How many nodes the job wants.")
+    yield click.Option(["--world-size"], type=WORLD_SIZE, help="How many workers the job may have in all.")
+    helps = {
+        "max_restarts": "Restarts of the whole group.",
+        **{s.name: s.help for s in SETTINGS.values() if s.has_flag},
+    }
+    for name, text in helps.items():
+        flag, setting = f"--{name.replace('_', '-')}", SETTINGS[name]
+        yield click.Option([flag], type=flag_type(setting), help=f"{text} (default: {setting.shown_default})")
+
+
+@command("Create a group.", *setting_flags())
 @GROUP
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]")
-@settings_of_a_group
-@DRY_RUN
 def create(
     group: str,
     command: tuple[str, ...],
-    dry_run: bool,
     nnodes: tuple[int, int] | None,
     world_size: tuple[int | None, int | None] | None,
     **spec: object,
@@ -78,35 +65,8 @@ def create(
     spec["min_world_size"], spec["max_world_size"] = world_size or (None, None)
     spec["command"] = command or None
     given: dict[str, Any] = {name: value for name, value in spec.items() if value is not None}
-    if dry_run:
-        _create_dry(group, given)
-        return
     reply = call(lambda client: client.put(group, SpecFields(**given)))
-    say(reply, f"group '{group}' exists, {standing(reply)}")
-
-
-def _create_dry(group: str, given: Mapping[str, Any]) -> None:
-    """Check settings, and say whether the group exists and has others."""
-
-    async def ask(client: Client) -> tuple[GroupSpec, GroupReply | None]:
-        spec = GroupSpec(**given)
-        try:
-            return spec, await client.group(group)
-        except Problem as problem:
-            if problem.code != UnknownGroup.code:
-                raise
-            return spec, None
-
-    spec, there = call(ask)
-    for name, value in given.items():
-        has = there.spec.get(name) if there is not None else value
-        if has != value and has != list(value if isinstance(value, tuple) else ()):
-            raise click.ClickException(f"group '{group}' exists with {name}={has}, not {value}")
-    chosen = ", ".join(f"{name}={getattr(spec, name)}" for name in given) or "defaults only"
-    if there is not None:
-        say(there, f"nothing: group '{group}' exists with these settings")
-    else:
-        tables.write(tables.one_line(f"group '{group}' would be created: {chosen}"))
+    say(reply, f"group '{group}' exists and {stands(reply)}")
 
 
 @command("End a group's round so that another forms.")
@@ -126,9 +86,7 @@ def restart(group: str, step: int | None, dry_run: bool) -> None:
     """
     if dry_run:
         if step is not None:
-            raise click.UsageError(
-                "--dry-run does not show what --from would do: hetctl describe lists the snapshots"
-            )
+            raise click.UsageError("--dry-run shows nothing of --from: hetctl describe lists the snapshots")
         _plan(group, Changes(restart=True))
         return
 
@@ -138,7 +96,7 @@ def restart(group: str, step: int | None, dry_run: bool) -> None:
         return await client.restart(group)
 
     reply = call(ask)
-    say(reply, f"group '{group}' restarts, {standing(reply)}")
+    say(reply, f"group '{group}' restarts and {stands(reply)}")
 
 
 @command("End a group's job.")
@@ -152,7 +110,7 @@ def cancel(group: str) -> None:
     if reply.state != GroupState.CANCELLED:
         say(
             reply,
-            f"group '{group}' is going to be cancelled, {standing(reply)}; to wait no longer: cancel it again",
+            f"group '{group}' is going to be cancelled and {stands(reply)}; to wait no longer: cancel it again",
         )
         return
     live = reply.counts.nodes

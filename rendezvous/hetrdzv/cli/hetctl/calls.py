@@ -18,7 +18,7 @@ from hetrdzv.protocol.errors import HetError, NoTls, Unavailable, Unreachable
 from hetrdzv.protocol.pages import GroupReply, GroupSummary
 from hetrdzv.protocol.texts.phrasing import predicate
 
-HELP = "start hetserver there, or name another server with --server or HET_SERVER"
+ADVICE = "start hetserver there, or name another server with --server or HET_SERVER"
 
 EVERY_S = 2.0
 """How long to pause between two requests (seconds)."""
@@ -44,11 +44,7 @@ def connect() -> Client:
 
 
 def call(ask: Ask[_T]) -> _T:
-    """Run a coroutine with a client of the server.
-
-    Raises:
-        click.ClickException: it failed.
-    """
+    """Run a coroutine with a client of the server; an error of it ends hetctl with status 1."""
 
     async def run() -> _T:
         async with connect() as client:
@@ -58,7 +54,7 @@ def call(ask: Ask[_T]) -> _T:
         return asyncio.run(run())
     except HetError as error:
         unreached = isinstance(error, Unreachable) and not isinstance(error, Unavailable | NoTls)
-        text = f"{error}; {HELP}" if unreached else str(error)
+        text = f"{error}; {ADVICE}" if unreached else str(error)
         raise click.ClickException(tables.one_line(text)) from None
 
 
@@ -86,14 +82,9 @@ def say(reply: GroupReply, text: str) -> None:
         tables.write(tables.one_line(text))
 
 
-def standing(group: GroupSummary) -> str:
-    """A group's state and the reason for it: `waiting: 1 of 2 nodes ready`."""
-    return f"{group.shown_state}: {tables.one_line(tables.why(group))}"
-
-
 def stands(group: GroupSummary) -> str:
-    """The same, to be put after the group's name: `is waiting: 1 of 2 nodes ready`."""
-    return f"{predicate(group.shown_state)}: {tables.one_line(tables.why(group))}"
+    """A group's state and the reason for it, to be put after its name: `is waiting: 1 of 2 nodes ready`."""
+    return f"{predicate(group.shown_state)}: {tables.why(group)}"
 
 
 def print_json(reply: object, *, indent: int | None = 2) -> None:
@@ -107,11 +98,7 @@ def complain(text: str) -> None:
 
 
 def look(ask: Ask[_T], view: View[_T]) -> None:
-    """Show what a server says.
-
-    Args:
-        view: the reply as tables and lines.
-    """
+    """Show what a server says: its JSON, or what `view` makes of it."""
     reply = call(ask)
     if shared().as_json:
         print_json(reply)

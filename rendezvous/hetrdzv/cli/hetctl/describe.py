@@ -1,25 +1,40 @@
-"""The subcommand describe: why a group stands where it stands, what to do, and everything else about it."""
+"""The subcommand describe, and how one group is shown: why it stands where it stands, what to do, what it failed of."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Any
 
 from rich.console import RenderableType
+from rich.filesize import decimal
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
-from hetrdzv.cli.hetctl import group as one_group
-from hetrdzv.cli.hetctl import snapshots, tables
+from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import look
 from hetrdzv.cli.hetctl.history import rounds_view
 from hetrdzv.cli.hetctl.options import GROUP, command
 from hetrdzv.client import Client
-from hetrdzv.protocol.pages import Event, GroupReply
+from hetrdzv.protocol.failure import RootCause
+from hetrdzv.protocol.pages import Event, GroupReply, NodeReply, RoundReply, WorkerReply
+from hetrdzv.protocol.reasons.events import spent_of
+from hetrdzv.protocol.reasons.snapshots import lacks, of_group
 from hetrdzv.protocol.rounds import RoundRecord, RoundsReply
 from hetrdzv.protocol.settings import DEFAULTS
-from hetrdzv.protocol.snapshots import SnapshotsShown
-from hetrdzv.protocol.texts.phrasing import predicate
+from hetrdzv.protocol.snapshots import SnapshotShown, SnapshotsShown
+from hetrdzv.protocol.texts.phrasing import count, digits, names, percent
+from hetrdzv.protocol.texts.times import lasted
 
 LAST_ROUNDS, LAST_EVENTS, MOST_ROWS = 5, 10, 64
 """How many rounds, events, and nodes and workers are shown."""
+
+TRACEBACK_LINES = 20
+"""How many lines of a root cause's traceback are shown: the last ones."""
+
+FINE = frozenset({"running", "starting", "ready", "spare", "succeeded"})
+"""States of nodes that need no explanation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,35 +54,29 @@ def describe(group: str) -> None:
 
     async def ask(client: Client) -> Description:
         shown = await client.group(group)
-        held: SnapshotsShown | None = None
-        if shown.snapshot is not None:
-            held = await client.snapshots(group)
+        snapshots = await client.snapshots(group) if shown.snapshot is not None else None
         rounds, events = await client.rounds(group), await client.events(group)
-        return Description(group=shown, rounds=rounds.rounds, events=events.events, snapshots=held)
+        return Description(group=shown, rounds=rounds.rounds, events=events.events, snapshots=snapshots)
 
-    look(ask, view)
+    look(ask, _view)
 
 
-def view(reply: Description) -> Iterator[RenderableType]:
-    """A group as a terminal shows it."""
-    group = reply.group
-    yield from _reasons(group, reply.rounds)
-    yield ""
-    workers = group.current_round is not None and bool(group.current_round.workers)
-    yield from one_group.group_view(group, ranks=workers, most=MOST_ROWS, explained=True)
+def _view(reply: Description) -> Iterator[RenderableType]:
+    current = reply.group.current_round
+    yield from group_view(reply.group, ranks=current is not None and bool(current.workers), most=MOST_ROWS)
     if reply.snapshots is not None and reply.snapshots.snapshots:
         yield ""
-        yield from snapshots.view(reply.snapshots)
-    if changed := _changed(group.spec):
+        yield from snapshots_view(reply.snapshots)
+    if changed := _changed(reply.group.spec):
         yield ""
-        yield tables.new_grid([("settings", ""), *((f"  {name}", text) for name, text in changed.items())])
+        yield Text("settings", style="bold")
+        yield tables.grid((f"  {name}", text) for name, text in changed.items())
     if reply.rounds:
         yield ""
         yield from rounds_view(RoundsReply(rounds=reply.rounds), most=LAST_ROUNDS)
-    if reply.events:
-        yield ""
-        yield Text("last events", style="bold")
-        yield from (Text(tables.event_line(event)) for event in reply.events[-LAST_EVENTS:])
+    yield ""
+    yield Text("last events", style="bold")
+    yield from (Text(tables.event_line(event)) for event in reply.events[-LAST_EVENTS:])
 
 
 def _changed(spec: Mapping[str, object]) -> dict[str, str]:
@@ -79,27 +88,243 @@ def _changed(spec: Mapping[str, object]) -> dict[str, str]:
 def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
-    return tables.one_line(" ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _reasons(group: GroupReply, rounds: Sequence[RoundRecord]) -> Iterator[RenderableType]:
-    """What a group does or waits for, whose fault that is, and what to do next."""
-    ended = [record for record in rounds if record.ended_by and not record.is_last]
-    last = ended[-1] if ended and group.state != "failed" else None
-    if last is not None and group.state == "waiting":  # what ended it has a line of its own
-        group = replace(group, reason=replace(group.reason, cause=None))
-    yield Text.assemble(tables.state_text(group.shown_state), f": {tables.one_line(tables.why(group))}")
-    if group.next_step:
-        yield Text.assemble(("next", "bold"), f": {tables.one_line(group.next_step)}")
-    members = {member.node_id for member in group.current_round.members} if group.current_round else set()
-    for node in group.nodes:
-        if node.shown_state not in one_group.FINE and (not node.gone or node.node_id in members):
-            text = tables.node_why(node)
-            yield Text(f"  {node.node_id} {predicate(node.shown_state)}{f': {text}' if text else ''}")
-    for warning in group.warnings:
-        yield Text(f"  warning: {tables.one_line(warning.message)}")
-    if last is not None:
-        spent = ", a restart was spent" if last.cost_restart else ""
-        yield Text(f"  before: round {last.number} ended: {tables.one_line(str(last.reason))}{spent}")
+# -- one group ---------------------------------------------------------------------------------------------
+
+
+def group_view(group: GroupReply, *, ranks: bool, most: int | None = None) -> Iterator[RenderableType]:
+    """One group: a heading, the root cause of a failure, its nodes in rank order and those that are gone last.
+
+    Args:
+        ranks: show how far each worker has come as well.
+        most: how many nodes and workers are shown at most: of more those that need attention; None: all.
+    """
+    yield _heading(group)
     if group.root_cause is not None:
-        yield from one_group.root_cause(group.root_cause)
+        yield ""
+        yield from _root_cause(group.root_cause)
+    if group.nodes:
+        yield ""
+        few = {node.node_id for node in nsmallest(most or len(group.nodes), group.nodes, key=_is_fine)}
+        yield nodes_table([node for node in group.nodes if node.node_id in few])
+        yield from _more(group, "node", len(group.nodes) - len(few), "")
+    if ranks:
+        yield ""
+        current = group.current_round
+        if current is not None and current.workers:
+            shown = nsmallest(most or len(current.workers), current.workers, key=_holds_up)
+            yield _workers_table(current, shown)
+            yield from _more(group, "worker", len(current.workers) - len(shown), " --ranks")
+        else:
+            yield "nobody knows how far the workers have come"
+
+
+def _more(group: GroupReply, noun: str, more: int, flag: str) -> Iterator[RenderableType]:
+    if more:
+        yield f"and {count(more, f'more {noun}')}: hetctl get {group.group_id}{flag}"
+
+
+def _is_fine(node: NodeReply) -> bool:
+    return node.shown_state in FINE
+
+
+def _heading(group: GroupReply) -> Table:
+    current, counts, progress, master = group.current_round, group.counts, "", ""
+    round_ = "none yet"
+    if current is not None:
+        ended = ", ended" if current.ended is not None else ""
+        nodes = count(len(current.members), "node")
+        round_ = f"{current.number} (world size {current.world_size}, {nodes}{ended})"
+        if current.ended is None:
+            progress = _progress(current.workers)
+            master = f"{current.master.node_id} at {current.master.address} port {current.master.port}"
+    here = ((counts.members, "in the round"), (counts.spares, "spare"), (counts.gone, "gone"))
+    where = ", ".join([f"{counts.nodes} here", *(f"{number} {word}" for number, word in here if number)])
+    return tables.grid(
+        [
+            ("group", group.group_id),
+            ("state", tables.state_text(group.shown_state)),
+            ("why", tables.why(group)),
+            ("next", group.next_step),
+            *(("warning", warning.message) for warning in group.warnings),
+            ("job", str(group.job)),
+            ("round", round_),
+            ("progress", progress),
+            ("snapshot", of_group(group)),
+            ("restarts", spent_of(group.restarts, group.max_restarts)),
+            ("master", master),
+            ("nodes", f"{where}; wanted: {_wanted(group.spec)}"),
+            ("command", shlex.join(group.spec.get("command") or ())),
+            ("drained", ", ".join(group.drained)),
+            ("unreachable", ", ".join(f"{pair.master} from {pair.node_id}" for pair in group.unreachable)),
+        ]
+    )
+
+
+def _wanted(spec: Mapping[str, Any]) -> str:
+    """How many nodes and workers a group wants: `2 to 4`, `1 or more, world size 8 or more, a multiple of 4`."""
+    parts = [_between(spec.get("min_nodes"), spec.get("max_nodes"))]
+    least, most = spec.get("min_world_size"), spec.get("max_world_size")
+    if least or most:
+        parts.append(f"world size {_between(least, most)}")
+    if (multiple := spec.get("world_size_multiple") or 1) > 1:
+        parts.append(f"a multiple of {multiple}")
+    return ", ".join(parts)
+
+
+def _between(least: int | None, most: int | None) -> str:
+    if most is None:
+        return f"{least or 1} or more"
+    return str(most) if least == most else f"{least or 1} to {most}"
+
+
+def _progress(workers: Sequence[WorkerReply]) -> str:
+    """How fast a round goes: the slowest worker counts, since the others wait for it."""
+    steps = _slowest(
+        "step {}", [worker.step for worker in workers], [worker.steps_per_s for worker in workers]
+    )
+    collectives = _slowest(
+        "{} collectives", [worker.collectives for worker in workers], [worker.per_s for worker in workers]
+    )
+    return ", ".join(filter(None, (steps, collectives)))
+
+
+def _slowest(text: str, done: Sequence[int | None], per_s: Sequence[float | None]) -> str:
+    """The least number, and the least speed: `step 120 (3.5 a second)`."""
+    least = min((number for number in done if number is not None), default=None)
+    speed = min((speed for speed in per_s if speed is not None), default=None)
+    if least is None:
+        return ""
+    return text.format(digits(least)) + (f" ({digits(speed)} a second)" if speed is not None else "")
+
+
+def _root_cause(cause: RootCause) -> Iterator[RenderableType]:
+    """Where and how it came to the failure, and the end of the traceback."""
+    text = tables.one_line(cause.details or cause.reason.message)
+    yield Text.assemble(("root cause", "bold"), f": {text}")
+    lines = tables.plain(cause.failure.message).rstrip().splitlines() if cause.failure is not None else []
+    if len(lines) > TRACEBACK_LINES:
+        yield Text(f"  … {len(lines) - TRACEBACK_LINES} lines before (all: --json)", style="dim")
+    for line in lines[-TRACEBACK_LINES:]:
+        yield Padding(Text(line, overflow="fold"), (0, 0, 0, 2), expand=False)
+
+
+# -- tables ------------------------------------------------------------------------------------------------
+
+
+def nodes_table(
+    nodes: Sequence[NodeReply], groups: Sequence[str] | None = None, *, wide: bool = False
+) -> Table:
+    """Nodes, one per row; if `groups` is given, with the group of each; if `wide`, with roles, labels and devices."""
+    columns = [
+        *([tables.folded("GROUP", 8)] if groups else ()),
+        tables.folded("NODE", 10),
+        tables.word("STATE"),
+        *tables.numbers("RANKS", "SLOTS"),
+        tables.folded("ADDRESS", min(15, max(len(node.address) for node in nodes))),
+        *tables.numbers("HEARD"),
+        *(tables.folded(name, 8) for name in ("ROLE", "LABELS", "DEVICE") if wide),
+        tables.folded("WHY", 10),
+    ]
+    rows = (
+        [
+            *([groups[place]] if groups else ()),
+            node.node_id,
+            tables.state_text(node.shown_state),
+            node.ranks(),
+            str(node.slots),
+            node.address,
+            "" if node.heard_s_ago is None else lasted(node.heard_s_ago),
+            *((node.role, _facts(node.labels), _facts(node.device)) if wide else ()),
+            node.why,
+        ]
+        for place, node in enumerate(nodes)
+    )
+    return tables.table(columns, rows)
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in facts.items())
+
+
+def _workers_table(current: RoundReply, workers: Iterable[WorkerReply]) -> Table:
+    weights = current.shares.of_ranks() if current.shares is not None else []
+    columns = [
+        *tables.numbers("RANK"),
+        tables.folded("NODE", 10),
+        tables.word("STATE"),
+        *tables.numbers("IDLE", "COLLECTIVES", "PER S", "STEP", "PER S", "WAITING", "PID", "WEIGHT"),
+    ]
+    rows = (
+        [
+            str(worker.rank),
+            worker.node_id,
+            worker.shown_state or worker.state,
+            lasted(worker.idle_s) if worker.idle_s else "",
+            *map(_number, (worker.collectives, worker.per_s, worker.step, worker.steps_per_s)),
+            "" if worker.waiting is None else percent(worker.waiting),
+            str(worker.pid or ""),
+            _number(weights[worker.rank] if worker.rank < len(weights) else None),
+        ]
+        for worker in workers
+    )
+    return tables.table(columns, rows)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else digits(value)
+
+
+def _holds_up(worker: WorkerReply) -> tuple[bool, float, float, int]:
+    """Sorts first whoever does not run, then whoever waits least for others, then whoever has been still longest."""
+    waiting = worker.waiting if worker.waiting is not None else 2.0
+    return (worker.shown_state or worker.state) in ("runs", "waits"), waiting, -worker.idle_s, worker.rank
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------
+
+
+def snapshots_view(reply: SnapshotsShown) -> Iterator[RenderableType]:
+    """From which steps a job can go on, and from which of them the next round does."""
+    columns = [
+        *tables.numbers("STEP", "ROUND", "SIZE"),
+        tables.folded("NODES", 10),
+        tables.folded("WHY NOT", 20),
+    ]
+    rows = (
+        [
+            str(snapshot.stamp.step),
+            str(snapshot.stamp.round),
+            decimal(int(snapshot.size)),
+            _where(snapshot),
+            _why_not(snapshot),
+        ]
+        for snapshot in reply.snapshots
+    )
+    yield tables.table(columns, rows)
+    yield _next(reply)
+
+
+def _where(snapshot: SnapshotShown) -> str:
+    if not snapshot.on_disk:
+        return names(snapshot.nodes)
+    return "on disk" if snapshot.stamp.origin is None else "on disk, of an earlier job"
+
+
+def _why_not(snapshot: SnapshotShown) -> str:
+    clauses = [lacks(snapshot.lack)] if snapshot.lack is not None else []
+    clauses += ["an older one was chosen with hetctl restart --from"] if snapshot.undone else []
+    return "; ".join(clauses)
+
+
+def _next(reply: SnapshotsShown) -> str:
+    """From which step the next round begins, and from which if a node is lost before others have copies."""
+    if reply.next is None:
+        return "a round that forms now begins from none of them"
+    chosen = ", which was chosen with restart --from" if reply.wanted else ""
+    text = f"the next round begins from step {reply.next.step} of round {reply.next.round}{chosen}"
+    if reply.safe == reply.next:
+        return text
+    return f"{text}, or {f'from step {reply.safe.step}' if reply.safe else 'anew'} if a node is lost"

@@ -1,6 +1,6 @@
 """The subcommand get: groups or nodes, one per row, as kubectl lists things; or one group."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,14 +8,18 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from hetrdzv.cli.hetctl import group as one_group
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import look
+from hetrdzv.cli.hetctl.describe import group_view, nodes_table
 from hetrdzv.cli.hetctl.options import ID, WIDE, command
 from hetrdzv.client import Client
-from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, urgency
+from hetrdzv.protocol.pages import QUARANTINED, GroupReply, GroupsReply, GroupSummary, urgency
+from hetrdzv.protocol.reasons.events import spent_of
+from hetrdzv.protocol.reasons.snapshots import safe_step
 
-KINDS = {"groups": "groups", "group": "groups", "nodes": "nodes", "node": "nodes"}
+NO_GROUPS = "no groups yet; the first agent to join creates one, or: hetctl create GROUP"
+
+KINDS: Mapping[str, str] = {"groups": "groups", "group": "groups", "nodes": "nodes", "node": "nodes"}
 """What can be listed; one of it is as good as many."""
 
 
@@ -32,15 +36,46 @@ def get(what: str, group: str | None, ranks: bool, wide: bool) -> None:
     if ranks and kind is not None:
         raise click.UsageError("--ranks needs a group, without groups or nodes before it")
     if kind is None:
-        look(lambda client: client.group(what), partial(one_group.group_view, ranks=ranks))
+        look(lambda client: client.group(what), partial(group_view, ranks=ranks))
     elif kind == "groups":
-        look(lambda client: _groups(client, group), partial(_groups_view, wide=wide))
+        look(lambda client: _groups(client, group), partial(groups_view, wide=wide))
     else:
         look(lambda client: _full(client, group), partial(_nodes_view, only=group, wide=wide))
 
 
 async def _groups(client: Client, group: str | None) -> GroupsReply:
     return await client.groups() if group is None else GroupsReply(groups=(await client.group(group),))
+
+
+def groups_view(reply: GroupsReply, *, wide: bool) -> Iterator[RenderableType]:
+    """Groups, one per row: what needs attention first."""
+    if not reply.groups:
+        yield NO_GROUPS
+        return
+    more = [*tables.numbers("JOB", "SLOTS", "MEMBERS", "SPARES", "GONE"), tables.word("SNAPSHOT")]
+    columns = [
+        tables.folded("GROUP", 8),
+        tables.word("STATE"),
+        *tables.numbers("ROUND", "WORLD", "NODES", "RESTARTS"),
+        *(more if wide else ()),
+        tables.folded("WHY", 20),
+    ]
+    yield tables.table(columns, (_row(group, wide) for group in sorted(reply.groups, key=urgency)))
+
+
+def _row(group: GroupSummary, wide: bool) -> list[str | Text]:
+    counts = group.counts
+    more = (group.job, counts.slots, counts.members, counts.spares, counts.gone, safe_step(group))
+    return [
+        group.group_id,
+        tables.state_text(group.shown_state),
+        str(group.round or ""),
+        str(group.world_size or ""),
+        str(counts.nodes),
+        spent_of(group.restarts, group.max_restarts),
+        *(map(str, more) if wide else ()),
+        group.why,
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +90,7 @@ async def _full(client: Client, group: str | None) -> FullGroups:
     return FullGroups(groups=tuple([await client.group(group_id) for group_id in served]))
 
 
-def _groups_view(reply: GroupsReply, *, wide: bool) -> Iterator[RenderableType]:
-    groups = sorted(reply.groups, key=urgency)
-    if groups:
-        yield tables.groups_table(groups, wide=wide)
-    else:
-        yield Text(tables.NO_GROUPS)
-
-
 def _nodes_view(reply: FullGroups, *, only: str | None, wide: bool) -> Iterator[RenderableType]:
     found = [(group.group_id, node) for group in reply.groups for node in group.nodes]
-    if found:
-        groups = () if only else [name for name, _ in found]
-        yield one_group.nodes_table([node for _, node in found], groups, wide=wide)
-    else:
-        yield Text("no nodes")
+    groups = None if only else [name for name, _ in found]
+    yield nodes_table([node for _, node in found], groups, wide=wide) if found else "no nodes"

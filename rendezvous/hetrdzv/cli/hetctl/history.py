@@ -6,15 +6,16 @@ from functools import partial
 
 import click
 from rich.console import RenderableType
-from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
-from hetrdzv.cli.hetctl.calls import call, complain, interruptible, look, print_json, retrying
+from hetrdzv.cli.hetctl.calls import complain, interruptible, look, print_json, retrying
 from hetrdzv.cli.hetctl.options import GROUP, WIDE, command, shared
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import Problem, UnknownGroup
-from hetrdzv.protocol.rounds import Phase, RoundsReply, time_text, total_time, with_downs
+from hetrdzv.protocol.pages import EventsReply
+from hetrdzv.protocol.rounds import Down, Phase, RoundRecord, RoundsReply, time_text, total_time, with_downs
 from hetrdzv.protocol.texts.phrasing import count
+from hetrdzv.protocol.texts.times import lasted
 
 PAUSE_S = 1.0
 """How long to pause before asking whether there are new events (seconds)."""
@@ -30,13 +31,12 @@ def events(group: str, follow: bool, after: int) -> None:
     """Show the history of GROUP: number, local time, what happened."""
     if follow:
         interruptible(lambda client: _follow(client, group, after))
-        return
-    reply = call(lambda client: client.events(group, after=after))
-    if shared().as_json:
-        print_json(reply)
     else:
-        for event in reply.events:
-            tables.write(tables.event_line(event))
+        look(lambda client: client.events(group, after=after), _events_view)
+
+
+def _events_view(reply: EventsReply) -> Iterator[str]:
+    yield from map(tables.event_line, reply.events)
 
 
 async def _follow(client: Client, group: str, last: int) -> None:
@@ -74,39 +74,35 @@ def history(group: str, wide: bool) -> None:
 
 
 def rounds_view(reply: RoundsReply, most: int = 0, *, wide: bool = False) -> Iterator[RenderableType]:
-    """The rounds of a group.
-
-    Args:
-        most: how many are shown, the last ones; 0: all.
-        wide: also how long each hung, the parts of what its end cost, and the kind of what ended it; without these the
-            table fits 80 columns.
-    """
+    """The last `most` rounds of a group (0: all); if not `wide`, in 80 columns."""
     if not reply.rounds:
-        yield Text("no round has formed yet")
+        yield "no round has formed yet"
         return
-    table = tables.new_table(
+    columns = [
         tables.word("ROUND"),
         tables.word("BEGAN"),
-        *tables.numbers("WORLD", "TRAINED", *(("HUNG",) if wide else ()), "DOWN"),
-        *(tables.numbers("NOTICED", "STOPPED", "FORMED", "STARTED") if wide else ()),
+        *tables.numbers("WORLD", "TRAINED", "DOWN"),
+        *(tables.numbers("HUNG", "NOTICED", "STOPPED", "FORMED", "STARTED") if wide else ()),
         *((tables.word("ENDED BY"),) if wide else ()),
         tables.folded("WHY", 20),
-    )
-    for record, down in with_downs(reply.rounds)[-most:]:
-        began, why = record.formed_at, str(record.reason or "")
-        table.add_row(
-            str(record.number),
-            "-" if began is None else tables.local(began) if wide else tables.local_briefly(began),
-            str(record.world_size),
-            "unknown" if record.trained_s is None else tables.span(record.trained_s),
-            *((tables.span(record.time.get(Phase.HANGING)),) if wide else ()),
-            str(down or "-"),
-            *(map(tables.span, down.parts if down is not None else [None] * 4) if wide else ()),
-            *((tables.one_line(record.ended_by or "-"),) if wide else ()),
-            tables.one_line("; ".join(filter(None, [why, record.cost]))) or "-",
-        )
-    yield table
+    ]
+    yield tables.table(columns, (_row(*each, wide) for each in with_downs(reply.rounds)[-most:]))
     yield ""
     spent = sum(record.cost_restart for record in reply.rounds)
     restarts = f", {count(spent, 'restart')} spent" if spent else ""
-    yield Text(f"{count(len(reply.rounds), 'round')}{restarts}; {time_text(total_time(reply.rounds))}")
+    yield f"{count(len(reply.rounds), 'round')}{restarts}; {time_text(total_time(reply.rounds))}"
+
+
+def _row(record: RoundRecord, down: Down | None, wide: bool) -> list[str]:
+    began = "" if record.formed_at is None else tables.local(record.formed_at)
+    parts = [record.time.get(Phase.HANGING), *(down.parts if down is not None else [None] * 4)]
+    more = ["" if seconds is None else lasted(seconds) for seconds in parts]
+    return [
+        str(record.number),
+        began if wide else began[5:-3],  # to the minute, without the year
+        str(record.world_size),
+        "unknown" if record.trained_s is None else lasted(record.trained_s),
+        str(down or ""),
+        *([*more, record.ended_by] if wide else ()),
+        "; ".join(filter(None, [str(record.reason or ""), record.cost])),
+    ]

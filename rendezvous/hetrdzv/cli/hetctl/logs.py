@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hetrdzv.cli.hetctl import tables
 from hetrdzv.cli.hetctl.calls import EVERY_S, call, complain, interruptible, print_json, retrying
-from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, of_round, shared
+from hetrdzv.cli.hetctl.options import GROUP, RANKS, command, round_option, shared
 from hetrdzv.cli.hetctl.wait import OUTCOMES
 from hetrdzv.client import Client
 from hetrdzv.protocol.errors import NoRound, Problem
@@ -36,7 +36,7 @@ OVERLAP = 2_000
     metavar="LINES",
     help=f"So many lines of each stream (default: {FEW}; with --rank all that the agent has kept).",
 )
-@of_round(
+@round_option(
     "Show round N. Agents that still run keep the last three, the server the last one of agents that have left."
 )
 @click.option("--follow", "-f", is_flag=True, help="Go on until Ctrl-C, or until the job is over.")
@@ -136,7 +136,7 @@ def new_text(before: str, now: str) -> str:
 @command("Show where in the code the workers are.")
 @GROUP
 @RANKS
-@of_round(
+@round_option(
     "Those that were taken when round N hung, of the last three that did (default: now, if a round runs)."
 )
 def stacks(group: str, ranks: tuple[int, ...], number: int | None) -> None:

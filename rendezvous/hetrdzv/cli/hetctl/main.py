@@ -4,7 +4,7 @@ import click
 
 from hetrdzv import __version__
 from hetrdzv.cli.hetctl import act, describe, get, history, logs, wait
-from hetrdzv.cli.hetctl.options import takes_shared
+from hetrdzv.cli.hetctl.options import shared_options
 
 COMMANDS = (
     get.get,
@@ -27,9 +27,9 @@ COMMANDS = (
 @click.group(
     "hetctl",
     commands=COMMANDS,
+    params=shared_options(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
-@takes_shared
 @click.version_option(__version__, prog_name="hetctl")
 def cli() -> None:
     """Inspect the groups of a hetserver and act on them."""

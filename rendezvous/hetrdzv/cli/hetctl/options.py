@@ -31,8 +31,8 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would hap
 WIDE = click.option("--wide", is_flag=True, help="Show more columns.")
 
 
-def of_round(help_: str) -> Callable[[_F], _F]:
-    """The option `--round`, of what `help_` says."""
+def round_option(help_: str) -> Callable[[_F], _F]:
+    """The option `--round`."""
     return click.option("--round", "number", type=click.IntRange(1), metavar="N", help=help_)
 
 
@@ -59,46 +59,32 @@ def _store(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         setattr(ctx.ensure_object(Shared), param.name or "", value)
 
 
-def takes_shared(function: _F, *, hidden: bool = False) -> _F:
-    """Add the shared options.
+SERVERS = Typed("URL[,URL...]", lambda text: tuple(servers_from(text)))
+FILES = {
+    "--token-file": "File with a token for the server (or HET_TOKEN).",
+    "--ca-cert": "CA that signed the server's certificate, PEM (or HET_CA_CERT).",
+    "--client-cert": "Certificate to present to the server, PEM (or HET_CLIENT_CERT).",
+    "--client-key": "Key of --client-cert, PEM (or HET_CLIENT_KEY).",
+}
 
-    Args:
-        hidden: leave most out of the help: they are in that of hetctl itself.
-    """
-    servers = Typed("URL[,URL...]", lambda text: tuple(servers_from(text)))
-    servers_help = f"URL of hetserver; several separated by commas. [default: {DEFAULT_SERVER}]"
-    options: list[tuple[str, dict[str, Any]]] = [
-        ("--server", {"type": servers, "help": servers_help, "show_envvar": True})
+
+def shared_options(*, of_subcommand: bool = False) -> list[click.Parameter]:
+    """The options of `Shared`; most are in the help of hetctl itself only, and only there from the environment."""
+    help_ = f"URL of hetserver; several separated by commas. [default: {DEFAULT_SERVER}]"
+    env = None if of_subcommand else "HET_SERVER"
+    more: Any = {"expose_value": False, "callback": _store}
+    return [
+        click.Option(
+            ["--server"], type=SERVERS, envvar=env, show_envvar=True, help=help_, hidden=of_subcommand, **more
+        ),
+        *(
+            click.Option([flag], type=FILE, metavar="FILE", help=text, hidden=of_subcommand, **more)
+            for flag, text in FILES.items()
+        ),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print the API's JSON.", **more),
     ]
-    options += [
-        (flag, {"type": FILE, "metavar": "FILE", "help": text})
-        for flag, text in (
-            ("--token-file", "File with a token for the server (or HET_TOKEN)."),
-            ("--ca-cert", "CA that signed the server's certificate, PEM (or HET_CA_CERT)."),
-            ("--client-cert", "Certificate to present to the server, PEM (or HET_CLIENT_CERT)."),
-            ("--client-key", "Key of --client-cert, PEM (or HET_CLIENT_KEY)."),
-        )
-    ]
-    if not hidden:
-        options[0][1]["envvar"] = "HET_SERVER"
-    json = click.option(
-        "--json",
-        "as_json",
-        is_flag=True,
-        expose_value=False,
-        callback=_store,
-        help="Print the API's JSON.",
-    )
-    function = json(function)
-    for flag, more in reversed(options):
-        function = click.option(flag, hidden=hidden, expose_value=False, callback=_store, **more)(function)
-    return function
 
 
-def command(short_help: str) -> Callable[[Callable[..., None]], click.Command]:
+def command(short_help: str, *params: click.Parameter) -> Callable[[Callable[..., None]], click.Command]:
     """Make a function a subcommand that takes the shared options; add it to `COMMANDS` in main.py."""
-
-    def make(function: Callable[..., None]) -> click.Command:
-        return click.command(short_help=short_help)(takes_shared(function, hidden=True))
-
-    return make
+    return click.command(short_help=short_help, params=[*shared_options(of_subcommand=True), *params])

@@ -16,6 +16,11 @@ def percent(share: float) -> str:
     return f"{int(share * 1000) / 10:g} %"
 
 
+def digits(value: float) -> str:
+    """A number to about three digits, whole from 100 on: `1,234`, `4.57`."""
+    return f"{value:,.0f}" if value >= 99.95 or value == int(value) else f"{value:.3g}"
+
+
 def predicate(state: str) -> str:
     """The state of a group or a node as a predicate: `is running`, `hangs`, `has failed`."""
     known = {HANGS: HANGS, "failed": "has failed", "succeeded": "has succeeded", "left": "has left"}

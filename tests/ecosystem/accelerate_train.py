@@ -77,6 +77,8 @@ def main() -> None:
         )
         while epoch == 2 and args.hold and args.hold.exists():
             time.sleep(0.05)
+    # torch 2.13 with gloo: DDP that outlives its process group may wait for ever for a thread that wants the GIL
+    model, optimizer, loader = accelerator.free_memory(model, optimizer, loader)
     accelerator.end_training()
 
 

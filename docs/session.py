@@ -29,8 +29,6 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from hetagent.node.console import ERASE
-
 HERE = Path(__file__).parent
 PICTURE = HERE / "session.svg"
 TRAIN = HERE.parent / "examples" / "first" / "train.py"
@@ -106,8 +104,7 @@ class Shell:
                 "\n"
             )
             if not self.over:
-                # of a live line that was taken away nothing stays
-                self.lines += [(time.monotonic(), line.rpartition(ERASE)[2]) for line in whole]
+                self.lines += [(time.monotonic(), line) for line in whole]
 
     @property
     def text(self) -> str:

@@ -34,14 +34,13 @@ from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.shutdown import Shutdown
 from hetagent.runloop.start_check import StartCheck
 from hetagent.session.connection import ServerConnection
-from hetagent.session.joining import Offer
 from hetagent.session.session import Session
 from hetagent.workers.logs import RoundLogsSpecs
 from hetagent.workers.output import OutputCapture
 from hetagent.workers.store import HetRendezvousHandler
 from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -91,15 +90,15 @@ class Rig:
         self._url = f"{url}/v1/groups/{self.group_id}"
         self.identity = Identity(self.group_id, "a", uuid.uuid4().hex)
         fields = SpecFields(**({"min_nodes": 1, "max_nodes": 1, "stop_timeout_s": 5.0} | spec))
-        offer = Offer(slots=slots, address="127.0.0.1", wants_command=command is None, spec=fields)
-        session = Session(
-            self.group_id,
-            "a",
-            self.identity.incarnation,
-            offer,
-            random.Random(),
-            connect_timeout_s=connect_timeout_s,
+        offer = JoinRequest(
+            incarnation=self.identity.incarnation,
+            slots=slots,
+            address="127.0.0.1",
+            port=1,
+            wants_command=command is None,
+            spec=fields,
         )
+        session = Session(self.group_id, "a", offer, random.Random(), connect_timeout_s=connect_timeout_s)
         handler = HetRendezvousHandler(self.group_id, "a", lambda: hold_port("127.0.0.1", ports))
         self.spec = WorkerSpec(
             role="default",

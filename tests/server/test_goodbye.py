@@ -7,10 +7,9 @@ from random import Random
 import pytest
 
 from hetagent.session.connection import ServerConnection
-from hetagent.session.joining import Offer
 from hetagent.session.session import Session
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from tests.support.cluster import wait_for
 from tests.support.etcd import EtcdCluster, sturdy
 from tests.support.failover import get, serving
@@ -21,9 +20,11 @@ pytestmark = pytest.mark.etcd
 def test_a_node_that_leaves_in_a_failover_has_left() -> None:
     with EtcdCluster(sturdy(), 1) as etcd, serving(etcd, "goodbye", 2) as servers:
         group = f"g{uuid.uuid4().hex}"
-        offer = Offer(slots=1, address="127.0.0.1", spec=SpecFields(min_nodes=2, max_nodes=2))
+        offer = JoinRequest(
+            incarnation="1", slots=1, address="127.0.0.1", port=1, spec=SpecFields(min_nodes=2, max_nodes=2)
+        )
         line = ServerConnection(
-            Session(group, "a", "1", offer, Random()), lambda: Client(servers.urls), lambda text: None
+            Session(group, "a", offer, Random()), lambda: Client(servers.urls), lambda text: None
         )
         leader = servers.leader()
         line.start()

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hetagent.session import reports
-from hetagent.session.joining import Offer
 from hetagent.session.requests import Answer, Request
 from hetagent.session.session import LEAVE_S, Session
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
 from tests.sim.rooms import IN_AGENTS
 from tests.sim.store import GROUP
@@ -63,7 +63,9 @@ class Agent:
         self.ranks: range = range(0)  # of the workers
         self._asked = 0  # counts how often the loop has begun to ask whether its node is ready
         self._not_ready = ""
-        offer = Offer(
+        offer = JoinRequest(
+            incarnation=incarnation,
+            port=1,
             slots=machine.slots,
             labels=machine.labels,
             weight=machine.weight,
@@ -75,7 +77,6 @@ class Agent:
         self.session = Session(
             GROUP,
             self.node_id,
-            incarnation,
             offer,
             random.Random(self._rng.random()),
             connect_timeout_s=world.scenario.connect_timeout_s,

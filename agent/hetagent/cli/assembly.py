@@ -43,7 +43,6 @@ from hetagent.runloop.share_files import ShareFiles
 from hetagent.runloop.shutdown import CTRL_C_S, Shutdown
 from hetagent.runloop.start_check import StartCheck
 from hetagent.session.connection import ServerConnection
-from hetagent.session.joining import Offer
 from hetagent.session.session import Session
 from hetagent.torch_compat import flags as torchs
 from hetagent.workers.logs import RoundLogsSpecs
@@ -216,18 +215,11 @@ def _line(context: AgentContext, parts: Parts) -> tuple[ServerConnection, Health
     session = Session(
         options.group,
         options.node_id,
-        context.identity.incarnation,
         _offer(context, health.within_s),
         random.Random(),
         connect_timeout_s=options.connect_timeout_s,
     )
-    line = ServerConnection(
-        session,
-        context.access.client,
-        context.tell,
-        lambda text, left: console.show_live(text and f"hetagent[{options.node_id}]: {text}", left),
-    )
-    return line, health
+    return ServerConnection(session, context.access.client, context.tell), health
 
 
 def _guardian(context: AgentContext) -> Guardian:
@@ -284,7 +276,7 @@ def _furnish(parts: Parts, context: AgentContext, line: ServerConnection) -> Non
     parts.standbys = standbys_of(context, options.preload)
 
 
-def _offer(context: AgentContext, ready_within_s: float) -> Offer:
+def _offer(context: AgentContext, ready_within_s: float) -> JoinRequest:
     """What this node offers to the group.
 
     Raises:
@@ -292,7 +284,9 @@ def _offer(context: AgentContext, ready_within_s: float) -> Offer:
     """
     options, launch, runs = context.options, context.launch, context.options.torchrun
     digest = checksum(options.script, module=runs.module, no_python=runs.no_python)
-    offer = Offer(
+    offer = JoinRequest(
+        incarnation=context.identity.incarnation,
+        port=1,  # until one is held
         slots=context.slots,
         address=context.place.address,
         role=runs.role,
@@ -312,7 +306,7 @@ def _offer(context: AgentContext, ready_within_s: float) -> Offer:
         spec=SpecFields(**options.spec),
     )
     try:
-        codec.checked(JoinRequest, offer.request("any", (1, 1), 0))
+        codec.checked(JoinRequest, offer)
     except codec.Malformed as error:
         wrong = error.mistakes[0]
         name = next(str(part) for part in wrong.place if part != "spec")

@@ -14,10 +14,10 @@ from hetagent.session import reports
 from hetagent.session.dispatch import DirectiveDispatcher, DirectiveQueue
 from hetagent.session.requests import Answer, R, Report, Request
 from hetagent.session.session import LEAVE_S, Session
-from hetagent.session.waiting import TICK_S, WaitDisplay, never_live
+from hetagent.session.waiting import WaitLog
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.directive import Directive, StacksAsked
-from hetrdzv.protocol.errors import HetError, Unreachable
+from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress
 
 LOOK_UP_S = 0.5
@@ -39,7 +39,6 @@ class ServerConnection:
     Args:
         make_client: makes the HTTP client, in the thread that uses it.
         log: shows one line.
-        show_live: see `WaitDisplay`.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class ServerConnection:
         session: Session,
         make_client: Callable[[], Client],
         log: Callable[[str], None],
-        show_live: Callable[[str, str], bool] = never_live,
     ) -> None:
         self._session = session
         self._make_client = make_client
@@ -64,7 +62,7 @@ class ServerConnection:
         self._on_member: Callable[[bool], None] = lambda is_member: None
         self._was_member = False
         self._asked: dict[Report[Any], Future[Any]] = {}
-        self._display = WaitDisplay(log, show_live)
+        self._waits = WaitLog(log)
 
     def start(self) -> None:
         """Start the thread."""
@@ -95,7 +93,7 @@ class ServerConnection:
     # -- from the agent --------------------------------------------------------------------------------------
 
     def offers(self, **fields: Any) -> None:
-        """Change fields of this node's `Offer`, from the next join on."""
+        """Change fields of what this node offers, from the next join on."""
 
         def change(now: float) -> None:
             self._session.offer = replace(self._session.offer, **fields)
@@ -211,8 +209,6 @@ class ServerConnection:
             except Exception as error:
                 self._error = error
             self._closing = self._closing or last
-            if last:
-                self._display.over()
             self._kick.set()
 
         try:
@@ -240,7 +236,6 @@ class ServerConnection:
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         self._error = error
-        self._display.over()
         self._log("".join(traceback.format_exception(error)).rstrip())
         what = f"{type(error).__name__}: {error}"
         why = f"the thread that talks to the server broke, which is a bug: {what}"
@@ -262,12 +257,9 @@ class ServerConnection:
                     break  # the time for its goodbye was over just now
                 wakeup = self._session.wakeup()
                 timeout_s = None if wakeup is None else max(0.0, wakeup - time.monotonic())
-                if self._display.tick():
-                    timeout_s = TICK_S if timeout_s is None else min(timeout_s, TICK_S)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._kick.wait(), timeout_s)
                 self._kick.clear()
-            self._display.over()
             for task in (dispatching, *requests):
                 task.cancel()
 
@@ -277,12 +269,10 @@ class ServerConnection:
             answer = await request.send(client)
         except HetError as error:
             answer = error
-        if isinstance(answer, Unreachable):
-            self._display.pause()
         self._session.received(request, answer, time.monotonic())
         if isinstance(answer, Directive):
             self._log_notices()
-            self._display.update(answer, leaving=self._closing)
+            self._waits.update(answer, leaving=self._closing)
         self._kick.set()
 
     def _log_notices(self) -> None:

@@ -1,14 +1,11 @@
-"""What a node offers its group, and its joins: when to send one, how long to retry one that was refused.
+"""A node's joins: when to send one, how long to retry one that was refused.
 
 No clock: `now` is passed (monotonic seconds).
 """
 
-from dataclasses import dataclass
 from math import ceil, inf
 
 from hetagent.session.refusals import conflict_of, conflict_text
-from hetrdzv.protocol import codec
-from hetrdzv.protocol.bounds import MAX_NOT_READY
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.requests.joining import JoinRequest
 
@@ -23,27 +20,6 @@ IN_USE_MARGIN_S = 2.0
 
 MAY_PASS = ("spec_conflict", "node_id_in_use", "group_finishing")
 """Codes with which a server refuses joins that it may accept later."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer(JoinRequest):
-    """What a node offers its group: a join, but for what each join has of its own."""
-
-    incarnation: str = ""
-    port: int = 0
-
-    def request(
-        self, incarnation: str, ports: tuple[int, int], after_round: int, not_ready: str = ""
-    ) -> JoinRequest:
-        """A join with this offer; `ports`: of the agent's store, and of one that the script opens itself."""
-        own = {
-            "incarnation": incarnation,
-            "port": ports[0],
-            "script_port": ports[1],
-            "after_round": after_round,
-        }
-        why = {"not_ready": not_ready[:MAX_NOT_READY], "stopped": self.stopped[:MAX_NOT_READY]}
-        return JoinRequest(**codec.fields_of(self) | own | why)
 
 
 class Joining:

@@ -1,7 +1,6 @@
 """Checks that a peer can be reached, before workers depend on it."""
 
 import asyncio
-import errno
 import os
 import socket
 import time
@@ -32,37 +31,15 @@ async def reachable(address: str, port: int, timeout_s: float = 3.0) -> str | No
         attempt_s = ATTEMPT_S if left_s > 3 * ATTEMPT_S else left_s
         try:
             async with asyncio.timeout(attempt_s):
-                await _connect(address, port)
+                _, writer = await asyncio.open_connection(address, port)
+            writer.close()
             return None
         except TimeoutError:
             continue
         except (socket.gaierror, UnicodeError):
             return f"cannot resolve '{address}'"
         except OSError as error:
-            reason = "timed out" if error.errno == errno.ETIMEDOUT else os.strerror(error.errno or 0).lower()
+            # that of a name with several addresses has no number
+            reason = os.strerror(error.errno).lower() if error.errno else str(error)
             await asyncio.sleep(min(RETRY_S, max(0.0, until - time.monotonic())))
     return reason
-
-
-async def _connect(address: str, port: int) -> None:
-    """Connect to any of a name's addresses.
-
-    Raises:
-        OSError: that of the last address. (`asyncio.open_connection` hides them in one text when there are
-            several.)
-    """
-    loop = asyncio.get_running_loop()
-    failure: OSError | None = None
-    for family, kind, protocol, _, sockaddr in await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM):
-        with socket.socket(family, kind, protocol) as sock:
-            sock.setblocking(False)
-            try:
-                await loop.sock_connect(sock, sockaddr)
-                if sock.getsockname() != sockaddr:
-                    return
-                # TCP lets a socket connect to itself: nobody listens, and the kernel chose this very port for it
-                failure = ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-            except OSError as error:
-                failure = error
-    assert failure is not None, "getaddrinfo returns at least one address or raises"
-    raise failure

@@ -12,7 +12,7 @@ from hetrdzv.protocol.requests.reports import ReportRequest
 from hetrdzv.protocol.snapshots import Holdings
 from hetrdzv.protocol.states import ReportKind
 
-REPORT = ReportRoute(route=routes.REPORT, dated=True)
+REPORT = ReportRoute(route=routes.REPORT, ordered=True)
 
 RoundReport = Report[Directive]
 

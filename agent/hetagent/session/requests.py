@@ -22,22 +22,18 @@ Answer = object
 class ReportRoute(Generic[R]):
     """How one kind of report is sent: beside joins and polls, and a refusal concerns nothing but this report.
 
-    Only those of `reports.REPORT` are sent in order with joins and the goodbye, one at a time, until they are accepted;
-    if the server rejects one, the agent ends.
-
     Attributes:
         route: the server's route.
+        ordered: sent in order with joins and the goodbye, one at a time, until it is accepted; if the server rejects
+            it, the agent ends. The body has `age_s`, how long ago it became true.
         repeats: retried until it is accepted or refused, or its round is over; else it is sent once.
         last: the goodbye waits a moment for it; it is dropped while the server is away.
-        pause_s: pause between attempts (seconds).
-        dated: the body has `age_s`, how long ago it became true.
     """
 
     route: Route[R]
+    ordered: bool = False
     repeats: bool = True
     last: bool = False
-    pause_s: float = 0.3
-    dated: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +41,7 @@ class Report(Generic[R]):
     """Something to send to the server, beside joins, polls and the goodbye.
 
     Attributes:
-        body: makes the request's body; gets `incarnation`, and `age_s` if the route is dated.
+        body: makes the request's body; gets `incarnation`, and `age_s` if the route is ordered.
         to: the member that it is for; empty: this node.
     """
 
@@ -87,21 +83,14 @@ class Join(BaseRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poll(BaseRequest):
-    """Wait at most `wait_s` seconds for a directive whose version differs from `after`.
-
-    Attributes:
-        posts: it can carry `progress`, and its reply can ask for stacks.
-    """
+    """Wait at most `wait_s` seconds for a directive whose version differs from `after`."""
 
     incarnation: str
     after: str | None
     wait_s: float
     progress: NodeProgress | None = None
-    posts: bool = False
 
     async def send(self, client: "Client") -> Answer:
-        if not self.posts:
-            return await client.directive(self.group, self.node_id, self.incarnation, self.after, self.wait_s)
         body = PollRequest(
             incarnation=self.incarnation, after=self.after, wait_s=self.wait_s, progress=self.progress
         )
@@ -162,6 +151,6 @@ class QueuedReport:
         if self.report.to:
             head["node_id"] = self.report.to
         fields: dict[str, Any] = {"incarnation": incarnation}
-        if self.report.route.dated:
+        if self.report.route.ordered:
             fields["age_s"] = max(0.0, now - self.since)
         return SendReport(**head, route=self.report.route, body=self.report.body(**fields))

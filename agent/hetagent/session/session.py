@@ -7,6 +7,7 @@ that the agent and the simulation run the same code. After any input, and at `wa
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any
@@ -14,8 +15,7 @@ from typing import Any
 from hetagent.session import reports
 from hetagent.session.backoff import CONNECT_TIMEOUT_S, Backoff
 from hetagent.session.directives import Directives, Need
-from hetagent.session.joining import MAY_PASS, Joining, Offer
-from hetagent.session.progress_samples import ProgressSamples
+from hetagent.session.joining import MAY_PASS, Joining
 from hetagent.session.refusals import MISSING, STRANGERS, directive_of, is_answer, is_final, replaced_text
 from hetagent.session.requests import (
     Answer,
@@ -30,13 +30,21 @@ from hetagent.session.requests import (
     Request,
     SendReport,
 )
+from hetrdzv.protocol.bounds import MAX_NOT_READY
 from hetrdzv.protocol.directive import Directive, StacksAsked
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress
+from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
 
 POLL_PAUSE_S = 0.1
 """Polls that bring nothing new are at least this far apart, whatever the server does (seconds)."""
+
+REPEAT_S = 0.3
+"""Pause between attempts of a report that is sent beside joins and polls (seconds)."""
+
+URGENT_RETRY_S = 1.0
+"""How long after it was sent an urgent poll that no server has taken is repeated (seconds)."""
 
 CONTRADICTED_S = 5.0
 """How long after a join another is sent if the server does not know whether this node is ready (seconds): a message
@@ -62,8 +70,8 @@ class Session:
     """One agent's conversation with the server about one node.
 
     Args:
-        incarnation: new with every agent process.
-        offer: what the node offers; may be replaced before a `ready`.
+        offer: what the node offers, with an incarnation that is new with every agent process; the session fills in what
+            each join has of its own. May be replaced before a `ready`.
         rng: for the jitter of pauses.
         connect_timeout_s: how long a first contact is attempted (seconds).
     """
@@ -72,15 +80,14 @@ class Session:
         self,
         group: str,
         node_id: str,
-        incarnation: str,
-        offer: Offer,
+        offer: JoinRequest,
         rng: random.Random,
         *,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         self.group = group
         self.node_id = node_id
-        self.incarnation = incarnation
+        self.incarnation = offer.incarnation
         self.offer = offer
         self._backoff = Backoff(rng, connect_timeout_s)
         self._notices: list[str] = []
@@ -88,7 +95,9 @@ class Session:
         # what is to be sent, and what is on its way
         self._next_number = 1
         self._answers: list[Answered] = []
-        self._samples = ProgressSamples(incarnation)
+        self._sample: Callable[[], NodeProgress | None] = lambda: None
+        self._urgent_at: float | None = None  # when a poll is due that does not wait
+        self._questions: list[StacksAsked] = []
         self._reports: list[QueuedReport] = []  # of all routes
         self._in_flight: dict[object, tuple[Request, float]] = {}  # with the time of sending
         self._poll_at = 0.0
@@ -137,11 +146,11 @@ class Session:
 
     def watch(self, sample: Callable[[], NodeProgress | None]) -> None:
         """From now on, report how far the workers have come; None: unknown, or there are none."""
-        self._samples.sample = sample
+        self._sample = sample
 
     def push_progress(self) -> None:
         """The server has to know at once how far the workers have come."""
-        self._samples.urgent_at = 0.0
+        self._urgent_at = 0.0
 
     def leaving(self, why: str, now: float, grace_s: float | None = None) -> None:
         """This node is about to leave and will not join again.
@@ -187,8 +196,8 @@ class Session:
             case Leave():
                 self._finished = True
         if isinstance(answer, Directive):
-            if isinstance(request, Poll) and request.posts:
-                self._samples.asked(answer.stacks or answer.logs, now)
+            if (question := answer.stacks or answer.logs) is not None:
+                self._questions.append(question)
             if answer.replaced:
                 self._notice_once("replaced", replaced_text(self.group, answer.replaced))
             version = self._directives.version
@@ -233,7 +242,8 @@ class Session:
 
     def questions(self) -> list[StacksAsked]:
         """What the server has asked of workers since the last call; each is answered with a report."""
-        return self._samples.questions()
+        taken, self._questions = self._questions, []
+        return taken
 
     def answers(self) -> list[Answered]:
         """The answers to `ask` since the last call; each is answered once."""
@@ -288,8 +298,8 @@ class Session:
             is_joining = self._joining.due is not None or JOIN in self._in_flight
             if POLL not in self._in_flight and not is_joining:
                 yield POLL, self._poll_at, self._next_poll
-            if URGENT_POLL not in self._in_flight and (due_at := self._samples.urgent_at) is not None:
-                yield URGENT_POLL, due_at, lambda: self._samples.urgent_poll(self._head())
+            if URGENT_POLL not in self._in_flight and self._urgent_at is not None:
+                yield URGENT_POLL, self._urgent_at, self._next_urgent_poll
         for route, queued in first.items():
             if queued not in self._in_flight and (self._goodbye is None or route.last):
                 yield queued, queued.not_before, partial(self._next_report, queued, now)
@@ -298,7 +308,7 @@ class Session:
     def _is_main_busy(self) -> bool:
         """Whether a report in order, a join or the goodbye is in flight."""
         return any(
-            what in (JOIN, LEAVE) or (isinstance(what, QueuedReport) and what.report.route is reports.REPORT)
+            what in (JOIN, LEAVE) or (isinstance(what, QueuedReport) and what.report.route.ordered)
             for what in self._in_flight
         )
 
@@ -318,7 +328,16 @@ class Session:
     def _next_poll(self) -> Request:
         timing = self._directives.current
         wait_s = 0.0 if self._backoff.away else min(timing.poll_s, timing.max_disconnect_s / 2)
-        return self._samples.poll(self._head(), self._directives.version, wait_s)
+        return self._poll(self._directives.version, wait_s)
+
+    def _next_urgent_poll(self) -> Request | None:
+        self._urgent_at = None
+        poll = self._poll(None, 0.0)
+        return poll if poll.progress is not None else None
+
+    def _poll(self, after: str | None, wait_s: float) -> Poll:
+        sample = self._sample()
+        return Poll(**self._head(), incarnation=self.incarnation, after=after, wait_s=wait_s, progress=sample)
 
     def _settle(self, queued: object, answer: Answer) -> None:
         """A report was accepted or refused, or no longer matters (None)."""
@@ -358,8 +377,14 @@ class Session:
         if self._leaving or self._directives.exit_sent:
             return
         self._joining.due_at = at
-        over_round = self._directives.over_round
-        self._joining.due = self.offer.request(self.incarnation, self._ports, over_round, self._not_ready)
+        self._joining.due = replace(
+            self.offer,
+            port=self._ports[0],
+            script_port=self._ports[1],
+            after_round=self._directives.over_round,
+            not_ready=self._not_ready[:MAX_NOT_READY],
+            stopped=self.offer.stopped[:MAX_NOT_READY],
+        )
 
     def _notice_once(self, what: str, text: str) -> None:
         if what not in self._noticed:
@@ -413,7 +438,7 @@ class Session:
         """A request was refused, or no server answered."""
         match request, error.code:
             case _ if what == URGENT_POLL:
-                self._samples.failed(sent_at)
+                self._urgent_at = sent_at + URGENT_RETRY_S
             case _, "stale_incarnation":
                 self._answered(sent_at, now)
                 self.give_up(str(error))
@@ -422,12 +447,12 @@ class Session:
                 self._settle(what, None)
                 if (directive := directive_of(error)) is not None:
                     self._take(request.number, directive, now)
-            case SendReport(route=route), code if route is not reports.REPORT:
+            case SendReport(route=route), code if not route.ordered:
                 if is_final(error) and code not in STRANGERS:
                     self._answered(sent_at, now)
                     self._settle(what, error)
                 elif route.repeats and isinstance(what, QueuedReport):
-                    what.not_before = sent_at + route.pause_s
+                    what.not_before = sent_at + REPEAT_S
                 else:
                     self._settle(what, None)
             case Poll() | SendReport(), code if code in MISSING:

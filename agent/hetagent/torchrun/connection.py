@@ -13,12 +13,12 @@ from hetagent.node import network
 from hetagent.node.address import find_address
 from hetagent.node.gpu.versions import versions
 from hetagent.session.connection import ServerConnection
-from hetagent.session.joining import Offer
 from hetagent.session.session import Session
 from hetagent.torchrun.conf import Conf
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.client.client import Client
 from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.requests.joining import JoinRequest
 
 ALREADY_CLOSED = frozenset({"group_finished", "unknown_group"})
 """Errors of a cancel that leave nothing to close: the job is over, or nobody has joined it."""
@@ -57,8 +57,14 @@ class Connection:
         self._session = Session(
             conf.group,
             conf.node_id,
-            uuid.uuid4().hex,
-            Offer(slots=slots, address=self._place.address, device=versions(), spec=conf.spec),
+            JoinRequest(
+                incarnation=uuid.uuid4().hex,
+                slots=slots,
+                address=self._place.address,
+                port=1,  # until one is held
+                device=versions(),
+                spec=conf.spec,
+            ),
             random.Random(),
             connect_timeout_s=conf.connect_timeout_s,
         )

@@ -11,7 +11,6 @@ from tests.core.leases import deadline, step
 from hetagent.launch.mpi import mpirun
 from hetagent.monitor import watcher
 from hetagent.session import reports
-from hetagent.session.joining import Offer
 from hetagent.session.requests import Answer, Join, Leave, Poll, ReportRoute, Request, SendReport
 from hetagent.session.session import Session
 from hetrdzv.api.routes.agents import join_command
@@ -33,7 +32,7 @@ from hetrdzv.protocol.errors import (
 )
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.progress import NodeProgress
-from hetrdzv.protocol.requests.joining import SpecFields
+from hetrdzv.protocol.requests.joining import JoinRequest, SpecFields
 from hetrdzv.protocol.stacks import LogsRequest, StacksRequest
 
 REFUSED = Unreachable("no server answers (http://h:1: connection refused)")
@@ -90,7 +89,7 @@ class Server:
         group_id, node_id = request.group, request.node_id
         try:
             match request:
-                case Poll(posts=True) | SendReport(route=watcher.STACKS) if self.refuses_progress:
+                case SendReport(route=watcher.STACKS) if self.refuses_progress:
                     return Problem(405, "method_not_allowed", "not supported", {})
                 case SendReport(route=watcher.STACKS, body=stacks):
                     self.stacks.append(stacks)
@@ -104,8 +103,7 @@ class Server:
                     self.do(join_command(node_id, body), now, group_id)
                 case Poll(incarnation=incarnation):
                     self.do(commands.Renew(node_id, incarnation, request.after), now, group_id)
-                    if request.posts:
-                        return self._polled(request.progress, node_id, now, group_id)
+                    return self._polled(request.progress, node_id, now, group_id)
                 case SendReport(route=reports.REPORT, body=report):
                     failure = (
                         Failure(**codec.fields_of(report.failure)) if report.failure is not None else None
@@ -151,8 +149,15 @@ class Bench:
     notices: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        offer = Offer(slots=2, address="10.0.0.1", spec=self.spec, wants_daemon=True)
-        self.session = Session("g", self.node_id, self.incarnation, offer, random.Random(1))
+        offer = JoinRequest(
+            incarnation=self.incarnation,
+            slots=2,
+            address="10.0.0.1",
+            port=1,
+            spec=self.spec,
+            wants_daemon=True,
+        )
+        self.session = Session("g", self.node_id, offer, random.Random(1))
 
     # -- by hand
 

@@ -18,16 +18,17 @@ from tests.support.cluster import wait_for
 from hetagent.launch.mpi.mpirun import DAEMON
 from hetagent.session import preflight, reports
 from hetagent.session.connection import ServerConnection
-from hetagent.session.joining import Offer
 from hetagent.session.requests import Report
-from hetagent.session.session import HURRIED_LEAVE_S, Session
+from hetagent.session.session import Session
 from hetrdzv.protocol import codec
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError, Problem, Unreachable
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.http.route import Route
+from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.requests.daemon import DaemonRequest
+from hetrdzv.protocol.requests.joining import JoinRequest
 
 TIMING = {"poll_s": 1.0, "lease_s": 5.0, "stop_timeout_s": 7.0, "max_disconnect_s": 600.0}
 
@@ -79,11 +80,9 @@ class FakeClient:
     async def join(self, group: str, node: str, request: Any) -> Directive:
         return await self._answer("join", request)
 
-    async def directive(
-        self, group: str, node: str, incarnation: str, after: str | None, wait_s: float
-    ) -> Directive:
-        until = time.monotonic() + wait_s
-        while self.says.version == after and self.fails is None and time.monotonic() < until:  # noqa: ASYNC110
+    async def poll(self, group: str, node: str, request: PollRequest) -> Directive:
+        until = time.monotonic() + request.wait_s
+        while self.says.version == request.after and self.fails is None and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         return await self._answer("poll")
 
@@ -103,15 +102,10 @@ class Talk:
     def __init__(self) -> None:
         self.client = FakeClient()
         self.told: list[str] = []
-        self.live: list[str] = []
-        self.on_terminal = False
-        session = Session("job", "a", "1", Offer(slots=1, address="127.0.0.1"), Random(1))
+        offer = JoinRequest(incarnation="1", slots=1, address="127.0.0.1", port=1)
+        session = Session("job", "a", offer, Random(1))
         client = lambda: self.client  # noqa: E731
-        self.line = ServerConnection(session, client, self.told.append, self.show_live)  # type: ignore[arg-type]
-
-    def show_live(self, line: str, left: str) -> bool:
-        self.live.append(line)
-        return self.on_terminal
+        self.line = ServerConnection(session, client, self.told.append)  # type: ignore[arg-type]
 
     def begin(self) -> None:
         self.line.start()
@@ -147,18 +141,6 @@ def test_directives_come_in_order_and_wake_the_agent(talk: Talk) -> None:
     assert talk.next().kind == "stop"
     assert talk.line.take() == []
     assert talk.news(0.05) == []
-
-
-def test_on_a_terminal_what_it_waits_for_is_shown_until_it_is_over(talk: Talk) -> None:
-    talk.on_terminal = True
-    talk.client.says = directive("wait", reason=Reason(code="?", message="1 of 2 nodes ready (a)"))
-    talk.begin()
-    assert talk.next().kind == "wait"
-    talk.client.says = start(1)
-    assert talk.next().kind == "start"
-    assert wait_for(lambda: talk.live[-1] == "")
-    assert set(talk.live) == {"waiting: 1 of 2 nodes ready (a)", ""}
-    assert talk.told == []
 
 
 def test_what_the_agent_says_arrives(talk: Talk) -> None:
@@ -228,27 +210,6 @@ def test_a_stop_overtakes_a_start_whose_master_does_not_answer(
     assert not talk.client.heard("report")
 
 
-def test_a_stop_overtakes_a_start_that_has_overtaken_another(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[int] = []
-
-    async def silence(address: str, port: int) -> str | None:
-        tried.append(port)
-        await asyncio.sleep(60)
-        return None
-
-    monkeypatch.setattr(preflight, "reachable", silence)
-    talk.begin()
-    talk.next()
-    talk.client.says = start(1, "b", port=7)
-    wait_for(lambda: tried == [7])
-    talk.client.says = with_daemon(talk.client.says, ("orted",))
-    wait_for(lambda: tried == [7, 7])
-    talk.client.says = directive("stop", 1)
-    assert talk.next().kind == "stop"
-
-
 @pytest.mark.parametrize("where", ["a request", "the session", "the client"])
 def test_a_bug_in_the_thread_is_told_and_makes_the_agent_exit(talk: Talk, where: str) -> None:
     if where == "a request":
@@ -283,13 +244,6 @@ def test_without_any_server_the_agent_exits_and_no_goodbye_is_tried(talk: Talk) 
     talk.line.give_up("late")  # harmless
 
 
-def test_when_it_breaks_the_workers_have_the_groups_time_to_stop(talk: Talk) -> None:
-    talk.begin()
-    talk.next()
-    talk.client.fails = TypeError("a bug")
-    assert talk.next().stop_timeout_s == 7.0
-
-
 def test_a_server_that_never_answered_is_not_waited_for(talk: Talk) -> None:
     talk.client.fails = Unreachable("no server answers (x: connection refused)")
     talk.begin()
@@ -298,15 +252,6 @@ def test_a_server_that_never_answered_is_not_waited_for(talk: Talk) -> None:
     talk.line.leaving("SIGTERM")
     assert talk.line.leave("its agent got SIGTERM", 5.0)
     assert time.monotonic() - before < 5.0
-
-
-def test_nor_one_that_is_silent_from_the_first(talk: Talk) -> None:
-    talk.client.hangs = True
-    talk.begin()
-    wait_for(lambda: talk.client.asked)
-    before = time.monotonic()
-    assert talk.line.leave("its agent got SIGTERM", 5.0)
-    assert HURRIED_LEAVE_S <= time.monotonic() - before < 5.0
 
 
 def test_whoever_is_in_a_hurry_does_not_wait_for_one_that_is_away(talk: Talk) -> None:
@@ -328,32 +273,6 @@ def test_one_that_is_away_is_given_time(talk: Talk) -> None:
     threading.Timer(0.3, lambda: setattr(talk.client, "fails", None)).start()
     assert talk.line.leave("done", 5.0)
     assert talk.client.heard("leave")[-1] == "done"
-
-
-def test_an_error_of_the_server_is_the_sessions_business(talk: Talk) -> None:
-    talk.client.fails = HetError("odd")
-    talk.begin()
-    wait_for(lambda: any("odd; trying again" in text for text in talk.told))
-    talk.client.fails = None
-    assert talk.next().kind == "wait"
-
-
-def test_what_is_waited_for_is_told_once_however_the_seconds_change(talk: Talk) -> None:
-    for seconds in (9, 8, 7):
-        talk.client.says = replace(
-            directive("wait"),
-            version=str(seconds),
-            reason=Reason(code="?", message="1 of 2 nodes ready", since=float(seconds)),
-            clock=9.0,
-        )
-        if seconds == 9:
-            talk.begin()
-        wait_for(talk.news)
-    assert talk.told == ["waiting: 1 of 2 nodes ready; for 0 s"]
-
-
-def test_one_that_was_never_started_can_be_left_and_closed(talk: Talk) -> None:
-    assert talk.line.leave("x", 5.0)
 
 
 # -- a launcher's daemon -----------------------------------------------------------------------------------
@@ -383,31 +302,6 @@ def test_a_daemon_that_follows_the_start_is_handed_over_without_another_prefligh
     assert found.start is not None
     assert (found.round, found.start.daemon) == (3, ("orted",))
     assert tried == [7]
-
-
-def test_a_daemon_that_comes_during_the_preflight_waits_for_one(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[int] = []
-    go_on = threading.Event()
-
-    async def reachable(address: str, port: int) -> str | None:
-        tried.append(port)
-        while len(tried) < 2 and not go_on.is_set():  # noqa: ASYNC110 (set from another thread)
-            await asyncio.sleep(0.01)
-        return None
-
-    monkeypatch.setattr(preflight, "reachable", reachable)
-    talk.client.says = start(1, master="b", port=7)
-    talk.begin()
-    wait_for(lambda: tried == [7])
-    talk.client.says = with_daemon(talk.client.says, ("orted",))
-    found = talk.next()
-    go_on.set()
-    assert found.start is not None
-    assert found.start.daemon == ("orted",)
-    assert tried == [7, 7]
-    assert talk.news(0.3) == []
 
 
 # -- questions ---------------------------------------------------------------------------------------------

@@ -1,13 +1,10 @@
 """No server answers: first contact, pauses, workers that continue, and the end of patience."""
 
-import random
 import re
 
 import pytest
 from tests.agent.session.driver import REFUSED, Bench
 
-from hetagent.session.joining import Offer
-from hetagent.session.session import Session
 from hetrdzv.core import commands
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Unavailable, Unreachable
@@ -120,40 +117,6 @@ def test_a_start_that_was_too_long_on_its_way_is_asked_for_again() -> None:
     assert bench.kinds == [("wait", 0)]
     bench.pump()
     assert bench.kinds == [("wait", 0), ("start", 1)]
-
-
-def test_a_silence_that_has_stopped_the_workers_is_not_said_to_spare_them() -> None:
-    """The time-out of a poll may come after `max_disconnect_s`."""
-    bench = Bench(spec=SpecFields(min_nodes=1, max_nodes=1, lease_s=5.0, max_disconnect_s=2.0))
-    bench.started()
-    bench.run(3)
-    ((poll, _),) = bench.flight
-    bench.now += 4
-    bench.send()
-    bench.collect()
-    assert bench.last.code == "disconnected"
-    bench.receive(poll, REFUSED)
-    assert bench.notices == [f"{REFUSED}; trying again"]
-
-
-def test_a_node_without_workers_is_not_stopped_by_a_disconnect() -> None:
-    bench = Bench(spec=SpecFields(min_nodes=2, max_disconnect_s=10))
-    bench.ready()
-    bench.away()
-    bench.run(300)
-    assert bench.kinds == [("wait", 0)]
-
-
-def test_giving_up_says_how_long_it_really_took(bench: Bench) -> None:
-    """A request that was on its way when the time was over: "timed out after 10 s; gave up after 8 s" is odd."""
-    bench.session = Session(
-        "g", "a", "i1", Offer(slots=2, address="x"), random.Random(1), connect_timeout_s=8
-    )
-    bench.session.ready(0, 40_001, 40_002, bench.now)
-    (join,) = bench.send()
-    bench.now += 10.04
-    bench.receive(join, Unreachable("no server answers (http://h:1: timed out after 10 s)"))
-    assert "(http://h:1: timed out after 10 s); gave up after 10 s: start hetserver there" in bench.last.why
 
 
 def test_nobody_is_told_to_start_a_server_that_answered(bench: Bench) -> None:

@@ -60,21 +60,6 @@ def test_a_running_round_is_told_its_daemon_once(member: Bench) -> None:
     assert member.kinds == [("start", 1), ("start", 1)]
 
 
-def test_a_daemon_that_comes_with_the_first_start_is_told_once() -> None:
-    bench = Bench(spec=TWO, node_id="b")
-    join = commands.Join(node_id="a", incarnation="j", slots=1, address="10.0.0.2", port=1, spec=bench.spec)
-    bench.server.do(join, bench.now)
-    bench.session.ready(0, 1234, 5678, bench.now)
-    (request,) = bench.send()
-    bench.execute(request)
-    bench.server.do(from_master(), bench.now)
-    bench.receive(request, bench.execute(request))
-    bench.run(10)
-    assert bench.kinds == [("start", 1)]
-    assert bench.last.start is not None
-    assert bench.last.start.daemon == ORTED
-
-
 def test_a_daemon_that_comes_after_a_stop_is_not_handed_out(member: Bench) -> None:
     late = next(request for request, _ in member.flight if isinstance(request, Poll))
     member.flight = [one for one in member.flight if one[0] is not late]
@@ -85,16 +70,6 @@ def test_a_daemon_that_comes_after_a_stop_is_not_handed_out(member: Bench) -> No
     member.pump()
     assert member.last.kind == "stop"
     member.receive(late, answer)
-    assert member.kinds == [("start", 1), ("stop", 1)]
-
-
-def test_a_daemon_that_comes_after_a_stop_of_our_own_is_not_handed_out(member: Bench) -> None:
-    member.away()
-    member.run(61)
-    assert member.kinds == [("start", 1), ("stop", 1)]
-    member.server.do(from_master(), member.now)
-    member.away(None)
-    member.run(5)
     assert member.kinds == [("start", 1), ("stop", 1)]
 
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from tests.agent.session.driver import FAILURE, Bench, problem
+from tests.agent.session.driver import Bench
 
 from hetagent.session import reports
-from hetagent.session.requests import Join, Poll, SendReport
+from hetagent.session.requests import Poll
 from hetrdzv.core import commands
 from hetrdzv.core.model import Group, Node
 from hetrdzv.protocol.requests.joining import SpecFields
@@ -43,18 +43,6 @@ def test_forgotten_without_workers_is_a_new_join() -> None:
     assert bench.notices == ["the server has forgotten this node, joining again: there is no group 'g'"]
 
 
-def test_an_unknown_node_that_is_told_late_does_not_count() -> None:
-    bench = Bench(spec=SpecFields(min_nodes=2))
-    bench.ready()
-    ((poll, _),) = bench.flight
-    bench.flight.clear()
-    bench.session.ready(0, 1, 1, bench.now)
-    bench.pump()
-    bench.receive(poll, problem(404, "unknown_node"))
-    assert bench.notices == []
-    assert sum(isinstance(request, Join) for request in bench.sent) == 2
-
-
 def test_a_stale_incarnation_has_to_stop_and_exit(bench: Bench) -> None:
     """Rule (c)."""
     bench.started()
@@ -71,20 +59,6 @@ def test_a_stale_incarnation_has_to_stop_and_exit(bench: Bench) -> None:
     assert bench.session.wakeup() is None
     bench.session.leave("", bench.now)
     assert bench.session.finished  # the node is the other's
-
-
-def test_a_report_from_before_is_not_taken_for_one_from_after(bench: Bench) -> None:
-    bench.started()
-    bench.run(3)
-    bench.session.send(reports.succeeded(1), bench.now)
-    (report,) = bench.send()
-    ((poll, _),) = bench.flight
-    bench.receive(poll, problem(404, "unknown_group"))
-    bench.session.send(reports.failed(1, FAILURE), bench.now)
-    bench.receive(report, problem(409, "stale_round"))
-    (again,) = bench.send()
-    assert isinstance(again, SendReport)
-    assert again.body.kind == "failed"
 
 
 def test_a_store_that_was_put_back_ends_the_round_after_a_lease() -> None:

@@ -12,11 +12,6 @@ from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.requests.joining import SpecFields
 
 
-def test_nothing_is_sent_before_ready(bench: Bench) -> None:
-    assert bench.send() == []
-    assert bench.session.wakeup() is None
-
-
 def test_a_job_from_join_to_goodbye(bench: Bench) -> None:
     bench.started()
     assert bench.kinds == [("start", 1)]
@@ -63,15 +58,6 @@ def test_every_stop_is_followed_by_a_join_that_does_not_wait_for_the_open_poll(b
     assert bench.group.round.number == 2
 
 
-def test_at_most_one_poll_and_one_other_are_in_flight(bench: Bench) -> None:
-    bench.ready()
-    bench.session.send(reports.started(1), bench.now)
-    bench.session.send(reports.succeeded(1), bench.now)
-    assert [type(request) for request in bench.send()] == [SendReport]  # its poll is open already
-    assert [type(request) for request, _ in bench.flight] == [Poll]
-    assert bench.send() == []
-
-
 def test_a_poll_never_waits_longer_than_a_disconnect_may_take() -> None:
     bench = Bench(spec=SpecFields(max_nodes=1, lease_s=60.0, max_disconnect_s=2.0))
     bench.started()
@@ -101,6 +87,6 @@ async def test_requests_are_sent_by_the_clients_own_methods(bench: Bench) -> Non
     answers: list[object] = [await request.send(recorder) for request in (join, poll, report, leave)]
     assert answers == ["reply", "reply", "reply", None]
     assert [call[:3] for call in calls if call[0] != "ask"] == [
-        (name, "g", "a") for name in ("join", "directive", "leave")
+        (name, "g", "a") for name in ("join", "poll", "leave")
     ]
     assert [call[:4] for call in calls if call[0] == "ask"] == [("ask", routes.REPORT, "g", "a")]

@@ -1,20 +1,16 @@
 """A node that leaves: what it still says, and what it no longer obeys."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
-from tests.agent.session.driver import FAILURE, REFUSED, Bench
+from tests.agent.session.driver import Bench
 
 from hetagent.monitor.watcher import LOGS
-from hetagent.session import reports
 from hetagent.session.requests import Join, Leave, Poll, Report, SendReport
 from hetagent.session.session import LAST_REPORTS_S
 from hetrdzv.core import commands
 from hetrdzv.protocol.reasons import departures
-from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.stacks import LogsRequest, Stack
-from hetrdzv.protocol.states import DirectiveKind
 
 
 def test_leaving_is_reported_and_no_join_follows(bench: Bench) -> None:
@@ -54,15 +50,6 @@ def test_leaving_before_the_first_join_is_silent(bench: Bench) -> None:
     assert bench.send() == []
 
 
-def test_a_goodbye_comes_after_the_reports_before_it(bench: Bench) -> None:
-    bench.started()
-    bench.session.send(reports.failed(1, FAILURE), bench.now)
-    bench.session.leave("done", bench.now)
-    bench.pump()
-    assert [type(request) for request in bench.sent[-2:]] == [SendReport, Leave]
-    assert bench.group.nodes["a"].failure is not None
-
-
 def last_words(number: int = 1) -> Report[None]:
     return Report(LOGS, partial(LogsRequest, round=number, logs=(Stack(rank=0, text="boom"),)))
 
@@ -83,17 +70,6 @@ def test_a_goodbye_comes_after_the_last_words_which_a_server_may_refuse(
     assert bench.session.finished
     assert isinstance(bench.sent[-1], Leave)
     assert len(bench.server.logs) == (not refuses_progress)
-
-
-def test_last_words_are_said_once_and_not_to_a_server_that_is_away(bench: Bench) -> None:
-    bench.started()
-    bench.session.send(last_words(), bench.now)
-    (said,) = [request for request in bench.send() if isinstance(request, SendReport)]
-    bench.session.leave("done", bench.now)
-    bench.receive(said, REFUSED)
-    bench.pump()
-    assert bench.session.finished
-    assert bench.server.logs == []
 
 
 def test_a_goodbye_waits_for_the_last_words_for_a_moment_only(bench: Bench) -> None:
@@ -131,23 +107,6 @@ def test_a_goodbye_is_tried_for_longer_than_a_failover_takes(bench: Bench) -> No
     assert bench.session.wakeup() is None
 
 
-def test_a_goodbye_does_not_wait_out_a_pause(bench: Bench) -> None:
-    bench.started()
-    bench.away()
-    bench.run(20)
-    assert bench.send() == []
-    bench.session.leave("done", bench.now)
-    assert [type(request) for request in bench.send()] == [Leave]
-
-
-def test_a_goodbye_to_a_server_that_forgot_is_done(bench: Bench) -> None:
-    bench.started()
-    bench.server.groups.clear()
-    bench.session.leave("done", bench.now)
-    bench.pump()
-    assert bench.session.finished
-
-
 def test_nothing_is_told_after_an_exit(bench: Bench) -> None:
     bench.started()
     bench.do(commands.Drain("a"))
@@ -159,18 +118,3 @@ def test_nothing_is_told_after_an_exit(bench: Bench) -> None:
     polls = [request for request in bench.sent if isinstance(request, Poll)]
     assert bench.group.nodes["a"].phase != "lost"
     assert len(polls) > 3
-
-
-@pytest.mark.parametrize("running", [False, True])
-def test_an_exit_is_the_last_word(running: bool) -> None:
-    bench = Bench(spec=SpecFields(min_nodes=1 if running else 2, max_nodes=2, last_call_s=0))
-    bench.ready()
-    before = bench.last
-    bench.do(commands.Cancel())
-    for kind in (DirectiveKind.STOP, DirectiveKind.START, DirectiveKind.WAIT):
-        bench.run(3)
-        ((poll, _),) = bench.flight
-        bench.flight.clear()
-        number = 0 if kind is DirectiveKind.WAIT else 1
-        bench.receive(poll, replace(before, kind=kind, round=number, version=kind))
-    assert bench.kinds == [(before.kind.value, before.round), ("exit", before.round)]

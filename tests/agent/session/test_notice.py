@@ -7,7 +7,6 @@ from tests.agent.session.driver import Bench
 
 from hetagent.session import reports
 from hetagent.session.reports import REPORT
-from hetagent.session.requests import Poll
 from hetrdzv.core import commands
 from hetrdzv.protocol.requests.joining import SpecFields
 
@@ -52,17 +51,3 @@ def test_it_reaches_the_server_although_replies_are_lost(noticed: Bench) -> None
     assert bench.kinds[2:] == [("stop", 1)]
     told = [one.body.kind for one in bench.reports_on(REPORT)]
     assert told.count("ready_to_stop") > 1
-
-
-def test_a_late_one_is_no_news_after_the_stop(noticed: Bench) -> None:
-    bench = noticed
-    poll = next(one for one in reversed(bench.sent) if isinstance(one, Poll))
-    late = bench.last
-    bench.session.send(reports.ready_to_stop(1), bench.now)
-    bench.pump()
-    known = len(bench.told)
-    bench.receive(poll, late)
-    bench.ready(1)
-    bench.receive(poll, late)
-    assert [one.notice for one in bench.told[known:]] == [None]
-    assert bench.kinds[known:] == [("start", 2)]

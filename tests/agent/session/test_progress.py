@@ -25,22 +25,11 @@ def news(bench: Bench) -> list[Poll]:
     return [poll for poll in polls(bench) if poll.progress is not None and poll.wait_s == 0]
 
 
-def test_polls_are_as_before_until_there_is_progress_and_carry_it_then(bench: Bench) -> None:
-    bench.started()
-    assert not any(poll.posts for poll in polls(bench))
-    bench.session.watch(sample)
-    bench.run(10)
-    assert bench.server.progress[-1] == sample()
-    bench.session.watch(lambda: None)
-    bench.run(10)
-    assert polls(bench)[-1].posts  # stacks are asked for in answers to these only
-    assert polls(bench)[-1].progress is None
-
-
 def test_what_the_server_has_to_know_is_told_beside_the_open_poll(bench: Bench) -> None:
     bench.started()
     bench.session.watch(sample)
-    bench.run(3)
+    bench.run(10)
+    assert bench.server.progress[-1] == sample(), "it goes with each poll"
     ((open_poll, _),) = bench.flight
     bench.session.push_progress()
     bench.pump()
@@ -64,37 +53,18 @@ def test_progress_that_a_server_did_not_get_is_told_a_little_later(bench: Bench)
     assert bench.kinds == [("start", 1)]
 
 
-def test_a_node_that_the_server_has_forgotten_goes_on_with_progress_in_its_next_round(bench: Bench) -> None:
-    bench.started()
-    bench.session.watch(sample)
-    bench.run(3)
-    open_poll, _ = bench.flight.pop()
-    bench.receive(open_poll, problem(404, "unknown_node"))
-    assert bench.last.code == "forgotten"
-    bench.ready(1)
-    bench.run(3)
-    assert polls(bench)[-1].posts
-
-
 def test_a_question_about_stacks_is_handed_out_once_and_its_answer_sent_once(bench: Bench) -> None:
     bench.started()
     bench.session.watch(sample)
     bench.server.asks = StacksAsked(number=4, round=1, ranks=[0])
-    bench.run(9)
-    assert bench.session.questions() == [bench.server.asks]
+    bench.session.push_progress()
+    bench.pump()
+    bench.server.asks = None
+    bench.run(3)
+    assert bench.session.questions() == [StacksAsked(number=4, round=1, ranks=[0])]
     assert bench.session.questions() == []
     stack = Stack(rank=0, text="line 7 in <module>")
     bench.session.send(Report(STACKS, partial(StacksRequest, number=4, stacks=(stack,))), bench.now)
     bench.pump()
-    bench.server.asks = None
     assert [(one.number, one.stacks) for one in bench.server.stacks] == [(4, (stack,))]
     assert len(bench.reports_on(STACKS)) == 1
-    for number in (5, 6, 5, 6):  # of two people
-        bench.server.asks = StacksAsked(number=number, round=1)
-        bench.run(2)
-    assert [one.number for one in bench.session.questions()] == [5, 6]
-    bench.server.asks = None
-    bench.run(10)
-    bench.server.asks = StacksAsked(number=5, round=1)  # of another server, which counts anew
-    bench.run(3)
-    assert bench.session.questions() == [bench.server.asks]

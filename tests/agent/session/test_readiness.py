@@ -109,11 +109,3 @@ def test_a_server_that_does_not_care_is_told_now_and_then() -> None:
     ready(bench, WHY)
     bench.run(60)
     assert 2 < len(joins(bench)) <= 13
-
-
-def test_a_server_that_forgot_a_node_is_told_again_that_it_is_not_ready() -> None:
-    bench = Bench(spec=TWO)
-    ready(bench, WHY)
-    bench.server.groups.clear()
-    bench.run(3)
-    assert bench.group.nodes["a"].not_ready == WHY

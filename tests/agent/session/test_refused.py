@@ -89,15 +89,6 @@ def test_a_later_join_survives_a_hiccup_but_not_another_spec(bench: Bench) -> No
     assert bench.last.why == "max_nodes"
 
 
-def test_a_later_join_that_can_never_work_is_final(bench: Bench) -> None:
-    bench.started()
-    bench.do(commands.Restart())
-    bench.away(problem(422, "invalid_spec"))
-    bench.ready(1)
-    bench.run(1)
-    assert (bench.last.kind, bench.last.why) == ("exit", "the server's text")
-
-
 def test_a_node_id_in_use_is_tried_for_a_lease_and_a_bit(bench: Bench) -> None:
     other = commands.Join(node_id="a", incarnation="i0", slots=2, address="10.0.0.9", port=1, spec=SPEC)
     bench.server.do(other, bench.now)
@@ -126,19 +117,6 @@ def test_a_node_id_in_use_by_an_agent_that_lives_is_final(bench: Bench) -> None:
     assert "--node-id" in bench.last.why
     assert bench.now == pytest.approx(begun + 7.0)
     assert len(bench.notices) == 1
-
-
-def test_a_node_id_in_use_has_its_patience_anew_at_every_join(bench: Bench) -> None:
-    bench.away(problem(409, "node_id_in_use"))
-    bench.ready()
-    bench.away(None)
-    bench.run(1)
-    bench.run(100)
-    bench.do(commands.Restart())
-    bench.away(problem(409, "node_id_in_use"))
-    bench.ready(1)
-    assert bench.last.kind == "stop"
-    assert sum("trying for 7 s" in notice for notice in bench.notices) == 2
 
 
 def test_a_group_that_is_finishing_is_waited_for(bench: Bench) -> None:
@@ -206,13 +184,6 @@ def test_another_script_is_refused_with_who_runs_what() -> None:
     )
 
 
-def test_other_world_sizes_are_told_by_their_names() -> None:
-    bench = Bench(spec=SpecFields(min_world_size=8, world_size_multiple=4))
-    other_node(bench, min_world_size=4, max_world_size=16)
-    bench.ready()
-    assert "(min_world_size 8 here, 4 there, world_size_multiple 4 here, 1 there)" in bench.last.why
-
-
 def test_settings_are_given_again_until_the_last_old_node_has_gone() -> None:
     bench = Bench(spec=nnodes(1, 1))
     other_node(bench, min_nodes=2, max_nodes=2)
@@ -278,15 +249,6 @@ def test_a_token_may_be_replaced_meanwhile(bench: Bench) -> None:
         bench.run(50)
         bench.away(None)
         bench.run(5)
-    assert bench.kinds == [("start", 1)]
-
-
-def test_an_outage_is_not_a_refusal() -> None:
-    bench = Bench(spec=SpecFields(min_nodes=1, max_nodes=1))
-    bench.started()
-    for error in (problem(401, "unauthorized"), problem(503, "storage"), problem(401, "unauthorized")):
-        bench.away(error)
-        bench.run(40)
     assert bench.kinds == [("start", 1)]
 
 

@@ -6,73 +6,11 @@ from dataclasses import replace
 import pytest
 from tests.agent.session.driver import REFUSED, SPEC, Bench
 
-from hetagent.session import reports
-from hetagent.session.requests import Join, Poll
+from hetagent.session.requests import Join
 from hetagent.session.session import Session
 from hetrdzv.core import commands
 from hetrdzv.protocol.requests.joining import SpecFields
 from hetrdzv.protocol.states import DirectiveKind
-
-
-def test_a_join_whose_answer_is_lost_is_repeated_without_harm(bench: Bench) -> None:
-    bench.session.ready(0, 1, 1, bench.now)
-    (join,) = bench.send()
-    bench.execute(join)
-    bench.receive(join, REFUSED)
-    bench.run(1)
-    assert bench.kinds == [("start", 1)]
-    assert bench.group.last_round == 1
-
-
-def test_a_doubled_reply_is_ignored(bench: Bench) -> None:
-    bench.session.ready(0, 1, 1, bench.now)
-    (join,) = bench.send()
-    answer = bench.execute(join)
-    bench.receive(join, answer)
-    bench.receive(join, answer)
-    bench.receive(join, REFUSED)
-    assert bench.kinds == [("start", 1)]
-    assert bench.notices == []
-
-
-def test_an_older_start_that_comes_after_the_stop_is_not_told_again(bench: Bench) -> None:
-    bench.started()
-    bench.session.send(reports.succeeded(1), bench.now)
-    (report,) = bench.send()
-    ((poll, _),) = bench.flight
-    bench.flight.clear()
-    other = bench.server.told("a", bench.now)
-    assert other.kind == "start"
-    bench.server.do(commands.Restart(), bench.now)
-    bench.receive(poll, bench.execute(poll))
-    bench.receive(report, other)
-    assert bench.kinds == [("start", 1), ("stop", 1)]
-    (poll,) = bench.send()
-    assert isinstance(poll, Poll)
-    assert poll.after == bench.last.version
-    bench.ready(1)
-    assert bench.kinds == [("start", 1), ("stop", 1), ("start", 2)]
-
-
-def test_an_older_wait_that_comes_after_the_start_changes_nothing() -> None:
-    bench = Bench(spec=SpecFields(min_nodes=2, max_nodes=2))
-    bench.ready()
-    ((poll, _),) = bench.flight
-    bench.flight.clear()
-    late = bench.execute(poll)
-    bench.server.do(
-        commands.Join(node_id="b", incarnation="j", slots=2, address="10.0.0.2", port=1), bench.now
-    )
-    bench.session.ready(0, 1, 1, bench.now)  # a repetition, so that two requests are in flight
-    (join,) = bench.send()
-    bench.receive(join, bench.execute(join))
-    bench.receive(poll, late)
-    bench.now += 1
-    (poll,) = bench.send()
-    assert isinstance(poll, Poll)
-    assert poll.after == bench.last.version
-    bench.receive(poll, bench.execute(poll))
-    assert bench.kinds == [("wait", 0), ("start", 1)]
 
 
 @pytest.mark.parametrize("join_first", [False, True])
@@ -118,32 +56,6 @@ def test_a_round_that_was_over_before_its_start_came_through_is_acknowledged(ben
     assert bench.kinds == [("start", 2)]
 
 
-def test_a_start_that_comes_late_is_still_told_when_it_is_newer_than_all(bench: Bench) -> None:
-    bench.ready()
-    bench.run(1)
-    bench.do(commands.Restart())
-    ((poll, _),) = bench.flight
-    bench.flight.clear()
-    bench.session.ready(1, 1, 1, bench.now)
-    (join,) = bench.send()
-    wait = replace(
-        bench.server.told("a", bench.now), kind=DirectiveKind.WAIT, round=0, version="1.wait.0.waiting"
-    )
-    bench.execute(join)
-    bench.receive(join, wait)
-    bench.receive(poll, bench.execute(poll))
-    assert bench.kinds == [("start", 1), ("stop", 1), ("wait", 0), ("start", 2)]
-
-
-def test_directives_that_nobody_took_are_void_after_ready(bench: Bench) -> None:
-    bench.started()
-    bench.server.do(commands.Restart(), bench.now)
-    ((poll, _),) = bench.flight
-    bench.session.received(poll, bench.execute(poll), bench.now)
-    bench.session.ready(1, 1, 1, bench.now)  # its workers had ended by themselves
-    assert bench.session.directives() == []
-
-
 def test_a_start_that_nobody_took_is_over_after_ready(bench: Bench) -> None:
     bench.session.ready(0, 1, 1, bench.now)
     (join,) = bench.send()
@@ -152,20 +64,6 @@ def test_a_start_that_nobody_took_is_over_after_ready(bench: Bench) -> None:
     assert bench.session.directives() == []
     join = next(request for request in bench.send() if isinstance(request, Join))
     assert join.body.after_round == 1
-
-
-def test_a_ready_during_a_join_is_sent_after_it(bench: Bench) -> None:
-    bench.session.ready(0, 1, 1, bench.now)
-    (first,) = bench.send()
-    bench.session.ready(0, 2, 2, bench.now)
-    assert bench.send() == []
-    bench.receive(first, REFUSED)
-    bench.now += 1
-    (second,) = bench.send()
-    bench.session.ready(0, 3, 3, bench.now)
-    bench.receive(second, bench.execute(second))
-    third = next(request for request in bench.send() if isinstance(request, Join))
-    assert third.body.port == 3
 
 
 def test_a_start_while_an_older_round_runs_stops_that_first(bench: Bench) -> None:
@@ -183,22 +81,10 @@ def test_a_start_while_an_older_round_runs_stops_that_first(bench: Bench) -> Non
     assert bench.kinds[2:] == [("start", 2)]
 
 
-def test_a_failure_that_comes_after_the_server_was_heard_is_not_news(bench: Bench) -> None:
-    bench.started()
-    bench.now += 1
-    bench.session.send(reports.succeeded(1), bench.now)
-    (report,) = bench.send()
-    bench.receive(report, bench.server.told("a", bench.now))
-    ((poll, _),) = bench.flight
-    bench.receive(poll, REFUSED)
-    assert bench.notices == []
-    assert [type(request) for request in bench.send()] == [Poll]  # at once
-
-
 def test_a_server_that_answers_every_poll_at_once_is_not_polled_without_pause(bench: Bench) -> None:
     bench.ready()
     bench.flight.clear()
-    bench.session = Session("g", "a", "i1", bench.session.offer, random.Random(1))
+    bench.session = Session("g", "a", bench.session.offer, random.Random(1))
     bench.session.ready(0, 1, 1, bench.now)
     until, count = bench.now + 10, 0
     while bench.now < until:
@@ -216,7 +102,7 @@ def test_a_node_that_is_always_held_for_lost_joins_again_with_pauses() -> None:
         bench.server.told("a", bench.now), kind=DirectiveKind.STOP, code="lost", version="1.stop.0.lost"
     )
     bench.flight.clear()
-    bench.session = Session("g", "a", "i1", bench.session.offer, random.Random(1))
+    bench.session = Session("g", "a", bench.session.offer, random.Random(1))
     bench.session.ready(0, 1, 1, bench.now)
     until, joins = bench.now + 10, 0
     while bench.now < until:

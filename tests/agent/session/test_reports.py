@@ -90,31 +90,6 @@ def test_a_stale_report_is_moot_and_brings_the_directive(bench: Bench) -> None:
     assert len(bench.reports_on(REPORT)) == 2
 
 
-@pytest.mark.parametrize("body", [{}, {"directive": None}, {"directive": {"kind": "jump"}}])
-def test_a_stale_report_without_a_readable_directive_is_moot_too(
-    bench: Bench, body: dict[str, object]
-) -> None:
-    bench.started()
-    bench.session.send(reports.succeeded(1), bench.now)
-    (report,) = bench.send()
-    bench.receive(report, Problem(409, "stale_round", "over", body))
-    assert not on_route(bench.send(), REPORT)
-    assert bench.kinds == [("start", 1)]
-
-
-def test_a_report_whose_answer_is_lost_is_repeated_without_harm(bench: Bench) -> None:
-    bench.started()
-    bench.session.send(reports.failed(1, FAILURE), bench.now)
-    (report,) = bench.send()
-    bench.execute(report)
-    bench.receive(report, REFUSED)
-    bench.run(1)
-    assert [one.body.kind for one in bench.reports_on(REPORT)].count("failed") == 2
-    assert bench.kinds == [("start", 1), ("stop", 1)]
-    bench.ready(1)
-    assert bench.group.restarts == 1
-
-
 def test_a_report_that_the_server_cannot_read_ends_the_agent(bench: Bench) -> None:
     bench.started()
     bench.session.send(reports.succeeded(1), bench.now)

@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 
 from hetagent.session import waiting as shown_waiting
-from hetagent.session.waiting import NEWS_S, WaitDisplay
+from hetagent.session.waiting import NEWS_S, WaitLog
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.reasons import waiting
-from hetrdzv.protocol.reasons.ends import worker_failed
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.states import DirectiveKind
@@ -51,73 +49,29 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_live_line_counts_down_to_the_same_moment(clock: Clock) -> None:
+def test_only_news_are_logged(clock: Clock) -> None:
     told: list[str] = []
-    shown: list[str] = []
-
-    lefts: list[str] = []
-
-    def show(line: str, left: str) -> bool:
-        shown.append(line)
-        lefts.append(left)
-        return True
-
-    wait = WaitDisplay(told.append, show)
-    wait.waits(answer())
-    clock.now += 1.5
-    assert wait.tick()
-    wait.pause()
-    assert not wait.tick()
-    wait.waits(answer())
-    wait.over()
-    assert told == []
-    assert [line.partition("until ")[2].partition(", ")[2] for line in shown] == [
-        "1 min 0 s from now",
-        "59 s from now",
-        "",
-        "1 min 0 s from now",
-        "",
-    ]
-    assert lefts == ["1 min 0 s", "59 s", "", "1 min 0 s", ""]
-    assert len({line.partition("until ")[2].partition(",")[0] for line in shown[:2]}) == 1
-
-
-def test_without_a_terminal_only_news_are_told(clock: Clock) -> None:
-    told: list[str] = []
-    wait = WaitDisplay(told.append)
+    wait = WaitLog(told.append)
     both = waiting.too_few(ready=Ready(nodes=Nodes.of(["a", "b"]), want=3), missing=1, until=562.0)
     for said in (answer(), answer(clock=502.0), answer(both, 502.0)):
-        wait.waits(said)
-        assert not wait.tick()
+        wait.update(said, leaving=False)
     clock.now += NEWS_S
-    wait.waits(answer(both, 507.0))
+    for said in (answer(both, 507.0), replace(answer(), kind=DirectiveKind.STOP), answer()):
+        wait.update(said, leaving=False)
     assert [line.partition(";")[0] for line in told] == [
         "waiting: 1 of 2 nodes ready (a)",
         "waiting: 2 of 3 nodes ready (a, b)",
+        "waiting: 1 of 2 nodes ready (a)",
     ]
-    wait.over()
-    wait.waits(answer())
+    assert told[0].endswith(", 1 min 0 s from now")
+    wait.update(answer(both), leaving=True)
     assert len(told) == 3
 
 
 def test_which_node_is_missing_is_news_however_alike_the_words_are(clock: Clock) -> None:
     told: list[str] = []
-    wait = WaitDisplay(told.append)
+    wait = WaitLog(told.append)
     for node_id in ("gpu3", "gpu7"):
         clock.now += NEWS_S
-        wait.waits(answer(waiting.stopping([node_id], checked=False, until=510.0)))
+        wait.update(answer(waiting.stopping([node_id], checked=False, until=510.0)), leaving=False)
     assert [line.split()[1] for line in told] == ["gpu3", "gpu7"]
-
-
-def test_words_of_a_script_are_shown_as_they_are(clock: Clock) -> None:
-    told: list[str] = []
-    failure = Failure(local_rank=-1, rank=-1, exit_code=1, message="retry starts in 30 s")
-    ended = replace(worker_failed("a", failure), round=1)
-    WaitDisplay(told.append).waits(answer(replace(WHAT, cause=ended)))
-    assert told[0].endswith("; round 1 ended (the program of a exited with code 1: retry starts in 30 s)")
-
-
-def test_a_reason_of_a_newer_server_is_told_in_its_words(clock: Clock) -> None:
-    told: list[str] = []
-    WaitDisplay(told.append).waits(answer(Reason(code="new", message="the moon is full")))
-    assert told == ["waiting: the moon is full"]

@@ -19,7 +19,7 @@ Environ = Mapping[str, str | None]
 
 
 class PreemptionNotice(NamedTuple):
-    """Whoever lends this machine takes it away.
+    """The cloud, or whoever owns this machine, takes it away.
 
     Attributes:
         why: in words.

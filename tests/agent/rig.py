@@ -143,7 +143,7 @@ class Rig:
         self.ports = Ports(handler, lambda: hold_port("127.0.0.1", ports))
         self.agent = Agent(
             identity=self.identity,
-            line=self.line,
+            server=self.line,
             guardian=self.guardian,
             starter=self.starter,
             ports=self.ports,

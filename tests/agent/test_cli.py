@@ -109,6 +109,7 @@ def context(found: Options) -> AgentContext:
     place = SimpleNamespace(address="127.0.0.1")
     made = SimpleNamespace(options=found, slots=1, place=place, launch=Launch(None), versions={})
     made.devices = made.command = None
+    made.identity = Identity(found.group, found.node_id, "i1")
     return cast("AgentContext", made)
 
 

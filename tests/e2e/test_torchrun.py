@@ -4,7 +4,6 @@ import contextlib
 import gc
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hetagent.torchrun import create_handler
 from tests.support.cluster import wait_for
-from tests.support.servers import Hetserver, free_port
+from tests.support.servers import free_port
 from tests.support.torchruns import Torchruns
 
 CONF = "last_call_s=60,stop_timeout_s=5"
@@ -115,26 +114,6 @@ def test_a_new_node_is_admitted_and_costs_no_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_node_too_many_is_a_spare_that_disturbs_nobody(pair: Torchruns) -> None:
-    first = start_pair(pair)
-    spare = pair.torchrun("c", 1)
-    wait_for(
-        lambda: [n["state"] for n in pair.group()["nodes"] if n["node_id"] == "c"] == ["spare"],
-        "c as a spare",
-    )
-    kill_machine(pair, "b")
-    second = pair.world(3, round_above=first)
-    assert {line["node"] for line in pair.lines(round=second)} == {"a", "c"}
-    assert spare.process.poll() is None
-    pair.torchrun("d", 1)
-    wait_for(
-        lambda: [n["state"] for n in pair.group()["nodes"] if n["node_id"] == "d"] == ["spare"],
-        "d as a spare",
-    )
-    pair.end_well("a", "c", "d")
-
-
-@pytest.mark.long
 def test_the_first_nodes_machine_dies(job: Torchruns) -> None:
     job.light = True
     for name, slots in (("a", 2), ("b", 1), ("c", 1)):
@@ -149,31 +128,6 @@ def test_the_first_nodes_machine_dies(job: Torchruns) -> None:
 
 
 @pytest.mark.long
-def test_a_terminated_agent_leaves_the_rest(job: Torchruns) -> None:
-    for name, slots in (("a", 2), ("b", 1), ("c", 1)):
-        job.torchrun(name, slots)
-    first = job.world(4)
-    job.agents["a"].send(signal.SIGTERM)
-    job.agents["a"].wait()
-    job.world(2, round_above=first)
-    job.end_well("b", "c")
-
-
-@pytest.mark.long
-def test_an_agent_that_gives_up_leaves_the_rest(job: Torchruns) -> None:
-    job.torchrun("a", 2)
-    job.torchrun("b", 1)
-    job.torchrun("c", 1, "--max-restarts", "0")
-    first = job.world(4)
-    job.agents["c"].workers()[0].kill()
-    assert job.agents["c"].wait() == 1
-    second = job.world(3, round_above=first)
-    assert {line["node"] for line in job.lines(round=second)} == {"a", "b"}
-    assert "rank 3 on c was killed by SIGKILL" in str(job.events())
-    job.end_well("a", "b")
-
-
-@pytest.mark.long
 def test_an_agent_that_gives_up_ends_the_job_where_too_few_are_left(tmp_path: Path) -> None:
     with Torchruns(tmp_path, "--nnodes", "2", conf="last_call_s=60") as job:  # without --max-restarts
         start_pair(job)
@@ -183,17 +137,6 @@ def test_an_agent_that_gives_up_ends_the_job_where_too_few_are_left(tmp_path: Pa
         assert f"RendezvousClosedError: the job failed: {failure}" in job.agents["b"].stderr
         group = job.group()
         assert (group["state"], group["reason"]["message"]) == ("failed", failure)
-
-
-@pytest.mark.long
-def test_too_few_are_left(pair: Torchruns) -> None:
-    pair.conf += ",join_timeout_s=3"
-    start_pair(pair)
-    kill_machine(pair, "b")
-    assert pair.agents["a"].wait() == 1
-    assert "RendezvousTimeoutError: the job failed: not enough nodes joined within 3 s" in (
-        pair.agents["a"].stderr
-    )
 
 
 @pytest.mark.long
@@ -345,51 +288,6 @@ def test_functions_return_their_values(pair: Torchruns, tmp_path: Path) -> None:
     assert said[1].count(str([(2, (2, everyone))])) == 2, said[1]
 
 
-AGENT = """
-import os, sys
-import torch.distributed as dist
-from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-
-
-def work(word):
-    if os.environ["RANK"] == "2" and os.environ["HET_ROUND"] == "1":
-        os._exit(9)
-    dist.init_process_group("gloo")
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, f"{word}{os.environ['HET_NODE_ID']}")
-    dist.destroy_process_group()
-    return int(os.environ["HET_ROUND"]), everyone
-
-
-if __name__ == "__main__":
-    endpoint, node, slots = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    conf = {"node_id": node, "last_call_s": 60.0}
-    handler = get_rendezvous_handler(RendezvousParameters("hetrdzv", endpoint, "job", 2, 2, **conf))
-    spec = WorkerSpec(role="default", local_world_size=slots, entrypoint=work, args=("on ",), rdzv_handler=handler,
-                      max_restarts=3, monitor_interval=0.1)
-    try:
-        result = LocalElasticAgent(spec, DefaultLogsSpecs()).run()
-    finally:
-        handler.shutdown()
-    print(sorted(result.return_values.items()), flush=True)
-"""
-
-
-@pytest.mark.long
-def test_a_local_elastic_agent_of_ones_own_restarts_and_returns_values(
-    pair: Torchruns, tmp_path: Path
-) -> None:
-    said = run_programs(pair, tmp_path / "agent.py", AGENT)
-    everyone = ["on a", "on a", "on b"]
-    assert str([(0, (2, everyone)), (1, (2, everyone))]) in said[0], said
-    assert str([(2, (2, everyone))]) in said[1], said
-    wait_for(lambda: pair.group()["state"] == "succeeded", "success of the group", 5)
-
-
 def test_a_handler_that_is_dropped_leaves(pair: Torchruns) -> None:
     """After a signal torch does not call shutdown(), and a program may go on."""
     before = dict(os.environ)
@@ -401,18 +299,6 @@ def test_a_handler_that_is_dropped_leaves(pair: Torchruns) -> None:
     del handler
     gc.collect()
     wait_for(lambda: [node["state"] for node in pair.group()["nodes"]] == ["left"], "a's leave")
-    assert dict(os.environ) == before
-
-
-def test_what_workers_inherit_is_taken_back(pair: Torchruns) -> None:
-    before = dict(os.environ)
-    params = RendezvousParameters(
-        "hetrdzv", pair.server.url, "job", 1, 1, local_addr="127.0.0.1", node_id="a"
-    )
-    handler = create_handler(params)
-    handler.next_rendezvous()
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
-    handler.shutdown()
     assert dict(os.environ) == before
 
 
@@ -429,19 +315,3 @@ def test_bad_input_is_told(pair: Torchruns, how: dict[str, str], told: str) -> N
     agent = pair.torchrun("a", 1, **how)  # type: ignore[arg-type]
     assert agent.wait() == 1
     assert told in agent.stderr
-
-
-@pytest.mark.long
-def test_a_wrong_token_is_told_and_not_shown(tmp_path: Path) -> None:
-    token_file = tmp_path / "token"
-    token_file.write_text("right-token")
-    token_file.chmod(0o600)
-    with Torchruns(tmp_path, "--nnodes", "1") as job, Hetserver("memory", 0, token_file) as server:
-        agent = job.torchrun("a", 1, endpoint=server.url, env={"HET_TOKEN": "wrong-token"})
-        assert agent.wait() == 1
-        assert "RendezvousConnectionError" in agent.stderr
-        assert "401" in agent.stderr or "token" in agent.stderr
-        assert "wrong-token" not in agent.stderr
-        agent = job.torchrun("b", 1, conf=f"token_file={token_file}", endpoint=server.url)
-        job.finish()
-        assert agent.wait() == 0, agent.stderr

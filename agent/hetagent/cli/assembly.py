@@ -40,7 +40,7 @@ from hetagent.runloop.notices import Notices
 from hetagent.runloop.parts import Parts
 from hetagent.runloop.ports import Ports
 from hetagent.runloop.share_files import ShareFiles
-from hetagent.runloop.shutdown import CTRL_C_S, Shutdown
+from hetagent.runloop.shutdown import Shutdown
 from hetagent.runloop.start_check import StartCheck
 from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
@@ -175,7 +175,7 @@ def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpec
 
     return Agent(
         identity=context.identity,
-        line=line,
+        server=line,
         guardian=_guardian(context),
         starter=starter,
         ports=Ports(handler, context.hold_script_port, moved),
@@ -184,17 +184,11 @@ def _agent(context: AgentContext, server: OwnServer | None, logs_specs: LogsSpec
         parts=parts,
         worker_env=worker_env,
         stop_timeout_s=options.shutdown_timeout_s,
-        shutdown=Shutdown(options.grace_s, options.own_graces_s, _ctrl_c_s(options)),
+        shutdown=Shutdown(options.grace_s, options.own_graces_s),
         log=tell,
         secrets=context.access.secrets,
         signals=options.signals,
     )
-
-
-def _ctrl_c_s(options: Options) -> float | None:
-    """How long workers have at most after Ctrl-C (seconds): less where a person watches, unless a flag says more."""
-    is_given = options.shutdown_timeout_s is not None or "stop_timeout_s" in options.spec
-    return CTRL_C_S if console.is_attended() and not is_given else None
 
 
 def _preemption(context: AgentContext) -> PreemptionWatch | None:

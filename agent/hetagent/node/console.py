@@ -82,11 +82,6 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-def is_attended() -> bool:
-    """Whether stdin or stderr is a terminal."""
-    return _is_terminal(sys.stdin) or _is_terminal(sys.stderr)
-
-
 def flush() -> bool:
     """Have nothing left to be written at the end, which would make the exit status 120 if nobody reads.
 

@@ -7,7 +7,7 @@ https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events.
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Protocol
@@ -26,7 +26,7 @@ AGAIN_S = 30.0
 """Pause before the clouds are tried again where none has answered (seconds)."""
 
 INTERRUPTED_S = 120.0
-"""How long before it interrupts an instance AWS says so at most (seconds)."""
+"""AWS announces an interruption at most this long before it (seconds)."""
 
 PREEMPTED_S = 30.0
 """How long a preempted instance of Google Cloud has left (seconds)."""
@@ -50,7 +50,7 @@ class Clouds:
         self._clouds: Mapping[str, Cloud] = {
             "AWS": Aws(self._http),
             "Google Cloud": Google(self._http),
-            "Azure": Azure(self._http, ADDRESS),
+            "Azure": Azure(self._http),
         }
         self._found = False
         self._again_at = 0.0
@@ -74,13 +74,6 @@ class Clouds:
                 "EC2 needs a hop limit of 2"
             )
         return None
-
-    def sessions(self) -> Collection[int]:
-        return ()
-
-    def close(self) -> None:
-        """A request under way fails."""
-        self._http.close()
 
 
 class Aws:
@@ -138,9 +131,8 @@ class Azure:
         "Redeploy": "redeploy",
     }
 
-    def __init__(self, http: httpx.Client, address: str) -> None:
+    def __init__(self, http: httpx.Client) -> None:
         self._http = http
-        self._url = f"{address}/metadata"
         self._name = ""  # of this machine: there are events of others in its scale set, too
 
     def ask(self) -> PreemptionNotice | None:
@@ -161,7 +153,7 @@ class Azure:
 
     def _get(self, path: str, version: str, timeout: httpx.Timeout, **params: str) -> httpx.Response:
         params["api-version"] = version
-        url = f"{self._url}/{path}"
+        url = f"{ADDRESS}/metadata/{path}"
         reply = self._http.get(url, params=params, headers={"Metadata": "true"}, timeout=timeout)
         return reply.raise_for_status()
 

@@ -19,30 +19,18 @@ CANNOT_RUN = (126, 127)
 """Exit statuses of a shell that cannot run its command."""
 
 
-class WhenFile:
-    """This node leaves when a file appears; its first line says why."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-
-    def ask(self) -> PreemptionNotice | None:
-        """Whether the file is there."""
-        if not os.path.lexists(self._path):
-            return None
-        content = b""
-        with contextlib.suppress(OSError), self._path.open("rb") as file:  # a folder, say
-            content = file.read(4096)
-        return PreemptionNotice(_first_line(content) or f"{self._path} is there", None)
-
-    def sessions(self) -> Collection[int]:
-        return ()
-
-    def close(self) -> None:
-        """Nothing is held."""
+def file_notice(path: Path) -> PreemptionNotice | None:
+    """A notice once the file is there; its first line is the reason."""
+    if not os.path.lexists(path):
+        return None
+    content = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:  # a folder, say
+        content = file.read(4096)
+    return PreemptionNotice(_first_line(content) or f"{path} is there", None)
 
 
 class WhenCommand:
-    """This node leaves when a command exits with 0, at once or after hours; the first line it wrote says why."""
+    """Runs a command until it exits with 0, at once or after hours; its first line of output is the reason to leave."""
 
     def __init__(self, command: str, incarnation: str, log: Callable[[str], None]) -> None:
         self._command = command

@@ -4,13 +4,14 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from functools import partial
+from pathlib import Path
 
 from hetagent.health.checks import HEALTHY, HealthResult
 from hetagent.node.console import WarnOnce
 from hetagent.node.self_pipe import SelfPipe
 from hetagent.preemption.clouds import Clouds
-from hetagent.preemption.local import WhenCommand, WhenFile
+from hetagent.preemption.local import WhenCommand, file_notice
 from hetagent.roundhook import PreemptionNotice, RoundHook
 
 LOOK_S = 2.0
@@ -23,39 +24,41 @@ LEAD_S = 120.0
 """How long before its machine goes a node leaves at most (seconds), unless its grace is longer."""
 
 
-class Source(Protocol):
-    """Where notices come from. `ask` is called in a thread of its own, the others in any."""
-
-    def ask(self) -> PreemptionNotice | None:
-        """The notice; None: there is none, or no answer."""
-
-    def sessions(self) -> Collection[int]:
-        """The sessions of its processes, which outlive rounds."""
-
-    def close(self) -> None:
-        """The agent ends."""
+Ask = Callable[[], PreemptionNotice | None]
+"""Looks for a notice, in a thread of its own; None: there is none, or no answer."""
 
 
 class PreemptionWatch(RoundHook):
-    """Has this node leave in time when its machine is taken away; one that is to go soon does not join any more."""
+    """Has this node leave in time when its machine is taken away; one that is to go soon does not join any more.
+
+    Args:
+        command: the one of `--leave-when`, if one of `asks` is its.
+    """
 
     def __init__(
-        self, sources: Sequence[Source], log: Callable[[str], None], grace_s: float, look_s: float = LOOK_S
+        self,
+        asks: Sequence[Ask],
+        log: Callable[[str], None],
+        grace_s: float,
+        *,
+        command: WhenCommand | None = None,
+        look_s: float = LOOK_S,
     ) -> None:
-        self._sources = sources
+        self._asks = asks
+        self._command = command
         self._log_once = WarnOnce(log)
         self._lead_s = max(LEAD_S, grace_s)
         self._look_s = look_s
-        self._looked: Sequence[threading.Event] = ()  # at each source, once
+        self._looked: Sequence[threading.Event] = ()  # each of them, once
         self._over = threading.Event()
         self._notice: PreemptionNotice | None = None
         self._taken = False
         self._waker = SelfPipe()
 
     def start(self) -> None:
-        """Watch from now on, each source in a thread of its own, since each may take its time."""
-        self._looked = [threading.Event() for _ in self._sources]
-        for each in zip(self._sources, self._looked, strict=True):
+        """Watch from now on, each in a thread of its own, since each may take its time."""
+        self._looked = [threading.Event() for _ in self._asks]
+        for each in zip(self._asks, self._looked, strict=True):
             threading.Thread(target=self._watch, args=each, name="hetagent-preemption", daemon=True).start()
 
     def check(self, workers: Collection[int], cancelled: threading.Event) -> HealthResult:
@@ -69,8 +72,8 @@ class PreemptionWatch(RoundHook):
         return HEALTHY if self._notice is None else HealthResult(self._notice.why)
 
     def kept_sessions(self) -> Collection[int]:
-        """The sessions of the commands that are asked."""
-        return [session for source in self._sources for session in source.sessions()]
+        """The session of the command, while it runs."""
+        return self._command.sessions() if self._command is not None else ()
 
     def fileno(self) -> int:
         return self._waker.fileno()
@@ -87,14 +90,14 @@ class PreemptionWatch(RoundHook):
     def close(self) -> None:
         """Watch no more."""
         self._over.set()
-        for source in self._sources:
-            source.close()
+        if self._command is not None:
+            self._command.close()
         self._waker.close()
 
-    def _watch(self, source: Source, looked: threading.Event) -> None:
+    def _watch(self, ask: Ask, looked: threading.Event) -> None:
         while not self._over.is_set():
             try:
-                self._on_notice(source.ask())
+                self._on_notice(ask())
             except Exception as error:  # it goes on, whatever is wrong with this answer
                 text = f"cannot see whether this machine is taken away: {type(error).__name__}: {error}"
                 self._warn(f"{text}; trying again")
@@ -120,8 +123,11 @@ def preemption_watch(
     spot: bool, leave_when: str, incarnation: str, log: Callable[[str], None], grace_s: float
 ) -> PreemptionWatch:
     """The watch that the options ask for."""
-    sources: list[Source] = [Clouds(log)] if spot else []
-    if leave_when:
-        is_command = len(leave_when.split()) > 1 or shutil.which(leave_when) is not None
-        sources.append(WhenCommand(leave_when, incarnation, log) if is_command else WhenFile(leave_when))
-    return PreemptionWatch(sources, log, grace_s)
+    asks: list[Ask] = [Clouds(log).ask] if spot else []
+    command = None
+    if len(leave_when.split()) > 1 or shutil.which(leave_when) is not None:
+        command = WhenCommand(leave_when, incarnation, log)
+        asks.append(command.ask)
+    elif leave_when:
+        asks.append(partial(file_notice, Path(leave_when)))
+    return PreemptionWatch(asks, log, grace_s, command=command)

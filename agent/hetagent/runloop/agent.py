@@ -43,7 +43,7 @@ class Agent:
     """Runs this node's part of a job, every round of which a hetserver decides.
 
     Attributes:
-        line, guardian: not started yet.
+        server, guardian: not started yet.
         worker_env: what every worker gets beside torchrun's environment.
         stop_timeout_s: seconds between SIGTERM and SIGKILL; None: the group's setting.
         shutdown: how this node leaves.
@@ -58,7 +58,7 @@ class Agent:
     """
 
     identity: Identity
-    line: ServerConnection
+    server: ServerConnection
     guardian: Guardian
     starter: "TorchStarter"
     ports: Ports
@@ -122,7 +122,7 @@ class Agent:
                 snapshots = self.parts.snapshots
                 self.guardian.pipes = snapshots.pipes() if snapshots is not None else None
                 self.guardian.start()
-                self.line.start()
+                self.server.start()
                 self._be_ready()
                 self._predict()
                 while not self._is_over:
@@ -131,7 +131,7 @@ class Agent:
                 self._shut_down()
 
     def _turn(self) -> None:
-        """Wait until something happens; then see to everything, each in its turn."""
+        """Wait for an event, then handle every source in turn."""
         moments = [self._local.due_at() if self._local is not None else None, self.shutdown.stop_at]
         due_at = min((moment for moment in moments if moment is not None), default=None)
         ready = self._readable(None if due_at is None else max(0.0, due_at - time.monotonic()))
@@ -144,14 +144,14 @@ class Agent:
         self._on_hooks(ready)
         self._on_workers()
         self._on_health()
-        self._directives.extend(self.line.take())
+        self._directives.extend(self.server.take())
         while self._directives:
             self._obey(self._directives.popleft())
         self._on_stopped()
 
     def _readable(self, timeout_s: float | None) -> list[Readable]:
-        """What has something to say by then (seconds; None: wait for ever)."""
-        sources: list[Readable] = [self.line, self.health, *self.parts.hooks]
+        """The sources that are readable within the time (seconds; None: wait for ever)."""
+        sources: list[Readable] = [self.server, self.health, *self.parts.hooks]
         sources += [self._woken] if self._woken is not None else []
         sources += [self.guardian] if self.guardian.pid is not None else []
         return readable(sources, timeout_s)
@@ -166,7 +166,7 @@ class Agent:
 
     @property
     def _leaves(self) -> bool:
-        """Whether no other round is to be started here."""
+        """Whether this node starts no more rounds."""
         return self.outcome is not None or bool(self.shutdown.ended_by)
 
     @property
@@ -178,7 +178,7 @@ class Agent:
         return self.outcome is not None and self.outcome.outcome == "succeeded"
 
     def _shut_down(self) -> None:
-        """Whatever happened: leave nothing of the workers, say goodbye, give everything back."""
+        """Whatever happened: clean up the workers, say goodbye, release everything."""
         self.health.close()
         self._stop(signal.SIGTERM, 0.0)
         self._clear_workers()
@@ -195,7 +195,7 @@ class Agent:
         leave_s = HURRIED_LEAVE_S if self.shutdown.hurried else LEAVE_S
         if gone_at is not None:
             leave_s = min(leave_s, max(HURRIED_LEAVE_S, gone_at - time.monotonic()))
-        left = self.line.leave(goodbye, leave_s, lambda: bool(self._got_signals))
+        left = self.server.leave(goodbye, leave_s, lambda: bool(self._got_signals))
         self.hangs = self.hangs or not left
         if snapshots is not None:
             is_hurried = lambda: self.shutdown.hurried or bool(self._got_signals)  # noqa: E731
@@ -204,9 +204,9 @@ class Agent:
         if self._succeeded:  # now that no part has a process any more
             self._orphans.keep_spared()
         self.ports.close()
-        self.line.close()
-        # The last thing: if anything above fails, it ends what is left. If the line broke, it says goodbye for us.
-        if not self.line.broken:
+        self.server.close()
+        # Last: the guardian ends what is left if anything above fails, and says goodbye if the connection broke.
+        if not self.server.broken:
             self.guardian.dismiss()
 
     # -- what happens ----------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Agent:
 
     def _leave(self, action: ShutdownAction) -> None:
         if action.why:
-            self.line.leaving(action.why, action.save_s)
+            self.server.leaving(action.why, action.save_s)
         self.log(action.text)
         if action.stop is not None:
             self._stop(*action.stop)
@@ -246,7 +246,7 @@ class Agent:
             self._stop(signal.SIGTERM, self._stop_s())
 
     def _on_hooks(self, ready: Collection[Readable]) -> None:
-        """Have those parts look that have something to look at; start the workers if one has held that back."""
+        """Run the hooks that are due; start the workers if a hook has delayed them."""
         is_stopping = self._local is not None and self._local.stopping
         for hook in self.parts.hooks:
             due_at = None if is_stopping else hook.due_at()
@@ -258,7 +258,7 @@ class Agent:
         self._start_workers()
         if self._local is not None and (why := self._local.abandon_reason()):
             self.log(f"round {self.round_number} {why}; joining again")
-            self.line.offers(stopped=why)
+            self.server.offers(stopped=why)
             self._ready_after_stop = True
             self._clear_workers()
 
@@ -275,14 +275,14 @@ class Agent:
         self.log(f"round {self.round_number}: all local workers succeeded{others}")
         self._done = True
         fields = self.parts.report(ReportKind.SUCCEEDED)
-        self.line.send(reports.succeeded(self.round_number, moved=self._local.moved(), **fields))
+        self.server.send(reports.succeeded(self.round_number, moved=self._local.moved(), **fields))
         self._clear_workers(spare_detached=True)
 
     def _report_failure(self, local: LocalRound, end: Exit) -> None:
         """Report that a worker failed."""
         failure, text = local.describe(end, self.secrets())
         ended = local.ended_before(end.seen_at)
-        self.line.send(reports.failed(self.round_number, failure, local.moved(), ended), end.seen_at)
+        self.server.send(reports.failed(self.round_number, failure, local.moved(), ended), end.seen_at)
         self.log(f"round {self.round_number}{self._because(text)}")
 
     def _report_before_stop(self, local: LocalRound) -> None:
@@ -290,10 +290,10 @@ class Agent:
         if (end := local.overtaken()) is not None:
             self._report_failure(local, end)
         elif local.phase is Phase.RUNNING and (ended := local.ended_before(time.monotonic())) is not None:
-            self.line.send(reports.ended(self.round_number, ended))
+            self.server.send(reports.ended(self.round_number, ended))
 
     def _because(self, cause: str) -> str:
-        """What ended the round, to be put after that it is over; empty if that was logged last."""
+        """The suffix that says what ended the round; empty if that was logged last."""
         news = cause != self._logged_cause
         self._logged_cause = cause
         return f": {cause}" if news else ""
@@ -334,7 +334,7 @@ class Agent:
                 hook.on_directive(directive)
 
     def _on_stopped(self) -> None:
-        """Clean up once the workers have ended or their grace is over; then say that we are ready."""
+        """Clean up once the workers have ended or their grace is over, then join again."""
         if self._local is not None and self._local.stopped():
             if (text := self._local.overstayed()) is not None:
                 self.log(f"round {self.round_number}: {text}")
@@ -354,7 +354,7 @@ class Agent:
             self._local.stop(signum, grace_s)
 
     def _clear_workers(self, *, spare_detached: bool = False) -> None:
-        """Take away what is left of the round's processes."""
+        """Clean up what is left of the round's processes."""
         if self._local is None or not self._local.present:
             return
         cleared = self._local.clear(spare_detached=spare_detached, until=self.shutdown.kill_at)
@@ -397,7 +397,7 @@ class Agent:
                 self.log("this node is ready")
             self._not_ready = result.why
             if self._joined:
-                self.line.change_readiness(result.why)
+                self.server.change_readiness(result.why)
             else:
                 self._join()
 
@@ -409,10 +409,10 @@ class Agent:
         except NetworkError as error:
             who = f"node '{self.identity.node_id}'"
             raise AgentError(f"{who} cannot offer a port for the next round: {error}") from None
-        self.line.ready(self._after_round, port, script_port, self._not_ready)
+        self.server.ready(self._after_round, port, script_port, self._not_ready)
 
     def _leave_since(self, why: str) -> None:
-        """This node is of no use to the next round."""
+        """Leave: this node cannot take part in another round."""
         self.shutdown.because = why
         self.log(f"leaving, since {why}; check the node before you use it again")
 
@@ -433,7 +433,7 @@ class Agent:
                 self._start_workers()
             return
         self.round_number, self._done = number, False
-        self.line.offers(stopped="")
+        self.server.offers(stopped="")
         self.health.cancel()
         assignment = Assignment(
             group=self.identity.group,
@@ -441,7 +441,7 @@ class Agent:
             round=number,
             start=start,
             script_port=self.ports.script,
-            ask=self.line.ask,
+            ask=self.server.ask,
         )
         if start.restarted_by:
             of = "" if start.max_restarts >= UNLIMITED_RESTARTS else f" of {start.max_restarts}"
@@ -473,7 +473,7 @@ class Agent:
             local.forgo()
             failure = start_failure(error)  # it fails the round, not the agent
             self.log(f"round {local.number}: the workers could not be started: {failure.message}")
-            self.line.send(reports.failed(local.number, failure))
+            self.server.send(reports.failed(local.number, failure))
             if failure.final:
                 self._leave_since(f"it cannot start workers: {failure.message}")
             return
@@ -485,7 +485,7 @@ class Agent:
         if local.present:
             self._pids = local.pids
             self.guardian.watch(self._pids)
-            self.line.send(reports.started(local.number, moved=local.moved()))
+            self.server.send(reports.started(local.number, moved=local.moved()))
 
     def _environ(self) -> dict[str, str]:
         return {

@@ -13,7 +13,7 @@ from hetagent.roundhook import RoundHook
 from hetagent.workers.processes import Workers
 
 LOOK_S = 2.0
-"""How often to look for new processes (seconds); the death of those that were found is noticed at once."""
+"""How often to look for new processes (seconds). The death of a known one is noticed at once."""
 
 RECENT_S = 30.0
 """A death longer before the end of the program has nothing to do with it (seconds)."""
@@ -22,8 +22,8 @@ RECENT_S = 30.0
 class ProgramDeaths(RoundHook):
     """Watches what a node's one program has started.
 
-    A death counts if it was seen to be a bad one. Whoever waits for a child may be faster than we are, and then nobody
-    can tell: the death of a worker, which is the program's own child, counts; that of what workers start does not.
+    A death counts if its exit status was bad. If the parent has reaped it first, the status is unknown: then the death
+    of the program's own child, a worker, counts; that of a grandchild does not.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class ProgramDeaths(RoundHook):
         self._poller: select.epoll | None = None
 
     def first_at(self) -> float | None:
-        """When the first process died that did not end well, of late (monotonic seconds); None if none did."""
+        """When the first process failed recently (monotonic seconds); None: none did."""
         since = time.monotonic() - RECENT_S
         return next((at for at in self._died_at if at >= since), None)
 

@@ -54,21 +54,6 @@ class Phase(StrEnum):
     GONE = "gone"  # they were cleared away, or never came to be
 
 
-NEXT: Mapping[Phase, Collection[Phase]] = {
-    Phase.HELD: {Phase.WAITING, Phase.RUNNING, Phase.GONE},
-    Phase.WAITING: {Phase.HELD, Phase.GONE},
-    Phase.RUNNING: {Phase.ENDING, Phase.SAVING, Phase.STOPPING, Phase.GONE},
-    Phase.ENDING: {Phase.ENDED, Phase.SAVING, Phase.STOPPING, Phase.GONE},
-    Phase.ENDED: {Phase.SAVING, Phase.STOPPING, Phase.GONE},
-    Phase.SAVING: {Phase.STOPPING, Phase.GONE},
-    Phase.STOPPING: {Phase.GONE},
-    Phase.GONE: set(),
-}
-"""What may follow on each phase."""
-
-WITH_PROCESSES = frozenset({Phase.RUNNING, Phase.ENDING, Phase.ENDED, Phase.SAVING, Phase.STOPPING})
-
-
 @dataclass(frozen=True, slots=True)
 class Stop:
     """A stop of the workers: the signal that they get, and when they are killed (monotonic seconds)."""
@@ -126,10 +111,6 @@ class LocalRound:
         self._end: End | None = None  # from ENDING on, unless they are stopped before it was reported
         self._stop: Stop | None = None  # under way, or put off while the program has time to end by itself
 
-    def _move(self, phase: Phase) -> None:
-        assert phase in NEXT[self.phase], f"{self.phase} -> {phase}"
-        self.phase = phase
-
     @property
     def number(self) -> int:
         """The round's number."""
@@ -138,7 +119,7 @@ class LocalRound:
     @property
     def present(self) -> bool:
         """Whether there are processes, dead or alive, that have not been cleared away."""
-        return self.phase in WITH_PROCESSES
+        return self._workers is not None
 
     @property
     def stopping(self) -> bool:
@@ -182,7 +163,7 @@ class LocalRound:
         is_news = start != self.assignment.start
         self.assignment.start = start
         if self.phase is Phase.WAITING and is_news:
-            self._move(Phase.HELD)
+            self.phase = Phase.HELD
 
     def start(self, environ: Mapping[str, str]) -> None:
         """Start the processes, unless the launch waits for another `start` of this round.
@@ -195,7 +176,7 @@ class LocalRound:
         """
         command = self._launch.begin(self.assignment)
         if command is None:
-            self._move(Phase.WAITING)
+            self.phase = Phase.WAITING
             return
         for hook in self._parts.hooks:
             hook.prepare(self.assignment, command)
@@ -207,7 +188,7 @@ class LocalRound:
         self._workers = Workers(
             started, self._incarnation, self._parts.kept_sessions, spawns=self._launch.one_per_node
         )
-        self._move(Phase.RUNNING)
+        self.phase = Phase.RUNNING
         for hook in self._parts.hooks:
             hook.begin(self._workers)
 
@@ -222,15 +203,15 @@ class LocalRound:
         return {**made, **self._launch.environ(self.assignment, local_rank)}
 
     def forgo(self) -> None:
-        """Nothing is to be started any more: the round is over, or could not be started here."""
+        """Start nothing any more: the round is over, or could not be started here."""
         self._end_hooks()
         if self.phase in (Phase.HELD, Phase.WAITING):
-            self._move(Phase.GONE)
+            self.phase = Phase.GONE
 
     # -- end -------------------------------------------------------------------------------------------------
 
     def end(self) -> End | None:
-        """How the processes ended by themselves, once, when that is to be reported; None otherwise."""
+        """How the processes ended by themselves, once, as soon as it is due to be reported."""
         if self._workers is None:
             return None
         ended = self._workers.collect()
@@ -242,7 +223,7 @@ class LocalRound:
         self._workers.catch_up()  # what it has written may be the reason to give up
         if self._end.failure is not None and self.abandon_reason():
             return None  # it has failed for that reason, which is no failure of the script
-        self._move(Phase.ENDED)
+        self.phase = Phase.ENDED
         return self._end
 
     def _lingering(self, workers: Workers) -> list[Exit]:
@@ -284,7 +265,7 @@ class LocalRound:
         patience_s = self._launch.patience_s(self.assignment, failed=bool(failed))
         failure = self._dated(workers.first([*failed, *workers.raised()])) if failed else None
         self._end = End(failure, time.monotonic() + patience_s)
-        self._move(Phase.ENDING)
+        self.phase = Phase.ENDING
 
     def _dated(self, failure: Exit) -> Exit:
         """A failure, seen when the first process died that the program had started."""
@@ -358,7 +339,7 @@ class LocalRound:
             if self._parts.snapshots is not None and grace_s > 0:
                 self._parts.snapshots.save(min(grace_s, SAVE_S))
             if self._saves_until() > time.monotonic():
-                self._move(Phase.SAVING)
+                self.phase = Phase.SAVING
             else:
                 self._send_stop()
         elif self._stop is None or stop.kill_at < self._stop.kill_at:
@@ -374,7 +355,7 @@ class LocalRound:
     def _send_stop(self) -> None:
         assert self._workers is not None
         assert self._stop is not None
-        self._move(Phase.STOPPING)
+        self.phase = Phase.STOPPING
         self._workers.send(self._stop.signum)
 
     def stopped(self) -> bool:
@@ -408,7 +389,7 @@ class LocalRound:
         if self._end is not None and self._end.failure is not None:
             self.failed = [end for end in self._workers.exits if not end.succeeded]
         self._workers = None
-        self._move(Phase.GONE)
+        self.phase = Phase.GONE
         return cleared
 
     def _end_hooks(self) -> None:

@@ -1,4 +1,4 @@
-"""Tells the workers of a round that it is about to end, and sees which of them are ready for that."""
+"""Warns the workers of a round that it is about to end, and collects which of them are ready."""
 
 import contextlib
 import json
@@ -25,18 +25,15 @@ PREFIX = "hetn_"
 LOOK_S = 0.05
 """How often to look who is ready (seconds)."""
 
-PATIENCE_S = 5.0
-"""How long after the end of a notice the server may take to end the round (seconds)."""
-
 EVERYBODY = "all"
-"""A line that speaks for all workers of a file."""
+"""The line with which one worker answers for all that share its file."""
 
 
 class Notices(RoundHook):
-    """Tells the workers of a round that it is about to end, so that they save, and the server when they have.
+    """Warns the workers of a round that it is about to end, and reports once they have saved.
 
     Args:
-        line: where it is reported that they are ready.
+        server: where it is reported that they are ready.
         log: shows one line at the terminal.
         signum: what those workers get that handle it; None: only the file.
         one_per_node: a single process stands for all workers of this node.
@@ -44,13 +41,13 @@ class Notices(RoundHook):
 
     def __init__(
         self,
-        line: ServerConnection,
+        server: ServerConnection,
         log: Callable[[str], None],
         signum: signal.Signals | None = None,
         *,
         one_per_node: bool = False,
     ) -> None:
-        self._line = line
+        self._server = server
         self._log = log
         self._signum = signum
         self._one_per_node = one_per_node
@@ -101,7 +98,7 @@ class Notices(RoundHook):
                     os.replace(f"{path}.new", path)
 
     def _send(self, signum: signal.Signals, workers: Workers) -> None:
-        """Send a signal to those workers that handle it, and say whom it would have killed."""
+        """Send a signal to the workers that handle it, and log which ones it would have killed."""
         deaf = [local_rank for local_rank, pid in workers.alive.items() if not processes.handles(pid, signum)]
         for local_rank, pid in workers.alive.items():
             if local_rank not in deaf:
@@ -138,11 +135,7 @@ class Notices(RoundHook):
         return set()
 
     def due_at(self) -> float | None:
-        if self._until is None or self._workers is None:
-            return None
-        if not self._all_ready:
-            return self._look_at
-        return None if self._workers.running else self._until + PATIENCE_S
+        return None if self._until is None or self._all_ready else self._look_at
 
     def look(self) -> None:
         """Report, once, that all workers who are waited for may be stopped, or have ended well."""
@@ -159,19 +152,11 @@ class Notices(RoundHook):
         self._all_ready = ready >= awaited and (self.holds_end() or not awaited)
         if self._all_ready:
             self._log(f"round {self._round}: the workers are ready to stop")
-            self._line.send(reports.ready_to_stop(self._round))
+            self._server.send(reports.ready_to_stop(self._round))
 
     def holds_end(self) -> bool:
         """Workers that have saved wait for the end of the round: the job is not done."""
         return self._workers is not None and any(map(self._ready, self._workers.pids))
-
-    def abandon_reason(self) -> str:
-        """Long after the notice the round goes on all the same, but all workers have ended for it."""
-        if self._until is None or self._workers is None or self._workers.running or not self._all_ready:
-            return ""
-        if time.monotonic() < self._until + PATIENCE_S:
-            return ""
-        return "goes on, although its workers here have stopped"
 
     def end(self) -> None:
         self._workers = self._until = None

@@ -1,6 +1,6 @@
 """The optional parts of an agent by name, and what only some of them do."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ class Parts:
         return [hook for hook in every if hook is not None]
 
     def kept_sessions(self) -> list[int]:
-        """The sessions of processes that outlive rounds; from any thread. Nobody else ends them."""
+        """The sessions of processes that outlive rounds, which nobody else ends; from any thread."""
         parts = (self.snapshots, self.preemption, self.standbys)
         return [session for part in parts if part is not None for session in part.kept_sessions()]
 
@@ -85,11 +85,10 @@ class Parts:
 
     def abandon_reason(self) -> str:
         """Why this node should end its part of the round and join again, as what comes after "the round"; empty: no."""
-        parts = (self.notices, self.snapshots)
-        return _first(part.abandon_reason() for part in parts if part is not None)
+        return self.snapshots.abandon_reason() if self.snapshots is not None else ""
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
-        """What a report of the round's success or failure says beside: fields of that report."""
+        """Fields that parts add to a report of the round's success or failure."""
         parts = (self.start_check, self.monitor)
         return {
             name: value for part in parts if part is not None for name, value in part.report(kind).items()
@@ -108,7 +107,3 @@ class Parts:
         for part in (self.ready_file, self.preemption, self.snapshots, self.standbys):
             if part is not None:
                 part.close()
-
-
-def _first(texts: Iterable[str]) -> str:
-    return next(filter(None, texts), "")

@@ -16,9 +16,6 @@ INTERACTIVE = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 STOP_S = 5.0
 """Of the grace, this is reserved for stopping the workers and saying goodbye (seconds), but at most half of it."""
 
-CTRL_C_S = 5.0
-"""How long workers have after Ctrl-C at a terminal, unless another time is set (seconds)."""
-
 GOODBYE_S = 2.0
 """Of that, this is reserved for saying goodbye (seconds), but at most half of it."""
 
@@ -55,7 +52,6 @@ class Shutdown:
     Args:
         grace_s: how long this node has from a scheduler's signal until it has to be gone (seconds).
         own_graces_s: the same for signals that come earlier than others (seconds).
-        ctrl_c_s: how long workers have at most after Ctrl-C (seconds); None: as long as otherwise.
 
     Attributes:
         signum: the first signal that came; None: none has.
@@ -64,14 +60,11 @@ class Shutdown:
         gone_at: when this agent has to be gone (monotonic seconds); None: nobody waits for that.
         stays_until: how long it may stay at most (monotonic seconds); None: it is to be gone at once, or need not go.
         hurried: whether another signal has come.
-        because: why this node is of no use any more; empty: it is.
+        because: why this node leaves by itself; empty: it does not.
     """
 
-    def __init__(
-        self, grace_s: float, own_graces_s: Mapping[signal.Signals, float], ctrl_c_s: float | None = None
-    ) -> None:
+    def __init__(self, grace_s: float, own_graces_s: Mapping[signal.Signals, float]) -> None:
         self._grace_s = grace_s
-        self._ctrl_c_s = ctrl_c_s
         self._own_graces_s = own_graces_s
         self._announced = ""  # why, if nobody has sent a signal
         self.signum: signal.Signals | None = None
@@ -97,8 +90,6 @@ class Shutdown:
             self.hurried, self.kill_at = True, now
             return ShutdownAction(f"got {signum.name} again: killing the workers", stop=(signal.SIGKILL, 0.0))
         self.signum = signum
-        if signum is signal.SIGINT and self._ctrl_c_s is not None:
-            stop_s = min(stop_s, self._ctrl_c_s)
         grace_s = 0.0 if signum in INTERACTIVE else self._own_graces_s.get(signum, self._grace_s)
         action = self._go(f"got {signum.name}", signum, activity, grace_s, stop_s, now)
         return action._replace(why=signum.name)

@@ -20,16 +20,16 @@ class StartCheck(RoundHook):
     """Whether the workers of all nodes have met in the round's store, as the master sees it.
 
     Args:
-        line: where it is reported.
+        server: where it is reported.
         launch: how the workers are started.
         log: shows one line at the terminal.
         must_meet: whether it is a failure if workers end well but have not met.
     """
 
     def __init__(
-        self, line: ServerConnection, launch: Launch, log: Callable[[str], None], *, must_meet: bool = False
+        self, server: ServerConnection, launch: Launch, log: Callable[[str], None], *, must_meet: bool = False
     ) -> None:
-        self._line = line
+        self._server = server
         self._launch = launch
         self._log = log
         self._must_meet = must_meet
@@ -60,14 +60,14 @@ class StartCheck(RoundHook):
             return
         self._reported = met
         self._log(f"round {self._assignment.round}: {_described(met, world_size)}")
-        self._line.send(reports.started(self._assignment.round, met))
+        self._server.send(reports.started(self._assignment.round, met))
 
     def report(self, kind: ReportKind) -> Mapping[str, Any]:
-        """What a report of success says beside."""
+        """Fields of a report of success."""
         return {"met": self._met(), "must_meet": self._must_meet} if kind is ReportKind.SUCCEEDED else {}
 
     def _met(self) -> int | None:
-        """How many workers of all nodes have found each other; None: there is only one, or nobody can tell."""
+        """How many workers of all nodes have met; None: there is only one, or it is unknown."""
         if self._workers is None or self._assignment is None or not self._launch.meets_in_store:
             return None
         world_size = self._assignment.start.world_size

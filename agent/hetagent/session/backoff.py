@@ -15,7 +15,7 @@ RETRY_MIN_S, RETRY_MAX_S = 0.1, 2.0
 """Pause after the first and after many failed requests in a row, before jitter (seconds)."""
 
 NOTICE_S = 10.0
-"""While no server answers, that is said again this often (seconds)."""
+"""How often an outage is logged again (seconds)."""
 
 
 class Backoff:
@@ -73,8 +73,8 @@ class Backoff:
         return request.number < self._fresh_from
 
     def abandon_reason(self, error: HetError, now: float) -> tuple[str, str] | None:
-        """Code and reason to give up after this failure: there was no first contact in time, or credentials have been
-        refused for as long (whoever replaces a token does so everywhere within that time). None: try again.
+        """Code and reason to give up after this failure: no first contact in time, or credentials refused for as long,
+        which leaves time to replace a token everywhere. None: retry.
         """
         if error.code in CREDENTIALS:
             self.refusal = str(error)

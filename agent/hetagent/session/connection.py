@@ -5,36 +5,65 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from hetagent.session import reports
-from hetagent.session.dispatch import DirectiveDispatcher, DirectiveQueue
+from hetagent.node.network import host_port
+from hetagent.node.self_pipe import SelfPipe
+from hetagent.session import preflight, reports
 from hetagent.session.requests import Answer, R, Report, Request
 from hetagent.session.session import LEAVE_S, Session
 from hetagent.session.waiting import WaitLog
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.directive import Directive, StacksAsked
+from hetrdzv.protocol.directive import Directive, Member, StacksAsked
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress
 
 LOOK_UP_S = 0.5
-"""How much longer than its goodbye may take the thread is waited for (seconds): it may hang in a look-up."""
+"""How much longer to wait for the thread than for its goodbye (seconds): it may hang in a DNS look-up."""
 
 LEAVE_NOTICE_S = 1.0
-"""After how long a goodbye says that it goes on (seconds)."""
+"""A goodbye that takes longer than this is logged (seconds)."""
 
 LEAVE_LOOK_S = 0.05
-"""How often to look whether somebody is in a hurry (seconds)."""
+"""How often to check whether somebody is in a hurry (seconds)."""
+
+
+class DirectiveQueue(SelfPipe):
+    """Directives for the agent's main thread; readable while there are some.
+
+    Attributes:
+        put_at: when the last directive was put (monotonic seconds).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.put_at = 0.0
+        self._queue: deque[Directive] = deque()
+
+    def put(self, directive: Directive) -> None:
+        """Add a directive; from any thread."""
+        self.put_at = time.monotonic()
+        self._queue.append(directive)
+        self.wake()
+
+    def take(self) -> list[Directive]:
+        """The directives since the last call, in order."""
+        self.clear()
+        taken = []
+        while self._queue:
+            taken.append(self._queue.popleft())
+        return taken
 
 
 class ServerConnection:
     """A session in a thread of its own.
 
     Readable (`fileno`) while there are directives to take, and when an `ask` was answered. All other methods may be
-    called from any thread. If the thread breaks, which is a bug, the agent is told to exit with 1.
+    called from any thread. If the thread breaks (a bug), the agent gets a directive to exit with 1.
 
     Args:
         make_client: makes the HTTP client, in the thread that uses it.
@@ -53,7 +82,10 @@ class ServerConnection:
         self._loop = asyncio.new_event_loop()
         self._kick = asyncio.Event()
         self._queue = DirectiveQueue()
-        self._dispatcher = DirectiveDispatcher(session.node_id, self._queue, self._master_unreachable, log)
+        self._preflight: asyncio.Task[None] | None = (
+            None  # of the newest start, if its master is another node
+        )
+        self._reached_round = 0  # the newest round whose master was reached
         self._thread = threading.Thread(target=self._main, name="hetagent-server", daemon=True)
         self._closing = False
         self._abandoned = False  # nobody takes directives any more
@@ -83,7 +115,7 @@ class ServerConnection:
 
     @property
     def broken(self) -> bool:
-        """Whether the thread broke, so that the server will not hear from this node again."""
+        """Whether the thread broke: the server gets no more requests from this node."""
         return self._error is not None
 
     def hang_timeout_s(self) -> float | None:
@@ -146,7 +178,7 @@ class ServerConnection:
         self._do(watch)
 
     def push_progress(self) -> None:
-        """The server has to know at once how far the workers have come."""
+        """See `Session.push_progress`."""
         self._do(lambda now: self._session.push_progress())
 
     def on_member(self, changed: Callable[[bool], None]) -> None:
@@ -160,14 +192,14 @@ class ServerConnection:
     def leave(
         self, why: str, timeout_s: float = LEAVE_S, is_hurried: Callable[[], bool] = lambda: False
     ) -> bool:
-        """This node has left; returns when the server knows, or has not answered in time.
+        """Say goodbye; returns once the server has accepted it, or has not answered in time.
 
         Args:
             timeout_s: how long that may take (seconds).
-            is_hurried: asked meanwhile: whether to wait no longer.
+            is_hurried: polled meanwhile: whether to stop waiting.
 
         Returns:
-            whether the thread has ended; if not, it hangs in a look-up of the server's name.
+            whether the thread has ended; if not, it hangs in a DNS look-up.
         """
         if not self._thread.is_alive():
             return True
@@ -185,19 +217,19 @@ class ServerConnection:
 
     def close(self) -> None:
         """Give the descriptor back; only after `leave`."""
-        if self._thread.is_alive() or self._queue.closed:
+        if self._thread.is_alive() or self._queue.fileno() < 0:
             return
         self._loop.close()
         self._queue.close()
 
     def abandon(self, why: str) -> None:
-        """This node has left, and its agent is gone: like `leave` and `close`, but without waiting."""
+        """Like `leave` and `close`, but without waiting: the agent is gone."""
         self._abandoned = True
         self._do(lambda now: self._session.leave(why, now), last=True)
         self.close()  # if the thread has ended already
 
     def give_up(self, why: str) -> None:
-        """There is no server any more and there will be none: the agent exits."""
+        """The server is gone for good: have the agent exit."""
         self._do(lambda now: self._session.give_up(why, "no server"))
 
     def _do(self, what: Callable[[float], None], *, last: bool = False) -> bool:
@@ -243,16 +275,20 @@ class ServerConnection:
 
     async def _run(self) -> None:
         async with self._make_client() as client, asyncio.TaskGroup() as tasks:
-            dispatching = tasks.create_task(self._dispatcher.run())
-            requests: set[asyncio.Task[None]] = set()
+            running: set[asyncio.Task[None]] = set()
+
+            def spawn(what: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+                task = tasks.create_task(what)
+                running.add(task)
+                task.add_done_callback(running.discard)
+                return task
+
             while not (self._closing and self._session.finished):
                 if self._error is not None:
                     raise self._error
                 for request in self._session.requests(time.monotonic()):
-                    task = tasks.create_task(self._send(client, request))
-                    requests.add(task)
-                    task.add_done_callback(requests.discard)
-                self._pass_on()
+                    spawn(self._send(client, request))
+                self._pass_on(spawn)
                 if self._closing and self._session.finished:
                     break  # the time for its goodbye was over just now
                 wakeup = self._session.wakeup()
@@ -260,7 +296,7 @@ class ServerConnection:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._kick.wait(), timeout_s)
                 self._kick.clear()
-            for task in (dispatching, *requests):
+            for task in running:
                 task.cancel()
 
     async def _send(self, client: Client, request: Request) -> None:
@@ -279,13 +315,19 @@ class ServerConnection:
         for notice in self._session.notices():
             self._log(notice)
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
         if self._session.is_member != self._was_member:
             self._was_member = not self._was_member
             self._on_member(self._was_member)
         self._log_notices()
         for directive in self._session.directives():
-            self._dispatcher.add(directive)
+            if self._preflight is not None:
+                self._preflight.cancel()  # this one has overtaken that start
+            start, own_id = directive.start, self._session.node_id
+            if start is None or start.master.node_id == own_id or directive.round == self._reached_round:
+                self._queue.put(directive)
+            else:
+                self._preflight = spawn(self._reach(start.master, directive))
         for question in self._session.questions():
             self._on_question(question)
         for report, outcome in self._session.answers():
@@ -298,6 +340,14 @@ class ServerConnection:
                 answer.set_result(outcome)
             self._queue.wake()
 
-    def _master_unreachable(self, round_number: int, why: str) -> None:
-        self._session.send(reports.master_unreachable(round_number, why), time.monotonic())
+    async def _reach(self, master: Member, start: Directive) -> None:
+        """Hand a start to the agent once its master was reached, or report that it cannot be."""
+        reason = await preflight.reachable(master.address, master.port)
+        if reason is None:
+            self._reached_round = start.round
+            self._queue.put(start)
+            return
+        what = f"{reason} ({host_port(master.address, master.port)})"
+        self._log(f"cannot reach the master {master.node_id}: {what}; asking for another one")
+        self._session.send(reports.master_unreachable(start.round, what), time.monotonic())
         self._kick.set()

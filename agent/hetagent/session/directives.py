@@ -1,4 +1,4 @@
-"""Which of the server's directives count, and which the agent is handed.
+"""Which of the server's directives count, and which of them the agent gets.
 
 Replies may come late, so two rules say what counts. Round numbers only grow: a start or a stop of a newer round counts
 whenever it comes. Everything else counts only in a reply to a request that was sent after the newest reply that
@@ -15,8 +15,8 @@ from hetrdzv.protocol.settings import DEFAULTS
 from hetrdzv.protocol.states import DirectiveKind
 
 
-class Need(Enum):
-    """What the server needs after a directive, beside reports.
+class FollowUp(Enum):
+    """What a directive calls for, beside reports.
 
     Attributes:
         NOTHING: it is up to date.
@@ -30,7 +30,7 @@ class Need(Enum):
 
 
 class Directives:
-    """The directives of one node, and what the agent was handed of them.
+    """Filters the directives of one node for its agent.
 
     Args:
         spec: the settings this node asks for; the server's replace them.
@@ -38,8 +38,8 @@ class Directives:
     Attributes:
         newest_round: the newest round that was handed to the agent.
         over_round: the newest round whose workers are gone.
-        stop_sent: whether the agent was told to stop the newest round's workers.
-        exit_sent: whether it was told to exit: the last directive of all.
+        stop_sent: whether the agent got a stop for the newest round.
+        exit_sent: whether it got an exit, the last directive of all.
         version: of the directive that counted last; a poll waits for another one.
         current: the directive that counted last, for the group's timing.
     """
@@ -62,7 +62,6 @@ class Directives:
             max_disconnect_s=spec.get("max_disconnect_s", DEFAULTS.max_disconnect_s),
         )
         self._counts_from = 1  # replies to requests with smaller numbers are late
-        self._doubted_since: float | None = None
         self._handed_version = ""
         self._out: deque[Directive] = deque()
 
@@ -72,7 +71,7 @@ class Directives:
         return self.newest_round > self.over_round
 
     def take(self) -> list[Directive]:
-        """What the agent has to obey, since the last call, in order."""
+        """The directives to obey since the last call, in order."""
         taken, self._out = list(self._out), deque()
         return taken
 
@@ -86,7 +85,6 @@ class Directives:
         """All workers of `after_round` and before are gone."""
         self.over_round = self.newest_round = max(after_round, self.newest_round)
         self.stop_sent = False
-        self._doubted_since = None
         self._out = deque(directive for directive in self._out if directive.kind is DirectiveKind.EXIT)
 
     def left(self) -> None:
@@ -103,8 +101,7 @@ class Directives:
         next_number: int,
         leaving: bool,
         out_of_touch: bool,
-        now: float,
-    ) -> Need:
+    ) -> FollowUp:
         """A directive came; hand it out if it is new.
 
         Args:
@@ -117,9 +114,11 @@ class Directives:
         is_newer = directive.round > self.newest_round
         if self.exit_sent:
             self.version = self.version if self.is_late(number) else directive.version
-            return Need.NOTHING
+            return FollowUp.NOTHING
         if kind is DirectiveKind.START and is_newer and out_of_touch:
-            return Need.NOTHING  # it took so long that the server may have given us up: the next poll tells
+            return (
+                FollowUp.NOTHING
+            )  # it took so long that the server may have given us up: the next poll tells
         is_newest = (
             kind is DirectiveKind.EXIT
             or (kind is DirectiveKind.START and is_newer)
@@ -128,9 +127,8 @@ class Directives:
             or (kind is DirectiveKind.WAIT and not running)
         )
         if not is_newest and self.is_late(number):
-            return Need.NOTHING
+            return FollowUp.NOTHING
         self._counts_from, self.version, self.current = next_number, directive.version, directive
-        doubted_since, self._doubted_since = self._doubted_since, None
         match kind:
             case DirectiveKind.EXIT:
                 self._exit(directive)
@@ -149,7 +147,7 @@ class Directives:
                     self._hand(directive)
             case DirectiveKind.STOP if is_newest:
                 self.over_round = self.newest_round = directive.round
-                return Need.ACKNOWLEDGE
+                return FollowUp.ACKNOWLEDGE
             case DirectiveKind.WAIT if not running:
                 if not leaving:
                     self._hand(directive)
@@ -157,20 +155,11 @@ class Directives:
                 if not self.stop_sent:
                     self._hand(directive)  # what has come since the round's first start
             case _ if running:
-                self._doubt(directive, now if doubted_since is None else doubted_since, now)
+                why = f"the server no longer knows round {self.newest_round} (it says: {directive.why})"
+                self.stop("forgotten", why)
             case _:
-                return Need.JOIN
-        return Need.NOTHING
-
-    def _doubt(self, directive: Directive, since: float, now: float) -> None:
-        """The server contradicts what it has committed: a deposed leader is answering, or its store was restored.
-
-        The former ends within a lease; after that, the server does not have the round that runs here.
-        """
-        self._doubted_since = since
-        if now - since >= directive.lease_s:
-            why = f"the server no longer knows round {self.newest_round} (it says: {directive.why})"
-            self.stop("forgotten", why)
+                return FollowUp.JOIN
+        return FollowUp.NOTHING
 
     def _hand(self, directive: Directive) -> None:
         if directive.version != self._handed_version:

@@ -1,4 +1,4 @@
-"""What an error of the server means to a node: whether to try again, and which directive came with it."""
+"""What a server's error means for a node: whether to retry, and which directive came with it."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -12,7 +12,7 @@ _R = TypeVar("_R")
 STRANGERS = frozenset(
     {"not_hetserver", "no_tls", "version_mismatch", "unauthorized", "forbidden", "foreign_host"}
 )
-"""To a newcomer: --server, --ca-cert or the token is wrong. To a member: a proxy has a hiccup."""
+"""Before the first join: --server, --ca-cert or the token is wrong. Later: a proxy has a hiccup."""
 
 MISSING = frozenset({"unknown_group", "unknown_node"})
 """Errors of a server that may have lost its state, or never had it."""
@@ -32,7 +32,7 @@ def is_answer(error: HetError) -> bool:
 
 
 def conflict_of(error: HetError) -> Conflict | None:
-    """What is in the way of other settings, if the server says so."""
+    """The conflict of settings that the error reports, if any."""
     return _part(error, "conflict", Conflict)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hetagent.session import reports
 from hetagent.session.backoff import CONNECT_TIMEOUT_S, Backoff
-from hetagent.session.directives import Directives, Need
+from hetagent.session.directives import Directives, FollowUp
 from hetagent.session.joining import MAY_PASS, Joining
 from hetagent.session.refusals import MISSING, STRANGERS, directive_of, is_answer, is_final, replaced_text
 from hetagent.session.requests import (
@@ -149,7 +149,7 @@ class Session:
         self._sample = sample
 
     def push_progress(self) -> None:
-        """The server has to know at once how far the workers have come."""
+        """Send the workers' progress at once, beside the open poll."""
         self._urgent_at = 0.0
 
     def leaving(self, why: str, now: float, grace_s: float | None = None) -> None:
@@ -209,7 +209,7 @@ class Session:
     # -- outputs -------------------------------------------------------------------------------------------
 
     def requests(self, now: float) -> list[Request]:
-        """What is to be sent now; each is in flight until `received`."""
+        """The requests to send now; each is in flight until `received`."""
         self._pass_time(now)
         sent = []
         for what, due_at, make in self._due(now):
@@ -235,13 +235,13 @@ class Session:
         return self._directives.local_exit(code, why)
 
     def notices(self) -> list[str]:
-        """What to show since the last call."""
+        """Lines to log since the last call."""
         taken = self._notices[:]
         self._notices.clear()
         return taken
 
     def questions(self) -> list[StacksAsked]:
-        """What the server has asked of workers since the last call; each is answered with a report."""
+        """The server's questions about workers since the last call; each is answered with a report."""
         taken, self._questions = self._questions, []
         return taken
 
@@ -401,11 +401,10 @@ class Session:
             next_number=self._next_number,
             leaving=self._leaving,
             out_of_touch=ends_at is not None and now >= ends_at,
-            now=now,
         )
         if self._directives.exit_sent:
             self._joining.due = None
-        if need is Need.ACKNOWLEDGE or (need is Need.JOIN and self._joining.due is None):
+        if need is FollowUp.ACKNOWLEDGE or (need is FollowUp.JOIN and self._joining.due is None):
             self._join(self._joining.next_at(now))
         elif self._is_contradicted(number, directive):
             self._join(self._joining.next_at(now, CONTRADICTED_S))

@@ -214,7 +214,7 @@ class Standbys(RoundHook):
             self._log(f"standbys do without {module}: {why}")
 
     def _failed(self, how: str) -> None:
-        """A standby was of no use before it was ready."""
+        """A standby failed before it was ready."""
         self._died += 1
         self._not_before = time.monotonic() + RETRY_S
         if self._died == ATTEMPTS:
@@ -236,7 +236,7 @@ class Standbys(RoundHook):
 
 
 def standbys_of(context: AgentContext, preload: Preload) -> Standbys | None:
-    """The standbys. Where there can be none, a line says why."""
+    """The standbys; where there can be none, the reason is logged."""
     launch, command = context.options.launch, context.command
     if not preload.modules:
         return None

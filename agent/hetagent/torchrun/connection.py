@@ -1,90 +1,167 @@
-"""A node's connection to the servers of its job: the address it offers there, and the line."""
+"""A node's connection to the servers of its job: the address it offers there, and what torch's agent has yet to do."""
 
-import asyncio
 import random
-import socket
+import select
+import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
-from hetagent.node import network
-from hetagent.node.address import find_address
+from hetagent.node.address import AdvertisedAddress, find_address
 from hetagent.node.gpu.versions import versions
 from hetagent.session.connection import ServerConnection
 from hetagent.session.session import Session
 from hetagent.torchrun.conf import Conf
+from hetagent.torchrun.messages import ending, exit_error
+from hetagent.torchrun.store import PAUSE_S, Call, RoundOverError
 from hetrdzv.auth.client_token import reread_token
 from hetrdzv.client.client import Client
-from hetrdzv.protocol.errors import HetError
+from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.requests.joining import JoinRequest
+from hetrdzv.protocol.states import DirectiveKind
 
-ALREADY_CLOSED = frozenset({"group_finished", "unknown_group"})
-"""Errors of a cancel that leave nothing to close: the job is over, or nobody has joined it."""
+EXPLAIN_S = 2.0
+"""How long the server may take to say why a round's store went away (seconds)."""
 
-
-def client(conf: Conf, token: str | None) -> Client:
-    """A client of the job's servers."""
-    return Client(conf.servers, token=token, renew_token=lambda: reread_token(conf.token_file), tls=conf.tls)
-
-
-def cancel(conf: Conf, token: str | None) -> None:
-    """Cancel the job, unless it is over."""
-
-    async def ask() -> None:
-        async with client(conf, token) as server:
-            await server.cancel(conf.group)
-
-    try:
-        with ThreadPoolExecutor(1) as thread:  # the caller's may run an event loop
-            thread.submit(asyncio.run, ask()).result()
-    except HetError as error:
-        if error.code not in ALREADY_CLOSED:
-            raise
+T = TypeVar("T")
 
 
 class Connection:
-    """The address that this node offers, and the line to the server.
+    """What this node offers the server, and what the server wants of it. Used by the thread of torch's agent only.
 
-    `log` must not refer to the handler, which could not be garbage-collected then.
+    Args:
+        log: must not refer to the handler, which could not be garbage-collected then.
+
+    Attributes:
+        place: the address that this node offers.
+        server: not started yet.
+        round: the round that torch's agent is in, or was in last; 0 before the first.
+        in_round: whether it is in that round, or entering it.
+        start: a round to enter.
+        stop: why the round is over.
+        exit: why this node has no part in the job any more.
     """
 
-    def __init__(self, conf: Conf, token: str | None, slots: int, log: Callable[[str], None]) -> None:
-        self._port_range = conf.port_range
+    def __init__(
+        self, place: AdvertisedAddress, server: ServerConnection, log: Callable[[str], None]
+    ) -> None:
+        self.place = place
+        self.server = server
         self._log = log
-        self._place = find_address(conf.local_addr, conf.interface, conf.servers, conf.connect_timeout_s, log)
-        self._session = Session(
-            conf.group,
-            conf.node_id,
-            JoinRequest(
-                incarnation=uuid.uuid4().hex,
-                slots=slots,
-                address=self._place.address,
-                port=1,  # until one is held
-                device=versions(),
-                spec=conf.spec,
-            ),
-            random.Random(),
-            connect_timeout_s=conf.connect_timeout_s,
-        )
-        self.line = ServerConnection(self._session, partial(client, conf, token), log)
-
-    @property
-    def address(self) -> str:
-        """The address that this node offers."""
-        return self._place.address
-
-    def socket_env(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Variables that bind gloo and NCCL to this node's address, if they have to be (node/network.py)."""
-        return self._place.socket_env(environ)
+        self.round = 0
+        self.in_round = False
+        self.start: Directive | None = None
+        self.stop: Directive | None = None
+        self.exit: Directive | None = None
 
     def refresh_address(self) -> None:
         """Offer this node's new address, if it has lost the one that it offered."""
-        if self._place.moved():
-            self._log(f"this node's address has changed; offering {self.address} from now on")
-            self._session.offer = replace(self._session.offer, address=self.address)
+        if self.place.moved():
+            self._log(f"this node's address has changed; offering {self.place.address} from now on")
+            self.server.offers(address=self.place.address)
 
-    def hold_port(self) -> socket.socket:
-        """A socket that listens on the offered address."""
-        return network.hold_port(self.address, self._port_range)
+    @property
+    def over(self) -> Directive | None:
+        """What ended the round, if anything has."""
+        return self.exit or self.stop
+
+    def update(self) -> None:
+        """Take what the server has said; directives about earlier rounds are dropped."""
+        for directive in self.server.take():
+            match directive.kind:
+                case DirectiveKind.START if directive.round > self.round:
+                    self.start = directive
+                case DirectiveKind.STOP if directive.round > self.round or (
+                    self.in_round and directive.round == self.round
+                ):
+                    self.stop, self.start = directive, None
+                    self._log(f"round {directive.round} is over: {directive.why}")
+                case DirectiveKind.EXIT:
+                    self.exit, self.start = directive, None
+                    self._log(ending(directive))
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for a directive."""
+        poll = select.poll()
+        poll.register(self.server.fileno(), select.POLLIN)
+        poll.poll(None if timeout_s is None else 1000 * timeout_s)
+        self.update()
+
+    def wait_until_over(self, timeout_s: float | None) -> None:
+        """Wait until the round is over, at most `timeout_s` (seconds)."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.over and (until is None or time.monotonic() < until):
+            self.wait(timeout_s=None if until is None else max(0.0, until - time.monotonic()))
+
+    def next_start(self) -> Directive | None:
+        """Wait for a round; None if it was over before this node could enter it."""
+        while self.start is None:
+            if self.exit is not None:
+                raise exit_error(self.exit)
+            if self.stop is not None:
+                self.round = max(self.round, self.stop.round)
+                return None
+            self.wait()
+        directive, self.start = self.start, None
+        return directive
+
+    def while_it_lasts(self, call: Call[T], linger_s: float | None) -> T:
+        """Make a call in a thread, since a store does not answer while its master hangs; at most while the round lasts.
+
+        If the round is over first, the thread has `linger_s` to let go of what it uses; None: all the time it needs.
+        """
+        abandoned, answer = threading.Event(), Future[T]()
+        thread = threading.Thread(
+            target=_run, args=(call, abandoned, answer), name="hetrdzv-store", daemon=True
+        )
+        thread.start()
+        while thread.is_alive():
+            if self.over:
+                abandoned.set()
+                thread.join(linger_s)
+                raise RoundOverError(f"round {self.round} is over")
+            thread.join(PAUSE_S)
+            self.update()
+        try:
+            return answer.result()
+        finally:
+            del answer  # an exception's traceback refers to this frame
+
+    def explain(self) -> Directive | None:
+        """What ended the round, after its store went away; the server gets a moment to say so."""
+        self.wait_until_over(EXPLAIN_S)
+        return self.over
+
+
+def _run(call: Call[T], abandoned: threading.Event, answer: Future[T]) -> None:
+    try:
+        answer.set_result(call(abandoned))
+    except BaseException as error:
+        # Its traceback refers to this frame, and so would keep what the call used alive.
+        answer.set_exception(error.with_traceback(None))
+
+
+def connection_of(conf: Conf, token: str | None, slots: int, log: Callable[[str], None]) -> Connection:
+    """The connection of a node; see `Connection`.
+
+    Raises:
+        NetworkError: this node has no address to offer.
+    """
+    place = find_address(conf.local_addr, conf.interface, conf.servers, conf.connect_timeout_s, log)
+    offer = JoinRequest(
+        incarnation=uuid.uuid4().hex,
+        slots=slots,
+        address=place.address,
+        port=1,  # until one is held
+        device=versions(),
+        spec=conf.spec,
+    )
+    session = Session(
+        conf.group, conf.node_id, offer, random.Random(), connect_timeout_s=conf.connect_timeout_s
+    )
+    renew_token = partial(reread_token, conf.token_file)
+    client = partial(Client, conf.servers, token=token, renew_token=renew_token, tls=conf.tls)
+    return Connection(place, ServerConnection(session, client, log), log)

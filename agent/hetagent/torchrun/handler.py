@@ -28,15 +28,13 @@ from hetagent.session import reports
 from hetagent.session.connection import ServerConnection
 from hetagent.torch_compat.callers import BARRIER_PASSED, signal_of_callers, workers_of_callers
 from hetagent.torchrun.conf import Conf
-from hetagent.torchrun.connection import Connection, cancel
-from hetagent.torchrun.directives import Directives
+from hetagent.torchrun.connection import Connection, connection_of
 from hetagent.torchrun.failure import failure_of_callers
 from hetagent.torchrun.messages import log, with_options
 from hetagent.torchrun.store import PAUSE_S, Call, RoundOverError, RoundStore, look_for, visit
 from hetagent.workers.failures import MAX_CHARACTERS
 from hetagent.workers.store import STORE_TIMEOUT, HetRendezvousHandler
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.failure import Failure
 
 OUTCOME_S = 15.0
@@ -53,17 +51,17 @@ _inherited: dict[str, object] = {}
 
 
 def _unset(owner: object = None) -> None:
-    """Take a handler's variables out of this process's environment; None: those of all handlers."""
+    """Remove a handler's variables from this process's environment; None: those of all handlers."""
     for name, whose in list(_inherited.items()):
         if owner in (None, whose):
             _inherited.pop(name, None)
             os.environ.pop(name, None)
 
 
-def _abandon(line: ServerConnection, owner: object) -> None:
+def _abandon(server: ServerConnection, owner: object) -> None:
     """Clean up after a handler that was not shut down; may run in any thread, and late."""
     _unset(owner)
-    line.abandon("its agent is gone")
+    server.abandon("its agent is gone")
 
 
 class TorchrunHandler(HetRendezvousHandler):
@@ -76,9 +74,10 @@ class TorchrunHandler(HetRendezvousHandler):
         super().__init__(conf.group, conf.node_id, self._hold_port)
         self._conf = conf
         self._token = token
-        self._log = partial(log, conf.node_id)  # not a method: the line must not keep this handler alive
-        self._connection: Connection | None = None
-        self._directives: Directives | None = None  # while connected
+        self._log = partial(
+            log, conf.node_id
+        )  # not a method: the connection must not keep this handler alive
+        self._connection: Connection | None = None  # until this node has left
         self._owner = object()  # of variables; not this handler, which `_inherited` must not keep alive
         self._closed: str | None = None  # why this handler takes no part any more
         self._succeeded = False  # this node's workers have
@@ -99,22 +98,22 @@ class TorchrunHandler(HetRendezvousHandler):
         if self._closed is not None:
             self._leave("its agent has closed the rendezvous")
             raise RendezvousClosedError(self._closed)
-        directives = self._directives or self._connect()
-        directives.update()
-        self._report_failure(directives)
+        connection = self._connection or self._connect()
+        connection.update()
+        self._report_failure(connection)
         while True:
-            directives.in_round = False
+            connection.in_round = False
             self.release()
-            directives.stop = None
-            directives.line.ready(directives.round, self._offered_port(), 0)
+            connection.stop = None
+            connection.server.ready(connection.round, self._offered_port(connection), 0)
             try:
-                start = directives.next_start()
+                start = connection.next_start()
             except (RendezvousError, SystemExit) as error:
                 self._closed = str(error)
                 # A program may keep this handler: a new job need not wait for it.
                 self._leave("it was told to exit")
                 raise
-            if start is not None and (info := self._enter(directives, start)) is not None:
+            if start is not None and (info := self._enter(connection, start)) is not None:
                 return info
 
     def num_nodes_waiting(self) -> int:
@@ -123,40 +122,32 @@ class TorchrunHandler(HetRendezvousHandler):
         Never asks the server. Once per round, waits until every other agent has asked as well: workers whose peers
         end before their own agent has noticed look as if they had failed, and torch counts that.
         """
-        directives = self._directives
-        if directives is None:
+        connection = self._connection
+        if connection is None:
             return 0
-        directives.update()
+        connection.update()
         now = time.monotonic()
-        if not (directives.in_round and directives.over):
+        if not (connection.in_round and connection.over):
             self._interval_s = min(now - self._asked_at, LONGEST_INTERVAL_S)
             self._asked_at = now
             return 0
-        time.sleep(min(max(0.0, directives.line.handed_at + self._interval_s - now), LONGEST_INTERVAL_S))
+        time.sleep(min(max(0.0, connection.server.handed_at + self._interval_s - now), LONGEST_INTERVAL_S))
         return 1
 
     def is_closed(self) -> bool:
         """Whether the job is over for this node, as far as the server has said."""
-        if self._directives is not None:
-            self._directives.update()
+        if self._connection is not None:
+            self._connection.update()
         return self._closed is not None or (
-            self._directives is not None and self._directives.exit is not None
+            self._connection is not None and self._connection.exit is not None
         )
 
     def set_closed(self) -> None:
-        """End the job for all nodes, as `hetctl cancel` does, unless it has succeeded.
+        """Take part in no more rounds.
 
-        torch's launcher never calls this, and `shutdown` does not close: an agent that ends, for example with
-        SIGTERM, must not end the job of the others (pytorch#67742).
+        torch's agent never calls this. Other nodes go on: `hetctl cancel` ends a job for all (pytorch#67742).
         """
         self._closed = f"this handler has closed the rendezvous of group '{self._group}'"
-        if self._passed:
-            return
-        try:
-            cancel(self._conf, self._token)
-        except HetError as error:
-            what = f"group '{self._group}' could not be closed for its other nodes: {error}"
-            raise RendezvousConnectionError(with_options(what)) from None
 
     def shutdown(self) -> bool:
         """Report how it went, and leave.
@@ -164,15 +155,15 @@ class TorchrunHandler(HetRendezvousHandler):
         Unless torch's agent has entered its exit barrier or got a signal, this node's workers have failed.
         """
         self._closed = f"this node has left group '{self._group}': create another handler"
-        if (directives := self._directives) is not None:
-            directives.update()
+        if (connection := self._connection) is not None:
+            connection.update()
             if self._succeeded:
-                self._await_outcome(directives)
+                self._await_outcome(connection)
                 why = "its agent has finished"
             elif (signal := signal_of_callers()) is not None:
                 why = f"its agent got {signal}"
             else:
-                self._report_failure(directives, final=True)
+                self._report_failure(connection, final=True)
                 why = "its agent gave up"
             self._leave(why)
         _unset(self._owner)
@@ -188,27 +179,27 @@ class TorchrunHandler(HetRendezvousHandler):
 
     # -- towards the server ----------------------------------------------------------------------------------
 
-    def _connect(self) -> Directives:
+    def _connect(self) -> Connection:
         conf, log = self._conf, self._log
         for note in self._name.notes:
             log(note)
         try:
-            connection = Connection(conf, self._token, workers_of_callers(self) or 1, log)
+            connection = connection_of(conf, self._token, workers_of_callers(self) or 1, log)
         except network.NetworkError as error:
             raise RendezvousConnectionError(with_options(str(error))) from None
-        self._connection, self._directives = connection, Directives(connection.line, log)
+        self._connection = connection
         # After a signal torch does not call shutdown(): a program that goes on must not seem to take part.
-        self._leaver = weakref.finalize(self, _abandon, connection.line, self._owner)
+        self._leaver = weakref.finalize(self, _abandon, connection.server, self._owner)
         self._leaver.atexit = False  # then the server sees the connection break
-        connection.line.start()
-        log(f"group '{conf.group}' at {', '.join(conf.servers)}: offering {connection.address}")
-        return self._directives
+        connection.server.start()
+        log(f"group '{conf.group}' at {', '.join(conf.servers)}: offering {connection.place.address}")
+        return connection
 
     def _leave(self, why: str) -> None:
-        directives, self._directives = self._directives, None
-        if directives is not None:
-            directives.line.leave(why)
-            directives.line.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.server.leave(why)
+            connection.server.close()
             self._leaver.detach()
 
     def _set_env(self, variables: Mapping[str, str]) -> None:
@@ -218,44 +209,43 @@ class TorchrunHandler(HetRendezvousHandler):
 
     def _hold_port(self) -> socket.socket:
         assert self._connection is not None, "not connected"
-        return self._connection.hold_port()
+        return network.hold_port(self._connection.place.address, self._conf.port_range)
 
-    def _offered_port(self) -> int:
+    def _offered_port(self, connection: Connection) -> int:
         """Hold a port on this node's current address."""
-        assert self._connection is not None, "not connected"
         super().shutdown()  # peers may wait at a socket that was held for a round which did not come about
-        self._connection.refresh_address()
+        connection.refresh_address()
         _unset()  # or another handler's would count as the user's
-        self._set_env(self._connection.socket_env(os.environ))
+        self._set_env(connection.place.socket_env(os.environ))
         try:
             return self.offer()
         except network.NetworkError as error:
             what = f"node '{self._node_id}' cannot offer a port for the next round: {error}"
             raise RendezvousConnectionError(with_options(what)) from None
 
-    def _report_failure(self, directives: Directives, *, final: bool = False) -> None:
+    def _report_failure(self, connection: Connection, *, final: bool = False) -> None:
         """Report that workers of this node failed, if it is in a round that nobody has ended.
 
         `final`: torch's agent has no restart left. That is also reported of a round that has ended: else the others
         could only blame this node for leaving.
         """
-        if directives.in_round and not (directives.exit if final else directives.over):
+        if connection.in_round and not (connection.exit if final else connection.over):
             failure = replace(failure_of_callers(), final=final)
-            directives.line.send(reports.failed(directives.round, failure))
+            connection.server.send(reports.failed(connection.round, failure))
 
-    def _await_outcome(self, directives: Directives) -> None:
+    def _await_outcome(self, connection: Connection) -> None:
         """Keep the store until nobody needs it: the server has heard from every node that it succeeded.
 
         If the barrier was not passed, only the master's agent has to stay for the others.
         """
         if self._passed:
-            directives.wait_until_over(OUTCOME_S)
+            connection.wait_until_over(OUTCOME_S)
         elif self.start.master.node_id == self._node_id:
-            directives.wait_until_over(None)
+            connection.wait_until_over(None)
 
     # -- a round ---------------------------------------------------------------------------------------------
 
-    def _enter(self, directives: Directives, directive: Directive) -> RendezvousInfo | None:
+    def _enter(self, connection: Connection, directive: Directive) -> RendezvousInfo | None:
         """Meet the other agents of a round in its store; None if that did not come about.
 
         torch's agent gets the store only when all are there, so that all that it asks the store for will come.
@@ -263,7 +253,7 @@ class TorchrunHandler(HetRendezvousHandler):
         start = directive.start
         assert start is not None, "a start directive has one"
         self.accept(start)
-        directives.round, directives.in_round = directive.round, True
+        connection.round, connection.in_round = directive.round, True
         self._succeeded = self._passed = False
         self._asked_at = time.monotonic()
         master = f"{start.master.node_id} ({network.host_port(start.master.address, start.master.port)})"
@@ -283,53 +273,53 @@ class TorchrunHandler(HetRendezvousHandler):
             return store
 
         try:
-            store = self._while_it_lasts(directives, meet)
+            store = self._while_it_lasts(connection, meet)
         except RoundOverError:
             return None
         except (RuntimeError, TimeoutError) as error:
             what = f"the agents of round {directive.round} did not meet in its store: {error}"
             self._log(what)
             failure = Failure(local_rank=-1, rank=-1, message=what[:MAX_CHARACTERS])
-            directives.line.send(reports.failed(directive.round, failure))
+            connection.server.send(reports.failed(directive.round, failure))
             return None
         self._set_env({"HET_ROUND": str(directive.round), "HET_NODE_ID": self._node_id})
         self._round_store = RoundStore(store, self._on_success, self._await_barrier, self._during_round)
-        directives.line.send(reports.started(directive.round))
+        connection.server.send(reports.started(directive.round))
         place = RendezvousStoreInfo(master_addr=start.master.address, master_port=start.master.port)
         return RendezvousInfo(cast("Store", self._round_store), start.group_rank, start.nnodes, place)
 
-    def _while_it_lasts(self, directives: Directives, call: Call[T]) -> T:
-        """Use the round's store in a thread, no longer than the round lasts; see `Directives.while_it_lasts`."""
+    def _while_it_lasts(self, connection: Connection, call: Call[T]) -> T:
+        """Use the round's store in a thread, no longer than the round lasts; see `Connection.while_it_lasts`."""
         # A visited store may hang, and is left to its thread. A hosted one has to be gone before the next offer.
         hosts = self.start.master.node_id == self._node_id
-        return directives.while_it_lasts(call, None if hosts else 2 * PAUSE_S)
+        return connection.while_it_lasts(call, None if hosts else 2 * PAUSE_S)
 
     def _on_success(self) -> None:
-        assert self._directives is not None
+        assert self._connection is not None
         self._succeeded = True
-        self._directives.line.send(reports.succeeded(self._directives.round))
+        self._connection.server.send(reports.succeeded(self._connection.round))
 
     def _await_barrier(self, store: Store, timeout_s: float) -> None:
         """torch's exit barrier, which ends early when the round does."""
-        directives = self._directives
-        assert directives is not None
+        connection = self._connection
+        assert connection is not None
         try:
             self._while_it_lasts(
-                directives, lambda abandoned: look_for(store, [BARRIER_PASSED], abandoned, timeout_s)
+                connection, lambda abandoned: look_for(store, [BARRIER_PASSED], abandoned, timeout_s)
             )
         except RuntimeError as error:
-            over = directives.explain()
+            over = connection.explain()
             if over is None or over.outcome != "succeeded":  # else the master was only faster than this node
                 raise RoundOverError(str(error) if over is None else over.why) from None
         self._passed = True
 
     def _during_round(self, call: Call[T]) -> T:
         """What torch's agent does in the store before its workers start."""
-        directives = self._directives
-        assert directives is not None
+        connection = self._connection
+        assert connection is not None
         try:
-            return self._while_it_lasts(directives, call)
+            return self._while_it_lasts(connection, call)
         except RuntimeError:
-            if directives.explain() is None:
+            if connection.explain() is None:
                 raise
-            raise RoundOverError(f"round {directives.round} is over") from None
+            raise RoundOverError(f"round {connection.round} is over") from None

@@ -23,7 +23,7 @@ def log(node_id: str, text: str) -> None:
 
 
 def ending(directive: Directive) -> str:
-    """What an `exit` directive says, also to who does not see the outcome beside it."""
+    """The text of an `exit` directive, with its outcome."""
     return f"the job failed: {directive.why}" if directive.outcome == "failed" else directive.why
 
 

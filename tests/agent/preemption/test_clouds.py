@@ -1,11 +1,9 @@
 """What the metadata services of clouds announce, asked of servers that answer as their documentation says."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -18,58 +16,15 @@ Answers = Callable[[str, str, Mapping[str, str]], "tuple[int, str, Mapping[str, 
 """From method, path with query, and headers in lower case to status, body and headers."""
 
 
-class Service:
-    """A server on loopback that answers as it is told."""
+def serving(answers: Answers) -> httpx.Client:
+    """A client of a service that answers like that at any address."""
 
-    def __init__(self, answers: Answers) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    def answer(request: httpx.Request) -> httpx.Response:
+        path = request.url.raw_path.decode()
+        status, text, headers = answers(request.method, path, request.headers)
+        return httpx.Response(status, text=text, headers=headers)
 
-            def answer(self) -> None:
-                given = {name.lower(): value for name, value in self.headers.items()}
-                status, body, headers = answers(self.command, self.path, given)
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body.encode())
-
-            do_GET = do_PUT = answer
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.host = f"127.0.0.1:{self._server.server_port}"
-        self.url = f"http://{self.host}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-Serve = Callable[[Answers], Service]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    made: list[Service] = []
-
-    def make(answers: Answers) -> Service:
-        made.append(Service(answers))
-        return made[-1]
-
-    yield make
-    for service in made:
-        service.close()
-
-
-@pytest.fixture
-def http() -> Iterator[httpx.Client]:
-    with httpx.Client(trust_env=False, timeout=5.0) as client:
-        yield client
+    return httpx.Client(transport=httpx.MockTransport(answer))
 
 
 class Ec2:
@@ -94,12 +49,9 @@ class Ec2:
         return (404, "", {}) if said is None else (200, said, {})
 
 
-def test_aws_says_when_it_takes_an_instance(
-    serve: Serve, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_aws_says_when_it_takes_an_instance() -> None:
     service = Ec2()
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", serve(service).url + "/")
-    aws = Aws(http)
+    aws = Aws(serving(service))
     assert aws.ask() is None
     at = (datetime.now(UTC) + timedelta(seconds=118)).strftime("%Y-%m-%dT%H:%M:%SZ")
     service.said["spot/instance-action"] = f'{{"action": "terminate", "time": "{at}"}}'
@@ -141,17 +93,9 @@ class Gce:
         ("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE", None),
     ],
 )
-def test_google_says_that_it_takes_an_instance(
-    serve: Serve,
-    http: httpx.Client,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    said: str,
-    why: str | None,
-) -> None:
+def test_google_says_that_it_takes_an_instance(path: str, said: str, why: str | None) -> None:
     service = Gce()
-    monkeypatch.setenv("GCE_METADATA_HOST", serve(service).host)
-    google = Google(http)
+    google = Google(serving(service))
     assert google.ask() is None
     service.said[path] = said
     told = google.ask()
@@ -189,11 +133,9 @@ class Scheduled:
         )
 
 
-def test_azure_says_when_it_takes_a_machine_and_freezes_and_others_do_not_count(
-    serve: Serve, http: httpx.Client
-) -> None:
+def test_azure_says_when_it_takes_a_machine_and_freezes_and_others_do_not_count() -> None:
     service = Scheduled()
-    azure = Azure(http, serve(service).url)
+    azure = Azure(serving(service))
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=25), usegmt=True)
     service.add("Freeze", ["set_3"], soon)
     service.add("Preempt", ["set_4"], soon)
@@ -212,36 +154,28 @@ def test_azure_says_when_it_takes_a_machine_and_freezes_and_others_do_not_count(
         assert azure.ask() == ("Azure is about to delete this machine", None), why
 
 
-def test_the_cloud_is_found_by_who_answers(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def clouds_of(answers: Answers, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Clouds:
+    client = serving(answers)
+    monkeypatch.setattr(clouds.httpx, "Client", lambda **_: client)
+    monkeypatch.setattr(clouds, "AGAIN_S", 0.0)
+    return Clouds(said.append)
+
+
+def test_the_cloud_is_found_by_who_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though each address is asked in turn, and others answer something, too."""
     service, said = Gce(), list[str]()
-    where = serve(service)
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", where.url)
-    monkeypatch.setenv("GCE_METADATA_HOST", where.host)
-    found = Clouds(said.append)
-    request.addfinalizer(found.close)
+    found = clouds_of(service, monkeypatch, said)
     assert found.ask() is None
     assert said == ["--watch: looking for what Google Cloud announces"]
     service.said["preempted"] = "TRUE"
-    told = found.ask()
-    assert told is not None
+    assert found.ask() is not None
     del service.said["preempted"]
     assert found.ask() is None, "it does not answer at the moment"
 
 
-def test_where_no_cloud_answers_that_is_said_once(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    nobody = serve(lambda *_: (404, "", {}))
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", nobody.url)
-    monkeypatch.setenv("GCE_METADATA_HOST", nobody.host)
-    monkeypatch.setattr(clouds, "ADDRESS", nobody.url)
-    monkeypatch.setattr(clouds, "AGAIN_S", 0.0)
+def test_where_no_cloud_answers_that_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    found = Clouds(said.append)
-    request.addfinalizer(found.close)
+    found = clouds_of(lambda *_: (404, "", {}), monkeypatch, said)
     assert [found.ask(), found.ask()] == [None, None]
     assert len(said) == 1
     assert said[0].startswith("--watch: no metadata service of AWS, Google Cloud, Azure answers here")

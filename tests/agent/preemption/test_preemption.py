@@ -16,8 +16,8 @@ from hetagent import statuses
 from hetagent.cli.parse import parse
 from hetagent.errors import UsageError
 from hetagent.node.processes import proctree as processes
-from hetagent.preemption.local import WhenCommand, WhenFile
-from hetagent.preemption.watching import PreemptionWatch, Source
+from hetagent.preemption.local import WhenCommand, file_notice
+from hetagent.preemption.watching import PreemptionWatch
 from hetagent.roundhook import PreemptionNotice
 from hetagent.runloop.shutdown import Shutdown, WorkerActivity
 
@@ -37,20 +37,14 @@ class Told:
         self.asked += 1
         return self.now
 
-    def sessions(self) -> tuple[int, ...]:
-        return ()
 
-    def close(self) -> None:
-        pass
-
-
-def preempted(*sources: Source) -> dict[str, Callable[[Callable[[str], None]], PreemptionWatch]]:
+def preempted(*sources: Told) -> dict[str, Callable[[Callable[[str], None]], PreemptionWatch]]:
     return {"preemption": watch(*sources)}
 
 
-def watch(*sources: Source, grace_s: float = 60.0) -> Callable[[Callable[[str], None]], PreemptionWatch]:
+def watch(*sources: Told, grace_s: float = 60.0) -> Callable[[Callable[[str], None]], PreemptionWatch]:
     def make(tell: Callable[[str], None]) -> PreemptionWatch:
-        made = PreemptionWatch(sources, tell, grace_s, look_s=0.02)
+        made = PreemptionWatch([source.ask for source in sources], tell, grace_s, look_s=0.02)
         made.start()
         return made
 
@@ -92,14 +86,6 @@ def test_workers_that_cannot_save_are_stopped_at_once(rig: Make) -> None:
     assert (made.folder / "got").exists()
 
 
-def test_a_node_that_only_waits_leaves_at_once(rig: Make) -> None:
-    told = Told()
-    made = rig("exit 0", parts=preempted(told), min_nodes=2, max_nodes=2)
-    made.run(made.exists, reclaim(told, 100.0))
-    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
-    assert "AWS is about to terminate this instance: leaving" in made.said
-
-
 def test_a_signal_before_it_counts(rig: Make) -> None:
     told = Told()
     script = "trap 'touch got' TERM; touch up; until [ -e go ]; do sleep 0.05; done"
@@ -135,11 +121,13 @@ def test_a_signal_after_it_shortens_the_time_and_does_not_kill() -> None:
     assert leaving.status(None, fixed=False) == statuses.SIGNAL + signal.SIGTERM
 
 
-def test_workers_that_cannot_save_are_killed_before_the_machine_is_gone() -> None:
-    leaving = Shutdown(25.0, {})
-    step = leaving.preempted(PreemptionNotice("preempted", 1030.0), WorkerActivity.RUNNING, 60.0, 1000.0)
-    assert step.stop == (signal.SIGTERM, 28.0)
-    assert leaving.stop_s(60.0, 1010.0) == 18.0
+@pytest.mark.parametrize("activity", WorkerActivity)
+def test_whoever_was_told_in_time_may_stay_as_long_as_that(activity: WorkerActivity) -> None:
+    evicted, taken, left = (Shutdown(25.0, {}) for _ in range(3))
+    evicted.got(signal.SIGTERM, activity, 5.0, 1000.0)
+    taken.preempted(PreemptionNotice("the cloud", 1100.0), activity, 5.0, 1000.0)
+    left.got(signal.SIGINT, activity, 5.0, 1000.0)
+    assert (evicted.stays_until, taken.stays_until, left.stays_until) == (1025.0, 1100.0, None)
 
 
 # -- the watch -----------------------------------------------------------------------------------------------
@@ -199,8 +187,8 @@ def test_a_source_that_fails_or_hangs_stops_no_other(watches: list[PreemptionWat
 def test_a_node_whose_machine_is_to_go_does_not_join(watches: list[PreemptionWatch]) -> None:
     told = Told()
     watches += [
-        PreemptionWatch([told], lambda text: None, 60.0),
-        PreemptionWatch([told], lambda text: None, 60.0),
+        PreemptionWatch([told.ask], lambda text: None, 60.0),
+        PreemptionWatch([told.ask], lambda text: None, 60.0),
     ]
     assert watches[0].check((), threading.Event()).why == ""
     reclaim(told, 60.0)()
@@ -212,19 +200,19 @@ def test_a_node_whose_machine_is_to_go_does_not_join(watches: list[PreemptionWat
 
 
 def test_a_file_that_appears_says_why(tmp_path: Path) -> None:
-    source = WhenFile(str(tmp_path / "sub" / "leave"))
-    assert source.ask() is None
+    path = tmp_path / "sub" / "leave"
+    assert file_notice(path) is None
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "leave").touch()
-    assert source.ask() == PreemptionNotice(f"{tmp_path}/sub/leave is there", None)
+    assert file_notice(path) == PreemptionNotice(f"{path} is there", None)
     (tmp_path / "sub" / "leave").write_text("\n  maintenance of rack 4\x1b[1m\nmore\n")
-    told = source.ask()
+    told = file_notice(path)
     assert told is not None
     assert told.why.startswith("maintenance of rack 4")
     assert "\x1b" not in told.why
 
 
-def asked(source: Source) -> PreemptionNotice:
+def asked(source: WhenCommand) -> PreemptionNotice:
     found: PreemptionNotice = soon(source.ask, "an announcement")
     return found
 
@@ -259,17 +247,6 @@ def test_a_command_may_run_for_hours(command: Callable[[str], WhenCommand], tmp_
     assert asked(source) == PreemptionNotice("the command of --leave-when says so", None)
     assert (tmp_path / "runs").read_text() == "x\n"
     assert processes.marked(MINE, processes.WATCH_FOR) == [], "nor is anything of it left"
-
-
-def test_what_a_command_has_started_ends_with_the_agent(
-    command: Callable[[str], WhenCommand], tmp_path: Path
-) -> None:
-    source = command("setsid sleep 3600 & touch up; sleep 3600")
-    source.ask()
-    soon((tmp_path / "up").exists, "a command")
-    source.close()
-    assert processes.marked(MINE, processes.WATCH_FOR) == []
-    assert source.ask() is None
 
 
 def test_a_command_that_is_none_is_told_once(command: Callable[..., WhenCommand], tmp_path: Path) -> None:

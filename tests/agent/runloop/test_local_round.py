@@ -1,14 +1,12 @@
 """The phases of this node's part of a round, with real processes."""
 
 import os
-import re
 import signal
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from hetagent.launch.base import Assignment, Launch, PredictCommand
 from hetagent.launch.command import WorkerCommand
 from hetagent.node.processes import proctree as processes
 from hetagent.roundhook import RoundHook
-from hetagent.runloop.local_round import NEXT, LocalRound, Phase
+from hetagent.runloop.local_round import LocalRound, Phase
 from hetagent.runloop.parts import Parts
 from hetagent.workers.starter import Exit, Program, Started, Take
 
@@ -152,33 +150,6 @@ def part() -> Iterator[Callable[[str], Part]]:
         assert processes.marked(one.incarnation) == []
 
 
-def test_what_may_follow_is_said_of_each_phase() -> None:
-    assert NEXT.keys() == set(Phase)
-    assert [phase for phase, then in NEXT.items() if not then] == [Phase.GONE]
-
-
-def test_a_phase_that_may_not_follow_is_a_bug(part: Callable[[str], Part]) -> None:
-    made = part("exit 0").round
-    with pytest.raises(AssertionError, match="held -> ended"):
-        made._move(Phase.ENDED)
-
-
-def test_a_round_starts_once(part: Callable[[str], Part]) -> None:
-    made = part("exit 0")
-    assert made.round.phase is Phase.HELD
-    made.begin()
-    assert made.round.phase is Phase.RUNNING
-    assert made.gate.told == ["prepare", "begin"]
-
-
-def test_a_process_that_a_room_has_is_the_worker(part: Callable[[str], Part]) -> None:
-    made = part("exit 1")
-    made.gate.ahead = subprocess.Popen(["/bin/sh", "-c", "exit 7"], start_new_session=True)
-    made.begin()
-    assert made.round.pids == [made.gate.ahead.pid]
-    assert made.ends().failure.exit_code == 7
-
-
 def test_a_launch_that_waits_begins_with_another_start(part: Callable[[str], Part]) -> None:
     made = part("exit 0")
     made.launch.waits = True
@@ -245,24 +216,11 @@ def test_nobody_saves_longer_than_until_he_would_be_killed(part: Callable[[str],
     assert made.round.phase is Phase.STOPPING
 
 
-def test_workers_that_end_while_they_save_are_not_waited_for(part: Callable[[str], Part]) -> None:
-    made = saving(part)
-    os.kill(made.round.pids[0], signal.SIGKILL)
-    soon(made.round.stopped)
-
-
 def test_a_stop_without_grace_saves_nothing(part: Callable[[str], Part]) -> None:
     made = part("sleep 100")
     made.begin()
     made.round.stop(signal.SIGTERM, 0.0)
     assert (made.round.phase, made.gate.told[-1]) == (Phase.STOPPING, "begin")
-
-
-def test_a_stop_where_nobody_saves_comes_at_once(part: Callable[[str], Part]) -> None:
-    made = part("sleep 100")
-    made.begin()
-    made.round.stop(signal.SIGTERM, 60.0)
-    assert (made.round.phase, made.gate.told[-1]) == (Phase.STOPPING, "save 10")
 
 
 def test_what_ends_during_a_save_is_reported_by_nobody(part: Callable[[str], Part]) -> None:
@@ -293,25 +251,6 @@ def test_a_failure_that_is_kept_back_is_nobodys_once_the_round_is_over(part: Cal
     assert made.round.stopped(), "nobody is waited for"
     made.round.clear()
     assert made.round.failed == []
-
-
-def ignores_sigterm(pid: int) -> bool:
-    ignored = re.search(r"^SigIgn:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return ignored is not None and bool(int(ignored[1], 16) >> (signal.SIGTERM - 1) & 1)
-
-
-def test_a_second_stop_only_shortens_the_grace(part: Callable[[str], Part]) -> None:
-    made = part("trap '' TERM; while :; do sleep 0.05; done")
-    made.begin()
-    soon(lambda: ignores_sigterm(made.round.pids[0]), "its trap")
-    made.round.stop(signal.SIGTERM, 30.0)
-    first = made.round.due_at()
-    made.round.stop(signal.SIGTERM, 60.0)
-    assert made.round.due_at() == first
-    assert not made.round.stopped()
-    made.round.stop(signal.SIGKILL, 0.0)
-    assert made.round.stopped()
-    assert made.round.overstayed() is None, "a grace of nothing is no time to overstay"
 
 
 def test_a_room_keeps_workers_that_ended_well_for_the_end_of_the_round(part: Callable[[str], Part]) -> None:

@@ -23,17 +23,12 @@ from hetagent.errors import AgentError
 from hetagent.launch.base import Launch
 from hetagent.node.network import hold_port
 from hetagent.node.processes import guardian
-from hetagent.node.processes.guardian import GuardianError
 from hetagent.runloop import start_check
-from hetagent.runloop.start_check import StartCheck
-from hetagent.session.connection import ServerConnection
-from hetagent.session.requests import Report
 from hetagent.session.session import Session
-from hetagent.workers import collapse
 from hetagent.workers.logs import RoundLogsSpecs
 from hetagent.workers.torch_starter import TorchStarter
 from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.states import DirectiveKind, ReportKind
+from hetrdzv.protocol.states import DirectiveKind
 
 # torch forgets the files of workers that end by themselves, and processes whose siblings could not be started.
 pytestmark = [
@@ -104,30 +99,6 @@ def test_a_start_that_half_succeeds_leaves_nothing_and_is_tried_again(
     assert "round 1: the workers could not be started: OSError: [Errno 5]" in "\n".join(made.said)
     group = made.group()
     assert (group["state"], group["restarts"], group["round"]) == ("succeeded", 1, 2)
-
-
-def test_workers_that_a_room_fails_at_once_they_run_are_one_failure_of_the_round(
-    rig: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = rig("exec sleep 100", max_restarts=0)
-    said: list[Report[Any]] = []
-
-    def begin(*_: Any) -> None:
-        raise OSError(24, "Too many open files")
-
-    def send(message: Report[Any], since: float | None = None) -> None:
-        said.append(message)
-        ServerConnection.send(made.line, message, since)
-
-    monkeypatch.setattr(StartCheck, "begin", begin)
-    monkeypatch.setattr(made.line, "send", send)
-    assert made.run() is None
-    assert (
-        "a could not start its workers: [Errno 24] Too many"
-        in made.group()["root_cause"]["reason"]["message"]
-    )
-    kinds = [message.body(incarnation="i", age_s=0.0).kind for message in said]
-    assert kinds == [ReportKind.FAILED]
 
 
 @pytest.mark.parametrize(
@@ -253,13 +224,6 @@ def test_a_start_that_fails_is_the_rounds_failure(
     assert message == f"a could not start its workers: {text}"
 
 
-def test_a_guardian_that_does_not_start_is_told(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guardian.sys, "executable", "/bin/false")
-    made = rig("exit 0")
-    with pytest.raises(GuardianError, match="the guardian of node 'a' did not start"):
-        made.run()
-
-
 def test_a_guardian_that_died_is_replaced_and_one_that_cannot_be_is_done_without(
     rig: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,21 +246,6 @@ def test_a_guardian_that_died_is_replaced_and_one_that_cannot_be_is_done_without
         made.touches("stop"),
     )
     assert status == 0
-
-
-def test_a_launch_keeps_what_the_round_needs_until_all_have_succeeded(rig: Make) -> None:
-    made = rig("exit 0")
-    outcomes: list[Any] = []
-    begin = made.launch.begin
-
-    def note(assignment: Any) -> Any:
-        made.launch.end = lambda: outcomes.append(made.agent.outcome)  # type: ignore[method-assign]
-        return begin(assignment)
-
-    made.launch.begin = note  # type: ignore[method-assign]
-    assert made.run() == 0
-    assert outcomes
-    assert None not in outcomes
 
 
 def test_no_port_to_offer_is_told(rig: Make) -> None:
@@ -387,32 +336,6 @@ def test_cancelled_while_workers_are_stopping(rig: Make) -> None:
     assert kill_at[0] == kill_at[1], "a second reason to stop gives no more time"
 
 
-def test_the_last_lines_of_a_tee_are_not_lost(rig: Make, capfd: pytest.CaptureFixture[str]) -> None:
-    made = rig("seq 3000; seq 3000 >&2", tee=Std.ALL)
-    assert made.run() == 0
-    said = capfd.readouterr()
-    expected = [f"[default0]:{number}" for number in range(1, 3001)]
-    assert said.out.splitlines() == expected
-    assert [line for line in said.err.splitlines() if line.startswith("[default0]:")] == expected
-
-
-def test_identical_lines_of_several_ranks_become_one(
-    rig: Make, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collapse, "WAIT_S", 600.0)
-    command = "echo loading; echo rank $RANK; echo 'no such data' >&2"
-    made = rig(command, slots=3, tee=Std.ALL, prefix="[a:${rank}] ", collapse=True)
-    assert made.run() == 0
-    said = capfd.readouterr()
-    assert sorted(said.out.splitlines()) == [
-        "[a:0-2] loading",
-        "[a:0] rank 0",
-        "[a:1] rank 1",
-        "[a:2] rank 2",
-    ]
-    assert "[a:0-2] no such data" in said.err.splitlines()
-
-
 # -- signals -------------------------------------------------------------------------------------------------
 
 
@@ -440,14 +363,6 @@ def test_the_second_signal_kills(rig: Make) -> None:
     )
     assert time.monotonic() - before < 20
     assert "got SIGINT again: killing the workers" in made.said
-
-
-def test_a_signal_during_a_stop_does_not_start_the_grace_anew(rig: Make) -> None:
-    made = rig("trap 'touch term' TERM; touch up; while :; do sleep 0.01; done", stop_timeout_s=1.0)
-    made.run(made.appears("up"), made.asks("restart"), made.appears("term"), made.gets(signal.SIGTERM))
-    assert made.agent.shutdown.ended_by == "SIGTERM"
-    assert "got SIGTERM: leaving once the workers have stopped; press again to kill them" in made.said
-    assert made.agent.round_number == 1
 
 
 def test_a_signal_that_is_ignored_stays_ignored(rig: Make) -> None:
@@ -508,16 +423,6 @@ def test_the_root_cause_is_written_where_whoever_started_the_agent_looks_for_it(
     record = json.loads((tmp_path / "error.json").read_text())["message"]
     assert record["message"] == "rank 1 on a exited with code 3: boom"
     assert (record["errorCode"], record["extraInfo"]["py_callstack"]) == (3, "boom")
-
-
-def test_an_agent_without_a_server_writes_that_into_its_error_file(
-    rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    made = rig("exit 0", url=f"http://127.0.0.1:{free_port()}", connect_timeout_s=0.2)
-    assert made.run() == 1
-    record = json.loads((tmp_path / "error.json").read_text())["message"]
-    assert record["message"].startswith("no server answers (http://127.0.0.1:")
 
 
 @pytest.mark.parametrize("well", [True, False])

@@ -114,20 +114,6 @@ def test_a_failure_is_not_told_where_the_master_has_a_word(begun: Round) -> None
     assert begun.told("worker_failed") == ["0", "0"]
 
 
-def test_a_failure_that_nobody_else_speaks_of_is_told(begun: Round) -> None:
-    status = begun.rig.run(
-        begun.ready,
-        lambda: begun.daemon("exit 3"),
-        lambda: soon(lambda: begun.told("worker_failed") == ["a"], "the failure"),
-        lambda: begun.ready(1),
-        lambda: begun.daemon("refused", 2),
-        lambda: soon(lambda: begun.told("start_failed") == ["a"], "the refusal"),
-        lambda: begun.ready(2),
-    )
-    assert status == 1
-    assert "this node does not run that" in begun.rig.group()["root_cause"]["reason"]["message"]
-
-
 def test_a_round_that_ends_before_its_processes_came_is_left_for_the_next(begun: Round) -> None:
     status = begun.rig.run(
         begun.ready,

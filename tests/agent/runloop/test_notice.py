@@ -116,12 +116,6 @@ def test_without_an_agent_nothing_is_asked_for_and_nothing_fails(monkeypatch: py
         progress.ready_to_stop()
 
 
-def test_a_notice_that_cannot_be_read_is_one_all_the_same(given: Given) -> None:
-    Path(str(given(1)[0].environ(0)[progress.NOTICE_FILE])).write_text("half a li")
-    assert progress.stop_requested()
-    assert progress.notice() == progress.Notice("", "", 0.0)
-
-
 def test_who_handles_a_signal() -> None:
     script = "import signal; signal.signal(signal.SIGUSR1, lambda *_: None); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1) as process:
@@ -192,45 +186,6 @@ def test_what_becomes_of_workers_that_got_a_notice(rig: Make) -> None:
     assert (made.group()["round"], made.group()["restarts"], made.group()["state"]) == (4, 1, "succeeded")
 
 
-def test_workers_that_have_stopped_do_not_wait_for_ever_for_the_end_of_their_round(
-    rig: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server that was restored, or an older one that has taken over, knows of no notice."""
-    monkeypatch.setattr(notice, "PATIENCE_S", -60.0)
-    script = f'test "$HET_ROUND" = 1 || exit 0; touch up; {WAIT} {SAY} exit 0'
-    made = rig(script, notice_s=60.0, min_nodes=2, max_nodes=2)
-    made.offers(takes_notice=True)
-    other = OtherNode(made, "b", min_nodes=2, max_nodes=2)
-
-    def joins() -> None:
-        soon(lambda: made.group()["nodes"], "the first node")
-        other.ask("PUT", "/nodes/b", incarnation="m", slots=1, address="127.0.0.1", port=1, takes_notice=True)
-        other.reports("started")
-
-    def goes_on() -> None:
-        def ended_by() -> str:
-            return str((made.group()["reason"]["cause"] or {}).get("message"))
-
-        soon(lambda: ended_by().startswith("a left the round, which goes on"), "the end of the round")
-        other.ready(1)
-        other.reports("started", 2)
-        other.reports("succeeded", 2)
-
-    made.run(made.exists, joins, made.appears("up"), running(made), made.asks("restart"), goes_on)
-    assert made.group()["round"] == 2
-    assert any("its workers here have stopped; joining again" in line for line in made.said)
-
-
-def test_workers_that_save_while_they_are_stopped_are_not_said_to_wait_for_that(rig: Make) -> None:
-    script = f"trap '{SAY} sleep 0.3; exit 0' TERM; touch up; {WAIT} touch told; while :; do sleep 0.05; done"
-    made = rig(script, notice_s=60.0)
-    made.offers(takes_notice=True)
-    acts = (running(made), made.asks("restart"), made.appears("told"), made.gets(signal.SIGTERM))
-    made.run(made.appears("up"), *acts)
-    assert any("is about to end" in line for line in made.said)
-    assert not any("ready to stop" in line for line in made.said)
-
-
 # -- this node has to go -------------------------------------------------------------------------------------
 
 ASK = 'touch "$HET_NOTICE_FILE.asked"; '
@@ -289,13 +244,6 @@ def test_a_handler_of_the_notices_signal_asks_for_it(rig: Make) -> None:
     assert made.agent.shutdown.status(made.agent.outcome, fixed=False) == statuses.RESUME
 
 
-def test_a_job_that_ends_in_time_has_succeeded(rig: Make) -> None:
-    made = rig(f"{ASK} touch up; {WAIT} exit 0", grace_s=3600.0)
-    made.offers(takes_notice=True)
-    assert made.run(made.appears("up"), running(made), made.gets(signal.SIGTERM)) == 0
-    assert made.group()["state"] == "succeeded"
-
-
 @pytest.mark.parametrize("asked", [False, True])
 def test_on_other_nodes_only_workers_that_ask_are_waited_for(rig: Make, asked: bool) -> None:
     save = f"{WAIT} touch told; {SAY} exit 0" if asked else "sleep 3600"
@@ -328,13 +276,6 @@ def test_a_second_signal_waits_for_nobody(rig: Make) -> None:
     kill = made.gets(signal.SIGTERM)
     made.run(made.appears("up"), running(made), kill, made.appears("told"), kill)
     assert any("got SIGTERM again: killing the workers" in line for line in made.said)
-
-
-def test_only_sigterm_announces(rig: Make) -> None:
-    made = rig(f"{ASK} touch up; sleep 60", grace_s=3600.0)
-    made.offers(takes_notice=True)
-    made.run(made.appears("up"), running(made), made.gets(signal.SIGINT))
-    assert made.agent.shutdown.status(made.agent.outcome, fixed=False) > statuses.SIGNAL
 
 
 def test_without_a_server_the_workers_are_stopped_in_time_all_the_same(

@@ -126,10 +126,3 @@ def test_workers_of_the_next_round_know_what_was_measured(rig: Make, tmp_path: P
     assert made.run(made.appears("own.1"), made.asks("restart")) == 0
     assert [(tmp_path / f"speed.{number}").read_text() for number in (1, 2)] == ["", "50\n"]
     assert (tmp_path / "own.1").read_text() == "1 of 1\n"
-
-
-def test_the_files_are_gone_with_the_round(rig: Make, tmp_path: Path) -> None:
-    made = rig("echo $HET_WEIGHTS_FILE > where.$HET_ROUND; test $HET_ROUND = 2 || exec sleep 100")
-    assert made.run(made.appears("where.1"), made.asks("restart")) == 0
-    for number in (1, 2):
-        assert not Path((tmp_path / f"where.{number}").read_text().strip()).parent.exists()

@@ -11,8 +11,6 @@ from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons import ends
 from hetrdzv.protocol.reasons.advice import next_step
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.reasons.waiting import Ready
-from hetrdzv.protocol.texts.who import Nodes
 
 WORKER = ends.worker_failed("a", Failure(local_rank=0, rank=0, exit_code=1, message="no such dataset"))
 
@@ -64,28 +62,6 @@ def test_a_failure_names_the_worker_and_shows_its_words() -> None:
     ]
 
 
-def test_a_signal() -> None:
-    failure = Failure(local_rank=0, rank=0, signal="SIGKILL")
-    cause = RootCause(reason=Reason(code="?", message="m"), round=1, node_id="a", failure=failure)
-    assert block(directive(outcome="failed", root_cause=cause))[-2] == (
-        "  node a, rank 0 (local rank 0), killed by SIGKILL, round 1"
-    )
-
-
-def test_workers_that_could_not_be_started_have_no_rank() -> None:
-    failure = Failure(local_rank=-1, rank=-1, message="no such script")
-    cause = RootCause(
-        reason=Reason(code="?", message="a could not start its workers: no such script"),
-        round=1,
-        node_id="a",
-        failure=failure,
-    )
-    assert block(directive(outcome="failed", root_cause=cause))[-3:-1] == [
-        "root cause: a could not start its workers: no such script",
-        "  node a, round 1",
-    ]
-
-
 def test_all_is_said_of_workers_that_could_not_be_started() -> None:
     """A message that is clipped ends before what to do."""
     said = f"{'word ' * 100}\nstart every agent with the same --gpus"
@@ -94,15 +70,6 @@ def test_all_is_said_of_workers_that_could_not_be_started() -> None:
     assert block(directive(outcome="failed", root_cause=cause))[-1] == (
         "  | start every agent with the same --gpus"
     )
-
-
-def test_a_cause_without_a_worker() -> None:
-    reason = ends.join_timeout(within_s=2.0, ready=Ready(nodes=Nodes.of(["a"]), want=2))
-    failed = directive(outcome="failed", root_cause=RootCause(reason=reason))
-    assert block(failed)[-2:] == [
-        "root cause: not enough nodes joined within 2 s: 1 of 2 nodes ready (a)",
-        f"  next: {next_step('bert', reason, failed=True)}",
-    ]
 
 
 @pytest.mark.parametrize(

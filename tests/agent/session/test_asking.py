@@ -1,7 +1,6 @@
 """What is asked of the server goes beside polls and reports until it has answered; a refusal harms nothing else."""
 
 import asyncio
-import itertools
 from functools import partial
 from typing import Any, cast
 
@@ -13,7 +12,6 @@ from hetagent.launch.mpi.mpirun import DAEMON
 from hetagent.monitor.watcher import STACKS
 from hetagent.session import reports
 from hetagent.session.requests import Answer, Poll, Report, Request, SendReport
-from hetagent.session.session import REPEAT_S
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import HetError
 from hetrdzv.protocol.progress import NodeProgress, Worker
@@ -66,23 +64,6 @@ def test_it_is_asked_until_a_server_answers(bench: Bench) -> None:
     bench.away(None)
     bench.run(3)
     assert [answered for answered, _ in bench.session.answers()] == [report]
-
-
-def test_where_only_one_route_fails_it_is_tried_after_pauses(bench: Bench) -> None:
-    bench.run(3)
-    ask(bench, 1)
-    moments = []
-    for _ in range(5):
-        (request,) = bench.send()
-        assert bench.send() == []
-        moments.append(bench.now)
-        bench.receive(request, problem(503, "unavailable"))
-        wakeup = bench.session.wakeup()
-        assert wakeup is not None
-        bench.now = wakeup
-    pauses = [after - before for before, after in itertools.pairwise(moments)]
-    assert pauses == pytest.approx([REPEAT_S] * 4)
-    assert bench.notices == []
 
 
 def test_of_a_round_that_is_over_nobody_is_told_anything(bench: Bench) -> None:

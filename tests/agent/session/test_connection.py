@@ -265,16 +265,6 @@ def test_whoever_is_in_a_hurry_does_not_wait_for_one_that_is_away(talk: Talk) ->
     talk.client.hangs = False
 
 
-def test_one_that_is_away_is_given_time(talk: Talk) -> None:
-    talk.begin()
-    talk.next()
-    talk.client.fails = Unreachable("no server answers (x: connection refused)")
-    wait_for(lambda: any("trying again" in text for text in talk.told))
-    threading.Timer(0.3, lambda: setattr(talk.client, "fails", None)).start()
-    assert talk.line.leave("done", 5.0)
-    assert talk.client.heard("leave")[-1] == "done"
-
-
 # -- a launcher's daemon -----------------------------------------------------------------------------------
 
 

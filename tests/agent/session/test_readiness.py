@@ -67,20 +67,6 @@ def test_once_a_round_has_begun_with_it_a_verdict_changes_nothing(bench: Bench) 
     assert joins(bench) == [""]
 
 
-def test_a_survivor_that_is_not_ready_has_acknowledged_the_stop() -> None:
-    bench = Bench(spec=TWO)
-    ready(bench)
-    another(bench)
-    assert bench.last.kind == "start"
-    bench.do(commands.Leave(node_id="b", incarnation="b1"))
-    assert bench.last.kind == "stop"
-    ready(bench, WHY, after_round=1)
-    assert (bench.group.nodes["a"].acked_round, bench.group.nodes["a"].not_ready) == (1, WHY)
-    another(bench, "b2", after_round=1)
-    change(bench, "")
-    assert (bench.last.kind, bench.last.round) == ("start", 2)
-
-
 @pytest.mark.parametrize("late", [WHY, ""])
 def test_a_late_message_that_says_the_reverse_is_corrected(late: str) -> None:
     bench = Bench(spec=TWO)

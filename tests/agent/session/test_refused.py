@@ -240,27 +240,3 @@ def test_a_member_whose_token_stays_refused_gives_up_with_the_reason(bench: Benc
     bench.run(2)
     assert (bench.last.kind, bench.last.code, bench.last.exit_code) == ("exit", "refused", 1)
     assert bench.last.why == "the server's text; gave up after 60 s (--connect-timeout-s)"
-
-
-def test_a_token_may_be_replaced_meanwhile(bench: Bench) -> None:
-    bench.started()
-    for _ in range(3):
-        bench.away(problem(401, "unauthorized"))
-        bench.run(50)
-        bench.away(None)
-        bench.run(5)
-    assert bench.kinds == [("start", 1)]
-
-
-def test_workers_that_are_stopped_before_that_hear_the_reason() -> None:
-    bench = Bench(spec=SpecFields(min_nodes=1, max_nodes=1, max_disconnect_s=20.0))
-    bench.started()
-    bench.away(problem(401, "unauthorized"))
-    bench.run(21)
-    assert bench.last.kind == "stop"
-    assert (
-        bench.last.why == "no server has accepted this agent for 20 s (max_disconnect_s): the server's text"
-    )
-    bench.ready(1)
-    bench.run(40)
-    assert bench.last.why == "the server's text; gave up after 60 s (--connect-timeout-s)"

@@ -4,7 +4,6 @@ One probe runs both ways and dumps all that it sees. What differs is in `DIFFERS
 """
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 from tests.support import standbys
 
-from hetagent.standby.process import Standby
 from hetagent.standby.waiting import OUTPUT_LIMIT
 from hetagent.workers.starter import Program
 
@@ -351,12 +349,6 @@ def test_it_ends_the_same(both: Both, tmp_path: Path, ending: str) -> None:
     assert "waiting.py" not in warm.stderr
 
 
-def test_a_script_that_is_not_there_or_fails_to_be_found(both: Both) -> None:
-    both.preload = []
-    assert both.alike("absent.py").status == 2
-    assert both.alike("-m", "pkg.absent").status == 1
-
-
 def test_a_script_that_is_written_after_the_standby_was_made_is_run_as_it_is_then(tmp_path: Path) -> None:
     script = tmp_path / "s.py"
     script.write_text("print('old')")
@@ -366,38 +358,6 @@ def test_a_script_that_is_written_after_the_standby_was_made_is_run_as_it_is_the
     with standbys.outputs(tmp_path) as streams:
         assert standbys.ended(standby.take(standbys.in_round(program), *streams)) == 0
     assert (tmp_path / "stdout").read_text() == "new\n"
-
-
-STREAMS = """
-import os, sys
-print([[file.isatty(), file.line_buffering, file.write_through, file.encoding, file.errors, file.buffer.name,
-        file.buffer.mode, file.buffer.closefd, file.mode, file.name, file.fileno(), file is whole]
-       for file, whole in ((sys.stdout, sys.__stdout__), (sys.stderr, sys.__stderr__))])
-print(sys.stdout.seekable())
-"""
-
-
-@pytest.mark.parametrize("kind", ["pipe", "terminal"])
-def test_outputs_that_are_no_files(tmp_path: Path, kind: str) -> None:
-    """Without redirects workers write to what the agent writes to. `seekable` differs, since Python asks only once."""
-    script = tmp_path / "s.py"
-    script.write_text(STREAMS)
-    program = standbys.program(str(script))
-
-    def shown(standby: Standby | None) -> list[str]:
-        reading, writing = os.pipe() if kind == "pipe" else os.openpty()
-        now, streams = standbys.in_round(program), (writing, writing)
-        process = standby.take(now, *streams) if standby is not None else standbys.start(now, *streams)
-        try:
-            assert standbys.ended(process) == 0
-            return os.read(reading, 65_536).decode().splitlines()
-        finally:
-            os.close(reading)
-            os.close(writing)
-
-    cold, warm = shown(None), shown(standbys.ready(program, []))
-    assert warm[0] == cold[0]
-    assert (cold[1], warm[1]) == ("False", "True")
 
 
 def test_much_output_of_imports_does_not_block_and_its_end_is_said(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -132,20 +131,6 @@ def test_each_is_taken_for_its_rank_and_replaced(keep: Callable[..., Kept], prog
     assert kept.told == []
 
 
-def test_no_standby_is_made_while_a_round_starts(
-    keep: Callable[..., Kept], program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keeper, "QUIET_S", 3600.0)
-    kept = keep("imported")
-    kept.standbys.predict([program, program])
-    kept.ready(0, 1)
-    worker = kept.take(0, program)
-    assert worker is not None
-    assert standbys.ended(worker) == 0
-    time.sleep(0.1)
-    assert len(living()) == 1
-
-
 def test_one_that_dies_is_replaced(keep: Callable[..., Kept], program: Program) -> None:
     kept = keep("imported")
     kept.standbys.predict([program])
@@ -168,13 +153,6 @@ def test_three_that_die_while_they_import_are_the_last(
     assert "3 in a row failed; the last one exited with code 7 while it imported dies: cannot" in line
     assert kept.take(0, program) is None
     assert kept.standbys.pids() == {}
-
-
-def test_an_interpreter_that_is_not_there(keep: Callable[..., Kept], program: Program) -> None:
-    kept = keep("imported")
-    kept.standbys.predict([Program(("/there/is/none",), program.environ)])
-    wait_for(lambda: kept.told, "the end of the attempts")
-    assert "3 in a row failed; the last one cannot be started: " in kept.told[0]
 
 
 def test_a_module_is_left_out_once_for_all_ranks(
@@ -221,18 +199,6 @@ def test_memory_that_is_short_is_said_once_and_waited_for(
     monkeypatch.setattr(keeper, "NEEDED_BYTES", 1)
     kept.ready(0)
     assert len(kept.told) == 1
-
-
-def test_close_ends_those_that_still_import(
-    keep: Callable[..., Kept], program: Program, tmp_path: Path
-) -> None:
-    kept = keep("slow")
-    kept.standbys.predict([program, program])
-    wait_for(lambda: started(tmp_path), "one that imports")
-    kept.standbys.close()
-    assert living() == []
-    assert kept.take(0, program) is None
-    assert living() == []
 
 
 def test_notes_of_imports_that_somebody_has_removed(

@@ -1,20 +1,15 @@
 """One standby: it becomes a worker, or ends and says why, and leaves nothing behind."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.agent.worker.test_imports import foreign
 from tests.support import standbys
 from tests.support.cluster import wait_for
 
-from hetagent.monitor.round_watch import opening
 from hetagent.node.processes import proctree as processes
 from hetagent.standby import waiting as standby_main
 from hetagent.standby.process import Standby, fits
@@ -159,24 +154,6 @@ def test_one_that_was_taken_before_such_a_module_begins_anew(
     assert (tmp_path / "stdout").read_text() == "rank 1 False\nFalse\n"
 
 
-def test_one_that_begins_anew_is_a_worker_like_any_other(program: Program, tmp_path: Path) -> None:
-    """Its end is recorded, and the agent can see it: runner.py has taken what is meant for itself."""
-    (tmp_path / "fails.py").write_text("1 / 0")
-    (tmp_path / "s.py").write_text(
-        "import os, sys\nprint(sys.orig_argv[-1], 'HET_AFTER_TORCH' in os.environ)\nraise ValueError('its own')"
-    )
-    standby = Standby(program, ["slow", "fails"])
-    order = standbys.in_round(
-        program, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error"), **opening(str(tmp_path / "socket"))
-    )
-    with standbys.outputs(tmp_path) as streams:
-        worker = standby.take(order, *streams)
-    (tmp_path / "go").touch()
-    assert standbys.ended(worker) == 1
-    assert (tmp_path / "stdout").read_text() == f"{tmp_path / 's.py'} False\n"
-    assert json.loads((tmp_path / "error").read_text())["message"]["message"] == "ValueError: its own"
-
-
 RELEASED = """
 import sys, own
 print("script of release 1", own.RELEASE, "imported" in sys.modules)
@@ -263,13 +240,6 @@ def test_a_gpu_that_is_open_is_noticed(tmp_path: Path, monkeypatch: pytest.Monke
         assert standby_main._holds_gpu()
 
 
-def test_the_environment_is_not_watched_any_more_in_the_worker(program: Program, tmp_path: Path) -> None:
-    (tmp_path / "s.py").write_text("import os; print(type(os.environ) is os._Environ, os.environ['RANK'])")
-    (tmp_path / "keeps.py").write_text("from os import environ")
-    standby = standbys.ready(program, ["keeps"])
-    assert run(standby, program, tmp_path) == (0, "True 1\n")
-
-
 def test_a_module_of_the_script_that_has_the_name_of_one_that_the_standby_needs(
     program: Program, tmp_path: Path
 ) -> None:
@@ -283,44 +253,6 @@ def test_a_module_of_the_script_that_has_the_name_of_one_that_the_standby_needs(
     wait_for(lambda: standby.process.poll() is not None, "its end")
     assert "not that json" in standby.printed()
     standby.end()
-
-
-AGENT = """
-import sys, time
-from tests.support import standbys
-from hetagent.standby.process import Standby
-program = standbys.program(sys.argv[1], GO=sys.argv[2])
-made = [standbys.ready(program, []), Standby(program, ["slow"])]
-print(*[one.process.pid for one in made], flush=True)
-sys.stdin.read()
-"""
-
-
-def test_they_end_when_their_agent_has_died(program: Program) -> None:
-    """One that still imports ends once it has finished, if the guardian has not killed it before."""
-    agent = subprocess.Popen(
-        [sys.executable, "-c", AGENT, program.args[-1], program.environ["GO"]],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert agent.stdin is not None
-    assert agent.stdout is not None
-    with agent:
-        ready, importing = map(int, agent.stdout.readline().split())
-        agent.kill()
-    wait_for(lambda: ready not in processes.living(), "the end of the one that was ready")
-    assert importing in processes.living()
-    Path(program.environ["GO"]).touch()
-    wait_for(lambda: importing not in processes.living(), "the end of the other")
-
-
-def test_a_standby_that_cannot_be_started_costs_no_descriptor(program: Program) -> None:
-    before = standbys.descriptors()
-    with pytest.raises(OSError, match="No such file"):
-        Standby(Program(("/there/is/none",), program.environ), [])
-    assert standbys.descriptors() == before
 
 
 def test_what_its_imports_have_started_ends_with_it(program: Program, tmp_path: Path) -> None:
@@ -340,7 +272,3 @@ def test_programs_that_fit(program: Program) -> None:
     assert not fits(
         program, Program(program.args, {name: v for name, v in program.environ.items() if name != "GO"})
     )
-
-
-def test_what_runs_in_workers_imports_the_standard_library_only() -> None:
-    assert list(foreign(Path(standby_main.__file__).read_text())) == []

@@ -10,11 +10,11 @@ from typing import Any, cast
 from tests.agent.workers.test_store import start
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from hetagent.node.address import AdvertisedAddress
 from hetagent.node.network import hold_port
 from hetagent.session.requests import Report
 from hetagent.torchrun.conf import conf_of
 from hetagent.torchrun.connection import Connection
-from hetagent.torchrun.directives import Directives
 from hetagent.torchrun.handler import TorchrunHandler
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.reasons.reason import Reason
@@ -86,11 +86,17 @@ class LoudLine(ScriptedLine):
         os.close(self._write_fd)
 
 
-def connect(handler: TorchrunHandler, line: ScriptedLine) -> Directives:
+def connect(handler: TorchrunHandler, line: ScriptedLine) -> Connection:
     """Connect a handler to a scripted line."""
-    directives = Directives(line, handler._log)  # type: ignore[arg-type]
-    handler._directives = directives
-    return directives
+    place = AdvertisedAddress("127.0.0.1", None, ())
+    handler._connection = Connection(place, line, handler._log)  # type: ignore[arg-type]
+    return handler._connection
+
+
+def offered_port(handler: TorchrunHandler) -> int:
+    """The port that a connected handler offers."""
+    assert handler._connection is not None
+    return handler._offered_port(handler._connection)
 
 
 @contextlib.contextmanager
@@ -100,13 +106,11 @@ def port_holder(*news: Directive) -> Iterator[tuple[TorchrunHandler, Any, int]]:
         port: int = free.getsockname()[1]
     conf = conf_of(params(node_id="a", local_addr="127.0.0.1", port_range=f"{port}-{port}"))
     handler, line = TorchrunHandler(conf, None), LoudLine(*news)
-    handler._connection = Connection(conf, None, 1, handler._log)
-    handler._connection.line.close()  # replaced by the scripted one
     connect(handler, line)
     handler._leaver = weakref.finalize(handler, int)
     try:
         yield handler, line, port
     finally:
-        handler._directives = None
+        handler._connection = None
         handler.shutdown()
         line.end()

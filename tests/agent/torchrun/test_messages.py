@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.agent.torchrun.driver import directive, params, port_holder
+from tests.agent.torchrun.driver import directive, offered_port, params, port_holder
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -13,7 +13,6 @@ from torch.distributed.elastic.rendezvous import (
 
 from hetagent.node.network import hold_port
 from hetagent.torchrun import create_handler
-from hetagent.torchrun.conf import OPTIONS
 from hetagent.torchrun.messages import exit_error, with_options
 from hetrdzv.auth.tls import TlsError
 from hetrdzv.protocol.failure import RootCause
@@ -30,14 +29,10 @@ def test_advice_says_what_flags_are_called_here() -> None:
         hold_port("127.0.0.1", (port, port)),
         pytest.raises(RendezvousConnectionError) as no_port,
     ):
-        handler._offered_port()
+        offered_port(handler)
     refused = exit_error(directive("exit"))
     for error in (tls.value, unreachable.value, no_port.value, refused):
         assert str(error).endswith(with_options("")), error
-
-
-def test_the_example_of_an_option_is_one() -> None:
-    assert "node_id" in OPTIONS
 
 
 LATE = RootCause(reason=Reason(code="join_timeout", message="1 of 2 nodes ready"))

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from signal import Signals
 from typing import Any
 
@@ -26,7 +25,6 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
-    RendezvousConnectionError,
     RendezvousInfo,
     RendezvousParameters,
     RendezvousTimeoutError,
@@ -154,16 +152,6 @@ def test_the_others_are_told_of_the_failure(job: Job) -> None:
     assert job.group()["root_cause"]["failure"]["exit_code"] == 1
 
 
-def test_the_first_failure_is_the_cause_where_all_give_up(job: Job) -> None:
-    """b's workers fail because a's are gone, after the server has ended the round."""
-    a, b = job.pair()
-    gives_up(a)
-    told_to_stop(b)
-    gives_up(b, rank=1)
-    group = job.ends("failed")
-    assert group["reason"]["message"] == FAILED
-
-
 def test_the_others_go_on_where_they_are_enough(job: Job) -> None:
     a, b = job.pair(fewest=1)
     gives_up(a)
@@ -185,17 +173,6 @@ def test_a_signal_is_no_failure(job: Job) -> None:
         program()
     told_to_stop(b)
     assert job.group()["current_round"]["ended"]["message"] == "a left: its agent got SIGTERM"
-
-
-def test_an_error_that_kept_workers_from_starting_is_the_cause(job: Job) -> None:
-    handler = job.node("a")
-    handler.next_rendezvous()
-    try:
-        raise ValueError("no such file: train.py")
-    except ValueError:
-        handler.shutdown()
-    group = job.ends("failed")
-    assert group["reason"]["message"] == "a could not start its workers: ValueError: no such file: train.py"
 
 
 # -- a handler that was told to exit -------------------------------------------------------------------------
@@ -238,21 +215,6 @@ def test_nodes_that_do_not_come_together_in_time_are_a_time_out(job: Job) -> Non
         job.node("a", 2, join_timeout_s=0.5).next_rendezvous()
 
 
-def test_a_closed_rendezvous_is_closed_for_all_nodes(job: Job) -> None:
-    a, b = job.pair()
-    a.set_closed()
-    assert a.is_closed()
-    wait_for(b.is_closed, "b hears of it", 10)
-    for handler in (a, b):
-        told_to_stop(handler)
-        with pytest.raises(RendezvousClosedError):
-            handler.next_rendezvous()
-    assert job.group()["state"] == "cancelled"
-    newcomer = job.node("c", 2)
-    with pytest.raises(RendezvousClosedError, match="was cancelled by"):
-        newcomer.next_rendezvous()
-
-
 def test_an_agent_that_leaves_closes_it_for_nobody_else(job: Job) -> None:
     """torch's own backends close the rendezvous for all with shutdown() (pytorch#67742)."""
     a, b = job.pair(fewest=1)
@@ -263,36 +225,12 @@ def test_an_agent_that_leaves_closes_it_for_nobody_else(job: Job) -> None:
     assert job.enters(b).result(20).world_size == 1
 
 
-def test_a_success_is_not_closed(job: Job) -> None:
-    handler = job.node("a")
-    succeeds(handler, handler.next_rendezvous())
-    handler.set_closed()
-    handler.shutdown()
-    job.ends("succeeded")
-
-
 def test_closing_what_nobody_has_joined_closes_the_handler(job: Job) -> None:
     handler = job.node("a")
     handler.set_closed()
     assert handler.is_closed()
     with pytest.raises(RendezvousClosedError, match="closed"):
         handler.next_rendezvous()
-
-
-def test_closing_takes_a_token_that_may_cancel(job: Job, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("the-admins admin\nthe-nodes agent\n")
-    tokens.chmod(0o600)
-    mine = tmp_path / "mine"
-    mine.write_text("the-nodes\n")
-    mine.chmod(0o600)
-    with Hetserver("memory", 0, tokens) as server:
-        handler = job.node("a", endpoint=server.url, token_file=mine)
-        handler.next_rendezvous()
-        with pytest.raises(RendezvousConnectionError, match="needs the role admin"):
-            handler.set_closed()
-        assert handler.is_closed()
-        handler.shutdown()
 
 
 # -- what the server shows -----------------------------------------------------------------------------------
@@ -313,10 +251,3 @@ def test_the_world_size_is_torchs(job: Job) -> None:
     assert shown["world_size"] == 4
     torchs = {agent._worker_group.group_rank: agent._worker_group.workers[0].global_rank for agent in agents}
     assert {member["group_rank"]: member["rank_offset"] for member in shown["members"]} == torchs
-
-
-def test_restarts_that_torch_counts_have_no_bound(job: Job) -> None:
-    job.node("a").next_rendezvous()
-    shown = job.hetctl("get", job.group_id)
-    assert "1000000" not in shown
-    assert "1000000" not in job.hetctl("get")

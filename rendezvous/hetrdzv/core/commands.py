@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from hetrdzv.core.model import Stall
 from hetrdzv.protocol.requests.daemon import DaemonRequest
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
-
-if TYPE_CHECKING:
-    from hetrdzv.core.rounds.transitions import Work
+from hetrdzv.protocol.snapshots import SnapshotsRequest, UseRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,23 +126,16 @@ class Put:
     spec: Mapping[str, object]
 
 
-class FeatureCommand:
-    """A command of an optional feature: shares, snapshots.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclareSnapshots(SnapshotsRequest):
+    """A member says what it holds while its round runs, in place of what it said before; that is no heartbeat."""
 
-    Attributes:
-        one_of_many: all nodes of a group say this at about the same time.
-    """
+    node_id: str
 
-    __slots__ = ()
-    one_of_many: ClassVar[bool] = False
 
-    def apply(self, work: "Work") -> None:
-        """Apply it to a group.
-
-        Raises:
-            Refused: it is not allowed; the group is unchanged.
-        """
-        raise NotImplementedError
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseSnapshot(UseRequest):
+    """A person chooses the snapshot from which the next round begins, by its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +150,8 @@ Command = (
     | Report
     | NoteStall
     | NoteTraining
-    | FeatureCommand
+    | DeclareSnapshots
+    | UseSnapshot
     | StartDaemon
     | Leave
     | Drain

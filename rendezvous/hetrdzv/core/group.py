@@ -10,9 +10,9 @@ from hetrdzv.core.agreement import agree, require_same_script
 from hetrdzv.core.commands import (
     Cancel,
     Command,
+    DeclareSnapshots,
     Disconnect,
     Drain,
-    FeatureCommand,
     Join,
     Leave,
     NoteStall,
@@ -24,6 +24,7 @@ from hetrdzv.core.commands import (
     StartDaemon,
     Tick,
     Undrain,
+    UseSnapshot,
 )
 from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.hangs import hang_of, note_stall
@@ -117,8 +118,10 @@ def step(group: Group, command: Command, now: float, leases: Leases, *, settles:
             note_stall(work, command)
         case NoteTraining():
             _note_training(work, command.round, command.at)
-        case FeatureCommand():
-            command.apply(work)
+        case DeclareSnapshots():
+            snapshots.declare(work, command)
+        case UseSnapshot():
+            snapshots.use(work, command)
         case StartDaemon():
             _start_daemon(work, command)
         case Leave():

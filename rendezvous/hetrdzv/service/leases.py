@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hetrdzv.core.commands import Command, Disconnect, FeatureCommand, Join, Leave, Renew, Report, StartDaemon
+from hetrdzv.core.commands import (
+    Command,
+    DeclareSnapshots,
+    Disconnect,
+    Join,
+    Leave,
+    Renew,
+    Report,
+    StartDaemon,
+)
 from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.timers import SUSPECT_GRACE_S
@@ -252,10 +261,8 @@ def is_heartbeat(group: Group, command: Command) -> bool:
 def is_one_of_many(command: Command) -> bool:
     """Whether all nodes of a group say this at about the same time, so that many are handled at once."""
     match command:
-        case Join() | Renew():
+        case Join() | Renew() | DeclareSnapshots():
             return True
         case Report():
             return command.kind in (ReportKind.STARTED, ReportKind.READY_TO_STOP)
-        case FeatureCommand():
-            return command.one_of_many
     return False

@@ -1,6 +1,7 @@
 """Answers members that say what they hold of snapshots: what all hold together, once that is committed."""
 
-from hetrdzv.core.snapshots import Declare, complete_in_memory
+from hetrdzv.core.commands import DeclareSnapshots
+from hetrdzv.core.snapshots import complete_in_memory
 from hetrdzv.core.snapshots.copies import copy_for
 from hetrdzv.protocol.errors import StaleRound
 from hetrdzv.protocol.snapshots import SnapshotsReply, SnapshotsRequest
@@ -14,7 +15,7 @@ async def declare(service: Service, group_id: str, node_id: str, request: Snapsh
         StaleRound: the round is over.
         Refused, StorageError, ServerStopping: as `Service.execute`.
     """
-    command = Declare(
+    command = DeclareSnapshots(
         node_id=node_id,
         incarnation=request.incarnation,
         round=request.round,

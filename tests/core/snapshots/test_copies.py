@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core.commands import Drain, Report
+from hetrdzv.core.commands import DeclareSnapshots, Drain, Report
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.snapshots import Declare, safe_snapshot
+from hetrdzv.core.snapshots import safe_snapshot
 from hetrdzv.core.snapshots.copies import _keepers, copy_for
 from hetrdzv.protocol.snapshots import Held, Holdings, RankPart, Stamp
 from hetrdzv.protocol.states import ReportKind
@@ -42,7 +42,7 @@ class Job(Story):
         )
         node = self.node(node_id)
         self.do(
-            Declare(
+            DeclareSnapshots(
                 node_id=node_id,
                 incarnation=node.incarnation,
                 round=current.number,

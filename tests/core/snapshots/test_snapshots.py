@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from hetrdzv.core import snapshots
-from hetrdzv.core.commands import Leave
+from hetrdzv.core.commands import DeclareSnapshots, Leave, UseSnapshot
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
-from hetrdzv.core.snapshots import Declare, Use, complete_in_memory, found
+from hetrdzv.core.snapshots import complete_in_memory, found
 from hetrdzv.core.snapshots.complete import gathered, missing
 from hetrdzv.core.snapshots.told import MOST_WHOLE, told
 from hetrdzv.protocol.errors import NodeIdInUse, StaleIncarnation, StaleRound
@@ -79,7 +79,9 @@ class Job(Story):
     def declare(self, node_id: str, holdings: Holdings) -> None:
         node = self.node(node_id)
         self.do(
-            Declare(node_id=node_id, incarnation=node.incarnation, round=node.member_of, holdings=holdings)
+            DeclareSnapshots(
+                node_id=node_id, incarnation=node.incarnation, round=node.member_of, holdings=holdings
+            )
         )
 
     def again(self, a: Holdings, b: Holdings | None = None, **failure: Any) -> None:
@@ -371,8 +373,8 @@ def test_a_person_chooses_and_newer_ones_are_undone() -> None:
     copies = job.holds(held(90), held(100))
     for name in "ab":
         job.declare(name, copies)
-    job.do(Use(90))
-    job.do(Use(90))
+    job.do(UseSnapshot(step=90))
+    job.do(UseSnapshot(step=90))
     assert job.said("snapshot_wanted") == [snapshot_wanted(Stamp(round=1, step=90))]
     job.again(copies)
     assert job.step == 90
@@ -382,7 +384,7 @@ def test_a_person_chooses_and_newer_ones_are_undone() -> None:
     assert job.step == 90, "the choice holds for later rounds, too"
     job.again(job.holds(held(90), held(100), held(91, of=3)), message="A: 1")
     assert job.step == 91, "what was made since counts"
-    job.do(Use(100))
+    job.do(UseSnapshot(step=100))
     job.again(copies, message="B: 1")
     assert job.step == 100
     job.again(copies, message="B: 1")
@@ -392,10 +394,10 @@ def test_a_person_chooses_and_newer_ones_are_undone() -> None:
 def test_what_is_not_there_cannot_be_chosen() -> None:
     job = Job().begin()
     with pytest.raises(NoSuchSnapshot, match="no complete snapshot of step 5; there is none"):
-        job.do(Use(5))
+        job.do(UseSnapshot(step=5))
     job.declare("a", job.holds(held(90), held(100), held(5, whole=False)))
     with pytest.raises(NoSuchSnapshot, match="step 5; there are those of step 100, 90"):
-        job.do(Use(5))
+        job.do(UseSnapshot(step=5))
 
 
 # -- what is told ----------------------------------------------------------------------------------------------
@@ -442,12 +444,12 @@ def test_keys_are_not_in_any_text_of_a_value() -> None:
 def test_only_members_of_the_running_round_declare() -> None:
     job = Job().begin()
     with pytest.raises(StaleIncarnation):
-        job.do(Declare(node_id="a", incarnation="x", round=1, holdings=NOTHING))
+        job.do(DeclareSnapshots(node_id="a", incarnation="x", round=1, holdings=NOTHING))
     with pytest.raises(StaleRound):
-        job.do(Declare(node_id="a", incarnation="a-1", round=2, holdings=NOTHING))
+        job.do(DeclareSnapshots(node_id="a", incarnation="a-1", round=2, holdings=NOTHING))
     job.failed("a")
     with pytest.raises(StaleRound):
-        job.do(Declare(node_id="a", incarnation="a-1", round=1, holdings=NOTHING))
+        job.do(DeclareSnapshots(node_id="a", incarnation="a-1", round=1, holdings=NOTHING))
     with pytest.raises(NodeIdInUse):
         job.join("a", inc="other", snapshots=NOTHING)
 

@@ -22,8 +22,7 @@ from hetrdzv.api.dependencies import (
 )
 from hetrdzv.api.workers import shown
 from hetrdzv.auth.tokens import Role
-from hetrdzv.core.commands import Drain, Put, Restart, Undrain
-from hetrdzv.core.snapshots import Use
+from hetrdzv.core.commands import Drain, Put, Restart, Undrain, UseSnapshot
 from hetrdzv.protocol.bounds import MAX_NUMBER, Id
 from hetrdzv.protocol.pages import EventsReply, GroupReply, GroupsReply, LogsReply, StacksReply
 from hetrdzv.protocol.requests.joining import SpecFields
@@ -158,7 +157,7 @@ async def use_snapshot(
     service: CurrentService, group_id: Id, body: Annotated[UseRequest, PEOPLES]
 ) -> Response:
     """Have the next round begin from a snapshot, in place of the newest one; newer ones are undone then."""
-    group = await service.execute(group_id, Use(body.step))
+    group = await service.execute(group_id, UseSnapshot(step=body.step))
     return Response(await asyncio.to_thread(snapshots.written, group), media_type="application/json")
 
 

@@ -5,11 +5,11 @@ and who still serves after leaving (`Group.snapshots`), a round the one that it 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2s
-from typing import Any, ClassVar
+from typing import Any
 
-from hetrdzv.core.commands import FeatureCommand, Report
+from hetrdzv.core.commands import DeclareSnapshots, Report, UseSnapshot
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.rounds.transitions import Work, require_speaker
@@ -27,12 +27,7 @@ from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.errors import GroupFinished, StaleRound
 from hetrdzv.protocol.reasons import snapshots as reasons
 from hetrdzv.protocol.reasons.reason import Reason
-from hetrdzv.protocol.snapshots import (
-    Holdings,
-    Kept,
-    NoSuchSnapshot,
-    Stamp,
-)
+from hetrdzv.protocol.snapshots import Kept, NoSuchSnapshot, Stamp
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.who import Nodes
 
@@ -265,68 +260,38 @@ def safe_snapshot(group: Group) -> Gathered | None:
     return choose(group.snapshots, [one for one in gathered(group) if alone or is_copied(one)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Declare(FeatureCommand):
-    """A member says what it holds while its round runs, in place of what it said before; that is no heartbeat."""
-
-    one_of_many: ClassVar[bool] = True
-
-    node_id: str
-    incarnation: str
-    round: int
-    holdings: Holdings
-
-    def apply(self, work: Work) -> None:
-        """Keep what it says.
-
-        Raises:
-            StaleRound: the round is over.
-        """
-        node = require_speaker(work.group, self.node_id, self.incarnation)
-        group, current = work.group, work.group.active_round
-        if (
-            current is None
-            or group.state.terminal
-            or not group.in_round(node)
-            or self.round != current.number
-        ):
-            raise StaleRound(
-                f"round {self.round} of group '{group.group_id}' is over for node '{node.node_id}'"
-            )
-        if node.snapshots == self.holdings:
-            return
-        for warning in _warnings([work.change_node(node, snapshots=self.holdings)]):
-            members = (each for each in map(group.speaker, current.members) if each is not None)
-            known = (other.code for each in members for other in _warnings([each]))
-            if warning.code not in known:  # the first to say so; all are in the warnings
-                work.say(warning)
+def declare(work: Work, command: DeclareSnapshots) -> None:
+    """A member says what it holds while its round runs."""
+    node = require_speaker(work.group, command.node_id, command.incarnation)
+    group, current = work.group, work.group.active_round
+    is_over = current is None or group.state.terminal or not group.in_round(node)
+    if current is None or is_over or command.round != current.number:
+        raise StaleRound(
+            f"round {command.round} of group '{group.group_id}' is over for node '{node.node_id}'"
+        )
+    if node.snapshots == command.holdings:
+        return
+    for warning in _warnings([work.change_node(node, snapshots=command.holdings)]):
+        members = (each for each in map(group.speaker, current.members) if each is not None)
+        known = (other.code for each in members for other in _warnings([each]))
+        if warning.code not in known:  # the first to say so; all are in the warnings
+            work.say(warning)
 
 
-@dataclass(frozen=True, slots=True)
-class Use(FeatureCommand):
-    """A person chooses the snapshot from which the next round begins, by its step."""
-
-    step: int
-
-    def apply(self, work: Work) -> None:
-        """Keep that.
-
-        Raises:
-            GroupFinished: the job is over.
-            NoSuchSnapshot: there is no complete one of that step.
-        """
-        group = work.group
-        if group.state.terminal:
-            raise GroupFinished(f"group '{group.group_id}' has already {group.state}: no round follows")
-        complete = [one.stamp for one in gathered(group) if one.lack is None]
-        stamp = next((one for one in complete if one.step == self.step), None)
-        if stamp is None or group.snapshots is None:
-            raise NoSuchSnapshot(
-                f"group '{group.group_id}' has no complete snapshot of step {self.step}; {_there_are(complete)}"
-            )
-        if group.snapshots.wanted != stamp:
-            work.change(snapshots=replace(group.snapshots, wanted=stamp))
-            work.say(reasons.snapshot_wanted(stamp))
+def use(work: Work, command: UseSnapshot) -> None:
+    """A person chooses the snapshot from which the next round begins."""
+    group = work.group
+    if group.state.terminal:
+        raise GroupFinished(f"group '{group.group_id}' has already {group.state}: no round follows")
+    complete = [one.stamp for one in gathered(group) if one.lack is None]
+    stamp = next((one for one in complete if one.step == command.step), None)
+    if stamp is None or group.snapshots is None:
+        raise NoSuchSnapshot(
+            f"group '{group.group_id}' has no complete snapshot of step {command.step}; {_there_are(complete)}"
+        )
+    if group.snapshots.wanted != stamp:
+        work.change(snapshots=replace(group.snapshots, wanted=stamp))
+        work.say(reasons.snapshot_wanted(stamp))
 
 
 def _there_are(complete: Sequence[Stamp]) -> str:

@@ -169,7 +169,7 @@ lint: $(STAMP)  ## check format, style and types
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-mutants: $(STAMP)  ## show which small changes of a module of the core no test notices: MODULE=selection/worlds (minutes; TESTS=... for some tests only)
+mutants: $(STAMP)  ## show which small changes of a module of the core no test notices: MODULE=selection/best_set (minutes; TESTS=... for some tests only)
 	$(BIN)/$(PIP) -c constraints.txt --group mutants
 	$(BIN)/python -m tests.mutants $(MODULE) $(TESTS)
 

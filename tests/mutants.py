@@ -1,4 +1,4 @@
-"""Shows which small changes of a module of the core no test notices: make mutants MODULE=selection/worlds
+"""Shows which small changes of a module of the core no test notices: make mutants MODULE=selection/best_set
 
 mutmut makes the changes (docs/design.md) in a copy, and runs the tests of the core against each: of 148 lines 236
 in two minutes of CPU. What survives is shown; much of it changes nothing, so a person decides what wants a test.
@@ -28,7 +28,7 @@ also_copy=
 def main() -> int:
     """Returns the exit status: 1 where something survived."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("module", help="below rendezvous/hetrdzv/core: selection/worlds")
+    parser.add_argument("module", help="below rendezvous/hetrdzv/core: selection/best_set")
     parser.add_argument("tests", nargs="*", default=["tests/core"], help="those that are to notice")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from hetrdzv.core.commands import StartDaemon
-from hetrdzv.core.invariants import violations
 from hetrdzv.protocol.errors import (
     DaemonRefused,
     NotMaster,
@@ -15,7 +14,6 @@ from hetrdzv.protocol.errors import (
     UnknownNode,
 )
 from hetrdzv.protocol.reasons import events
-from hetrdzv.protocol.states import NodePhase
 from tests.core.driver import Story
 
 ORTED = ("orted", "-mca", "ess_base_vpid", "1")
@@ -162,16 +160,3 @@ def test_asking_renews_the_masters_lease() -> None:
     story.now += 4.0
     ask(story)
     assert story.node("a").heard_at == story.now
-
-
-def test_a_loaded_group_with_a_daemon_that_must_not_be_is_found_out() -> None:
-    story = begun("a", "b")
-    ask(story)
-    assert not list(violations(story.group))
-    for node_id, change, says in (
-        ("b", {"wants_daemon": False}, "did not ask for one"),
-        ("b", {"phase": NodePhase.READY, "acked_round": 1}, "no workers"),
-        ("a", {"daemon": ORTED}, "is the master of round 1"),
-    ):
-        broken = story.group.with_node(replace(story.node(node_id), **change))  # type: ignore[arg-type]
-        assert any(says in wrong for wrong in violations(broken)), says

@@ -31,8 +31,8 @@ from hetrdzv.core.directive import directive
 from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import check
 from hetrdzv.core.model import Group, Stall
+from hetrdzv.core.selection.candidates import ready_nodes
 from hetrdzv.core.selection.order import may_be_master
-from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.core.why import why
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.errors import Refused, StaleIncarnation

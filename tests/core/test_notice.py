@@ -10,7 +10,7 @@ from hetrdzv.core import why
 from hetrdzv.core.commands import Cancel, NoteStall, Tick
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Cause, Group, Notice, Stall
-from hetrdzv.core.rounds.notice import waited_for
+from hetrdzv.core.rounds.timers import waited_for
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.reasons import departures, ends, events, waiting
 from hetrdzv.protocol.reasons.reason import Reason

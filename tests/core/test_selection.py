@@ -5,8 +5,8 @@ from itertools import permutations
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import order as ordering
+from hetrdzv.core.selection.candidates import stranded
 from hetrdzv.core.selection.order import Former, Placement
-from hetrdzv.core.selection.ready import stranded
 from hetrdzv.core.selection.select import Selection, select
 from hetrdzv.protocol.reasons import departures, waiting
 from hetrdzv.protocol.settings import GroupSpec

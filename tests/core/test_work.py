@@ -8,8 +8,8 @@ import pytest
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import best_set
+from hetrdzv.core.selection.best_set import Worlds
 from hetrdzv.core.selection.select import MOST_TRIED, Lack, Selection, Shortfall, select
-from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.settings import GroupSpec
 
 

@@ -13,7 +13,6 @@ from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.order import Former
 from hetrdzv.core.selection.select import MASTERS_TRIED, Lack, Selection, Shortfall, select
-from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.waiting import Ready
@@ -348,7 +347,7 @@ def test_spares_that_come_and_go_end_no_round() -> None:
 def test_a_master_is_taken_where_the_best_set_cannot_be_found_for_certain() -> None:
     dice = random.Random(1)
     items = [best_set.Item(f"n{number:02}", dice.randint(1, 1024)) for number in range(64)]
-    worlds = Worlds(least=16000, most=16384, multiple=7, min_nodes=20, max_nodes=40)
+    worlds = best_set.Worlds(least=16000, most=16384, multiple=7, min_nodes=20, max_nodes=40)
     found = best_set.best_set(items[:63], worlds, items[63:])
     assert found is not None
     assert "n63" in {item.name for item in found}

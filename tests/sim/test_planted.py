@@ -18,7 +18,7 @@ from hetrdzv.core import directive
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds import settle, timers, transitions
 from hetrdzv.core.selection import best_set
-from hetrdzv.core.selection.worlds import Worlds
+from hetrdzv.core.selection.best_set import Worlds
 from hetrdzv.service import clock, ledger
 from hetrdzv.service.leases import LeaseTable
 from hetrdzv.service.service import Service

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from hetrdzv.core.model import Group, Node
+from hetrdzv.core.selection.candidates import ready_nodes
 from hetrdzv.core.selection.order import NO_ROUND, Former, by_gaps, former_round, may_be_master
-from hetrdzv.core.selection.ready import ready_nodes
 from hetrdzv.core.selection.select import Selection, Shortfall, select
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key

@@ -1,7 +1,7 @@
 """Whether a round takes the ready nodes of a unit together."""
 
 from hetrdzv.core.model import Group
-from hetrdzv.core.selection.ready import ready_nodes
+from hetrdzv.core.selection.candidates import ready_nodes
 
 
 def left_behind(group: Group) -> list[str]:

@@ -16,7 +16,6 @@ from hetrdzv.core.directive import late_exit_code, stop_notice
 from hetrdzv.core.drift import drift
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import OFFERED, Group, Node, Round
-from hetrdzv.core.shares import shares_of
 from hetrdzv.core.snapshots import found as snapshot_warnings
 from hetrdzv.core.why import why, why_ended, why_left_out
 from hetrdzv.protocol import codec
@@ -205,7 +204,7 @@ def _round(
         met=current.met,
         notice=stop_notice(group, now),
         workers=tuple(worker_replies(seen, told_stall(group), now)) if nodes else (),
-        shares=shares_of(current),
+        shares=current.shares,
     )
 
 

@@ -6,9 +6,8 @@ from typing import Any
 from hetrdzv.core import snapshots
 from hetrdzv.core.memo import cached_for
 from hetrdzv.core.model import End, Group, Node, Round
-from hetrdzv.core.rounds.notice import in_grace_period
+from hetrdzv.core.rounds.timers import in_grace_period
 from hetrdzv.core.rounds.transitions import is_reusable
-from hetrdzv.core.shares import shares_of
 from hetrdzv.core.why import why, why_ended, why_waits
 from hetrdzv.protocol.directive import Directive, Start, StopNotice
 from hetrdzv.protocol.failure import RootCause
@@ -230,7 +229,7 @@ def _start(group: Group, current: Round, node: Node) -> Start | None:
         command=group.spec.command if node.wants_command else None,
         members=current.members if node.wants_members else None,
         daemon=node.daemon or None,
-        shares=shares_of(current),
+        shares=current.shares,
         restarted_by=restarted_by,
         advice=advice.after_exit(restarted_by) if restarted_by is not None else "",
         **snapshots.of_start(group, current, member),

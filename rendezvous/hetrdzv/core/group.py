@@ -29,9 +29,8 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import has_got_stop
 from hetrdzv.core.hangs import hang_of, note_stall
 from hetrdzv.core.model import OFFERED, Cause, Group, Node, Round
-from hetrdzv.core.rounds.notice import in_grace_period
 from hetrdzv.core.rounds.settle import settle
-from hetrdzv.core.rounds.timers import Leases
+from hetrdzv.core.rounds.timers import Leases, in_grace_period
 from hetrdzv.core.rounds.transitions import (
     Work,
     begin_job,

@@ -1,15 +1,10 @@
 """Invariants of a group: checked before a change of it is committed, when it is loaded, and by the tests."""
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 
-from hetrdzv.core import snapshots
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.selection.order import may_be_master
-from hetrdzv.core.selection.worlds import Worlds
-from hetrdzv.core.shares import violations as weight_violations
+from hetrdzv.core.selection.best_set import Worlds
 from hetrdzv.protocol.states import GroupState, NodePhase
-from hetrdzv.protocol.texts.rank_order import order_labels
 
 MOST_SHOWN = 5
 """How many violations an error names; the others are counted."""
@@ -97,8 +92,6 @@ def _node_violations(group: Group, nodes: Iterable[Node]) -> Iterator[str]:
             yield f"{node_id} is ready, but has not stopped its workers of round {node.member_of}"
         if gone and node.cut_at is not None:
             yield f"{node_id} is suspect and {phase}"
-        if node.daemon:
-            yield from _daemon_violations(group, node)
         if node.incarnation in node.former:
             yield f"{node_id} belongs to '{node.incarnation}', which was replaced before"
 
@@ -120,8 +113,6 @@ def _round_violations(group: Group, current: Round) -> Iterator[str]:
             yield f"round {current.number} is about to end, but its workers have no time for it"
     if current.end is not None and current.stall is not None:
         yield f"round {current.number} has ended, but is said to stall"
-    yield from weight_violations(current)
-    yield from snapshots.violations(current)
     if any(current.member(node_id) is None for node_id in current.finished):
         yield f"round {current.number} has finished nodes that are no members: {sorted(current.finished)}"
 
@@ -142,7 +133,6 @@ def _membership_violations(group: Group, current: Round) -> Iterator[str]:
         yield f"round {current.number} has {len(names)} nodes of at most {group.spec.max_nodes}"
     if len(names) < group.spec.min_nodes:
         yield f"round {current.number} has {len(names)} nodes of at least {group.spec.min_nodes}"
-    yield from _order_violations(group, current)
     if not (worlds := Worlds.of(group.spec)).allows(offset):
         yield f"round {current.number} has world size {offset}, which is none of {worlds}"
 
@@ -159,30 +149,3 @@ def _member_violations(group: Group, current: Round, changed: Iterable[Node] | N
                 yield f"round {number} runs, but its member {member.node_id} is gone"
         elif node.member_of != number and member.node_id not in current.finished:
             yield f"round {number} runs, but its member {member.node_id} is in round {node.member_of}"
-
-
-def _order_violations(group: Group, current: Round) -> Iterator[str]:
-    """Whether the members stand as the settings say; their labels are the round's until they join again."""
-    nodes = [group.speaker(member) for member in current.members]
-    at_work = [
-        node for node in nodes if node is not None and node.member_of == current.number and not node.stopped
-    ]
-    if group.active_round is None or len(at_work) < len(nodes):
-        return
-    spec, master = group.spec, at_work[0]
-    if not may_be_master(spec, master):
-        yield f"{master.node_id} is the master of round {current.number}, but master is {spec.master}"
-    label = next(iter(order_labels(spec.rank_order)), None)
-    if label is not None:
-        blocks = [value for value, _ in groupby(at_work, key=lambda node: node.labels.get(label))]
-        if len(set(blocks)) < len(blocks):
-            yield f"round {current.number} does not have the nodes of one {label} side by side: {blocks}"
-
-
-def _daemon_violations(group: Group, node: Node) -> Iterator[str]:
-    if not node.wants_daemon:
-        yield f"{node.node_id} has a daemon, but did not ask for one"
-    if node.stopped or node.gone:
-        yield f"{node.node_id} has a daemon, but no workers"
-    if group.round is not None and group.in_round(node) and group.round.master.node_id == node.node_id:
-        yield f"{node.node_id} has a daemon, but is the master of round {group.round.number}"

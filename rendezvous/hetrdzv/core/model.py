@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
-from hetrdzv.protocol.directive import Member, Weights
+from hetrdzv.protocol.directive import Member, Shares, Weights
 from hetrdzv.protocol.errors import Difference
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.hangs import Hang
@@ -145,7 +145,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """A round is about to end though it runs well; its workers know, and have some time to save (notice.py).
+    """A round is about to end though it runs well; its workers know, and have some time to save (timers.py).
 
     Attributes:
         cause: what will end it.
@@ -251,6 +251,11 @@ class Round:
     def master(self) -> Member:
         """The member whose agent hosts the round's store."""
         return self.members[0]
+
+    @property
+    def shares(self) -> Shares | None:
+        """How much of the work each rank gets; None: nobody gave a weight."""
+        return Shares(round=self.number, weights=self.weights) if self.weights else None
 
     @property
     def told_stall(self) -> Stall | None:

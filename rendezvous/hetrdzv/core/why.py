@@ -6,12 +6,25 @@ from math import inf
 
 from hetrdzv.core.memo import cached
 from hetrdzv.core.model import End, Group, Node, Round, Stall
-from hetrdzv.core.rounds.notice import waited_for
-from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, hangs_at, resolved_at, unresolved
-from hetrdzv.core.selection.joining import growth, lost_members, spare_reason
-from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_nodes
+from hetrdzv.core.rounds.timers import (
+    admits_at,
+    forms_at,
+    gives_up_at,
+    hangs_at,
+    resolved_at,
+    unresolved,
+    waited_for,
+)
+from hetrdzv.core.selection.best_set import Worlds
+from hetrdzv.core.selection.candidates import (
+    growth,
+    lost_members,
+    next_round,
+    not_ready_nodes,
+    ready_nodes,
+    spare_reason,
+)
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall
-from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.reasons import ends, events, hangs, waiting
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.settings import UNLIMITED_RESTARTS, GroupSpec
@@ -238,6 +251,6 @@ def why_left_out(group: Group, node: Node) -> Reason:
     if node.not_ready:
         return waiting.not_ready(Nodes.of([node.node_id]), node.not_ready)
     larger = growth(group)
-    if node.node_id in larger.node_ids:
+    if node.node_id in larger.joiners:
         return waiting.joins_next_round(node.node_id, admits_at(group, larger))
     return spare_reason(group, node, active)

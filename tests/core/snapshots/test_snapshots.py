@@ -9,11 +9,11 @@ import pytest
 from hetrdzv.core import snapshots
 from hetrdzv.core.commands import DeclareSnapshots, Leave, UseSnapshot
 from hetrdzv.core.invariants import violations
-from hetrdzv.core.model import Group, Node
+from hetrdzv.core.model import Node
 from hetrdzv.core.rounds.transitions import GONE_NODES_KEPT
 from hetrdzv.core.snapshots import complete_in_memory, found
 from hetrdzv.core.snapshots.complete import gathered, missing
-from hetrdzv.core.snapshots.told import MOST_WHOLE, told
+from hetrdzv.core.snapshots.sources import MOST_WHOLE, for_member
 from hetrdzv.protocol.errors import NodeIdInUse, StaleIncarnation, StaleRound
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.reasons.snapshots import (
@@ -415,7 +415,7 @@ def test_a_member_is_told_a_few_copies_and_the_parts_of_its_ranks() -> None:
     assert job.group.round is not None
     asked: list[str] = []
     for place, member in enumerate(job.group.round.members):
-        sources = told(job.began, member).sources if job.began is not None else ()
+        sources = for_member(job.began, member).sources if job.began is not None else ()
         assert sources[0].node_id == member.node_id
         assert sum(one.whole for one in sources) in (MOST_WHOLE, MOST_WHOLE + 1)
         parts = [(one.node_id, part.rank) for one in sources for part in one.ranks]
@@ -424,7 +424,7 @@ def test_a_member_is_told_a_few_copies_and_the_parts_of_its_ranks() -> None:
     assert max(map(asked.count, names)) <= MOST_WHOLE + 2, "all are asked about equally often"
     smaller = replace(job.group.round.members[0], node_id="new", slots=2, rank_offset=2)
     parts = (
-        [(one.node_id, part.rank) for one in told(job.began, smaller).sources for part in one.ranks]
+        [(one.node_id, part.rank) for one in for_member(job.began, smaller).sources for part in one.ranks]
         if job.began is not None
         else []
     )
@@ -452,26 +452,6 @@ def test_only_members_of_the_running_round_declare() -> None:
         job.do(DeclareSnapshots(node_id="a", incarnation="a-1", round=1, holdings=NOTHING))
     with pytest.raises(NodeIdInUse):
         job.join("a", inc="other", snapshots=NOTHING)
-
-
-def test_impossible_choices_are_violations() -> None:
-    job = Job().begin()
-    job.again(job.holds(held(5)))
-
-    def wrong(**fields: Any) -> list[str]:
-        current = job.group.round
-        assert current is not None
-        assert current.snapshot is not None
-        bad = replace(current, snapshot=replace(current.snapshot, **fields))
-        group: Group = replace(job.group, round=bad)
-        return list(violations(group))
-
-    source = Source(node_id="a", address="x", port=1, whole=True)
-    assert wrong() == []
-    assert wrong(round=2) == ["round 2 begins from step 5 of round 2, which is no earlier one"]
-    assert wrong(sources=()) == ["round 2 begins from step 5 of round 1, but nobody has all of it"]
-    assert "a node has it twice" in wrong(sources=(source, source))[0]
-    assert "nobody has the parts of some ranks" in wrong(sources=(source,), sharded=True)[0]
 
 
 # -- on disk ---------------------------------------------------------------------------------------------------

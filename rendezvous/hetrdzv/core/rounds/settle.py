@@ -6,15 +6,15 @@ A group settles after every command. What it waits for is bounded by `timers.dea
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple
 
 from hetrdzv.core import snapshots
 from hetrdzv.core.drift import drift, unordered
 from hetrdzv.core.hangs import settle_stall
 from hetrdzv.core.model import USED_LAST_AFTER, Cause, Group, Node, Round
-from hetrdzv.core.rounds.notice import waited_for
 from hetrdzv.core.rounds.records import newest_record, with_record
-from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved
+from hetrdzv.core.rounds.timers import admits_at, forms_at, gives_up_at, unresolved, waited_for
 from hetrdzv.core.rounds.transitions import (
     GONE_NODES_KEPT,
     LOSSES,
@@ -28,12 +28,11 @@ from hetrdzv.core.rounds.transitions import (
     stop_with_grace,
     succeed,
 )
-from hetrdzv.core.selection.joining import growth
+from hetrdzv.core.selection.candidates import growth, next_round, not_ready_nodes, ready_nodes, stranded
 from hetrdzv.core.selection.order import former_round, place
-from hetrdzv.core.selection.ready import next_round, not_ready_nodes, ready_nodes, stranded
 from hetrdzv.core.selection.select import Lack, Selection, Shortfall, select
-from hetrdzv.core.shares import weights_of
 from hetrdzv.core.why import apart, cut_off, no_world, not_ready, ready_of
+from hetrdzv.protocol.directive import Weights
 from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.reason import Reason
@@ -273,7 +272,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         first=former is None or (former.first and never_started),
         restarted_by=end.cause.reason if restarted and end and end.kind is EndKind.FAILED else None,
         warnings=(*drift(selection.nodes), *unordered(group.spec, selection.nodes)),
-        weights=weights_of(members),
+        weights=_weights(members),
     )
     work.change(
         state=GroupState.STARTING,
@@ -297,6 +296,14 @@ def _start_round(work: Work, selection: Selection) -> None:
     cost = snapshots.begin(work, group)
     if (record := newest_record(group, work.now)) is not None:
         work.change(records=with_record(group, replace(record, cost=cost)))
+
+
+def _weights(members: Sequence[Node]) -> Weights:
+    """The weights of a round, its members in rank order; empty: nobody gave one."""
+    if not any(node.weight is not None for node in members):
+        return ()
+    runs = groupby(members, key=lambda node: node.speed)
+    return tuple((sum(node.slots for node in run), weight) for weight, run in runs)
 
 
 def _join_timeout(group: Group, ready: Sequence[Node], answer: Shortfall) -> Reason:
@@ -332,5 +339,5 @@ def _admit_joiners(work: Work) -> None:
     if work.group.joiners_since is None:
         work.change(joiners_since=work.now)
     if work.now >= admits_at(work.group, larger) and not larger.has_suspects:
-        who = sorted(node.node_id for node in larger.joiners)
+        who = sorted(larger.joiners)
         stop_with_grace(work, Cause(kind=EndKind.JOINED, reason=ends.nodes_joined(who), node_id=who[0]))

@@ -5,12 +5,13 @@ from math import inf
 from typing import Protocol
 
 from hetrdzv.core.memo import cached
-from hetrdzv.core.model import End, Group, Node, Stall
-from hetrdzv.core.selection.joining import Growth, growth
-from hetrdzv.core.selection.ready import next_round
+from hetrdzv.core.model import End, Group, Node, Round, Stall
+from hetrdzv.core.selection.candidates import Growth, growth, next_round
 from hetrdzv.core.selection.select import Selection, Shortfall
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons import departures
 from hetrdzv.protocol.reasons.reason import Reason
+from hetrdzv.protocol.states import GroupState, NodePhase
 
 SUSPECT_GRACE_S = 1.0
 """How long a node whose poll was cut has to send another request (seconds)."""
@@ -40,6 +41,50 @@ def expired(group: Group, now: float, leases: Leases) -> list[tuple[Node, Reason
         else (node, departures.connection_lost(), node.cut_at)
         for node, lease_s in leases.lapsed(group, now)
     ]
+
+
+# -- a planned stop ------------------------------------------------------------------------------------------
+#
+# A joiner, a drain, a restart, a cancellation or a node that says when it has to go ends a round to which nothing has
+# happened. So its members are told before, and it ends once all workers are ready to stop, or their time is over.
+
+
+def notice_until(group: Group, now: float, gone_at: float | None) -> float | None:
+    """When a round ends at the latest whose workers get a notice now; None: they get none, and it ends at once.
+
+    `gone_at`: when the node that it ends for has to stop its workers. In a round that starts there is nothing to save.
+    """
+    if group.state is not GroupState.RUNNING or not waited_for(group):
+        return None
+    allowed = [now + group.spec.notice_s] if group.spec.notice_s > 0 else []
+    until = min([*allowed, *([gone_at] if gone_at is not None else [])], default=now)
+    return until if until > now else None
+
+
+@cached
+def waited_for(group: Group) -> Sequence[str]:
+    """The members of the running round whose workers are not ready to stop, by node id."""
+    active = group.active_round
+    if active is None:
+        return []
+    return [member.node_id for member in active.members if not _is_ready(group, active, member)]
+
+
+def in_grace_period(group: Group, node: Node) -> bool:
+    """Whether a node's workers may keep running although their round is about to end, or the node about to leave."""
+    active = group.active_round
+    if active is None or active.notice is None or not group.in_round(node) or node.gone or node.stopped:
+        return False
+    return node.leaving is None or not group.part_done(node)
+
+
+def _is_ready(group: Group, active: Round, member: Member) -> bool:
+    if member.node_id in active.finished:
+        return True
+    node = group.speaker(member)
+    if node is None:
+        return False
+    return not node.takes_notice or node.phase is NodePhase.SUCCEEDED or node.ready_to_stop == active.number
 
 
 # -- an ended round ------------------------------------------------------------------------------------------

@@ -5,9 +5,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
-from hetrdzv.core.rounds.notice import notice_until
 from hetrdzv.core.rounds.records import newest_record, time_until_end, with_record
-from hetrdzv.core.rounds.timers import Leases, expired
+from hetrdzv.core.rounds.timers import Leases, expired, notice_until
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.reasons import departures, ends, events

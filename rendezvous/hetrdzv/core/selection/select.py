@@ -12,9 +12,8 @@ from enum import StrEnum
 from functools import cached_property
 
 from hetrdzv.core.model import Node
-from hetrdzv.core.selection.best_set import Item, best_set
+from hetrdzv.core.selection.best_set import Item, Worlds, best_set
 from hetrdzv.core.selection.order import NO_ROUND, Former, by_gaps, in_order, may_be_master
-from hetrdzv.core.selection.worlds import Worlds
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 

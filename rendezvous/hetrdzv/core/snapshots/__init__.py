@@ -4,7 +4,7 @@ What nodes hold is what they declare; nothing else says that a snapshot exists. 
 and who still serves after leaving (`Group.snapshots`), a round the one that it began from (`Round.snapshot`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2s
 from typing import Any
@@ -22,7 +22,7 @@ from hetrdzv.core.snapshots.complete import (
     newer_than,
     serves,
 )
-from hetrdzv.core.snapshots.told import chosen, told, wrong
+from hetrdzv.core.snapshots.sources import chosen_from, for_member
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.errors import GroupFinished, StaleRound
 from hetrdzv.protocol.reasons import snapshots as reasons
@@ -39,13 +39,9 @@ MOST_SHOWN = 5
 
 
 def begin(work: Work, before: Group) -> str:
-    """A round has formed: choose the snapshot that it begins from.
+    """Choose the snapshot that a round begins from; returns what is lost of the one before it, in words.
 
-    Args:
-        before: the group without it, whose newest round has been judged.
-
-    Returns:
-        what of that one is lost, in words.
+    `before`: the group without it, whose newest round has been judged.
     """
     group, current = work.group, work.group.active_round
     assert current is not None
@@ -65,7 +61,7 @@ def begin(work: Work, before: Group) -> str:
     newer = newer_than(taken.stamp.step if taken is not None else 0, all_found) if lost != 0 else None
     holders = [node.node_id for node, _ in taken.holders] if taken is not None else []
     if taken is not None:
-        snapshot = chosen(taken, (node.node_id for node in members), lost, newer)
+        snapshot = chosen_from(taken, (node.node_id for node in members), lost, newer)
         work.change(round=replace(current, snapshot=snapshot))
     if taken is not None or lost != 0:
         stamp, on_disk = (taken.stamp, taken.on_disk is not None) if taken is not None else (None, False)
@@ -80,7 +76,7 @@ def of_start(group: Group, current: Round, member: Member) -> Mapping[str, Any]:
     """Fields of the start that a member of a round is told."""
     if group.snapshots is None:
         return {}
-    snapshot = told(current.snapshot, member) if current.snapshot is not None else None
+    snapshot = for_member(current.snapshot, member) if current.snapshot is not None else None
     return {"snapshot": snapshot, "origin": group.snapshots.origin}
 
 
@@ -132,24 +128,8 @@ def _warnings(nodes: Sequence[Node]) -> Sequence[Reason]:
     return tuple(warnings)
 
 
-def violations(current: Round) -> Iterator[str]:
-    """What is impossible in the snapshot of a round (invariants.py)."""
-    snapshot = current.snapshot
-    if snapshot is None:
-        return
-    where = f"round {current.number} begins from step {snapshot.step} of round {snapshot.round}"
-    if snapshot.round >= current.number and not snapshot.on_disk:  # that may be of an earlier job
-        yield f"{where}, which is no earlier one"
-    for clause in wrong(snapshot):
-        yield f"{where}, but {clause}"
-
-
 def choose(known: Kept, found: Sequence[Gathered]) -> Gathered | None:
-    """The snapshot from which a round would begin; None: there is none.
-
-    Args:
-        found: all that there are, the newest first.
-    """
+    """The snapshot from which a round would begin, of all, the newest first; None: there is none."""
     complete = [one for one in found if one.lack is None]
     wanted = (one for one in complete if one.stamp == known.wanted)
     return next(wanted, None) or next((one for one in complete if not is_undone(known, one.stamp)), None)

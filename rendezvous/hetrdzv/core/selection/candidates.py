@@ -1,44 +1,90 @@
-"""Nodes worth ending a running round for, and why other ready nodes are spares."""
+"""Which nodes of a group are ready, the round that they would form, and why others are spares."""
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hetrdzv.core.memo import cached, cached_for
 from hetrdzv.core.model import Group, Node, Round
+from hetrdzv.core.selection.best_set import Worlds
 from hetrdzv.core.selection.order import former_round
-from hetrdzv.core.selection.ready import READ, ready_nodes
-from hetrdzv.core.selection.select import Shortfall, in_units, select, unit_of
-from hetrdzv.core.selection.worlds import Worlds
+from hetrdzv.core.selection.select import Selection, Shortfall, in_units, select, unit_of
 from hetrdzv.protocol.reasons import waiting
 from hetrdzv.protocol.reasons.reason import Reason, ReasonCode
 from hetrdzv.protocol.settings import OnJoin
 from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.addresses import is_loopback
 
+READ = ("spec", "nodes", "drained", "job", "round", "seats", "unreachable", "failed_masters", "failed_rounds")
+"""The fields of a group that decide which nodes form its rounds."""
 
-@dataclass(frozen=True)
+
+@cached
+def ready_nodes(group: Group) -> Sequence[Node]:
+    """The nodes that are ready for the next round. A suspect counts until it is lost, but is waited for."""
+    job, drained, no_command = group.job, group.drained, group.spec.command is None
+    return [
+        node
+        for node in group.nodes.values()
+        if node.phase is NodePhase.READY
+        and node.job == job
+        and node.leaving is None
+        and node.rejected is None
+        and not node.not_ready
+        and not (no_command and node.wants_command)
+        and node.node_id not in drained
+    ]
+
+
+@cached
+def not_ready_nodes(group: Group) -> Sequence[Node]:
+    """The live nodes whose agents say that they cannot take part in a round."""
+    return [
+        node
+        for node in group.nodes.values()
+        if node.not_ready and node.phase is NodePhase.READY and node.job == group.job and node.leaving is None
+    ]
+
+
+def stranded(nodes: Iterable[Node]) -> list[Node]:
+    """Nodes that offer a loopback address although other nodes are on other hosts, which cannot reach them."""
+    nodes = list(nodes)
+    loopback = [node for node in nodes if is_loopback(node.address)]
+    return loopback if len(loopback) < len(nodes) else []
+
+
+@cached_for(*READ)
+def next_round(group: Group) -> Selection | Shortfall:
+    """What `select` answers for the ready nodes of a group that runs no round."""
+    return select(
+        group.spec,
+        ready_nodes(group),
+        group.seats,
+        former_round(group),
+        group.unreachable,
+        group.failed_masters,
+        group.used_last,
+    )
+
+
+# -- while a round runs --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
 class Growth:
     """Nodes worth ending a running round for (rule 3c).
 
     Attributes:
-        joiners: the ready nodes that a larger round would take in; empty where it would not be larger.
-        full: whether that round would have no room for another node.
+        joiners: the ready nodes that a larger round would take in, by node id.
+        full: that round would have no room for another node.
     """
 
-    joiners: tuple[Node, ...] = ()
+    joiners: Mapping[str, Node] = field(default_factory=dict)
     full: bool = False
-
-    @cached_property
-    def node_ids(self) -> AbstractSet[str]:
-        """The joiners' node ids."""
-        return frozenset(node.node_id for node in self.joiners)
 
     @property
     def has_suspects(self) -> bool:
         """Whether a joiner's connection broke and it has not been heard since."""
-        return any(node.cut_at is not None for node in self.joiners)
+        return any(node.cut_at is not None for node in self.joiners.values())
 
 
 @cached_for(*READ)
@@ -59,7 +105,8 @@ def growth(group: Group) -> Growth:
         return Growth()
     if answer.world_size <= active.world_size if spec.sized else len(answer.nodes) <= len(active.members):
         return Growth()
-    return Growth(tuple(node for node in answer.nodes if active.member(node.node_id) is None), answer.full)
+    joiners = {node.node_id: node for node in answer.nodes if active.member(node.node_id) is None}
+    return Growth(joiners, answer.full)
 
 
 def lost_members(group: Group) -> Sequence[Node]:
@@ -71,24 +118,21 @@ def lost_members(group: Group) -> Sequence[Node]:
     if active is None or _nobody_joins(group) is not None:
         return ()
     lost = sorted(
-        (node for node in group.nodes.values() if _is_missed(group, node)),
+        (
+            node
+            for node in group.nodes.values()
+            if node.phase is NodePhase.LOST
+            and node.job == group.job
+            and node.member_of > 0
+            and node.leaving is None
+            and node.node_id not in group.drained
+        ),
         key=lambda node: (node.gone_at or 0.0, node.node_id),
     )
     if not lost or len(active.members) >= (group.spec.max_nodes or len(group.nodes)):
         return ()
     first_at = lost[0].gone_at or 0.0
     return lost[sum(1 for node in group.live if node.joined_at > first_at and not node.former) :]
-
-
-def _is_missed(group: Group, node: Node) -> bool:
-    """Whether a node is lost that has worked for this job, and that nobody meant to go."""
-    return (
-        node.phase is NodePhase.LOST
-        and node.job == group.job
-        and node.member_of > 0
-        and node.leaving is None
-        and node.node_id not in group.drained
-    )
 
 
 def spare_reason(group: Group, node: Node, active: Round) -> Reason:

@@ -53,9 +53,7 @@ from tests.core.leases import step
 from tests.support.restored import encoded, restore
 
 WARNINGS = (
-    warnings.versions_differ(
-        "torch", [("2.12.1", Nodes.of(["gpu1"]))], ("2.13.0", Nodes.of(["gpu2"])), clear=False
-    ),
+    warnings.versions_differ("torch", [("2.12.1", Nodes.of(["gpu1"])), ("2.13.0", Nodes.of(["gpu2"]))]),
     warnings.no_label("rack", Nodes.of(["gpu1"])),
 )
 

@@ -21,21 +21,11 @@ NODES_NAMED = 8
 def agree(
     work: Work, given: Mapping[str, object], *, final: bool, node_id: str | None = None
 ) -> tuple[Difference, ...]:
-    """Take over settings that were given.
+    """Take over settings that were given, by a node or (None) a person; returns those that were replaced.
 
-    Those that were fixed before must be the same, unless the group has no live node and nobody made it on purpose
-    (`PUT`): then the same job goes on with the new ones.
-
-    Args:
-        final: whether this fixes the whole spec (an agent with a script, or a person's `PUT`).
-        node_id: of the node that gives them; None: a person.
-
-    Returns:
-        the settings that were replaced.
-
-    Raises:
-        InvalidSpec: a setting that does not exist, a value out of range, bounds that contradict each other.
-        SpecConflict: a setting that is fixed to another value.
+    What was fixed before must be the same, unless the group has no live node and nobody made it on purpose (`PUT`):
+    then the same job goes on with the new ones. `final`: this fixes the whole spec (an agent with a script, or a
+    `PUT`).
     """
     group = work.group
     news = news_in(group.spec, given)
@@ -59,10 +49,9 @@ def agree(
 
 
 def require_same_script(work: Work, join: Join) -> None:
-    """Check that a node runs what the live nodes of its role run: two jobs are not to become one by accident.
+    """Refuse a node that runs another script than the live nodes of its role.
 
-    Raises:
-        SpecConflict: they run something else.
+    Two jobs are not to become one by accident.
     """
     if not join.script or _other(work.group, join) is None:
         return

@@ -25,11 +25,7 @@ from hetrdzv.protocol.states import (
 
 
 def stop_notice(group: Group, now: float) -> StopNotice | None:
-    """What the members of the newest round are told if it is about to end; None: it is not.
-
-    Args:
-        now: the server's clock (seconds).
-    """
+    """What the members of the newest round are told if it is about to end; None: it is not."""
     notice = group.round.notice if group.round is not None else None
     if notice is None:
         return None
@@ -97,11 +93,7 @@ def has_got_stop(group: Group, node: Node, holds: str | None) -> bool:
 
 
 def directive(group: Group, node: Node, now: float) -> Directive:
-    """What a node of a group has to do now.
-
-    Args:
-        now: the server's clock (seconds), for the reason alone.
-    """
+    """What a node of a group has to do now."""
     head = heading(group, node)
     end = _end_of(group, head.round)
     spec = group.spec

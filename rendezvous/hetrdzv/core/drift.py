@@ -17,15 +17,18 @@ from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.rank_order import order_labels
 from hetrdzv.protocol.texts.who import Nodes
 
-MOST_VALUES = 3
-"""How many versions beside the usual one are told; the others are counted."""
+MOST_VALUES = 4
+"""How many versions a warning names; the others are counted."""
 
 MOST_CHARACTERS = 16
 """How much of what is no version is told."""
 
 
 def drift(nodes: Sequence[Node]) -> tuple[Reason, ...]:
-    """Each difference that matters: gpu3 has torch 2.12.1, the others 2.13.0; scripts may differ between roles."""
+    """Each difference that matters.
+
+    Gpu3 has torch 2.12.1, gpu1 and gpu2 have 2.13.0; scripts may differ between roles.
+    """
     differences = []
     for name, part in PARTS.items():
         having: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -58,15 +61,9 @@ def _version(text: str, parts: int) -> str:
 
 
 def _differs(part: str, having: Mapping[str, Sequence[str]]) -> Reason:
-    """Which nodes have another version than most."""
+    """Which nodes have which version, the rarest first."""
     versions = sorted(
         having, key=lambda version: (len(having[version]), min(map(natural_key, having[version])))
     )
-    *odd, usual = versions
-    return versions_differ(
-        part,
-        [(version, Nodes.of(having[version])) for version in odd[:MOST_VALUES]],
-        (usual, Nodes.of(having[usual])),
-        more=max(0, len(odd) - MOST_VALUES),
-        clear=len(having[usual]) > max(len(having[version]) for version in odd),
-    )
+    shown = [(version, Nodes.of(having[version])) for version in versions[:MOST_VALUES]]
+    return versions_differ(part, shown, more=len(versions) - len(shown))

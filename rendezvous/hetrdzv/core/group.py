@@ -201,8 +201,7 @@ def _take_over_rounds(work: Work, command: Join) -> None:
 def _take_place(work: Work, node: Node, incarnation: str) -> tuple[str, ...]:
     """Let another agent take over a node id if the present one is cut off, expired or gone (rule 6).
 
-    Returns:
-        the earlier incarnations of the node.
+    Returns the earlier incarnations of the node.
     """
     if incarnation in node.former:
         raise StaleIncarnation(

@@ -152,11 +152,7 @@ class ProcessGroup:
 
 
 def judge(workers: Sequence[Worker], world_size: int, node_of: NodeOf) -> Hang | None:
-    """Who is waited for, by whom, and since when; None: nobody, as far as can be seen.
-
-    Args:
-        workers: of one round, at most one per rank.
-    """
+    """Who is waited for, by whom, and since when; None: nobody, as far as can be seen."""
     known = sorted((worker for worker in workers if worker.state in _SEEN), key=attrgetter("rank"))
     if any(worker.collectives for worker in known):
         groups = _process_groups(known, world_size)

@@ -23,14 +23,10 @@ class InvariantError(AssertionError):
 
 
 def check(group: Group, since: Group | None = None, changed: Iterable[Node] = ()) -> None:
-    """Raise if a group violates an invariant.
+    """Raise InvariantError if a group violates an invariant.
 
-    Args:
-        since: the group before a change, which violated none: what the change cannot have touched is passed over.
-        changed: its nodes that differ from those of `since`.
-
-    Raises:
-        InvariantError: names the group and its first violations.
+    `since`: the group before a change, which violated none: what the change cannot have touched is passed over;
+    `changed`: its nodes that differ from those of `since`.
     """
     wrong = list(violations(group, since, changed))
     if wrong:

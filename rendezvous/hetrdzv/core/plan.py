@@ -23,14 +23,7 @@ MOST_TURNS = 60
 
 
 def plan(group: Group, changes: Changes, now: float) -> Plan:
-    """What would happen to a group, if every node did what it is told and nothing else happened.
-
-    Args:
-        now: the server's clock (seconds).
-
-    Raises:
-        Refused: the change itself is not allowed (its subclass says why).
-    """
+    """What would happen to a group, if every node did what it is told and nothing else happened."""
     rehearsal = _Rehearsal(group, now)
     if (active := group.active_round) is not None:
         rehearsal.do(NoteStall(active.number, None))

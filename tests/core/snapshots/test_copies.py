@@ -161,7 +161,7 @@ def test_who_alone_has_what_ranks_have_alike_is_copied_altogether() -> None:
     assert [part.rank for part in copy.source.ranks] == [0, 1, 2]
 
 
-def test_what_a_node_that_has_left_alone_has_is_shared_out_among_the_members() -> None:
+def test_what_a_node_that_has_left_alone_has_two_members_copy() -> None:
     job = Job(min_nodes=2, max_nodes=3).begin("a", "b", "c")
     for rank, name in enumerate("abc"):
         job.declare(name, rank, whole=True)
@@ -189,7 +189,7 @@ def test_what_a_node_that_has_left_alone_has_is_shared_out_among_the_members() -
     assert {source.node_id for source in active.snapshot.sources} == {"a", "b", "c"}
     copies = {name: copy_for(job.group, job.node(name)) for name in "ab"}
     of_c = {name: copy for name, copy in copies.items() if copy is not None and copy.source.node_id == "c"}
-    assert {name: copy.source.ranks[0].rank for name, copy in of_c.items()} == {"a": 2}
+    assert {name: copy.source.ranks[0].rank for name, copy in of_c.items()} == {"a": 2, "b": 2}
     safe = Stamp(round=1, step=8)
     assert [copy_for(job.group, job.node(name), safe) for name in "ab"] == [None, None]
 

@@ -10,11 +10,7 @@ ROUNDS_KEPT = 500
 
 
 def time_until_end(current: Round, at: float, now: float) -> TimeSpent:
-    """What the time of a round went into that ends now.
-
-    Args:
-        at: when what ends it happened (seconds).
-    """
+    """What the time of a round went into that ends now, of something that happened `at` that time."""
     formed = current.formed_at
     at = min(max(formed, at), now)
     time: dict[str, float] = dict.fromkeys(Phase, 0.0)

@@ -54,12 +54,7 @@ class Work:
 
 
 def require_speaker(group: Group, node_id: str, incarnation: str) -> Node:
-    """The node that an agent speaks for.
-
-    Raises:
-        UnknownNode: the group has no node of that name.
-        StaleIncarnation: the node belongs to another agent now.
-    """
+    """The node that an agent speaks for."""
     node = group.nodes.get(node_id)
     if node is None:
         raise UnknownNode(f"group '{group.group_id}' has no node '{node_id}': it has to join first")
@@ -72,11 +67,7 @@ def require_speaker(group: Group, node_id: str, incarnation: str) -> Node:
 
 
 def known_node(group: Group, node_id: str) -> Node:
-    """The node of that name, which a person has given.
-
-    Raises:
-        UnknownNode: there is none; lists those that there are.
-    """
+    """The node of that name, which a person has given."""
     node = group.nodes.get(node_id)
     if node is None:
         raise UnknownNode(
@@ -102,10 +93,8 @@ def expire(work: Work) -> None:
 def remove_node(work: Work, node: Node, phase: NodePhase, why: Reason, since: float | None = None) -> None:
     """Take a node out of the group's live ones; ends its round unless its part in it is done.
 
-    Args:
-        since: when it was last heard from (seconds).
-
-    The part of a node that succeeded is done, too, when it says goodbye in a round that something else ended.
+    The part of a node that succeeded is done, too, when it says goodbye in a round that something else ended. `since`:
+    when it was last heard from.
     """
     lost = phase is NodePhase.LOST
     late_goodbye = not lost and node.phase is NodePhase.SUCCEEDED and not work.group.active_round
@@ -129,11 +118,8 @@ def withdraw(
 ) -> None:
     """Take a node out of the newest round; ends that round unless the node's part in it is done.
 
-    A node that goes because its workers failed explains nothing: its failure does.
-
-    Args:
-        since: when it was last heard from (seconds).
-        gone_at: it runs on, and has to stop its workers then (seconds).
+    A node that goes because its workers failed explains nothing: its failure does. `since`: when it was last heard
+    from; `gone_at`: it runs on, and has to stop its workers then.
     """
     current = work.group.round
     if current is None or work.group.state.terminal or not work.group.in_round(node):
@@ -152,8 +138,7 @@ def withdraw(
 def set_leaving(work: Work, node: Node, why: Reason, gone_at: float | None = None) -> None:
     """Record that a node is about to leave; ends its round unless its part in it is done.
 
-    Args:
-        gone_at: its workers run on until then (seconds); None: they are being stopped, or nobody knows.
+    `gone_at`: its workers run on until then; None: they are being stopped, or nobody knows.
     """
     by_itself = why.code != ReasonCode.NODE_DRAINED
     if node.gone:
@@ -198,11 +183,7 @@ def reject(work: Work, node: Node) -> None:
 
 
 def remembered(nodes: Mapping[str, Node], keep: AbstractSet[str] = frozenset()) -> Mapping[str, Node]:
-    """The live nodes and the newest of those that are gone.
-
-    Args:
-        keep: node ids that are never forgotten.
-    """
+    """The live nodes, those to keep, and the newest of the others that are gone."""
     gone = [node for node in nodes.values() if node.gone_at is not None and node.node_id not in keep]
     if len(gone) <= GONE_NODES_KEPT:
         return nodes
@@ -224,8 +205,8 @@ def end_round(
 ) -> None:
     """End the active round, or record a loss as the cause of the failure that ended it (rule 5).
 
-    Args:
-        since: when what ends it happened, where it was noticed later (seconds before now: no server may have run then).
+    `since`: when what ends it happened, where it was noticed later (in seconds before now: no server may have run
+    then).
     """
     current = work.group.round
     if current is None:
@@ -268,10 +249,8 @@ def _blame(work: Work, ended: Round, end: End, cause: Cause) -> End:
 def stop_with_grace(work: Work, cause: Cause, gone_at: float | None = None) -> None:
     """End the active round, to which nothing has happened yet; where there is time, once its workers have saved.
 
-    A round that is about to end anyway keeps its notice, unless the job is to end with it.
-
-    Args:
-        gone_at: when the node that it ends for has to stop its workers (seconds); see `notice_until`.
+    A round that is about to end anyway keeps its notice, unless the job is to end with it. `gone_at`: see
+    `notice_until`.
     """
     active = work.group.active_round
     until = notice_until(work.group, work.now, gone_at)
@@ -343,9 +322,6 @@ def begin_job(work: Work, spec: GroupSpec, *, spec_fixed: bool) -> None:
     """Start a new job in a finished group, once no node of the old one is left.
 
     Agents that came after the outcome was decided never had workers, so nothing waits for them.
-
-    Raises:
-        GroupFinishing: names the nodes that have not exited yet.
     """
     expire(work)
     group = work.group

@@ -9,7 +9,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 from hetrdzv.core.memo import cached
@@ -70,27 +69,23 @@ def _replacement_key(spec: GroupSpec, slots: int, node: Node | None) -> Replacem
 
 
 def fill(gaps: Mapping[str, ReplacementKey], newcomers: Mapping[str, ReplacementKey]) -> dict[str, str]:
-    """Which newcomer fills which gap, by gap.
+    """Which newcomer fills which gap, by gap: the best fit first, and of equals the first that came.
 
-    First those with the slots and labels of the node that left it, then with its slots and some of its labels, the
-    widest the longest, then with other slots, in the same way. Of equals the first comes first.
-
-    Args:
-        gaps: node ids that are no longer there, each with the kind of that node.
-        newcomers: node ids in the order in which they are taken, each with its kind.
+    That is one with the slots and labels of the node that left the gap, then with its slots and ever fewer of its
+    labels, the widest the longest, then any.
     """
     fillers: dict[str, str] = {}
     length = max(map(len, newcomers.values()), default=0)
-    for start, end in product((0, 1), range(length, 0, -1)):
+    for end in range(length, -1, -1):
         if len(fillers) == min(len(gaps), len(newcomers)):
             break
         free: dict[ReplacementKey, deque[str]] = {}
         taken = set(fillers.values())
         for node_id, kind in newcomers.items():
             if node_id not in taken:
-                free.setdefault(kind[start:end], deque()).append(node_id)
+                free.setdefault(kind[:end], deque()).append(node_id)
         for gap, kind in gaps.items():
-            if gap not in fillers and (alike := free.get(kind[start:end])):
+            if gap not in fillers and (alike := free.get(kind[:end])):
                 fillers[gap] = alike.popleft()
     return fillers
 
@@ -104,10 +99,7 @@ def by_gaps(
 ) -> Mapping[str, int]:
     """The nodes that would fill the gaps of the last round, numbered by how well they fit.
 
-    Args:
-        nodes: all that could be taken, by node id.
-        seats: places of the past, in rank order.
-        used_last: node ids that fill no gap that another can fill.
+    Those of `used_last` fill no gap that another can fill.
     """
     newcomers = sorted(
         nodes.keys() - set(seats), key=lambda node_id: (node_id in used_last, natural_key(node_id))
@@ -134,10 +126,8 @@ def in_order(
 ) -> tuple[list[Node], tuple[str, ...]]:
     """The nodes of a round in rank order, and the places for the next time, those of absent nodes included.
 
-    Args:
-        seats: places of the past, in rank order.
-        last: the last round; newcomers take the places of those of its nodes that are not in the next one.
-        master: the node id that must come first; None: the first that may be master.
+    Newcomers take the places of nodes of the last round that are not in the next one. `master` comes first if given,
+    else the first that may be master.
     """
     labels = order_labels(spec.rank_order)
     chosen = {node.node_id: node for node in nodes}
@@ -177,10 +167,7 @@ def may_be_master(spec: GroupSpec, node: Node) -> bool:
 def place(
     spec: GroupSpec, nodes: Iterable[Node], seats: Sequence[str], last: Former, master: str | None = None
 ) -> Placement:
-    """Put the nodes of a round in order and give them their ranks; the arguments are those of `in_order`.
-
-    Offsets are the sums of the slots before, overall and per role.
-    """
+    """Put the nodes of a round in order (see `in_order`) and give them their ranks, overall and per role."""
     ordered, places = in_order(spec, nodes, seats, last, master)
     role_sizes: Counter[str] = Counter()
     for node in ordered:

@@ -111,16 +111,9 @@ def select(
     """Choose the nodes of the next round: the most, or, where world sizes are bounded, those of the largest world.
 
     Preferred are survivors of the last round, then nodes that have a place, then those that best fill its gaps, then
-    (where world sizes are bounded) those with more slots, then natural order. One that may be master is always among
-    them. Where no master serves all of those who would be taken, the most that one serves are, if they are enough.
-
-    Args:
-        ready: the nodes to choose from.
-        seats: places of the past, in rank order.
-        last: the last round, or none.
-        unreachable: pairs among all nodes of the group.
-        failed_masters: how many masters in a row no node could reach.
-        used_last: node ids before which all others are taken.
+    (where world sizes are bounded) those with more slots, then natural order; those of `used_last` come after all
+    others. One that may be master is always among them. Where no master serves all of those who would be taken, the
+    most that one serves are, if they are enough. `failed_masters`: how many in a row no node could reach.
     """
     if len(ready) < spec.min_nodes:
         return Shortfall(lack=Lack.NODES, missing=spec.min_nodes - len(ready))
@@ -172,12 +165,7 @@ class _Choice:
     def best(
         self, masters: AbstractSet[str] | None, without: AbstractSet[str] = frozenset()
     ) -> list[Node] | None:
-        """The best set of nodes.
-
-        Args:
-            masters: node ids, one of which must be in it; None: any will do.
-            without: node ids that cannot be.
-        """
+        """The best set of nodes, with one of `masters` (None: any will do) and none of `without`."""
         most = self._spec.max_nodes
         fits = self.worlds.allows(self.size(self._ready)) and (most is None or len(self._ready) <= most)
         if fits and not without and (masters is None or masters):

@@ -50,14 +50,10 @@ def gathered(group: Group) -> Sequence[Gathered]:
 
 
 def gathered_for(group: Group, origin: str, members: Sequence[str], last_round: int) -> Sequence[Gathered]:
-    """All snapshots of a job that the nodes of a group have or see on disk, the newest first.
+    """All snapshots of a job (`origin`) that the nodes of a group have or see on disk, the newest first.
 
-    What one node sees on disk counts: not all have looked lately.
-
-    Args:
-        origin: the name of the job.
-        members: the nodes that are to use them: what nobody serves is of use to its own node alone.
-        last_round: what claims to be of a later one is none.
+    What one node sees on disk counts: not all have looked lately. What nobody serves is of use to its own node alone,
+    if that is the only member; what claims to be of a later round than the last is none.
     """
     alone = members[0] if len(members) == 1 else None
     holders: defaultdict[tuple[Stamp, int, bool], list[tuple[Node, Held]]] = defaultdict(list)

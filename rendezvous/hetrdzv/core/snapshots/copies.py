@@ -1,7 +1,7 @@
 """Who copies what lives once: the parts that ranks have of a sharded snapshot.
 
 Each member has a keeper: the next one in the order of ranks that is in another unit, since a unit fails together; or
-the next one at all. Of what only nodes have that have left, the members share out the parts.
+the next one at all. What only nodes have that have left, the first members copy.
 """
 
 from collections import Counter, defaultdict
@@ -21,11 +21,8 @@ COPIES = 2
 def copy_for(group: Group, node: Node, safe: Stamp | None = None) -> Copy | None:
     """The next parts that a member is to copy, the oldest first: they may be overwritten; None: none by now.
 
-    They are of the snapshot that the round began from, and of those of the round of which the member has something. All
-    members ask after each step, so only those are looked at whose keeper it is.
-
-    Args:
-        safe: the newest snapshot that outlives any node: nothing older needs copies.
+    They are of the snapshot that the round began from, and of those of the round of which the member has something;
+    nothing older than what is `safe`. All members ask after each step: only those are looked at whose keeper it is.
     """
     current, own = group.active_round, node.snapshots
     if current is None or own is None:
@@ -96,16 +93,12 @@ def _lone(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int]]]]:
     for source in sorted(began.sources, key=lambda source: source.node_id in inside):
         holder, enough = source.node_id, COPIES if source.node_id in inside else 1
         ranks = {part.rank for part in source.ranks if holder == alone or copies[part.rank] < enough}
-        if holder in inside:
-            shares = {keepers[holder]: ranks} if holder in keepers else {}
-        elif holder == alone:
-            shares = dict.fromkeys(names[:COPIES], ranks)
+        if holder not in inside:
+            copiers = names[:COPIES]
         else:
-            shares = {}
-            for rank in ranks:
-                shares.setdefault(names[rank % len(names)], set()).add(rank)
-        for keeper, some in shares.items():
-            lone[keeper].append((holder, some))
+            copiers = [keepers[holder]] if holder in keepers else []
+        for copier in copiers:
+            lone[copier].append((holder, ranks))
     return lone
 
 

@@ -31,20 +31,14 @@ Version = tuple[str, Nodes]
 """A version of something, and the nodes that have it."""
 
 
-def versions_differ(
-    part: str, odd: Sequence[Version], usual: Version, *, clear: bool, more: int = 0
-) -> Reason:
-    """Nodes have different versions of something that should be the same."""
-    (first, of_first), *others = odd
-    shown = [f"{have(of_first)} {PARTS[part].title} {first}", *map(_has, others)]
+def versions_differ(part: str, versions: Sequence[Version], more: int = 0) -> Reason:
+    """Nodes have different versions of something that should be the same: the rarest first, `more` are not named."""
+    (first, of_first), *others = versions
+    shown = [f"{have(of_first)} {PARTS[part].title} {first}"]
+    shown += [f"{have(nodes)} {version}" for version, nodes in others]
     if more:
         shown.append(f"{count(more, 'more version')} on other nodes")
-    shown.append(f"the others {usual[0]}" if clear else _has(usual))
     return reason(ReasonCode.VERSIONS_DIFFER, ", ".join(shown), nodes=of_first, part=part)
-
-
-def _has(version: Version) -> str:
-    return f"{have(version[1])} {version[0]}"
 
 
 def no_label(label: str, nodes: Nodes, *, units: bool = False) -> Reason:

@@ -18,7 +18,7 @@ from hetrdzv.protocol.errors import HetError, Problem
 from hetrdzv.protocol.failure import Failure
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.states import DirectiveKind
-from tests.sim.rooms import IN_AGENTS
+from tests.sim.snapshots import Snapshots
 from tests.sim.store import GROUP
 from tests.sim.workers import Fate, Workers, make_workers
 
@@ -102,7 +102,7 @@ class Agent:
         # SIGSTOP
         self._paused = False
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self._rooms = [make(self) for make in IN_AGENTS]
+        self._snapshots = Snapshots(self)
         self._call(self._be_ready)
 
     # -- the process -----------------------------------------------------------------------------------------
@@ -151,8 +151,7 @@ class Agent:
         for notice in session.notices():
             self.world.checks.say(self.node_id, f"notices: {notice}")
         for answered in session.answers():
-            for room in self._rooms:
-                room.answered(answered)
+            self._snapshots.answered(answered)
         fresh = session.directives()
         if fresh:
             self._fresh.extend(fresh)
@@ -256,8 +255,7 @@ class Agent:
         assert directive.start is not None
         self.round = directive.round
         self._asked += 1
-        for room in self._rooms:
-            room.starts(directive)
+        self._snapshots.starts(directive)
         if directive.start.master.node_id == self.node_id:
             self._store, self._held = self._held, 0
         if not world.calm and self._rng.random() < scenario.fails / 5:
@@ -314,8 +312,7 @@ class Agent:
 
     def _launched(self, workers: Workers) -> None:
         self.session.send(reports.started(workers.round), self.world.timeline.now)
-        for room in self._rooms:
-            room.launched(workers)
+        self._snapshots.launched(workers)
         match workers.fate:
             case Fate.FAIL:
                 self.world.timeline.at(workers.after_s, self.world.worker_fails, workers, "by itself")
@@ -383,8 +380,7 @@ class Agent:
         if self._signalled or self._exit_told:
             if not self._left:
                 self._left = True
-                for room in self._rooms:
-                    room.says_goodbye()
+                self._snapshots.says_goodbye()
                 self.session.leave("its agent goes", self.world.timeline.now)
                 self.after(LEAVE_S + 1.0, self._exit)
         elif self._ready_after_stop:
@@ -397,8 +393,7 @@ class Agent:
         if not self._held:
             self._held = self.world.new_port(self.machine)
         self._asked += 1
-        for room in self._rooms:
-            room.ready()
+        self._snapshots.ready()
         self._not_ready = self._checked()
         self.session.ready(self.round, self._held, 0, self.world.timeline.now, self._not_ready)
         self.after(self._check.uniform(0.1, 5), self._check_again, self._asked)

@@ -26,7 +26,7 @@ from hetrdzv.protocol.snapshots import Stamp
 from hetrdzv.protocol.states import DirectiveKind, EndKind, GroupState, NodePhase, ReportKind
 from hetrdzv.service import leases as leases_module
 from hetrdzv.service import service as service_module
-from tests.sim.rooms import IN_CHECKS, WORDS
+from tests.sim.snapshots import HELD, BeginsFromTheNewest, SafeOutlivesANode
 from tests.sim.store import Disk
 from tests.sim.timeline import Timeline
 from tests.sim.workers import Workers
@@ -75,7 +75,7 @@ class Checks:
         self._heard: dict[str, float] = {}  # by incarnation
         self._serves_since = 0.0
         self._undrained = False
-        self._rooms = [make(self) for make in IN_CHECKS]
+        self._begins, self._safe = BeginsFromTheNewest(self), SafeOutlivesANode(self)
 
     # -- saying ----------------------------------------------------------------------------------------------
 
@@ -142,8 +142,8 @@ class Checks:
         for event in transition.events:
             self.events[event.code] += 1
             self.say("core", f"    {event.code}: {event}")
-        for room in self._rooms:
-            room.stepped(old, new)
+        self._begins.stepped(old, new)
+        self._safe.stepped(old, new)
         for wrong in violations(new):
             self.violate("invariants", wrong)
         if new.last_round > old.last_round and new.active_round is not None and (left := left_behind(new)):
@@ -256,8 +256,7 @@ class Checks:
         known = self._rounds.setdefault(number, record)
         if known["members"] != record["members"] or known["restart_count"] != record["restart_count"]:
             self.violate("a round is decided once", f"round {number} has other members than before")
-        for room in self._rooms:
-            room.round_is_durable(record)
+        self._begins.round_is_durable(record)
 
     def answered(self, request: Request, answer: Answer, disk: Disk) -> None:
         """The server is about to send an answer: is all that it implies on the disk?"""
@@ -276,8 +275,6 @@ class Checks:
                     node = disk.node(request.node_id)
                     if node is None or (node["incarnation"] == incarnation and node["gone_at"] is None):
                         problem = "it left"
-            for room in self._rooms:
-                problem = problem or room.lost(request, answer)
         if problem is not None:
             self.violate(
                 "replies survive", f"{_words(request)} of {request.node_id}: {problem}, not on the disk"
@@ -510,8 +507,9 @@ def _words(what: commands.Command | Request) -> str:
             return f"poll for {what.wait_s:.2f} s after {what.after}"
         case Leave():
             return "leave"
-    if (said := next((one for words in WORDS if (one := words(what)) is not None), None)) is not None:
-        return said
+        case SendReport(route=route, body=body) if route is HELD:
+            stamps = [(held.round, held.step) for held in body.holdings.held]
+            return f"holds {stamps} in round {body.round}"
     node_id = getattr(what, "node_id", "")
     return f"{node_id + ': ' if node_id else ''}{type(what).__name__.lower()}"
 

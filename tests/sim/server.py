@@ -23,6 +23,7 @@ from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.progress import PollRequest
 from hetrdzv.protocol.requests.joining import JoinRequest
 from hetrdzv.protocol.requests.reports import ReportRequest
+from hetrdzv.service import snapshots
 from hetrdzv.service.clock import ServedClock
 from hetrdzv.service.leases import STALL_S
 from hetrdzv.service.polls.caller import Caller
@@ -31,7 +32,6 @@ from hetrdzv.service.service import Service
 from tests.sim.checks import Checks
 from tests.sim.loop import ServerLoop
 from tests.sim.network import Exchange, Network
-from tests.sim.rooms import ANSWERS
 from tests.sim.store import GROUP, Disk, DiskStore, Trouble
 from tests.sim.timeline import Timeline
 
@@ -88,8 +88,8 @@ class Connection:
         """As the client does; no agent of the simulation asks anything else."""
         if route is routes.REPORT:
             return await self._report(group, node, body)
-        answer = next(answers[route] for answers in ANSWERS if route in answers)
-        return await answer(self._service, group, node, body)
+        assert route is routes.SNAPSHOTS
+        return await snapshots.declare(self._service, group, node, body)
 
     async def _report(self, group: str, node: str, request: ReportRequest) -> Directive:
         try:

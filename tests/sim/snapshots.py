@@ -8,13 +8,12 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from hetagent.session import reports
-from hetagent.session.requests import Answered, Report, ReportRoute, SendReport
+from hetagent.session.requests import Answered, Report, ReportRoute
 from hetagent.snapshots.folder import SLOTS, room_for
 from hetagent.snapshots.folder import Stamp as Taken
 from hetagent.snapshots.node.reporter import SnapshotReporter
-from hetrdzv.core import snapshots as room
 from hetrdzv.core.model import Group, Node, Round
-from hetrdzv.core.snapshots import complete, copies
+from hetrdzv.core.snapshots import complete
 from hetrdzv.core.snapshots.complete import began_from, gathered, is_copied, stamp_of, stamp_on_disk
 from hetrdzv.protocol.directive import Directive
 from hetrdzv.protocol.http import routes
@@ -31,8 +30,6 @@ from hetrdzv.protocol.snapshots import (
     Stamp,
 )
 from hetrdzv.protocol.states import NodePhase
-from hetrdzv.service.snapshots import declare
-from tests.sim.room import InAgent, InChecks
 from tests.sim.workers import Workers
 
 if TYPE_CHECKING:
@@ -48,7 +45,7 @@ BAD = 0.1
 """Chance that a node cannot load what its round begins from."""
 
 
-class Holding(InAgent):
+class Snapshots:
     """What an agent does about snapshots; what a node holds outlives its agent, but no power cut."""
 
     def __init__(self, agent: "Agent") -> None:
@@ -284,16 +281,13 @@ def _taken(stamp: Stamp) -> Taken:
 
 
 def _is_whole(parts: Iterable[RankPart]) -> bool:
-    """Whether these are the parts of all ranks of a node that had all that ranks have alike; see `Holding._take`."""
+    """Whether these are the parts of all ranks of a node that had all that ranks have alike; see `Snapshots._take`."""
     ranks = {part.rank for part in parts}
     nodes = [part.digest.partition("-") for part in parts]
     return any(ranks.issuperset(range(int(first), int(end))) for first, _, end in nodes if end)
 
 
-ANSWERS = {routes.SNAPSHOTS: declare}
-
-
-class BeginsFromTheNewest(InChecks):
+class BeginsFromTheNewest:
     """A round begins from the newest complete snapshot of its job; see `choose`."""
 
     def __init__(self, checks: "Checks") -> None:
@@ -331,7 +325,7 @@ class BeginsFromTheNewest(InChecks):
             self._checks.violate("a snapshot is chosen once", what)
 
 
-class SafeOutlivesANode(InChecks):
+class SafeOutlivesANode:
     """A snapshot that people are told is safe, or a newer one, is still there when one node is gone with its memory."""
 
     def __init__(self, checks: "Checks") -> None:
@@ -462,29 +456,3 @@ def _refused(group: Group) -> set[Which]:
         if node.snapshots
         for stamp in node.snapshots.refused
     }
-
-
-def words(request: object) -> str | None:
-    """A request in words; None: it is another."""
-    match request:
-        case SendReport(route=route, body=body) if route is HELD:
-            stamps = [(held.round, held.step) for held in body.holdings.held]
-            return f"holds {stamps} in round {body.round}"
-    return None
-
-
-PLANTED: dict[str, tuple[Any, str, Any]] = {
-    "a snapshot need not be complete": (room, "choose", lambda kept, found: found[0] if found else None),
-    "what nobody can load is taken": (complete, "_refused", lambda group, members: {}),
-    "holdings of another job count": (complete, "_is_of", lambda holdings, origin: bool(holdings.held)),
-    "nodes that are gone hold snapshots": (complete, "_is_here", lambda group, node: True),
-    "an agent that is gone serves": (room, "end_parting", lambda work: None),
-    "what is on disk is not seen": (complete, "_on_disk", lambda group, members: iter(())),
-    "what may be safe is overwritten": (
-        SnapshotReporter,
-        "retained",
-        property(lambda reporter: (reporter.safe,) if reporter.safe else ()),
-    ),
-    "what a round began from is not copied": (copies, "_unsafe", lambda current, safe: None),
-}
-"""Faults that some story finds; see test_planted.py."""

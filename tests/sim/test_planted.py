@@ -14,15 +14,16 @@ import pytest
 
 from hetagent.session.backoff import Backoff
 from hetagent.session.session import Session
-from hetrdzv.core import directive
+from hetagent.snapshots.node.reporter import SnapshotReporter
+from hetrdzv.core import directive, snapshots
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.rounds import settle, timers, transitions
 from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.best_set import Worlds
+from hetrdzv.core.snapshots import complete, copies
 from hetrdzv.service import clock, ledger
 from hetrdzv.service.leases import LeaseTable
 from hetrdzv.service.service import Service
-from tests.sim.rooms import PLANTED_IN_ROOMS
 from tests.sim.world import run
 
 MOST_SEEDS = 400
@@ -84,6 +85,17 @@ def _any_number(real: Any) -> Any:
     return exact
 
 
+def _of_any_job(group: Group, node: Node, origin: str, alone: str | None = None) -> Any:
+    return node.snapshots.held if node.snapshots is not None and complete._is_here(group, node) else ()
+
+
+def _in_memory(real: Callable[..., Any]) -> Callable[..., Any]:
+    def gathered(*args: Any) -> Any:
+        return [one for one in real(*args) if one.on_disk is None]
+
+    return gathered
+
+
 PLANTED: dict[str, tuple[Any, str, Any]] = {
     "a failure is judged at once": (settle, "unresolved", lambda group, now: []),
     "who was not told to stop is overdue": (timers, "overdue_at", _overdue_at),
@@ -99,7 +111,18 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "who has to go is given no time": (transitions, "notice_until", lambda group, now, gone_at: now + 0.05),
     "any world size is a multiple": (Worlds, "downward", _downward),
     "bounds in nodes are forgotten": (best_set, "_exact", _any_number(best_set._exact)),
-    **{what: how for of_room in PLANTED_IN_ROOMS for what, how in of_room.items()},
+    "a snapshot need not be complete": (snapshots, "choose", lambda kept, found: found[0] if found else None),
+    "what nobody can load is taken": (complete, "_refused", lambda group, members: {}),
+    "holdings of another job count": (complete, "usable", _of_any_job),
+    "nodes that are gone hold snapshots": (complete, "_is_here", lambda group, node: True),
+    "an agent that is gone serves": (snapshots, "end_parting", lambda work: None),
+    "what is on disk is not seen": (snapshots, "gathered_for", _in_memory(snapshots.gathered_for)),
+    "what may be safe is overwritten": (
+        SnapshotReporter,
+        "retained",
+        property(lambda reporter: (reporter.safe,) if reporter.safe else ()),
+    ),
+    "what a round began from is not copied": (copies, "_began", lambda current: None),
 }
 """What is broken: the module or class, the name in it, and what it becomes."""
 

@@ -1,13 +1,15 @@
 """Which nodes, in which order, with which offsets (rule 4)."""
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import permutations
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import order as ordering
 from hetrdzv.core.selection.candidates import stranded
-from hetrdzv.core.selection.order import Former, Placement
+from hetrdzv.core.selection.order import Former
 from hetrdzv.core.selection.select import Selection, select
+from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons import departures, waiting
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
@@ -31,30 +33,28 @@ def place(
     seats: tuple[str, ...] = (),
     last: tuple[str, ...] = (),
     unreachable: AbstractSet[tuple[str, str]] = frozenset(),
-) -> Placement:
+) -> tuple[Sequence[Member], Sequence[str]]:
     """Select and order the nodes of the next round; one without members where none can form."""
     former = Former(dict.fromkeys(last, 1))
     answer = select(spec, ready, seats, former, unreachable)
     if not isinstance(answer, Selection):
-        return Placement((), ())
+        return (), ()
     return ordering.place(spec, answer.nodes, seats, former, answer.master)
 
 
 def order(*args: object, min_nodes: int = 1, max_nodes: int | None = None, **kwargs: object) -> list[str]:
     spec = GroupSpec(min_nodes=min_nodes, max_nodes=max_nodes)
-    return [member.node_id for member in place(spec, *args, **kwargs).members]  # type: ignore[arg-type]
+    return [member.node_id for member in place(spec, *args, **kwargs)[0]]  # type: ignore[arg-type]
 
 
 def test_offsets_are_the_slots_before() -> None:
-    members = place(GroupSpec(), [node("a", 8), node("b", 4), node("c", 8)]).members
+    members, _ = place(GroupSpec(), [node("a", 8), node("b", 4), node("c", 8)])
     assert [m.rank_offset for m in members] == [0, 8, 12]
     assert [m.group_rank for m in members] == [0, 1, 2]
 
 
 def test_roles_have_offsets_of_their_own() -> None:
-    members = place(
-        GroupSpec(), [node("a", 2, role="x"), node("b", 3, role="y"), node("c", 4, role="x")]
-    ).members
+    members, _ = place(GroupSpec(), [node("a", 2, role="x"), node("b", 3, role="y"), node("c", 4, role="x")])
     assert [(m.role_offset, m.role_world_size) for m in members] == [(0, 6), (0, 3), (2, 6)]
 
 
@@ -68,9 +68,9 @@ def test_survivors_keep_their_order_and_new_nodes_go_last() -> None:
 
 
 def test_returning_node_gets_its_place_back() -> None:
-    placement = place(GroupSpec(), nodes("a", "c"), ("a", "b", "c"), ("a", "b", "c"))
-    assert placement.seats == ("a", "b", "c")
-    assert order(nodes("a", "b", "c"), placement.seats, ("a", "c")) == ["a", "b", "c"]
+    _, seats = place(GroupSpec(), nodes("a", "c"), ("a", "b", "c"), ("a", "b", "c"))
+    assert seats == ("a", "b", "c")
+    assert order(nodes("a", "b", "c"), seats, ("a", "c")) == ["a", "b", "c"]
 
 
 def test_shunned_master_goes_behind() -> None:
@@ -90,14 +90,14 @@ def test_where_no_master_serves_all_the_largest_part_is_taken() -> None:
 def test_a_spare_takes_part_where_that_makes_a_master_serve() -> None:
     apart = {("a", "b"), ("b", "a")}
     spec = GroupSpec(min_nodes=2, max_nodes=2)
-    placed = place(spec, nodes("a", "b", "c"), ("a", "b"), ("a", "b"), apart)
-    assert [m.node_id for m in placed.members] == ["a", "c"]
-    assert placed.seats == ("a", "c")
+    members, seats = place(spec, nodes("a", "b", "c"), ("a", "b"), ("a", "b"), apart)
+    assert [m.node_id for m in members] == ["a", "c"]
+    assert seats == ("a", "c")
     spec = GroupSpec(min_nodes=3, max_nodes=3)
-    placed = place(
+    members, seats = place(
         spec, nodes("a", "b", "c", "d"), ("a", "b", "c"), ("a", "b", "c"), {*apart, ("a", "c"), ("b", "c")}
     )
-    assert [m.node_id for m in placed.members] == ["a", "d", "c"]
+    assert [m.node_id for m in members] == ["a", "d", "c"]
 
 
 def test_loopback_is_fine_among_loopback() -> None:

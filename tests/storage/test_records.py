@@ -301,7 +301,6 @@ def full() -> Group:
         ),
         before=Ended(node_id="gpu1", rank=4),
         at=99.0,
-        judged=True,
         consequences=True,
         hang=hang,
         stopped_at=99.5,

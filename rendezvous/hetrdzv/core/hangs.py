@@ -16,7 +16,7 @@ from math import inf, prod
 from operator import attrgetter
 
 from hetrdzv.core.commands import NoteStall
-from hetrdzv.core.model import Cause, Round, Stall
+from hetrdzv.core.model import Cause, Round
 from hetrdzv.core.rounds.timers import hangs_at, stall_rests, told_at
 from hetrdzv.core.rounds.transitions import Work, end_round
 from hetrdzv.protocol.failure import Failure
@@ -432,8 +432,10 @@ def settle_stall(work: Work) -> None:
         work.change(round=replace(active, stall=replace(stall, told=True)))
         work.say(hangs.stalled(active.number, stall.at(work.now)))
     if end_at is not None and stall.is_known(end_at) and work.now >= end_at:
-        failure = _failure(active, stall)
-        node_id = _node_id(active, stall) if failure.rank >= 0 else None
+        failure, node_id = Failure(local_rank=-1, rank=-1, at=stall.since), None  # of nobody in particular
+        if (member := active.holder(stall.ranks)) is not None:
+            rank, node_id = stall.ranks[0], member.node_id
+            failure = replace(failure, rank=rank, local_rank=rank - member.rank_offset, message=stall.stack)
         why = ends.hangs(stall.at(work.now), node_id, failure.rank)
         cause = Cause(kind=EndKind.FAILED, reason=why, node_id=node_id)
         end_round(work, cause, hang=failure, since=stall.since)
@@ -443,19 +445,3 @@ def hang_of(active: Round | None, now: float) -> Hang | None:
     """The hang of a round of which people have been told, so far; None: there is none."""
     stall = active.told_stall if active is not None else None
     return stall.at(now) if stall is not None else None
-
-
-def _failure(active: Round, stall: Stall) -> Failure:
-    """The hang as a failure of the first worker that is waited for, or of nobody."""
-    member = active.holder(stall.ranks)
-    if member is None:
-        return Failure(local_rank=-1, rank=-1, at=stall.since)
-    rank = stall.ranks[0]
-    local_rank = rank - member.rank_offset
-    return Failure(local_rank=local_rank, rank=rank, message=stall.stack, at=stall.since)
-
-
-def _node_id(active: Round, stall: Stall) -> str | None:
-    """The node of the first worker that is waited for; None: nobody is."""
-    member = active.holder(stall.ranks)
-    return member.node_id if member is not None else None

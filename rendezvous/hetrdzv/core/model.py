@@ -109,7 +109,6 @@ class End:
         cause: what ended it first; once `judged`, its cause.
         before: workers that had ended with exit code 0 before the failure that ended it; None: nobody knows of any.
         at: when its members were told to stop (seconds).
-        judged: whether it has been decided if this end costs a restart.
         consequences: whether workers failed before the cause was known.
         departed: failures of members that gave up and were about to leave, or have left since; by node id.
         hang: the failure that ended it, where no member reported one: workers waited for too long.
@@ -121,11 +120,15 @@ class End:
     at: float
     time: TimeSpent = field(default_factory=dict)
     before: Ended | None = None
-    judged: bool = False
     consequences: bool = False
     departed: Mapping[str, Failure] = field(default_factory=dict)
     hang: Failure | None = None
     stopped_at: float | None = None
+
+    @property
+    def judged(self) -> bool:
+        """Whether it has been decided if this end costs a restart."""
+        return self.stopped_at is not None
 
     @property
     def kind(self) -> EndKind:

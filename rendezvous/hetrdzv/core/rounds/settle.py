@@ -122,7 +122,7 @@ def _judge(work: Work) -> None:
     ended = work.group.round
     if ended is None or ended.end is None or ended.end.judged or unresolved(work.group, work.now):
         return
-    end = replace(blame_who_leaves(work, ended, ended.end), judged=True, stopped_at=work.now)
+    end = replace(blame_who_leaves(work, ended, ended.end), stopped_at=work.now)
     failures = _failures(work.group, replace(ended, end=end))
     if end.kind is EndKind.FAILED:
         first = failures[0]
@@ -249,7 +249,7 @@ def _track_waiting(work: Work, ready: Sequence[Node], answer: Selection | Shortf
 def _start_round(work: Work, selection: Selection) -> None:
     group, former, number = work.group, work.group.round, work.group.last_round + 1
     end = former.end if former is not None else None
-    placement = place(group.spec, selection.nodes, group.seats, former_round(group), selection.master)
+    placed, seats = place(group.spec, selection.nodes, group.seats, former_round(group), selection.master)
     members = [
         replace(
             group.nodes[member.node_id],
@@ -259,14 +259,14 @@ def _start_round(work: Work, selection: Selection) -> None:
             failure=None,
             stop_told_at=None,
         )
-        for member in placement.members
+        for member in placed
     ]
     nodes = {**group.nodes, **{node.node_id: node for node in members}}
     never_started = end is not None and end.kind is EndKind.MASTER_UNREACHABLE
     restarted = former is not None and group.restarts != former.restart_count
     new = Round(
         number=number,
-        members=placement.members,
+        members=placed,
         restart_count=group.restarts,
         formed_at=work.now,
         first=former is None or (former.first and never_started),
@@ -280,7 +280,7 @@ def _start_round(work: Work, selection: Selection) -> None:
         last_round=number,
         round=new,
         nodes=nodes,
-        seats=tuple(seat for seat in placement.seats if seat in nodes),
+        seats=tuple(seat for seat in seats if seat in nodes),
         last_call=False,
         backoff_until=None,
         waiting_since=None,

@@ -20,19 +20,6 @@ from hetrdzv.protocol.texts.rank_order import master_rule, order_labels
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """A membership that could become a round.
-
-    Attributes:
-        members: in rank order.
-        seats: the node ids of all places in rank order, vacant ones included, for the next time.
-    """
-
-    members: tuple[Member, ...]
-    seats: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Former:
     """The last round, as far as its gaps are filled with nodes of their kind.
 
@@ -166,8 +153,8 @@ def may_be_master(spec: GroupSpec, node: Node) -> bool:
 
 def place(
     spec: GroupSpec, nodes: Iterable[Node], seats: Sequence[str], last: Former, master: str | None = None
-) -> Placement:
-    """Put the nodes of a round in order (see `in_order`) and give them their ranks, overall and per role."""
+) -> tuple[tuple[Member, ...], tuple[str, ...]]:
+    """The members of a round in order (see `in_order`) with their ranks, overall and per role; and the next places."""
     ordered, places = in_order(spec, nodes, seats, last, master)
     role_sizes: Counter[str] = Counter()
     for node in ordered:
@@ -193,4 +180,4 @@ def place(
         )
         offset += node.slots
         role_offsets[node.role] += node.slots
-    return Placement(tuple(members), places)
+    return tuple(members), places

@@ -44,7 +44,6 @@ from hetrdzv.core.rounds.transitions import (
     remove_node,
     require_speaker,
     set_leaving,
-    stop,
     stop_with_grace,
     withdraw,
 )
@@ -528,7 +527,7 @@ def _restart(work: Work) -> None:
     elif group.active_round.is_cancelled:
         raise Refused(f"group '{group.group_id}' is about to be cancelled: restart it once that is done")
     elif group.active_round.notice is not None:
-        stop(work, group.active_round.notice.cause)  # it will not wait any longer
+        end_round(work, group.active_round.notice.cause)  # it will not wait any longer
     else:
         why = ends.restart_requested(hang_of(group.active_round, work.now))
         stop_with_grace(work, Cause(kind=EndKind.RESTARTED, reason=why))

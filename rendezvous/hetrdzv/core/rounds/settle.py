@@ -20,11 +20,11 @@ from hetrdzv.core.rounds.transitions import (
     LOSSES,
     Work,
     blame_who_leaves,
+    end_round,
     expire,
     fail,
     reject,
     remembered,
-    stop,
     stop_with_grace,
     succeed,
 )
@@ -99,7 +99,7 @@ def _stop_in_time(work: Work) -> None:
         work.say(events.notice_expired(late, round(notice.until - notice.at, 3)))
     else:
         work.say(events.ready_to_stop(round(work.now - notice.at, 3)))
-    stop(work, notice.cause)
+    end_round(work, notice.cause)
 
 
 class _Failed(NamedTuple):

@@ -9,8 +9,6 @@ from hetrdzv.core.model import End, Group, Node, Round, Stall
 from hetrdzv.core.selection.candidates import Growth, growth, next_round
 from hetrdzv.core.selection.select import Selection, Shortfall
 from hetrdzv.protocol.directive import Member
-from hetrdzv.protocol.reasons import departures
-from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.states import GroupState, NodePhase
 
 SUSPECT_GRACE_S = 1.0
@@ -31,16 +29,6 @@ class Leases(Protocol):
 
     def ends_at(self, group: Group, node: Node) -> float:
         """When a live node is lost if it is not heard again (seconds on the server's clock)."""
-
-
-def expired(group: Group, now: float, leases: Leases) -> list[tuple[Node, Reason, float]]:
-    """Live nodes that are lost by now, why, and since when. At the end of its lease a node is not yet lost."""
-    return [
-        (node, departures.lease_expired(lease_s), now - lease_s)
-        if node.cut_at is None
-        else (node, departures.connection_lost(), node.cut_at)
-        for node, lease_s in leases.lapsed(group, now)
-    ]
 
 
 # -- a planned stop ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hetrdzv.core.model import Cause, End, Group, Node, Notice, Round
 from hetrdzv.core.rounds.records import newest_record, time_until_end, with_record
-from hetrdzv.core.rounds.timers import Leases, expired, notice_until
+from hetrdzv.core.rounds.timers import Leases, notice_until
 from hetrdzv.protocol.errors import GroupFinishing, StaleIncarnation, UnknownNode
 from hetrdzv.protocol.failure import Ended, Failure, RootCause
 from hetrdzv.protocol.reasons import departures, ends, events
@@ -86,8 +86,11 @@ def record_contact(work: Work, node: Node) -> Node:
 
 def expire(work: Work) -> None:
     """Mark nodes lost that missed their lease, or whose connection was cut."""
-    for node, why, since in expired(work.group, work.now, work.leases):
-        remove_node(work, node, NodePhase.LOST, why, since)
+    for node, lease_s in work.leases.lapsed(work.group, work.now):
+        if node.cut_at is None:
+            remove_node(work, node, NodePhase.LOST, departures.lease_expired(lease_s), work.now - lease_s)
+        else:
+            remove_node(work, node, NodePhase.LOST, departures.connection_lost(), node.cut_at)
 
 
 def remove_node(work: Work, node: Node, phase: NodePhase, why: Reason, since: float | None = None) -> None:
@@ -162,7 +165,7 @@ def _hasten(work: Work, notice: Notice, gone_at: float | None) -> None:
     """A member stops its workers then (seconds; None: now), and all others with it."""
     active = work.group.active_round
     if active is None or gone_at is None:
-        stop(work, notice.cause)
+        end_round(work, notice.cause)
     elif gone_at < notice.until:
         work.change(round=replace(active, notice=replace(notice, until=max(gone_at, work.now))))
 
@@ -203,16 +206,16 @@ def end_round(
     before: Ended | None = None,
     since: float | None = None,
 ) -> None:
-    """End the active round, or record a loss as the cause of the failure that ended it (rule 5).
+    """End the active round, or the job if that is cancelled; or a loss is the cause of what ended it (rule 5).
 
     `since`: when what ends it happened, where it was noticed later (in seconds before now: no server may have run
     then).
     """
     current = work.group.round
-    if current is None:
-        return
-    if current.end is None and current.is_cancelled:
+    if cause.kind is EndKind.CANCELLED or (current is not None and current.is_cancelled):
         finish_cancelled(work)
+    elif current is None:
+        return
     elif current.end is None:
         time = time_until_end(current, work.now if since is None else since, work.now)
         end = End(cause=cause, at=work.now, time=time, hang=hang, before=before)
@@ -260,18 +263,10 @@ def stop_with_grace(work: Work, cause: Cause, gone_at: float | None = None) -> N
         elif gone_at is not None:
             _hasten(work, active.notice, gone_at)
     elif active is None or until is None:
-        stop(work, cause)
+        end_round(work, cause)
     else:
         work.change(round=replace(active, notice=Notice(cause=cause, at=work.now, until=until)))
         work.say(events.stop_announced(active.number, cause.reason, round(until - work.now, 3)))
-
-
-def stop(work: Work, cause: Cause) -> None:
-    """End the active round, or the job, now."""
-    if cause.kind is EndKind.CANCELLED:
-        finish_cancelled(work)
-    else:
-        end_round(work, cause)
 
 
 def succeed(work: Work, apart: Reason | None) -> None:

@@ -8,17 +8,7 @@ from typing import Annotated, Any
 import pytest
 
 from hetrdzv.protocol import codec
-from hetrdzv.protocol.bounds import (
-    MAX_LABELS,
-    AtMost,
-    Count,
-    Duration,
-    Id,
-    Labels,
-    OrNewer,
-    ShortText,
-    Slots,
-)
+from hetrdzv.protocol.bounds import MAX_LABELS, AtMost, Count, Duration, Id, Labels, OrNewer, ShortText, Slots
 from hetrdzv.protocol.codec import MAX_MISTAKES, Malformed, read, write
 from hetrdzv.protocol.snapshots import Incomplete
 from hetrdzv.protocol.states import GroupState

@@ -65,29 +65,13 @@ def lapsing() -> Story:
 
 def stalling() -> Story:
     story = running("a", "b", lease_s=100)
-    story.do(
-        NoteStall(
-            1,
-            Stall(
-                hang=OF_A,
-                since=story.now - 5,
-            ),
-        )
-    )
+    story.do(NoteStall(1, Stall(hang=OF_A, since=story.now - 5)))
     return story
 
 
 def hanging() -> Story:
     story = running("a", "b", lease_s=100, hang_timeout_s=30)
-    story.do(
-        NoteStall(
-            1,
-            Stall(
-                hang=OF_A,
-                since=story.now - 20,
-            ),
-        )
-    )
+    story.do(NoteStall(1, Stall(hang=OF_A, since=story.now - 20)))
     return story
 
 

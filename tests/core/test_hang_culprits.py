@@ -81,13 +81,7 @@ STALLS = {
         40,
         "ranks 0, 2 and 3 wait for rank 1 (gpu1), which has asked for no collective of process group 1 yet",
     ),
-    "one is behind": (
-        SLEEPER,
-        "behind",
-        (3,),
-        40,
-        BEHIND,
-    ),
+    "one is behind": (SLEEPER, "behind", (3,), 40, BEHIND),
     "only the one that does not move is to blame": (
         [worker(0, at(9)), worker(1, at(9)), worker(2, done(8), idle=0.1), worker(3, done(8))],
         "behind",
@@ -115,10 +109,7 @@ STALLS = {
         "ranks 0, 2 and 3 wait for rank 1 (gpu1), which has asked for no collective of process group 7 yet",
     ),
     "no collective of a small group yet, and it could be anybody": (
-        [
-            worker(0, at(1, name="7", size=2), done(4)),
-            *(worker(rank, done(4)) for rank in (1, 2, 3)),
-        ],
+        [worker(0, at(1, name="7", size=2), done(4)), *(worker(rank, done(4)) for rank in (1, 2, 3))],
         "nothing_completes",
         (),
         40,

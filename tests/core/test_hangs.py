@@ -101,11 +101,7 @@ def test_the_stack_of_a_worker_is_kept_while_it_is_waited_for_since_then_or_long
 def test_more_who_are_behind_are_no_news_but_another_is() -> None:
     story = job()
     stalled(story, for_s=60)
-    stalled(
-        story,
-        for_s=60,
-        hang=replace(behind(2, "b"), culprits=culprits_of([("b", 2), ("b", 3)])),
-    )
+    stalled(story, for_s=60, hang=replace(behind(2, "b"), culprits=culprits_of([("b", 2), ("b", 3)])))
     assert len(story.said("stalled")) == 1
     assert story.reason.ranks == ((2, 3),)
     stalled(story, for_s=60, hang=behind(0, "a", waiting=[1]))
@@ -135,11 +131,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     assert not story.told("a").hang
 
     story.started("a", "b")
-    stall = Stall(
-        hang=behind(3, "b", stopped=True),
-        since=story.now,
-        stack="line 9",
-    )
+    stall = Stall(hang=behind(3, "b", stopped=True), since=story.now, stack="line 9")
     story.do(NoteStall(2, stall))
     story.wait(30)
     story.joins("a", "b")
@@ -212,21 +204,11 @@ def test_a_node_lost_while_it_stops_is_the_cause_of_the_hang() -> None:
 def test_a_stall_of_another_round_or_of_none_changes_nothing() -> None:
     story = job()
     before = story.group
-    story.do(
-        NoteStall(
-            7,
-            Stall(hang=behind(0, "a", waiting=(1,)), since=0.0),
-        )
-    )
+    story.do(NoteStall(7, Stall(hang=behind(0, "a", waiting=(1,)), since=0.0)))
     assert story.group is before
     story.restart()
     before = story.group
-    story.do(
-        NoteStall(
-            1,
-            Stall(hang=behind(0, "a", waiting=(1,)), since=0.0),
-        )
-    )
+    story.do(NoteStall(1, Stall(hang=behind(0, "a", waiting=(1,)), since=0.0)))
     assert story.group is before
     with pytest.raises(StaleRound):
         story.succeeded("a")

@@ -397,11 +397,7 @@ class GroupMachine(RuleBasedStateMachine):
             assert after is not None
             assert after.end is None or self.group.spec.hang_timeout_s is not None
 
-    @rule(
-        number=st.integers(0, 3),
-        node_id=NODES,
-        words=st.sampled_from([("orted", "1"), ("orted", "2")]),
-    )
+    @rule(number=st.integers(0, 3), node_id=NODES, words=st.sampled_from([("orted", "1"), ("orted", "2")]))
     def agent_asks_for_a_daemon(self, number: int, node_id: str, words: tuple[str, ...]) -> None:
         busy = [agent for agent in self.living() if agent.at_work]
         if busy:

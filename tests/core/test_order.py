@@ -127,11 +127,7 @@ def test_gaps_are_filled_as_well_as_they_can_be(dice: random.Random) -> None:
 
 # -- the other orders ------------------------------------------------------------------------------------------
 
-ORDERS = (
-    "topology:rack",
-    "topology:zone,rack",
-    "topology:nothing",
-)
+ORDERS = ("topology:rack", "topology:zone,rack", "topology:nothing")
 
 
 def stands_before(order: str, one: Node, other: Node) -> bool:

@@ -392,10 +392,7 @@ def test_nodes_that_no_master_serves_wait_for_a_missing_member() -> None:
     story.wait(5.0)
     assert story.group.state == "waiting"
     assert waits_for(story) == waiting.no_reachable_master(
-        ready(["a", "c"], 2),
-        {"a": ["c"], "c": ["a"]},
-        gone=["b"],
-        until=story.now + 15,
+        ready(["a", "c"], 2), {"a": ["c"], "c": ["a"]}, gone=["b"], until=story.now + 15
     )
     story.join("b", inc="b-2")
     story.wait(1.0)

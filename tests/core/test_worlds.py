@@ -264,20 +264,8 @@ def test_growth_pauses() -> None:
             2,
             {"too_small": True},
         ),
-        (
-            [3, 3, 3],
-            {"world_size_multiple": 4},
-            ready("abc", 1, 9),
-            0,
-            {},
-        ),
-        (
-            [3],
-            {"max_world_size": 8, "world_size_multiple": 4},
-            ready("a", 1, 3),
-            0,
-            {"never": (3,)},
-        ),
+        ([3, 3, 3], {"world_size_multiple": 4}, ready("abc", 1, 9), 0, {}),
+        ([3], {"max_world_size": 8, "world_size_multiple": 4}, ready("a", 1, 3), 0, {"never": (3,)}),
         (
             [5, 3],
             {"min_world_size": 12, "max_world_size": 12, "max_nodes": 3},

@@ -89,8 +89,7 @@ class Faults:
         member = self._rng.choice(active.members)
         kind = self._rng.choice((StallKind.BEHIND, StallKind.NO_ANSWER, StallKind.NOTHING_COMPLETES))
         stall = Stall(
-            hang=of_kind(kind, member.rank_offset, member.node_id),
-            since=server.served_s - self._later(0, 3),
+            hang=of_kind(kind, member.rank_offset, member.node_id), since=server.served_s - self._later(0, 3)
         )
         self._world.timeline.at(self._later(1, 30), server.command, NoteStall(active.number, None))
         return server.command(NoteStall(active.number, stall))

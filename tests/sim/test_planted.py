@@ -29,10 +29,7 @@ from tests.sim.world import run
 MOST_SEEDS = 400
 """How many stories are told at most until one ends with the fault."""
 
-FIRST_SEED = {
-    "nobody corrects who is ready": 1_600,
-    "what a round began from is not copied": 800,
-}
+FIRST_SEED = {"nobody corrects who is ready": 1_600, "what a round began from is not copied": 800}
 """Where to begin, if not at 0: these take a coincidence that one story in about a thousand has."""
 
 

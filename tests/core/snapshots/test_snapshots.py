@@ -161,11 +161,7 @@ def test_what_is_missing_is_named() -> None:
     assert missing({1, 3, 5, 7, 9, 11}, 13) == Ranks(ranges=((0, 0), (2, 2), (4, 4), (6, 6), (8, 8)), more=2)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{"origin": "other"}, {"origin": ""}, {"port": 0}],
-    ids=str,
-)
+@pytest.mark.parametrize("more", [{"origin": "other"}, {"origin": ""}, {"port": 0}], ids=str)
 def test_what_nobody_can_use_does_not_count(more: dict[str, Any]) -> None:
     job = Job().begin()
     job.again(job.holds(held(100), **more))

@@ -59,11 +59,7 @@ def _copy(
     if not ranks:
         return None
     source = Source(
-        node_id=holder,
-        address=node.address,
-        port=node.snapshots.port,
-        key=node.snapshots.key,
-        ranks=ranks,
+        node_id=holder, address=node.address, port=node.snapshots.port, key=node.snapshots.key, ranks=ranks
     )
     return Copy(stamp=stamp, source=source)
 

@@ -5,7 +5,6 @@ import pytest
 from hetrdzv.core.commands import Cancel, Join
 from hetrdzv.core.group import empty
 from hetrdzv.core.model import Group, Node
-from hetrdzv.core.rounds.records import rounds_of
 from hetrdzv.protocol.errors import Difference, InvalidSpec, SpecConflict
 from hetrdzv.protocol.reasons import ends, events, waiting
 from tests.core.driver import LEASE_S, Story, running
@@ -39,16 +38,6 @@ def test_a_group_without_live_nodes_takes_the_settings_of_the_next_joiner() -> N
     assert story.told("a").replaced == differ
 
 
-def test_the_round_before_keeps_its_record() -> None:
-    story = left_behind("a", "b")
-    again(story, "a", min_nodes=1, max_nodes=1)
-    records = rounds_of(story.group, story.now)
-    assert [(record.number, record.world_size, record.ended_by) for record in records] == [
-        (1, 2, "left"),
-        (2, 1, ""),
-    ]
-
-
 def test_the_job_goes_on_otherwise() -> None:
     story = running("a", "b", max_restarts=3)
     story.failed("b")
@@ -67,29 +56,6 @@ def test_the_job_goes_on_otherwise() -> None:
     assert story.group.spec.lease_s == 9.0
     assert story.group.spec.max_restarts == 3, "what is not given stays"
     assert len(story.said("settings_changed")) == 1, "the second one agrees with the first"
-
-
-def test_the_same_settings_change_nothing() -> None:
-    story = left_behind("a", "b")
-    before = story.group.round
-    again(story, "a", min_nodes=2, max_nodes=2)
-    assert story.group.round is before
-    assert story.said("settings_changed") == []
-    assert story.told("a").replaced is None
-
-
-def test_fewer_restarts_than_were_used_leave_none() -> None:
-    story = running("a", max_restarts=3)
-    for _ in range(2):
-        story.failed("a")
-        story.join("a")
-    story.leave("a")
-    again(story, "a", max_restarts=1)
-    story.wait(1)
-    assert (story.group.restarts, story.group.spec.max_restarts) == (1, 1)
-    story.failed("a")
-    story.join("a", inc="a-2")
-    assert story.group.state == "failed"
 
 
 def test_one_node_that_is_left_holds_the_group_to_its_settings() -> None:

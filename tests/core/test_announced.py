@@ -71,26 +71,6 @@ def test_nobody_saves_where_there_is_no_time_or_nobody_who_would() -> None:
         assert story.said("stop_announced") == []
 
 
-def test_several_nodes_that_go_are_one_stop_whose_end_is_that_of_the_first() -> None:
-    story = heeding("a", "b", "c")
-    story.leaving("a", grace_s=20.0)
-    story.leaving("b", grace_s=25.0)
-    assert deadline(story.group) == pytest.approx(story.now + 20.0)
-    story.leaving("c", grace_s=10.0)
-    assert deadline(story.group) == pytest.approx(story.now + 10.0)
-    for node_id in ("a", "b", "c"):
-        assert story.told(node_id).notice is not None
-        story.report(node_id, "ready_to_stop")
-    assert story.ended == "left"
-    for node_id in ("a", "b", "c"):
-        story.leave(node_id)
-    assert (story.group.state, story.group.restarts) == (GroupState.WAITING, 0)
-    for node_id in ("a", "b", "c"):
-        story.join(node_id, inc=f"{node_id}-2", takes_notice=True)
-    story.wait(1.0)
-    assert (story.order, story.group.last_round, story.group.job) == (["a", "b", "c"], 2, 1)
-
-
 def test_a_node_that_goes_during_a_planned_stop_hastens_it() -> None:
     story = heeding("a", "b", "c")
     story.drain("a")
@@ -118,13 +98,3 @@ def test_a_node_that_is_killed_before_its_time_ends_the_round_at_once() -> None:
     story.leaving("b", grace_s=20.0)
     story.lose("b")
     assert (story.ended, story.group.restarts) == ("lost", 0)
-
-
-def test_a_worker_that_fails_while_others_save_ends_the_round_without_a_restart_of_the_budget() -> None:
-    story = heeding("a", "b")
-    story.leaving("b", grace_s=20.0)
-    story.failed("a")
-    story.join("a")
-    story.leave("b")
-    story.wait(1.0)
-    assert (story.order, story.group.restarts) == (["a"], 0)

@@ -153,10 +153,3 @@ def test_a_node_that_is_gone_keeps_none() -> None:
     ask(story)
     story.lose("b")
     assert story.node("b").daemon == ()
-
-
-def test_asking_renews_the_masters_lease() -> None:
-    story = begun("a", "b")
-    story.now += 4.0
-    ask(story)
-    assert story.node("a").heard_at == story.now

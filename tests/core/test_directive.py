@@ -39,20 +39,6 @@ def test_members_agree() -> None:
     assert [s.group_rank for s in starts if s] == [0, 1, 2]
 
 
-def test_many_names_are_shortened() -> None:
-    story = Story(min_nodes=99)
-    story.joins(*(f"n{number}" for number in range(7)))
-    what = waits_for(story)
-    assert what.code == "too_few_nodes"
-    assert "n0, n1, n2, n3, n4 and 2 more" in what.message
-
-
-def test_why_of_an_empty_group() -> None:
-    story = Story()
-    story.put(min_nodes=2)
-    assert waits_for(story) == waiting.too_few(ready=ready([], 2), missing=2)
-
-
 def test_why_says_since_when_nobody_is_here() -> None:
     story = Story()
     story.put(min_nodes=3)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.protocol.errors import GroupFinished, GroupFinishing, Refused, SpecConflict
+from hetrdzv.protocol.errors import GroupFinishing, SpecConflict
 from hetrdzv.protocol.reasons import waiting
 from tests.core.driver import LEASE_S, Story, running
 
@@ -75,26 +75,6 @@ def test_old_node_that_comes_late_hears_how_its_job_ended() -> None:
     assert story.node("b").gone
 
 
-def test_old_node_of_a_cancelled_job_hears_it_in_plain_words() -> None:
-    story = Story(min_nodes=1, last_call_s=0)
-    story.joins("a", "b")
-    story.cancel()
-    with pytest.raises(GroupFinishing):
-        story.restart()
-    story.pass_by(LEASE_S + 1)
-    story.restart()
-    assert story.join("b", after=1).reason == waiting.earlier_job("cancelled")
-
-
-def test_drained_node_begins_no_new_job() -> None:
-    story = done("a")
-    story.drain("a")
-    story.leave("a")
-    told = story.join("a", inc="a-2")
-    assert story.group.job == 1
-    assert (told.kind, told.exit_code) == ("exit", 0)
-
-
 def test_group_made_by_put_stays_finished_until_its_restart() -> None:
     story = done("a", by_put=True)
     story.leave("a")
@@ -159,13 +139,3 @@ def test_put_on_a_finished_group_that_agents_made_begins_a_new_job() -> None:
     story.leave("a")
     story.put(min_nodes=3)
     assert (story.group.state, story.group.job, story.group.spec.min_nodes) == ("waiting", 2, 3)
-
-
-def test_what_a_finished_group_refuses() -> None:
-    story = done("a")
-    with pytest.raises(GroupFinished, match="nothing to cancel"):
-        story.cancel()
-    waiting = Story(min_nodes=2)
-    waiting.join("a")
-    with pytest.raises(Refused, match="no running round"):
-        waiting.restart()

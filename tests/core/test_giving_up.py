@@ -31,17 +31,6 @@ def assert_failed_with(story: Story, reason: Reason, *node_ids: str) -> None:
         assert (told.kind, told.root_cause) == ("exit", story.group.root_cause)
 
 
-def test_the_only_node_gives_up() -> None:
-    story = running("a", max_restarts=1000)
-    gives_up(story, "a", exit_code=7)
-    assert_failed_with(story, failed("a", exit_code=7))
-    assert story.group.root_cause is not None
-    assert story.group.root_cause.reason.code == "worker_failed"
-    assert story.group.root_cause.failure is not None
-    assert story.group.root_cause.failure.message == "Traceback: boom"
-    assert story.said("round_judged") == []
-
-
 def test_too_few_are_left() -> None:
     story = running("a", "b", max_restarts=1000)
     gives_up(story, "a")
@@ -51,28 +40,6 @@ def test_too_few_are_left() -> None:
     gave_up = events.group_failed(FIRST, Nodes.of(["a"]))
     assert story.said("group_failed") == [gave_up]
     assert story.group.restarts == 0
-
-
-def test_the_others_give_up_as_well() -> None:
-    """Its peers' workers fail because the first one's did."""
-    story = running("a", "b", max_restarts=1000)
-    story.failed("a", final=True)
-    story.now += 0.2
-    story.failed("b", final=True, rank=1)
-    story.leave("b", "its agent gave up")
-    assert story.group.state == "waiting"
-    story.leave("a", "its agent gave up")
-    assert_failed_with(story, FIRST)
-
-
-def test_the_earliest_failure_is_the_cause_whoever_gave_up() -> None:
-    story = running("a", "b", "c", max_restarts=1000)
-    story.wait(10)
-    story.failed("b", rank=1, final=True)
-    story.failed("a", age_s=2.0)
-    story.leave("b", "its agent gave up")
-    story.joins("a", "c")
-    assert_failed_with(story, FIRST, "a", "c")
 
 
 def test_enough_are_left() -> None:
@@ -155,18 +122,6 @@ def test_a_round_that_a_joiner_ended() -> None:
     story.leave("c")
     story.join("b")
     assert_failed_with(story, FIRST, "b")
-
-
-def test_a_node_that_has_not_stopped_yet_may_come() -> None:
-    story = running("a", "b", "c", min_nodes=2, max_restarts=1000, stop_timeout_s=1.0)
-    gives_up(story, "a")
-    story.join("b")
-    story.renew("c")
-    story.wait(6.1)  # c is overdue
-    assert story.group.state == "waiting"
-    story.join("c")
-    story.wait(1.0)  # the last call
-    assert story.order == ["b", "c"]
 
 
 def test_the_budget_of_the_group_counts_as_well() -> None:

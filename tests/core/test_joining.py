@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.core.commands import Join, Leave, Renew
+from hetrdzv.core.commands import Leave, Renew
 from hetrdzv.protocol.errors import Difference, NodeIdInUse, Refused, SpecConflict, StaleIncarnation
 from hetrdzv.protocol.reasons import departures, ends, waiting
 from tests.core.driver import LEASE_S, Story, bare, running
@@ -58,15 +58,6 @@ def test_suspect_joiner_ends_nothing_until_it_is_heard() -> None:
     assert story.ended == "joined"
 
 
-def test_retried_join_changes_nothing() -> None:
-    story = running("a", "b")
-    before = story.node("a")
-    told = story.join("a", after=0, port=1)
-    assert told.kind == "start"
-    assert story.node("a") == before
-    assert story.ended is None
-
-
 def test_doubled_old_join_does_not_bring_the_old_port_back() -> None:
     story = running("a", "b")
     story.restart()
@@ -82,14 +73,6 @@ def test_doubled_old_join_does_not_bring_the_old_port_back() -> None:
     assert story.node("a").phase == "lost"
     story.join("a", after=2, port=6000)
     assert (story.node("a").phase, story.node("a").port) == ("ready", 6000)
-
-
-def test_doubled_join_does_not_bring_back_a_node_that_left() -> None:
-    story = Story(min_nodes=2)
-    story.join("a")
-    story.leave("a")
-    with pytest.raises(StaleIncarnation, match="has left"):
-        story.join("a")
 
 
 def test_doubled_join_of_a_replaced_agent_does_not_resurrect_it() -> None:
@@ -167,14 +150,6 @@ def test_lost_node_that_returns_has_to_stop_first() -> None:
     assert story.group.state == "starting"
 
 
-def test_server_that_forgot_the_group_goes_on_counting() -> None:
-    story = Story(min_nodes=2, last_call_s=0)
-    story.join("a", after=7)
-    story.join("b", after=9)
-    assert story.group.round is not None
-    assert story.group.round.number == 10
-
-
 def test_drained_node_exits_and_stays_out() -> None:
     story = running("a", "b", min_nodes=1)
     story.drain("b")
@@ -227,15 +202,6 @@ def test_a_lost_node_that_leaves_is_not_taken_for_a_join_that_it_sent_before() -
     assert story.group.round is None
 
 
-def test_leaving_spare_is_not_taken() -> None:
-    story = Story(min_nodes=2)
-    story.join("a")
-    story.leaving("a")
-    story.join("b")
-    story.wait(20)
-    assert story.group.state == "waiting"
-
-
 def test_first_to_name_a_field_fixes_it() -> None:
     story = Story(min_nodes=2, max_restarts=5)
     story.join("a")
@@ -271,14 +237,6 @@ def test_open_group_waits_for_a_command() -> None:
         story.put(max_restarts=8)
 
 
-def test_agent_with_a_script_in_a_group_with_a_command() -> None:
-    story = Story()
-    story.put(command=["train.py"], max_nodes=1)
-    start = story.join("a").start
-    assert start is not None
-    assert start.command is None
-
-
 def test_members_of_the_round_are_not_forgotten() -> None:
     story = running("a", "b", min_nodes=1, on_join="spare")
     story.succeeded("b")
@@ -287,14 +245,6 @@ def test_members_of_the_round_are_not_forgotten() -> None:
         story.join(f"pod{number}")
         story.leave(f"pod{number}")
     assert "b" in story.group.nodes
-
-
-def test_refused_join_leaves_the_group_alone() -> None:
-    story = running("a")
-    before = story.group
-    with pytest.raises(Refused):
-        story.do(Join(node_id="a", incarnation="x", slots=1, address="10.0.0.2", port=1))
-    assert story.group is before
 
 
 def test_round_numbers_stay_numbers_of_json_whatever_a_node_claims() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetrdzv.protocol.reasons import ends, events, waiting
+from hetrdzv.protocol.reasons import events, waiting
 from hetrdzv.protocol.states import GroupState, NodePhase
 from hetrdzv.protocol.texts.who import Nodes
 from tests.core.driver import Story
@@ -93,41 +93,3 @@ def test_a_survivor_that_is_being_checked_is_waited_for_as_long_as_it_has_said()
     assert waits_for(story) == waiting.stopping(["b"], checked=True, until=pytest.approx(story.now, abs=0.2))
     story.wait(0.2)
     assert story.order == ["a"]
-
-
-def test_nodes_that_never_become_ready_end_the_job_in_time() -> None:
-    story = Story(min_nodes=1, join_timeout_s=600.0, lease_s=3600.0)
-    story.join("a", not_ready=WHY)
-    story.pass_by(600.1)
-    assert story.group.state is GroupState.FAILED
-    late = waiting.not_ready(Nodes.of(["a"]), WHY)
-    assert story.reason == ends.join_timeout(600.0, ready([], 1), late=late)
-
-
-def test_of_many_reasons_the_first_is_said() -> None:
-    story = Story(min_nodes=9)
-    for number in range(1, 8):
-        story.join(f"gpu{number}", not_ready=f"reason {number} " + 300 * "x")
-    late = waiting.not_ready(Nodes.of(story.group.nodes), "reason 1 " + 300 * "x")
-    waits = waiting.too_few(ready([], 9), 9, until=story.now + 600)
-    assert story.reason == waiting.also(waits, late, None)
-
-
-def test_reasons_that_follow_each_other_are_one_event() -> None:
-    story = Story(min_nodes=2)
-    story.join("a", not_ready="no")
-    for why in ("no", "still no", "", "no", ""):
-        story.join("a", not_ready=why)
-    assert kinds(story) == ["node_joined", "node_ready", "node_not_ready", "node_ready"]
-
-
-@pytest.mark.parametrize("gone", [True, False])
-def test_who_comes_back_says_anew_whether_it_is_ready(gone: bool) -> None:
-    story = Story(min_nodes=2, lease_s=5.0)
-    story.join("a", not_ready=WHY)
-    if gone:
-        story.pass_by(5.1)
-        assert story.group.nodes["a"].phase is NodePhase.LOST
-        assert "not ready" not in story.reason.message
-    story.join("a")
-    assert story.reason == waiting.too_few(ready(["a"], 2), 1, until=story.now + 600)

@@ -1,16 +1,14 @@
 """Planned stops: the workers are told before and may save; a death cuts that short and costs what it always does."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from hetrdzv.core import why
 from hetrdzv.core.commands import Cancel, NoteStall, Tick
 from hetrdzv.core.invariants import violations
 from hetrdzv.core.model import Cause, Group, Notice, Stall
-from hetrdzv.core.rounds.timers import waited_for
 from hetrdzv.protocol.errors import Refused
 from hetrdzv.protocol.reasons import departures, ends, events, waiting
 from hetrdzv.protocol.reasons.reason import Reason
@@ -138,20 +136,6 @@ def test_agents_that_know_no_notice_are_not_waited_for_and_run_on_meanwhile() ->
     assert older.ended == "restarted", "nobody would heed it"
 
 
-def test_who_has_succeeded_is_not_waited_for_and_a_job_that_is_done_is_done() -> None:
-    story = heeding("a", "b")
-    story.succeeded("a")
-    story.restart()
-    assert story.reason.nodes == ("b",)
-    story.succeeded("b")
-    assert story.group.state is GroupState.SUCCEEDED
-    story = heeding("a", "b")
-    story.restart()
-    story.succeeded("a")
-    story.report("b", "ready_to_stop")
-    assert story.ended == "restarted"
-
-
 def test_a_second_person_in_a_hurry_ends_the_notice() -> None:
     for act in (joins, lambda story: story.drain("b"), lambda story: story.restart()):
         story = heeding("a", "b")
@@ -177,37 +161,11 @@ def test_a_cancellation_overrides_what_was_announced_but_gives_no_new_time() -> 
     assert story.group.state is GroupState.CANCELLED
 
 
-def test_several_reasons_are_one_stop_and_the_next_round_has_everybody() -> None:
-    story = heeding("a", "b", "c")
-    story.drain("b")
-    joins(story)
-    story.join("y")
-    story.drain("c")
-    assert len(story.said("stop_announced")) == 1
-    assert story.told("y").kind == "wait"
-    assert story.told("y").reason == story.reason
-    for node_id in ("a", "b", "c"):
-        story.report(node_id, "ready_to_stop")
-    assert (story.told("b").kind, story.told("c").kind, story.told("a").kind) == ("exit", "exit", "stop")
-    story.leave("b")
-    story.leave("c")
-    story.join("a")
-    assert story.order == ["a", "y", "z"]
-    assert story.group.restarts == 0
-
-
 def test_a_drained_node_whose_agent_gets_sigterm_cannot_wait() -> None:
     story = heeding("a", "b")
     story.drain("b")
     story.leaving("b")
     assert (story.ended, story.told("a").kind, story.told("b").kind) == ("drained", "stop", "exit")
-
-
-def test_a_drained_spare_goes_at_once() -> None:
-    story = heeding("a", max_nodes=1)
-    story.join("b", takes_notice=True)
-    story.drain("b")
-    assert (story.told("b").kind, story.ended) == ("exit", None)
 
 
 @pytest.mark.parametrize("readmitted", [False, True])
@@ -277,23 +235,6 @@ def test_a_job_that_ends_while_it_is_about_to_be_cancelled_was_cancelled(must_me
     told = story.join("c", spec={})
     assert told.kind == "exit"
     assert told.reason == waiting.came_late(group_id="g", outcome="cancelled", by="ada")
-
-
-def test_spares_get_one_reason_during_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    story = heeding("a", max_nodes=1)
-    story.join("b")
-    story.join("c")
-    story.restart()
-    made: list[Group] = []
-
-    def counted(group: Group) -> Sequence[str]:
-        made.append(group)
-        return waited_for(group)
-
-    monkeypatch.setattr(why, "waited_for", counted)
-    assert story.told("b").reason == story.told("c").reason == story.reason
-    assert story.reason.nodes == ("a",)
-    assert len(made) <= 1
 
 
 def test_ready_to_stop_counts_for_its_round_only_and_not_without_a_notice() -> None:

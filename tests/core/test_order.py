@@ -72,12 +72,6 @@ def ids(nodes: Sequence[Node]) -> list[str]:
 # -- sticky ----------------------------------------------------------------------------------------------------
 
 
-def test_a_gap_is_filled_by_its_like() -> None:
-    seats, last = ("a", "b", "c", "d"), Former({"a": 8, "b": 4, "c": 8, "d": 8})
-    nodes = [node("a", 8), node("d", 8), node("e", 8), node("f", 4)]
-    assert ids(in_order(GroupSpec(), nodes, seats, last)[0]) == ["a", "f", "e", "d"]
-
-
 def test_of_several_spares_the_like_of_the_gap_is_taken() -> None:
     seats = ("a", "b")
     last = Former({"a": 8, "b": 4}, {"b": node("b", 4, rack="2")})
@@ -271,17 +265,3 @@ def test_a_lost_master_is_waited_for_if_nobody_else_may() -> None:
     story.join("n2", inc="n2-2")
     story.wait(1)
     assert story.order == ["n2", "n1"]
-
-
-def test_an_unreachable_master_gives_way_to_another_that_may_be_master() -> None:
-    story = Story(min_nodes=3, max_nodes=3, master="public=yes")
-    story.join("n1")
-    story.join("n2", labels={"public": "yes"})
-    story.join("n3", labels={"public": "yes"})
-    story.unreachable("n1")
-    story.joins("n1", "n2", "n3")
-    assert story.order == ["n3", "n1", "n2"]
-    story.unreachable("n1")
-    story.joins("n1", "n2", "n3")
-    cut_off = {master: ["n1"] for master in ("n2", "n3")}
-    assert story.reason == ends.no_node_can_be_master(cut_off, "public=yes")

@@ -139,21 +139,6 @@ def test_a_failure_that_was_a_loss_is_told_as_one() -> None:
     assert str(story.rounds[0].reason) == ends.consequences(lost).message
 
 
-def test_a_job_is_down_until_it_trains_again() -> None:
-    story = training("a", "b")
-    story.restart()
-    story.now += 1.0
-    story.joins("a", "b")
-    for node_id in ("a", "b"):
-        story.report(node_id, "started", moved=Moved())
-    story.now += 20.0
-    assert str(down_after(*story.rounds)) == "21 s so far"
-    story.trains()
-    story.now += 1.0
-    assert str(down_after(*story.rounds)) == "21 s"
-    assert story.rounds[0].ended_by == "restarted"
-
-
 @pytest.mark.parametrize(("act", "outcome"), [("succeeded", "succeeded"), ("cancel", "cancelled")])
 def test_the_last_round_of_a_job_costs_nothing(act: str, outcome: str) -> None:
     story = training("a")
@@ -190,13 +175,6 @@ def test_another_job_keeps_the_records_and_has_a_time_of_its_own() -> None:
     assert story.told("a").time == story.times[1]
 
 
-def test_what_rounds_to_no_time_is_left_out() -> None:
-    story = training("a")
-    assert story.group.round is not None
-    story.now = story.group.round.formed_at + 0.0004
-    assert story.times == [{}]
-
-
 def test_only_the_last_records_are_kept() -> None:
     story = restarted()
     full = replace(story.group, records=story.rounds[:1] * ROUNDS_KEPT)
@@ -222,15 +200,6 @@ def test_a_report_tells_of_training_that_nobody_had_told_of() -> None:
     assert story.times == [{"starting_up": 11.6, "training": 0.3, "idle": 0.1}]
     codes = [event.code for event in story.events]
     assert codes.index("training_began") < codes.index("round_ended")  # type: ignore[arg-type]
-
-
-def test_a_script_that_dies_before_its_first_collective_has_not_trained() -> None:
-    story = starting("a", "b")
-    story.wait(10.0)
-    assert story.times == [{"starting_up": 12.0}]
-    story.dies(Moved())
-    assert story.times == [{"starting_up": 12.0}]
-    assert share_trained(story.times[0]) == 0.0
 
 
 @pytest.mark.parametrize("started", [None, Moved()], ids=["never seen", "not seen at its end"])

@@ -95,15 +95,6 @@ def test_the_next_one_does_not_after_a_long_round() -> None:
     assert waits_for(story).until == pytest.approx(story.now + 1)
 
 
-def test_restarts_need_not_wait() -> None:
-    story = running("a", max_restarts=100, restart_wait_s=0)
-    for _ in range(9):
-        story.failed("a")
-        story.join("a")
-        assert story.group.state == "starting"
-        story.started("a")
-
-
 def test_a_loss_is_no_failure_and_its_next_round_does_not_wait() -> None:
     story = running("a", "b", max_restarts=100)
     for inc in range(2, 4):

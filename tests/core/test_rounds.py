@@ -8,7 +8,7 @@ from hetrdzv.protocol.errors import InvalidSpec, StaleRound
 from hetrdzv.protocol.reasons import departures, ends, events, waiting
 from tests.core.driver import LEASE_S, Story, bare, running
 from tests.core.explained import ready, waits_for
-from tests.core.leases import deadline, step
+from tests.core.leases import step
 
 
 def test_first_round_waits_for_the_last_call() -> None:
@@ -32,15 +32,6 @@ def test_first_round_waits_for_the_last_call() -> None:
     assert a.start.master.node_id == "a"
 
 
-def test_late_node_does_not_prolong_the_last_call() -> None:
-    story = Story()
-    story.join("a")
-    story.wait(9)
-    story.join("b")
-    story.wait(1)
-    assert story.order == ["a", "b"]
-
-
 def test_full_group_starts_at_once() -> None:
     story = Story(min_nodes=1, max_nodes=2)
     story.join("a")
@@ -55,30 +46,6 @@ def test_unbounded_job_says_so() -> None:
     bounded = Story(last_call_s=0, max_nodes=1)
     bounded.join("a")
     assert bounded.said("started_unbounded") == []
-
-
-def test_last_call_begins_anew_when_bounds_broke() -> None:
-    story = Story(min_nodes=2)
-    story.joins("a", "b")
-    story.wait(6)
-    story.leave("b")
-    story.wait(1)
-    story.join("b", inc="b-2")
-    story.wait(9)
-    assert story.group.state == "waiting"
-    story.wait(1)
-    assert story.group.state == "starting"
-
-
-def test_suspect_does_not_restart_the_last_call() -> None:
-    story = Story(min_nodes=2)
-    story.joins("a", "b")
-    story.wait(9)
-    story.cut("b")
-    story.now += 0.5
-    story.renew("b")
-    story.wait(0.5)
-    assert story.group.state == "starting"
 
 
 def test_round_waits_for_a_suspect() -> None:
@@ -96,16 +63,6 @@ def test_round_waits_for_a_suspect() -> None:
     assert story.group.state == "waiting"
     story.pass_by(0.01)
     assert story.order == ["a"]
-
-
-def test_suspect_that_is_heard_forms_the_round() -> None:
-    story = Story(min_nodes=2, last_call_s=0.0)
-    story.join("a")
-    story.cut("a")
-    story.join("b")
-    assert story.group.state == "waiting"
-    story.renew("a")
-    assert story.order == ["a", "b"]
 
 
 def test_join_timeout() -> None:
@@ -215,15 +172,6 @@ def test_cut_node_has_a_grace() -> None:
     assert bare(story.told("a").reason) == ends.node_lost("b", departures.connection_lost())
 
 
-def test_cut_node_that_is_heard_stays() -> None:
-    story = running("a", "b")
-    story.cut("b")
-    story.now += 0.9
-    story.renew("a", "b")
-    story.pass_by(4.0)
-    assert story.ended is None
-
-
 def test_next_round_waits_for_every_stop() -> None:
     story = running("a", "b", "c")
     story.failed("b")
@@ -320,14 +268,6 @@ def test_who_was_sent_the_end_of_its_round_may_not_have_got_it() -> None:
     assert story.order == ["a"]
 
 
-def test_leaving_member_that_has_stopped_is_not_waited_for() -> None:
-    story = running("a", "b", min_nodes=1)
-    story.leaving("b")
-    story.join("b")
-    story.join("a")
-    assert story.order == ["a"]
-
-
 def test_loss_waits_for_a_replacement() -> None:
     story = running("a", "b", min_nodes=1, replace_wait_s=20)
     story.leave("b")
@@ -366,15 +306,6 @@ def test_last_call_after_having_been_below_the_minimum() -> None:
     assert what.until == pytest.approx(story.now + 7)
     story.wait(7)
     assert story.order == ["a", "c"]
-
-
-def test_no_last_call_with_survivors() -> None:
-    story = Story(last_call_s=7)
-    story.joins("a", "b")
-    story.wait(7)
-    story.failed("a")
-    story.joins("a", "b")
-    assert story.group.state == "starting"
 
 
 def test_succeeded_node_that_vanishes_still_counts() -> None:
@@ -477,41 +408,12 @@ def test_reports_of_an_ended_round_change_nothing(kind: str) -> None:
         story.report("a", kind)
 
 
-def test_doubled_reports_change_nothing() -> None:
-    story = running("a", "b")
-    story.succeeded("a")
-    events = len(story.events)
-    story.started("a")
-    story.succeeded("a")
-    assert story.node("a").phase == "succeeded"
-    assert len(story.events) == events
-
-
 def test_step_that_changes_nothing_returns_the_same_group() -> None:
     story = running("a", "b")
     assert step(story.group, Tick(), story.now).group is story.group
     waiting = Story(min_nodes=2)
     waiting.join("a")
     assert step(waiting.group, Tick(), waiting.now).group is waiting.group
-
-
-def test_renewal_touches_only_the_lease() -> None:
-    story = running("a", "b")
-    before = story.group
-    story.now += 1
-    story.renew("a")
-    assert story.group.nodes["b"] is before.nodes["b"]
-    assert story.group.round is before.round
-    assert story.group.nodes["a"].heard_at == story.now
-
-
-def test_renewal_moves_the_deadline() -> None:
-    story = running("a")
-    story.now += 4
-    at = deadline(story.group)
-    story.group = step(story.group, Renew("a", "a-1"), story.now).group
-    assert at == story.now + 1
-    assert deadline(story.group) == story.now + LEASE_S
 
 
 @pytest.mark.parametrize(

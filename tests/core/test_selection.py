@@ -6,13 +6,11 @@ from itertools import permutations
 
 from hetrdzv.core.model import Node
 from hetrdzv.core.selection import order as ordering
-from hetrdzv.core.selection.candidates import stranded
 from hetrdzv.core.selection.order import Former
 from hetrdzv.core.selection.select import Selection, select
 from hetrdzv.protocol.directive import Member
 from hetrdzv.protocol.reasons import departures, waiting
 from hetrdzv.protocol.settings import GroupSpec
-from hetrdzv.protocol.texts.ids import natural_key
 from tests.core.driver import Story, running
 from tests.core.explained import ready, waits_for
 
@@ -47,26 +45,6 @@ def order(*args: object, min_nodes: int = 1, max_nodes: int | None = None, **kwa
     return [member.node_id for member in place(spec, *args, **kwargs)[0]]  # type: ignore[arg-type]
 
 
-def test_offsets_are_the_slots_before() -> None:
-    members, _ = place(GroupSpec(), [node("a", 8), node("b", 4), node("c", 8)])
-    assert [m.rank_offset for m in members] == [0, 8, 12]
-    assert [m.group_rank for m in members] == [0, 1, 2]
-
-
-def test_roles_have_offsets_of_their_own() -> None:
-    members, _ = place(GroupSpec(), [node("a", 2, role="x"), node("b", 3, role="y"), node("c", 4, role="x")])
-    assert [(m.role_offset, m.role_world_size) for m in members] == [(0, 6), (0, 3), (2, 6)]
-
-
-def test_new_nodes_come_in_natural_order() -> None:
-    assert order(nodes("gpu10", "gpu2", "gpu1", "cpu")) == ["cpu", "gpu1", "gpu2", "gpu10"]
-    assert sorted(["a2b", "a10", "2", "a", "a2"], key=natural_key) == ["2", "a", "a2", "a2b", "a10"]
-
-
-def test_survivors_keep_their_order_and_new_nodes_go_last() -> None:
-    assert order(nodes("a", "b", "c", "0"), ("c", "a", "b"), ("c", "a", "b")) == ["c", "a", "b", "0"]
-
-
 def test_returning_node_gets_its_place_back() -> None:
     _, seats = place(GroupSpec(), nodes("a", "c"), ("a", "b", "c"), ("a", "b", "c"))
     assert seats == ("a", "b", "c")
@@ -98,12 +76,6 @@ def test_a_spare_takes_part_where_that_makes_a_master_serve() -> None:
         spec, nodes("a", "b", "c", "d"), ("a", "b", "c"), ("a", "b", "c"), {*apart, ("a", "c"), ("b", "c")}
     )
     assert [m.node_id for m in members] == ["a", "d", "c"]
-
-
-def test_loopback_is_fine_among_loopback() -> None:
-    local = [node("a", address="127.0.0.1"), node("b", address="localhost")]
-    assert stranded(local) == []
-    assert stranded([*local, node("c")]) == local
 
 
 def test_loopback_node_is_told_to_exit() -> None:

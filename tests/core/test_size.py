@@ -5,7 +5,6 @@ import pytest
 from hetrdzv.core.directive import directive, heading
 from hetrdzv.protocol.texts.addresses import is_loopback
 from hetrdzv.protocol.texts.ids import natural_key
-from hetrdzv.protocol.texts.phrasing import names
 from tests.core.driver import Story, sentence
 
 MANY = 300
@@ -36,11 +35,6 @@ def test_a_heading_makes_no_text() -> None:
     before = sorted_names()
     assert heading(story.group, story.group.nodes["n7"]).version == "1.wait.0.waiting"
     assert sorted_names() == before
-
-
-def test_a_text_names_five_nodes_and_a_number() -> None:
-    many = [f"n{number}" for number in range(MANY)]
-    assert names(many) == "n0, n1, n2, n3, n4 and 295 more"
 
 
 @pytest.mark.parametrize(

@@ -118,17 +118,6 @@ def test_racks_that_never_fit_are_named() -> None:
     assert "a multiple of 3" in waits_for(story).message
 
 
-def test_the_rest_of_a_rack_has_the_last_call_to_come() -> None:
-    """Even where there are as many nodes as the job takes: that a rack has more is known only once they come."""
-    story = Story(unit="rack", max_nodes=1, last_call_s=5)
-    story.join("n1", labels={"rack": "a"})
-    assert story.group.state == "waiting"
-    story.join("n2", labels={"rack": "b"})
-    story.join("n3", labels={"rack": "a"})
-    story.wait(5)
-    assert story.order == ["n2"]
-
-
 def test_what_is_left_of_a_rack_is_used_as_well() -> None:
     """The others of its unit are waited for no longer than a replacement of any node."""
     story = racks()

@@ -1,7 +1,5 @@
 """A node whose workers fail again and again is used last."""
 
-from dataclasses import replace
-
 from hetrdzv.protocol.reasons import events, waiting
 from tests.core.driver import Story, running
 from tests.core.explained import left_out
@@ -55,10 +53,3 @@ def test_failures_elsewhere_break_the_row() -> None:
     for node_id in "bbabb":
         fails(story, node_id)
     assert story.order == ["a", "b"]
-
-
-def test_only_nodes_that_are_known_are_counted() -> None:
-    story = running("a", "b", max_restarts=9, restart_wait_s=0, lease_s=50)
-    story.group = replace(story.group, failed_rounds={"gone": 2, "b": 1})
-    fails(story, "a")
-    assert story.group.failed_rounds == {"a": 1}

@@ -12,14 +12,14 @@ from hetrdzv.core.model import Node
 from hetrdzv.core.rounds.timers import deadline
 from hetrdzv.core.selection import best_set
 from hetrdzv.core.selection.order import Former
-from hetrdzv.core.selection.select import MASTERS_TRIED, Lack, Selection, Shortfall, select
+from hetrdzv.core.selection.select import Selection, Shortfall
 from hetrdzv.protocol.errors import InvalidSpec
 from hetrdzv.protocol.reasons import ends, events, waiting
 from hetrdzv.protocol.reasons.waiting import Ready
 from hetrdzv.protocol.settings import GroupSpec
 from hetrdzv.protocol.texts.ids import natural_key
 from hetrdzv.protocol.texts.who import Nodes
-from tests.core.driver import Story, bare, running
+from tests.core.driver import Story, bare
 from tests.core.explained import left_out, ready, waits_for
 from tests.support.every_set import Case, best_of_all, fits
 from tests.support.needs import ALL
@@ -84,22 +84,6 @@ def test_the_best_set_is_chosen() -> None:
         f"best sets against trying every set: {CASES} cases of up to {MOST_NODES} nodes agree, {shortfalls} of them "
         f"without any set"
     )
-
-
-def test_permutations_and_more_nodes() -> None:
-    """The order in which nodes came does not matter, and one more never makes the world smaller."""
-    rng = random.Random(15)
-    for _ in range(CASES // 4):
-        case = random_case(rng)
-        answer = case.answer()
-        shuffled = rng.sample(list(case.ready), len(case.ready))
-        again = replace(case, ready=shuffled).answer()
-        assert chosen(again) == chosen(answer)
-        more = [*case.ready, node("n99", rng.randint(1, 8))]
-        larger = replace(case, ready=more).answer()
-        if isinstance(answer, Selection):
-            assert isinstance(larger, Selection)
-            assert larger.world_size >= answer.world_size
 
 
 @pytest.mark.parametrize("most", [4, 6])
@@ -227,16 +211,6 @@ def test_a_smaller_world_waits_for_a_replacement() -> None:
     assert (found.world, found.story.order) == (8, ["a", "e"])
 
 
-def test_after_three_masters_that_nobody_reaches_no_more_are_tried() -> None:
-    spec, pairs = GroupSpec(min_world_size=3), frozenset({("b", "a"), ("c", "a")})
-    ready = [node(name, 1) for name in "abcd"]
-    found = select(spec, ready, unreachable=pairs, failed_masters=MASTERS_TRIED - 1)
-    assert isinstance(found, Selection)
-    found = select(spec, ready, unreachable=pairs, failed_masters=MASTERS_TRIED)
-    assert isinstance(found, Shortfall)
-    assert (found.lack, found.final) == (Lack.MASTER, True)
-
-
 def test_growth_pauses() -> None:
     found = cluster({"a": 4}, growth_pause_s=20.0)
     formed_at = found.story.group.active_round.formed_at  # type: ignore[union-attr]
@@ -311,25 +285,6 @@ def test_who_gave_up_leaves_too_few_slots() -> None:
     cause = found.story.group.root_cause
     assert cause is not None
     assert failed == events.group_failed(cause.reason, Nodes.of(["a"]))
-
-
-def test_spares_that_come_and_go_end_no_round() -> None:
-    """Five agents, of which the job takes four: 200 comings and goings of the fifth (and a sixth) end no round."""
-    story = running("a", "b", "c", "d", min_nodes=4, max_nodes=4, last_call_s=0.5)
-    rng, births = random.Random(348), 0
-    for _ in range(200):
-        name = rng.choice("ef")
-        known = story.group.nodes.get(name)
-        if known is None or known.gone:
-            births += 1
-            story.join(name, rng.randint(1, 8), inc=f"{name}-{births}")
-        elif rng.random() < 0.5:
-            story.lose(name)
-        else:
-            story.leave(name)
-        story.wait(rng.choice((0.0, 1.0, 2.0)))
-    assert story.ended is None
-    assert story.group.last_round == 1
 
 
 def test_a_master_is_taken_where_the_best_set_cannot_be_found_for_certain() -> None:

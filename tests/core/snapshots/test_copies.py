@@ -194,37 +194,6 @@ def test_what_a_node_that_has_left_alone_has_two_members_copy() -> None:
     assert [copy_for(job.group, job.node(name), safe) for name in "ab"] == [None, None]
 
 
-def test_what_only_a_node_that_has_left_has_at_all_two_members_copy() -> None:
-    job = Job(min_nodes=1, max_nodes=4).begin("d")
-    job.declare("d", 0, whole=True)
-    held = job.node("d").snapshots
-    assert held is not None
-    for name in "abc":
-        job.join(name, snapshots=replace(SERVES, origin=job.origin))
-    d = job.node("d")
-    job.do(Drain("d"))
-    job.do(
-        Report(
-            node_id="d",
-            incarnation=d.incarnation,
-            round=1,
-            kind=ReportKind.PARTING,
-            message="drained",
-            snapshots=held,
-            serves_s=300.0,
-        )
-    )
-    for name in "abc":
-        job.join(name, snapshots=replace(SERVES, origin=job.origin))
-    job.wait(30.0)
-    active = job.group.active_round
-    assert active is not None
-    assert active.snapshot is not None
-    assert {source.node_id for source in active.snapshot.sources} == {"d"}
-    copies = [copy_for(job.group, job.node(member.node_id)) for member in active.members]
-    assert [copy is not None for copy in copies] == [True, True, False]
-
-
 def test_a_step_is_safe_once_its_shards_are_on_two_nodes() -> None:
     job = Job(min_nodes=2, max_nodes=2).begin("a", "b")
     job.declare("a", 0, whole=True)

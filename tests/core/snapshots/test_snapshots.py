@@ -30,7 +30,6 @@ from hetrdzv.protocol.snapshots import (
     Incomplete,
     NobodyHasAll,
     NoSuchSnapshot,
-    NotReadable,
     NotWritten,
     OnDisk,
     PartsMissing,
@@ -345,25 +344,6 @@ def test_what_a_node_cannot_load_from_others_either_does_not_count() -> None:
     assert job.group.restarts == 2
 
 
-def test_where_nobody_can_load_any_snapshot_all_is_lost_and_it_is_said_why() -> None:
-    job = Job().begin()
-    disk = (on_disk(100, of=1, job=job.origin), on_disk(80, of=1, job=job.origin))
-    seen = job.holds(on_disk=disk)
-    job.again(seen)
-    assert job.step == 100
-    refuses = replace(seen, refused=(Stamp(round=1, step=100),))
-    gives_up(job, "b", refuses, seen)
-    said = job.said("began_from_snapshot")[-1]
-    assert (said.data["step"], said.data["lost"]) == (80, 20), "nobody has trained since"
-    lack = Incomplete(stamp=Stamp(round=1, step=100), lack=NotReadable(nodes=Nodes.of(["b"])))
-    assert lost(20, lack) in said.message
-    refuses = replace(refuses, refused=(Stamp(round=1, step=100), Stamp(round=1, step=80)))
-    gives_up(job, "b", refuses, seen)
-    assert job.began is None
-    said = job.said("began_from_snapshot")[-1]
-    assert (said.data.get("step"), said.data["lost"]) == (None, 80)
-
-
 def test_a_person_chooses_and_newer_ones_are_undone() -> None:
     job = Job(max_restarts=9).begin()
     copies = job.holds(held(90), held(100))
@@ -489,15 +469,6 @@ def test_what_another_job_has_on_disk_is_older_than_anything_of_this_one() -> No
     assert (job.began.step, job.began.lost) == (1200, 6), "it did not begin from there"
     job.again(replace(job.holds(reached=1203), on_disk=(other,)))
     assert (job.began.step, job.began.lost) == (1200, 3)
-
-
-def test_of_other_jobs_that_which_wrote_last_is_gone_on_with() -> None:
-    job = Job()
-    disk = (on_disk(900, job="first", written_at=1), on_disk(20, job="last", written_at=2))
-    job.join("a", snapshots=replace(NOTHING, on_disk=disk))
-    job.join("b", snapshots=NOTHING)
-    assert job.began is not None
-    assert (job.began.step, job.began.origin) == (20, "last")
 
 
 def test_what_cannot_be_loaded_of_another_job_says_nothing_about_this_one() -> None:

@@ -6,49 +6,43 @@ from typing import Any
 
 import pytest
 
-from hetrdzv.core.commands import DeclareSnapshots, Drain, Report
+from hetrdzv.core.commands import Drain
 from hetrdzv.core.model import Group, Node
 from hetrdzv.core.snapshots import safe_snapshot
 from hetrdzv.core.snapshots.copies import _keepers, copy_for
-from hetrdzv.protocol.snapshots import Held, Holdings, RankPart, Stamp
-from hetrdzv.protocol.states import ReportKind
-from tests.core.driver import Story
-
-SERVES = Holdings(port=7000, key="secret")
+from hetrdzv.protocol.snapshots import RankPart, Stamp
+from tests.core.snapshots.test_snapshots import NOTHING, Job, held
 
 
-class Job(Story):
+def begun(*names: str, racks: Mapping[str, str] | None = None, **spec: Any) -> Job:
     """Nodes that run together, each with a worker."""
+    job = Job(**spec)
+    for name in names:
+        job.join(name, snapshots=NOTHING, labels={"rack": racks[name]} if racks and name in racks else {})
+    job.wait(30.0)
+    job.started(*job.order)
+    return job
 
-    def begin(self, *names: str, **labels: str) -> "Job":
-        for name in names:
-            own = {"rack": labels[name]} if name in labels else {}
-            self.join(name, snapshots=SERVES, labels=own)
-        self.wait(30.0)
-        self.started(*self.order)
-        return self
 
-    @property
-    def origin(self) -> str:
-        assert self.group.snapshots is not None
-        return self.group.snapshots.origin
+def declare(job: Job, node_id: str, *ranks: int, step: int = 8, whole: bool = False) -> None:
+    """A node has these ranks' parts of a step of the round that runs."""
+    current = job.group.active_round
+    assert current is not None
+    size = current.world_size
+    mine = held(step, current.number, whole=whole, sharded=True, world_size=size, ranks=ranks)
+    job.declare(node_id, job.holds(mine))
 
-    def declare(self, node_id: str, *ranks: int, step: int = 8, **more: Any) -> None:
-        current = self.group.active_round
-        assert current is not None
-        parts = tuple(RankPart(rank=rank, digest=f"d{rank}") for rank in ranks)
-        held = Held(
-            round=current.number, step=step, world_size=current.world_size, sharded=True, ranks=parts, **more
-        )
-        node = self.node(node_id)
-        self.do(
-            DeclareSnapshots(
-                node_id=node_id,
-                incarnation=node.incarnation,
-                round=current.number,
-                holdings=replace(SERVES, origin=self.origin, held=(held,)),
-            )
-        )
+
+def leaves(job: Job, node_id: str, serves_s: float) -> None:
+    """A drained node serves what it holds, for a while."""
+    job.do(Drain(node_id))
+    job.report(
+        node_id,
+        "parting",
+        message="drained",
+        snapshots=job.node(node_id).snapshots,
+        serves_s=serves_s,
+    )
 
 
 def keepers(group: Group) -> Mapping[str, str]:
@@ -67,21 +61,21 @@ def keepers(group: Group) -> Mapping[str, str]:
 def test_copies_are_kept_in_another_unit_where_there_is_one(
     racks: dict[str, str], expected: dict[str, str]
 ) -> None:
-    job = Job(min_nodes=4, max_nodes=4, unit="rack").begin("a", "b", "c", "d", **racks)
+    job = begun("a", "b", "c", "d", racks=racks, min_nodes=4, max_nodes=4, unit="rack")
     assert keepers(job.group) == expected
 
 
 def test_a_keeper_is_told_what_it_lacks_once_it_is_there() -> None:
-    job = Job(min_nodes=3, max_nodes=3).begin("a", "b", "c")
-    job.declare("b", 1)
+    job = begun("a", "b", "c", min_nodes=3, max_nodes=3)
+    declare(job, "b", 1)
     assert copy_for(job.group, job.node("b")) is None  # a has not said anything yet
-    job.declare("a", 0)
+    declare(job, "a", 0)
     copy = copy_for(job.group, job.node("b"))
     assert copy is not None
     assert copy.stamp == Stamp(round=1, step=8)
     assert (copy.source.node_id, copy.source.port, copy.source.key) == ("a", 7000, "secret")
     assert copy.source.ranks == (RankPart(rank=0, digest="d0"),)
-    job.declare("b", 0, 1)
+    declare(job, "b", 0, 1)
     assert copy_for(job.group, job.node("b")) is None
 
 
@@ -108,10 +102,10 @@ class Watched(dict[str, Node]):
 def test_after_each_step_only_those_are_looked_at_whose_keeper_a_node_is() -> None:
     """All members ask then, and each declaration makes another group: looking at all would be quadratic."""
     names = "abcdefgh"
-    job = Job(min_nodes=8, max_nodes=8).begin(*names)
+    job = begun(*names, min_nodes=8, max_nodes=8)
     for step in (8, 16):
         for rank, name in enumerate(names):
-            job.declare(name, rank, step=step)
+            declare(job, name, rank, step=step)
         nodes = Watched(job.group.nodes)
         copy = copy_for(replace(job.group, nodes=nodes), job.node("d"))
         assert copy is not None
@@ -121,11 +115,11 @@ def test_after_each_step_only_those_are_looked_at_whose_keeper_a_node_is() -> No
 
 def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:
     """A node that is lost before the round's own first snapshot would have cost everything."""
-    job = Job(min_nodes=2, max_nodes=3).begin("a", "b")
-    job.declare("a", 0, whole=True)
-    job.declare("b", 1, whole=True)
+    job = begun("a", "b", min_nodes=2, max_nodes=3)
+    declare(job, "a", 0, whole=True)
+    declare(job, "b", 1, whole=True)
     held = {name: job.node(name).snapshots for name in "ab"}
-    job.join("c", snapshots=replace(SERVES, origin=job.origin))
+    job.join("c", snapshots=job.holds())
     for name in "ab":
         job.join(name, snapshots=held[name])
     job.started(*job.order)
@@ -147,12 +141,12 @@ def test_what_a_round_began_from_is_copied_where_it_lives_once() -> None:
 
 def test_who_alone_has_what_ranks_have_alike_is_copied_altogether() -> None:
     """That lies in the parts of all ranks of a node together, so others may have each of them and yet not that."""
-    job = Job(min_nodes=3, max_nodes=3).begin("a", "b", "c")
-    job.declare("a", 0, 1, 2, whole=True)
-    job.declare("c", 2)
+    job = begun("a", "b", "c", min_nodes=3, max_nodes=3)
+    declare(job, "a", 0, 1, 2, whole=True)
+    declare(job, "c", 2)
     held = {name: job.node(name).snapshots for name in "ac"}
     for name in "abc":
-        job.join(name, snapshots=held.get(name, replace(SERVES, origin=job.origin)))
+        job.join(name, snapshots=held.get(name, job.holds()))
     assert job.group.active_round is not None
     assert job.group.active_round.snapshot is not None
     assert keepers(job.group)["a"] == "b"
@@ -161,25 +155,12 @@ def test_who_alone_has_what_ranks_have_alike_is_copied_altogether() -> None:
     assert [part.rank for part in copy.source.ranks] == [0, 1, 2]
 
 
-def test_what_a_node_that_has_left_alone_has_two_members_copy() -> None:
-    job = Job(min_nodes=2, max_nodes=3).begin("a", "b", "c")
+def test_what_a_node_that_has_left_alone_has_is_shared_out_among_the_members() -> None:
+    job = begun("a", "b", "c", min_nodes=2, max_nodes=3)
     for rank, name in enumerate("abc"):
-        job.declare(name, rank, whole=True)
+        declare(job, name, rank, whole=True)
     held = {name: job.node(name).snapshots for name in "abc"}
-    c = job.node("c")
-    job.do(Drain("c"))
-    assert held["c"] is not None
-    job.do(
-        Report(
-            node_id="c",
-            incarnation=c.incarnation,
-            round=1,
-            kind=ReportKind.PARTING,
-            message="drained",
-            snapshots=held["c"],
-            serves_s=30.0,
-        )
-    )
+    leaves(job, "c", 30.0)
     for name in "ab":
         job.join(name, snapshots=held[name])
     job.wait(10.0)
@@ -189,18 +170,35 @@ def test_what_a_node_that_has_left_alone_has_two_members_copy() -> None:
     assert {source.node_id for source in active.snapshot.sources} == {"a", "b", "c"}
     copies = {name: copy_for(job.group, job.node(name)) for name in "ab"}
     of_c = {name: copy for name, copy in copies.items() if copy is not None and copy.source.node_id == "c"}
-    assert {name: copy.source.ranks[0].rank for name, copy in of_c.items()} == {"a": 2, "b": 2}
+    assert {name: copy.source.ranks[0].rank for name, copy in of_c.items()} == {"a": 2}
     safe = Stamp(round=1, step=8)
     assert [copy_for(job.group, job.node(name), safe) for name in "ab"] == [None, None]
 
 
+def test_what_only_a_node_that_has_left_has_at_all_two_members_copy() -> None:
+    job = begun("d", min_nodes=1, max_nodes=4)
+    declare(job, "d", 0, whole=True)
+    for name in "abc":
+        job.join(name, snapshots=job.holds())
+    leaves(job, "d", 300.0)
+    for name in "abc":
+        job.join(name, snapshots=job.holds())
+    job.wait(30.0)
+    active = job.group.active_round
+    assert active is not None
+    assert active.snapshot is not None
+    assert {source.node_id for source in active.snapshot.sources} == {"d"}
+    copies = [copy_for(job.group, job.node(member.node_id)) for member in active.members]
+    assert [copy is not None for copy in copies] == [True, True, False]
+
+
 def test_a_step_is_safe_once_its_shards_are_on_two_nodes() -> None:
-    job = Job(min_nodes=2, max_nodes=2).begin("a", "b")
-    job.declare("a", 0, whole=True)
-    job.declare("b", 1, whole=True)
+    job = begun("a", "b", min_nodes=2, max_nodes=2)
+    declare(job, "a", 0, whole=True)
+    declare(job, "b", 1, whole=True)
     assert safe_snapshot(job.group) is None
-    job.declare("b", 0, 1, whole=True)
-    job.declare("a", 0, 1, whole=True)
+    declare(job, "b", 0, 1, whole=True)
+    declare(job, "a", 0, 1, whole=True)
     safe = safe_snapshot(job.group)
     assert safe is not None
     assert safe.stamp == Stamp(round=1, step=8)

@@ -1,7 +1,7 @@
 """Who copies what lives once: the parts that ranks have of a sharded snapshot.
 
 Each member has a keeper: the next one in the order of ranks that is in another unit, since a unit fails together; or
-the next one at all. What only nodes have that have left, the first members copy.
+the next one at all. Of what only nodes have that have left, the members share out the parts.
 """
 
 from collections import Counter, defaultdict
@@ -89,12 +89,16 @@ def _lone(group: Group) -> Mapping[str, Sequence[tuple[str, Container[int]]]]:
     for source in sorted(began.sources, key=lambda source: source.node_id in inside):
         holder, enough = source.node_id, COPIES if source.node_id in inside else 1
         ranks = {part.rank for part in source.ranks if holder == alone or copies[part.rank] < enough}
-        if holder not in inside:
-            copiers = names[:COPIES]
+        if holder in inside:
+            shares = {keepers[holder]: ranks} if holder in keepers else {}
+        elif holder == alone:
+            shares = dict.fromkeys(names[:COPIES], ranks)
         else:
-            copiers = [keepers[holder]] if holder in keepers else []
-        for copier in copiers:
-            lone[copier].append((holder, ranks))
+            shares = {}
+            for rank in ranks:
+                shares.setdefault(names[rank % len(names)], set()).add(rank)
+        for keeper, some in shares.items():
+            lone[keeper].append((holder, some))
     return lone
 
 

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from hetrdzv.core.memo import cached
@@ -58,21 +59,21 @@ def _replacement_key(spec: GroupSpec, slots: int, node: Node | None) -> Replacem
 def fill(gaps: Mapping[str, ReplacementKey], newcomers: Mapping[str, ReplacementKey]) -> dict[str, str]:
     """Which newcomer fills which gap, by gap: the best fit first, and of equals the first that came.
 
-    That is one with the slots and labels of the node that left the gap, then with its slots and ever fewer of its
-    labels, the widest the longest, then any.
+    That is one with the slots and labels of the node that left the gap, then with its slots and some of its labels, the
+    widest the longest, then with other slots, in the same way.
     """
     fillers: dict[str, str] = {}
     length = max(map(len, newcomers.values()), default=0)
-    for end in range(length, -1, -1):
+    for start, end in product((0, 1), range(length, 0, -1)):
         if len(fillers) == min(len(gaps), len(newcomers)):
             break
         free: dict[ReplacementKey, deque[str]] = {}
         taken = set(fillers.values())
         for node_id, kind in newcomers.items():
             if node_id not in taken:
-                free.setdefault(kind[:end], deque()).append(node_id)
+                free.setdefault(kind[start:end], deque()).append(node_id)
         for gap, kind in gaps.items():
-            if gap not in fillers and (alike := free.get(kind[:end])):
+            if gap not in fillers and (alike := free.get(kind[start:end])):
                 fillers[gap] = alike.popleft()
     return fillers
 

@@ -20,10 +20,10 @@ from hetrdzv.core.commands import (
 from hetrdzv.core.directive import directive, heading
 from hetrdzv.core.group import empty
 from hetrdzv.core.invariants import check
-from hetrdzv.core.model import Group, Node
+from hetrdzv.core.model import Group, Node, Round
 from hetrdzv.core.why import why
-from hetrdzv.protocol.directive import Directive
-from hetrdzv.protocol.failure import Failure
+from hetrdzv.protocol.directive import Directive, Start
+from hetrdzv.protocol.failure import Failure, RootCause
 from hetrdzv.protocol.reasons.reason import Reason, shown
 from hetrdzv.protocol.states import ReportKind
 from hetrdzv.protocol.texts.times import Clock
@@ -193,17 +193,33 @@ class Story:
         """The same in a sentence."""
         return sentence(self)
 
+    def start(self, node_id: str) -> Start:
+        """How a node starts its workers."""
+        start = self.told(node_id).start
+        assert start is not None
+        return start
+
+    @property
+    def round(self) -> Round:
+        """The newest round."""
+        assert self.group.round is not None
+        return self.group.round
+
+    @property
+    def root_cause(self) -> RootCause:
+        """Why the group failed."""
+        assert self.group.root_cause is not None
+        return self.group.root_cause
+
     @property
     def order(self) -> list[str]:
         """Node ids of the newest round, in rank order."""
-        assert self.group.round is not None
-        return [member.node_id for member in self.group.round.members]
+        return [member.node_id for member in self.round.members]
 
     @property
     def ended(self) -> str | None:
         """What ended the newest round, None while it runs."""
-        assert self.group.round is not None
-        return None if self.group.round.end is None else str(self.group.round.end.kind)
+        return None if self.round.end is None else str(self.round.end.kind)
 
     @property
     def deadline_in(self) -> float | None:

@@ -49,8 +49,7 @@ def test_the_job_goes_on_otherwise() -> None:
     again(story, "b", min_nodes=2, lease_s=9.0)
     again(story, "a", min_nodes=2, lease_s=9.0)
     story.wait(1)
-    start = story.told("a").start
-    assert start is not None
+    start = story.start("a")
     assert (story.told("a").round, story.group.job, start.restart_count) == (3, 1, 1)
     assert story.order == ["a", "b"], "the seats are kept"
     assert story.group.spec.lease_s == 9.0

@@ -48,8 +48,7 @@ def test_a_start_names_all_members_to_who_asked_and_to_nobody_else() -> None:
     story.join("c", 3, wants_members=True)
     story.tick()
     for node_id in ("a", "c"):
-        start = story.told(node_id).start
-        assert start is not None
+        start = story.start(node_id)
         assert start.members is not None
         assert [(m.node_id, m.slots, m.rank_offset, m.group_rank) for m in start.members] == [
             ("a", 2, 0, 0),
@@ -57,8 +56,7 @@ def test_a_start_names_all_members_to_who_asked_and_to_nobody_else() -> None:
             ("c", 3, 3, 2),
         ]
         assert start.daemon is None
-    start = story.told("b").start
-    assert start is not None
+    start = story.start("b")
     assert start.members is None
 
 

@@ -86,8 +86,7 @@ def test_group_made_by_put_stays_finished_until_its_restart() -> None:
     story.restart()
     assert (story.group.state, story.group.job) == ("waiting", 2)
     story.join("a", inc="a-4")
-    assert story.group.round is not None
-    assert story.group.round.number == 2
+    assert story.round.number == 2
 
 
 def test_restart_does_not_wait_for_agents_that_came_after_the_end() -> None:

@@ -24,8 +24,7 @@ def gives_up(story: Story, node_id: str, **how: object) -> None:
 def assert_failed_with(story: Story, reason: Reason, *node_ids: str) -> None:
     """The group failed, and every one of these nodes is told why."""
     assert story.group.state == "failed", story.why
-    assert story.group.root_cause is not None
-    assert story.group.root_cause.reason == reason
+    assert story.root_cause.reason == reason
     for node_id in node_ids:
         told = story.told(node_id)
         assert (told.kind, told.root_cause) == ("exit", story.group.root_cause)
@@ -66,8 +65,7 @@ def test_a_node_that_cannot_start_workers_costs_no_restart() -> None:
     story.wait(story.group.spec.last_call_s)
     assert story.order == ["a"]
     assert story.group.restarts == 0
-    assert story.group.round is not None
-    assert story.group.round.restarted_by is None
+    assert story.round.restarted_by is None
 
 
 @pytest.mark.parametrize("how", ["lose", "drain", "replace"])
@@ -107,8 +105,7 @@ def test_a_loss_behind_the_failure_is_the_cause(
     gives_up(story, "a")
     how(story, "b")
     assert_failed_with(story, ends.consequences(cause))
-    assert story.group.root_cause is not None
-    assert (story.group.root_cause.reason.code, story.group.root_cause.node_id) == (kind, "b")
+    assert (story.root_cause.reason.code, story.root_cause.node_id) == (kind, "b")
 
 
 def test_a_round_that_a_joiner_ended() -> None:
@@ -188,8 +185,7 @@ def test_it_is_the_root_cause_even_if_another_failure_was_seen_earlier() -> None
     story.failed("b", permanent=True, rank=1)
     story.joins("a", "b")
     assert story.group.state == "failed"
-    assert story.group.root_cause is not None
-    assert story.group.root_cause.node_id == "b"
+    assert story.root_cause.node_id == "b"
 
 
 def test_a_job_that_has_run_does_not_end_with_a_joiner_that_cannot() -> None:
@@ -198,8 +194,7 @@ def test_a_job_that_has_run_does_not_end_with_a_joiner_that_cannot() -> None:
     story.wait(10.1)
     story.joins("a", "b")
     story.started("a", "b", "c")
-    assert story.group.round is not None
-    assert story.group.round.number == 2
+    assert story.round.number == 2
     story.failed("c", permanent=True, rank=2)
     story.joins("a", "b", "c")
     assert not story.group.state.terminal
@@ -225,11 +220,9 @@ def test_a_restart_says_what_it_is_for() -> None:
     story.failed("b", rank=1)
     story.joins("a", "b")
     for node_id in ("a", "b"):
-        start = story.told(node_id).start
-        assert start is not None
+        start = story.start(node_id)
         assert start.restarted_by == failed("b", 1)
     story.restart()
     story.joins("a", "b")
-    start = story.told("a").start
-    assert start is not None
+    start = story.start("a")
     assert start.restarted_by is None, "a person's wish costs no restart"

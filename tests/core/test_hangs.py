@@ -92,8 +92,7 @@ def test_the_stack_of_a_worker_is_kept_while_it_is_waited_for_since_then_or_long
     stalled(story, for_s=1, stack="in load")
     stalled(story, for_s=9)  # more is known now: the round ends at once, and nobody can take the stack again
     story.joins("a", "b")
-    cause = story.group.root_cause
-    assert cause is not None
+    cause = story.root_cause
     assert cause.failure is not None
     assert cause.failure.message == "in load"
 
@@ -126,8 +125,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     story.failed("b", rank=2, exit_code=None, signal="SIGTERM")
     story.joins("a", "b")
     assert story.said("restart_spent") == [events.restart_spent(hang, 1, 1)]
-    assert story.group.round is not None
-    assert (story.group.round.number, story.group.round.restarted_by) == (2, hang)
+    assert (story.round.number, story.round.restarted_by) == (2, hang)
     assert not story.told("a").hang
 
     story.started("a", "b")
@@ -135,8 +133,7 @@ def test_a_hang_ends_the_round_as_a_failure_of_the_culprit() -> None:
     story.do(NoteStall(2, stall))
     story.wait(30)
     story.joins("a", "b")
-    cause = story.group.root_cause
-    assert cause is not None
+    cause = story.root_cause
     assert cause.failure is not None
     assert (cause.reason.code, cause.node_id, cause.round) == ("no_answer", "b", 2)
     assert (cause.failure.rank, cause.failure.local_rank, cause.failure.message) == (3, 1, "line 9")
@@ -156,8 +153,7 @@ def test_a_hang_of_nobody_in_particular_blames_no_node(kind: StallKind) -> None:
     story.wait(1)
     assert story.said("stalled") == [bare(hangs.stalled(1, replace(hang, for_s=5.0)))]
     story.joins("a", "b")
-    cause = story.group.root_cause
-    assert cause is not None
+    cause = story.root_cause
     assert (cause.reason.code, cause.node_id, cause.failure) == (hang.kind, None, None)
     hang = replace(hang, for_s=5.0)
     assert cause.reason == ends.without_restart(ends.hangs(hang), "used_up", 0)

@@ -227,8 +227,7 @@ def test_open_group_waits_for_a_command() -> None:
     assert refused.value.conflict.differences == (Difference("min_nodes", "2", "3"),)
     story.put(command=["train.py", "--lr", "1"], max_restarts=9)
     story.wait(10)
-    start = story.told("a").start
-    assert start is not None
+    start = story.start("a")
     assert (start.command, start.max_restarts) == (("train.py", "--lr", "1"), 9)
     with pytest.raises(SpecConflict) as refused:
         story.put(command=["other.py"])

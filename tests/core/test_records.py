@@ -34,8 +34,7 @@ class Trained(Story):
 
     def trains(self) -> None:
         """The workers of the newest round ask for their first collective."""
-        assert self.group.round is not None
-        self.do(NoteTraining(self.group.round.number, self.now))
+        self.do(NoteTraining(self.round.number, self.now))
 
     def dies(self, moved: Moved | None) -> None:
         """A worker of a fails; when the workers there moved."""

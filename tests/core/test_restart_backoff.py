@@ -22,8 +22,7 @@ def fail(story: Story, after_s: float = 1.0) -> None:
 
 
 def cause(story: Story) -> Reason:
-    assert story.group.root_cause is not None
-    return story.group.root_cause.reason
+    return story.root_cause.reason
 
 
 def test_an_exit_code_ends_the_job_at_once() -> None:

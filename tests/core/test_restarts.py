@@ -73,8 +73,7 @@ def test_root_cause_is_the_earliest_failure_whatever_the_order_of_the_reports() 
         for node_id, age_s in (first, second):
             story.failed(node_id, age_s=age_s)
         story.joins("a", "b")
-        assert story.group.root_cause is not None
-        assert story.group.root_cause.node_id == "b"
+        assert story.root_cause.node_id == "b"
 
 
 def test_failure_reported_after_the_acknowledgement_counts() -> None:
@@ -84,8 +83,7 @@ def test_failure_reported_after_the_acknowledgement_counts() -> None:
     story.join("b")
     story.failed("b", age_s=1.0)
     story.join("a")
-    assert story.group.root_cause is not None
-    assert story.group.root_cause.node_id == "b"
+    assert story.root_cause.node_id == "b"
 
 
 def test_doubled_failure_counts_once_and_keeps_its_time() -> None:
@@ -394,6 +392,5 @@ def test_who_had_ended_well_before_the_failure_is_named_with_it() -> None:
 
 
 def _before(story: Story) -> Ended | None:
-    assert story.group.round is not None
-    assert story.group.round.end is not None
-    return story.group.round.end.before
+    assert story.round.end is not None
+    return story.round.end.before

@@ -97,9 +97,8 @@ def test_hung_node_does_not_hang_the_group() -> None:
     story.restart()
     story.renew("a")
     story.wait(15)  # a is heard, but its workers never end
-    assert story.group.round is not None
-    assert story.group.round.end is not None
-    assert story.group.round.end.judged
+    assert story.round.end is not None
+    assert story.round.end.judged
     assert story.told("a").kind == "stop"
     story.wait(60)
     assert story.group.state == "failed"
@@ -145,9 +144,8 @@ def test_any_end_stops_all_members_at_once(end: str) -> None:
     for node_id in ("a", "c"):
         told = story.told(node_id)
         assert (told.kind, told.code, told.round) == ("stop", "round_ended", 1)
-        assert story.group.round is not None
-        assert story.group.round.end is not None
-        assert told.reason == why_ended(1, story.group.round.end)
+        assert story.round.end is not None
+        assert told.reason == why_ended(1, story.round.end)
     assert len(story.said("round_ended")) == 1
 
 
@@ -183,8 +181,7 @@ def test_next_round_waits_for_every_stop() -> None:
     assert story.group.state == "waiting"
     story.join("c")
     assert story.group.state == "starting"
-    assert story.group.round is not None
-    assert (story.group.round.number, story.group.round.restart_count) == (2, 1)
+    assert (story.round.number, story.round.restart_count) == (2, 1)
 
 
 def test_overdue_member_is_not_waited_for() -> None:

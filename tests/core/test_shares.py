@@ -6,10 +6,8 @@ from tests.core.driver import Story, running
 
 def told(story: Story, node_id: str) -> Shares | None:
     """The shares that a node is told with its start."""
-    start = story.told(node_id).start
-    assert start is not None
-    assert story.group.round is not None
-    assert start.shares == story.group.round.shares
+    start = story.start(node_id)
+    assert start.shares == story.round.shares
     return start.shares
 
 

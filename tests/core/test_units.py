@@ -149,5 +149,4 @@ def test_nodes_without_the_label_are_units_by_themselves() -> None:
     story.join("n3")
     story.wait(10)
     assert story.order == ["n1", "n2", "n3"]
-    assert story.group.round is not None
-    assert story.group.round.warnings == (warnings.no_label("rack", Nodes.of(["n2", "n3"]), units=True),)
+    assert story.round.warnings == (warnings.no_label("rack", Nodes.of(["n2", "n3"]), units=True),)

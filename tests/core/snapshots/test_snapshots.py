@@ -92,8 +92,7 @@ class Job(Story):
 
     @property
     def began(self) -> Chosen | None:
-        assert self.group.round is not None
-        return self.group.round.snapshot
+        return self.round.snapshot
 
     @property
     def step(self) -> int | None:
@@ -113,8 +112,7 @@ def test_a_round_begins_from_the_newest_complete_snapshot_and_says_what_is_lost(
     event = bare(began_from_snapshot(2, Stamp(round=1, step=100), Nodes.of(["a", "b"]), 4, part))
     assert job.said("began_from_snapshot") == [event]
     assert job.events[-2].round == 2 or job.events[-1].round == 2
-    start = job.told("a").start
-    assert start is not None
+    start = job.start("a")
     assert start.origin == job.origin
     assert start.snapshot.sources[0] == Source(
         node_id="a", address="10.0.0.1", port=7000, key="secret", whole=True
@@ -143,8 +141,7 @@ def test_a_sharded_snapshot_needs_the_part_of_every_rank() -> None:
     assert job.began.newer == gone
     job.again(job.holds(held(90), a), job.holds(held(90), b))
     assert job.step == 100
-    start = job.told("b").start
-    assert start is not None
+    start = job.start("b")
     sources = start.snapshot.sources
     assert [(one.node_id, [part.rank for part in one.ranks]) for one in sources] == [("b", [1]), ("a", [0])]
 
@@ -250,9 +247,7 @@ def test_a_node_whose_agent_died_serves_nothing() -> None:
 def test_however_many_leave_none_that_serves_is_forgotten() -> None:
     names = ["a", *(f"n{number}" for number in range(GONE_NODES_KEPT + 6))]
     job = Job(min_nodes=1, max_nodes=len(names), replace_wait_s=0.0).begin(*names)
-    rank = (
-        {member.node_id: member.rank_offset for member in job.group.round.members} if job.group.round else {}
-    )
+    rank = {member.node_id: member.rank_offset for member in job.round.members} if job.group.round else {}
     for name in names[1:]:
         job.leaving(name)
         parts = job.holds(held(100, sharded=True, ranks=[rank[name]], world_size=len(names)))
@@ -332,8 +327,7 @@ def test_what_a_node_cannot_load_from_others_either_does_not_count() -> None:
     only_older = replace(copies, held=(held(90),))
     gives_up(job, "b", only_older, copies)
     assert job.step == 100, "its own copy was bad, that of a may be good"
-    start = job.told("b").start
-    assert start is not None
+    start = job.start("b")
     assert [one.node_id for one in start.snapshot.sources] == ["a"]
     refuses = replace(only_older, refused=(Stamp(round=1, step=100),))
     gives_up(job, "b", refuses, copies)
@@ -388,9 +382,8 @@ def test_a_member_is_told_a_few_copies_and_the_parts_of_its_ranks() -> None:
     job.failed(names[0])
     for rank, name in reversed(list(enumerate(names))):
         job.join(name, snapshots=job.holds(held(5, world_size=12, whole=rank != 3, ranks=(rank,))))
-    assert job.group.round is not None
     asked: list[str] = []
-    for place, member in enumerate(job.group.round.members):
+    for place, member in enumerate(job.round.members):
         sources = for_member(job.began, member).sources if job.began is not None else ()
         assert sources[0].node_id == member.node_id
         assert sum(one.whole for one in sources) in (MOST_WHOLE, MOST_WHOLE + 1)
@@ -398,7 +391,7 @@ def test_a_member_is_told_a_few_copies_and_the_parts_of_its_ranks() -> None:
         assert (member.node_id, place) in parts
         asked += [one.node_id for one in sources[1:]]
     assert max(map(asked.count, names)) <= MOST_WHOLE + 2, "all are asked about equally often"
-    smaller = replace(job.group.round.members[0], node_id="new", slots=2, rank_offset=2)
+    smaller = replace(job.round.members[0], node_id="new", slots=2, rank_offset=2)
     parts = (
         [(one.node_id, part.rank) for one in for_member(job.began, smaller).sources for part in one.ranks]
         if job.began is not None
@@ -449,8 +442,7 @@ def test_a_new_job_begins_from_what_is_on_disk() -> None:
         )
     ]
     for name in ("a", "b"):
-        start = job.told(name).start
-        assert start is not None
+        start = job.start(name)
         assert start.snapshot == job.began
     assert not list(violations(job.group))
 
@@ -540,8 +532,7 @@ def test_what_one_other_node_has_is_no_reason_for_the_only_member_to_drop_its_ow
 
 def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() -> None:
     job = Job().begin()
-    current = job.group.round
-    assert current is not None
+    current = job.round
     for node_id in ("a", "b"):
         job.declare(node_id, replace(job.holds(held(90)), not_taken=f"{node_id} needs 5 MB"))
     why = "a needs 5 MB"
@@ -556,8 +547,7 @@ def test_workers_that_take_none_are_said_once_a_round_and_shown_until_they_do() 
 
 def test_what_could_not_be_written_is_said_until_one_is() -> None:
     job = Job().begin()
-    current = job.group.round
-    assert current is not None
+    current = job.round
     lack = NotWritten(stamp=Stamp(round=1, step=90), why="No space left on device")
     said = not_on_disk(lack.stamp, Nodes.of(["a"]), lack.why)
     job.declare("a", replace(job.holds(held(90)), not_written=lack))

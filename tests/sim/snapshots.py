@@ -97,6 +97,8 @@ class Snapshots:
         self._start, self._reached, self._asked, began = directive, 0, None, start.snapshot
         self._due = stamp_of(began) if began is not None and not began.on_disk else None
         self._reporter.begin(directive.round, start.nnodes, start.snapshot)
+        if (joined := self._agent.session.offer.snapshots) is not None:
+            self._reporter.joined(replace(joined, origin=start.origin or ""))
         self._step = start.snapshot.step if start.snapshot is not None else 0
 
     def launched(self, workers: Workers) -> None:

@@ -67,7 +67,7 @@ def heading(group: Group, node: Node) -> Heading:
         return tell(DirectiveKind.EXIT, group.state, group.round.number if group.round is not None else 0)
     if node.phase is NodePhase.LEFT:
         if snapshots.is_needed(group, node):
-            return tell(DirectiveKind.WAIT, "serves" if group.active_round is None else "others_load")
+            return tell(DirectiveKind.WAIT, "serves")
         return tell(DirectiveKind.EXIT, "left")
     if in_grace_period(group, node):
         news = "notice" if node.takes_notice else "round_formed"
@@ -140,7 +140,7 @@ def _details(group: Group, node: Node, head: Heading, now: float) -> dict[str, A
                 "root_cause": group.root_cause,
                 "time": _time_of_job(group),
             }
-        case "left" | "serves" | "others_load":
+        case "left" | "serves":
             left = ends.node_left(node_id, node.departure_reason or departures.agent_left())
             return {"reason": left, "exit_code": EXIT_FAILED if head.kind is DirectiveKind.EXIT else None}
         case "drained":

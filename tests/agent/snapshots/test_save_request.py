@@ -20,8 +20,7 @@ from hetagent.node.processes import guardian_process
 from hetagent.snapshots import script
 from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import FOLDER, Folder
-from hetagent.snapshots.node import directory
-from hetagent.snapshots.node.directory import SnapshotDir
+from hetagent.snapshots.node.files import SnapshotDir, ask
 
 STEP_S = 0.002
 
@@ -72,7 +71,7 @@ class Trainer:
             time.sleep(STEP_S)
 
     def ask(self) -> None:
-        assert directory.ask(self.folder / "ask" / "0")
+        assert ask(self.folder / "ask" / "0")
 
     def answer(self) -> dict[str, int]:
         """What the worker has answered, once it has."""
@@ -159,12 +158,12 @@ def test_a_worker_that_is_about_to_end_has_said_its_last_word(
     with Trainer(tmp_path / "snaps", monkeypatch, sharded=False) as trainer:
         trainer.gate.clear()
         assert trainer.at_gate.wait(30)
-        told = SnapshotDir(trainer.folder)
+        told = SnapshotDir(trainer.folder, print)
         snapshots.save_now()
         assert told.answered() == set(), "a script may call that, and go on"
         snapshots.save_now(ends=True)
         assert told.answered() == {0}
-        assert not directory.ask(trainer.folder / "ask" / "0")
+        assert not ask(trainer.folder / "ask" / "0")
         assert trainer.answer()["step"] == trainer.done
 
 
@@ -184,7 +183,7 @@ def test_a_step_for_which_there_is_no_slot_is_not_answered_as_saved(
             full.setattr(trainer.snaps._folder, "begin", begin)
             trainer.ask()
             assert trainer.answer() == {"step": first["step"], "why": "newer snapshots are here"}
-            assert SnapshotDir(trainer.folder).not_saved(0) == "newer snapshots are here"
+            assert SnapshotDir(trainer.folder, print).not_saved(0) == "newer snapshots are here"
         trainer.ask()
         assert trainer.answer()["why"] == ""
 

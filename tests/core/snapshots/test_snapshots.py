@@ -216,7 +216,7 @@ def test_a_node_that_leaves_serves_what_only_it_has() -> None:
     assert job.began is not None
     assert {source.node_id for source in job.began.sources} == {"a", "b"}
     assert job.node("b").gone
-    assert (job.told("b").kind, job.told("b").code) == ("wait", "others_load")
+    assert (job.told("b").kind, job.told("b").code) == ("wait", "serves")
     assert list(violations(job.group)) == []
     job.leave("b", "its agent got SIGTERM")
     assert len(job.said("node_left")) == 1, "it has said goodbye"

@@ -33,55 +33,44 @@ class Catalog:
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
         self.path = path
+        self.origin = ""  # the job
+        self.ancestors: Sequence[str] = ()  # the jobs that it has gone on with
         self._log_once = WarnOnce(log)
         self._found: Found = {}
         self._reading: Future[Found] | None = None
-        self.origin = ""  # the job
-        self.ancestors: Sequence[str] = ()  # the jobs that it has gone on with
         try:
-            while not self._read(PATIENT_S):  # else the job would begin from nothing
+            while not self._read(PATIENT_S):
                 self._log_once(f"waiting until {path} answers, where snapshots may be")
-        except Exception as error:
+        except Exception as error:  # a job must not begin anew for that
             raise UsageError(f"{path}: {_text(error)}") from None
 
-    @property
-    def busy(self) -> bool:
-        """Whether a look is under way."""
-        return self._reading is not None
-
-    def look(self, within_s: float = GLANCE_S) -> None:
-        """See which snapshots are there."""
+    def look(self, within_s: float = GLANCE_S, *, again: bool = False) -> None:
+        """See which snapshots are there; `again`: not content with a look that has begun before."""
+        if again:
+            self._reading = None
         try:
             self._read(within_s)
         except Exception as error:
             self._log_once(f"cannot see the snapshots in {self.path}: {_text(error)}")
 
-    def look_again(self, within_s: float) -> None:
-        """The same, not content with a look that has begun before."""
-        self._reading = None
-        self.look(within_s)
-
     def _read(self, within_s: float) -> bool:
-        reading = self._reading = self._reading or self._begin()
+        if (reading := self._reading) is None:
+            reading = self._reading = Future()
+            args = self._found, reading
+            threading.Thread(target=self._list, args=args, name="hetagent-catalog", daemon=True).start()
         wait([reading], within_s)
         if reading.done():
             self._reading = None
             self._found = reading.result()
         return reading.done()
 
-    def _begin(self) -> Future[Found]:
-        known, reading = self._found, Future[Found]()
-
-        def read() -> None:
-            try:
-                require_own(self.path)
-                there = directories(self.path).items()
-                reading.set_result({which: known.get(which) or self._mark(path) for which, path in there})
-            except Exception as error:
-                reading.set_exception(error)
-
-        threading.Thread(target=read, name="hetagent-catalog", daemon=True).start()
-        return reading
+    def _list(self, known: Found, reading: Future[Found]) -> None:
+        try:
+            require_own(self.path)
+            there = directories(self.path).items()
+            reading.set_result({which: known.get(which) or self._mark(path) for which, path in there})
+        except Exception as error:
+            reading.set_exception(error)
 
     def _mark(self, path: Path) -> Mark | None:
         try:
@@ -99,6 +88,10 @@ class Catalog:
         """The complete ones, in the order in which this job would go on from them."""
         marks = {which: mark for which, mark in self._found.items() if mark is not None}
         return {which: marks[which] for which in newest_first(marks, self.origin)}
+
+    def path_of(self, which: SnapshotId) -> Path:
+        """The directory of a snapshot."""
+        return self.path / which.name
 
     def on_disk(self) -> tuple[OnDisk, ...]:
         """The newest complete ones."""
@@ -118,24 +111,21 @@ class Catalog:
 
     def source(self, chosen: Chosen) -> dict[str, object]:
         """Where workers read it: an entry of `sources` in `start.json`."""
-        which = _id(chosen)
-        mark = self._found.get(which)
+        mark = self._found.get(_id(chosen))
         ranks = {str(rank): digest for rank, digest in mark.ranks.items()} if mark is not None else {}
-        return {"node": "", "path": str(self.path / which.name), "ranks": ranks}
+        return {"node": "", "path": str(self.path_of(_id(chosen))), "ranks": ranks}
 
     def describe(self, chosen: Chosen) -> str:
         """Of which job it is, how old, and where."""
-        which = _id(chosen)
-        mark = self._found.get(which)
+        which, mark = _id(chosen), self._found.get(_id(chosen))
         at = f", written {ago(max(0.0, time.time() - mark.written_at))}" if mark is not None else ""
-        return f"of {self._job(which)}{at}: {self.path / which.name}"
+        return f"of {self._job(which)}{at}: {self.path_of(which)}"
 
     def why_none(self) -> str:
         """Why a round begins from none of these."""
         newest = next(iter(self.marks), None)
         if newest is None:
-            torn = f", only {len(self._found)} that are incomplete" if self._found else ""
-            return f"{self.path} has no snapshot yet{torn}"
+            return f"{self.path} has no complete snapshot"
         return f"those in {self.path} are not used, such as step {newest.step} of {self._job(newest)}"
 
     def _job(self, which: SnapshotId) -> str:

@@ -12,11 +12,8 @@ from pathlib import Path
 
 PREFIX = "hets_"
 
-OLD_S, UNSAVED_S = 3600.0, 86_400.0
-"""Age at which an abandoned folder is swept, and one with a snapshot that should be on disk (seconds)."""
-
-UNSAVED = "unsaved.json"
-"""Names a snapshot that should be on disk and is not: the next agent writes it."""
+OLD_S = 3600.0
+"""Age at which an abandoned folder is swept (seconds)."""
 
 LEAVING = "leaving"
 """Exists while an agent that leaves still serves its snapshots, or writes one to disk."""
@@ -30,11 +27,7 @@ LOOK_S = 0.2
 
 
 class NodeFolder:
-    """The folder of one node of a group, which no other agent uses while this process lives.
-
-    Attributes:
-        path: its path.
-    """
+    """The folder of one node of a group, which no other agent uses while this process lives."""
 
     def __init__(
         self,
@@ -43,8 +36,6 @@ class NodeFolder:
         node_id: str,
         servers: Sequence[str],
         log: Callable[[str], None] = lambda text: None,
-        *,
-        wait_s: float | None = None,
     ) -> None:
         key = "\0".join([str(os.getuid()), group, node_id, *sorted(set(servers))])
         self.path = parent / (PREFIX + hashlib.sha256(key.encode()).hexdigest()[:16])
@@ -58,7 +49,6 @@ class NodeFolder:
                 continue
             except BlockingIOError as error:
                 limit_s = LEAVES_S if (self.path / LEAVING).exists() else WAIT_S
-                limit_s = limit_s if wait_s is None else wait_s
                 if time.monotonic() >= began + limit_s:
                     raise
                 if not logged:
@@ -86,7 +76,7 @@ def sweep(parent: Path) -> None:
     for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             changed_at = max(os.lstat(each).st_mtime for each in (path, *path.glob("*"), *path.glob("*/*")))
-            if time.time() - changed_at >= (UNSAVED_S if (path / UNSAVED).exists() else OLD_S):
+            if time.time() - changed_at >= OLD_S:
                 lock = _locked(path)
                 _remove(path)
                 os.close(lock)

@@ -1,8 +1,6 @@
-"""An agent that leaves before the end of the job serves what only its node holds until the others have loaded it."""
+"""An agent that leaves before the end of the job serves what only its node holds until the others have it."""
 
 import asyncio
-import contextlib
-import threading
 import time
 from collections.abc import Callable
 
@@ -20,21 +18,15 @@ from hetrdzv.protocol.states import DirectiveKind, ReportKind
 SERVES_S = 60.0
 """At most (seconds)."""
 
-QUIET_S = 20.0
-"""Once the others load, and nothing was sent for so long, all have what they need (seconds)."""
-
 LOOK_S = 0.2
+"""How often to look whether somebody is in a hurry (seconds)."""
 
-ASK_S = 2.0
+ASK_S = 1.0
 """How often the server is asked whether anybody needs this node, and how long its answer may take (seconds)."""
 
 
 class Handover:
-    """What a leaving node still does for the others.
-
-    Attributes:
-        hangs: whether a thread is left that the interpreter would wait for, in a look-up of the server's name.
-    """
+    """What a leaving node still does for the others."""
 
     def __init__(
         self,
@@ -49,7 +41,7 @@ class Handover:
         self._server = server
         self._connect = connect
         self._log = log
-        self.hangs = False
+        self.hangs = False  # a thread may be left that the interpreter would wait for, in a look-up
         self._until = 0.0
         self._round = 0
 
@@ -61,7 +53,7 @@ class Handover:
         Returns whether others may need that; `alone`: no other node was in its newest round.
         """
         newest = max(holdings.held, key=lambda held: (held.round, held.step), default=None)
-        if newest is None or not (newest.sharded or alone) or not holdings.port:
+        if newest is None or not (newest.sharded or alone) or not self._server.port:
             return False
         now = time.monotonic()
         serves_s = SERVES_S if until is None else min(SERVES_S, until - now)
@@ -78,36 +70,24 @@ class Handover:
 
     def wait(self, hurried: Callable[[], bool]) -> None:
         """Wait until nobody needs this node any more, or `hurried` says so."""
-        if time.monotonic() >= self._until:
-            return
-        # asyncio.run waits at its end for a look-up of the server's name, which may take a minute.
-        thread = threading.Thread(target=self._run, args=(hurried,), name="handover", daemon=True)
-        thread.start()
-        while thread.is_alive() and time.monotonic() < self._until and not hurried():
-            thread.join(LOOK_S)
-        thread.join(2 * LOOK_S)  # it may be about to report that it ends
-        self.hangs = thread.is_alive()
-
-    def _run(self, hurried: Callable[[], bool]) -> None:
-        with contextlib.suppress(HetError, OSError):
-            asyncio.run(self._serve(hurried))
+        if time.monotonic() < self._until:
+            loop = asyncio.new_event_loop()  # `asyncio.run` would wait for a look-up, which may take a minute
+            loop.run_until_complete(self._serve(hurried))
+            loop.close()
 
     async def _serve(self, hurried: Callable[[], bool]) -> None:
-        load_at, asks_at = 0.0, 0.0
+        asks_at = 0.0
         async with self._connect() as client:
             while (now := time.monotonic()) < self._until and not hurried():
                 if now >= asks_at:
-                    code, asks_at = await self._ask(client), now + ASK_S
-                    if code == "left":
+                    if not await self._is_needed(client):
                         return
-                    load_at = load_at or now * (code == "others_load")
-                if load_at and now - max(load_at, self._server.sent_at) > QUIET_S:
-                    break
+                    asks_at = now + ASK_S
                 await asyncio.sleep(LOOK_S)
-            await self._ask(client, ends=True)
+            await self._is_needed(client, ends=True)
 
-    async def _ask(self, client: Client, *, ends: bool = False) -> str:
-        """The directive's code: `left` if nobody needs this node, empty without an answer."""
+    async def _is_needed(self, client: Client, *, ends: bool = False) -> bool:
+        """Ask the server, or tell it that this node serves no longer."""
         who = self._identity
         try:
             async with asyncio.timeout(ASK_S):
@@ -119,7 +99,8 @@ class Handover:
                 else:
                     directive = await client.directive(who.group, who.node_id, who.incarnation, None, 0.0)
         except StaleIncarnation:
-            return "left"
-        except (HetError, OSError):  # TimeoutError is one
-            return ""
-        return "left" if directive.kind is DirectiveKind.EXIT else directive.code
+            return False
+        except (HetError, OSError) as error:
+            self.hangs = isinstance(error, TimeoutError)
+            return True
+        return directive.kind is not DirectiveKind.EXIT

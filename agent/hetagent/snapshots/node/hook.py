@@ -1,10 +1,10 @@
 """This node's part in the snapshots of each round: what its workers hold, and from which one they begin."""
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,18 +16,17 @@ from hetagent.roundhook import RoundHook
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report, ReportRoute
 from hetagent.snapshots.folder import FOLDER, Control, Stamp
-from hetagent.snapshots.node.directory import SnapshotDir, ask
 from hetagent.snapshots.node.disk import DiskWriter
+from hetagent.snapshots.node.files import SnapshotDir, ask
 from hetagent.snapshots.node.folder import NodeFolder
 from hetagent.snapshots.node.handover import Handover
-from hetagent.snapshots.node.inventory import SnapshotInventory
 from hetagent.snapshots.node.prefetch import Prefetch
 from hetagent.snapshots.node.reporter import SnapshotReporter
 from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.save_request import ASK
 from hetagent.worker.runner import TO_DISK
 from hetagent.workers.processes import Workers
-from hetrdzv.protocol.directive import Directive
+from hetrdzv.protocol.directive import Directive, Start
 from hetrdzv.protocol.http import routes
 from hetrdzv.protocol.snapshots import (
     MOST_REFUSED,
@@ -73,17 +72,14 @@ class SnapshotHook(RoundHook):
         self._disk = disk
         self._every_s = every_s
         self._one_per_node = one_per_node
-        self._dir = SnapshotDir(folder.path)
-        self._inventory = SnapshotInventory(self._dir.slots, log)
+        self._dir = SnapshotDir(folder.path, log)
         self._prefetch = Prefetch(folder.path, log)
         self._reporter = SnapshotReporter()
         self._created = Created(*self._dir.folders)
-        self._assignment: Assignment | None = None
+        self._round = 0  # the newest one
+        self._start: Start | None = None  # of that
         self._workers: Workers | None = None
-        self._in_use = False  # a worker has opened snapshots or saved one, ever
         self._over = self._drained = False
-        self._round = self._nnodes = 0  # the newest one
-        self._ranks: Sequence[int] = ()  # of this node, in its newest round
         self._saving: set[int] = set()  # the ranks that were asked to and have not answered
         self._save_until = 0.0
         self._answer: Future[SnapshotsReply] | None = None
@@ -93,12 +89,10 @@ class SnapshotHook(RoundHook):
         self._failed: set[ServerStamp] = set()  # others' copies that could not be loaded once
         if disk is not None:
             disk.catalog.begin(self._dir.origin)
-            disk.write_left()
         self._reached = self._dir.reached()
-        self._holdings: Holdings | None = None
+        self._holdings = Holdings()
+        line.offers(snapshots=self._holdings)
         self._refresh()
-        if self._held:
-            self._serve()
 
     def static_env(self, given: Mapping[str, str]) -> Mapping[str, str]:
         """What every worker gets in every round."""
@@ -121,47 +115,40 @@ class SnapshotHook(RoundHook):
         Raises:
             OSError: there is no space for that; only where all begin from nothing they can go on, without snapshots.
         """
-        start = assignment.start
-        self._assignment, self._answer = assignment, None
-        self._ranks = range(start.rank_offset, start.rank_offset + start.slots)
-        self._nnodes, self._round, chosen = start.nnodes, assignment.round, start.snapshot
-        self._reporter.begin(self._round, self._nnodes, chosen)
-        if chosen is not None and chosen.sharded and not chosen.on_disk:
-            self._in_use = True
+        start, joined, chosen = assignment.start, self._holdings, assignment.start.snapshot
+        self._round, self._start, self._answer = assignment.round, start, None
+        self._reporter.begin(self._round, start.nnodes, chosen)
         try:
             self._dir.begin(start.origin or "")
-            self._dir.start(chosen, self._node_id, list(self._on_disk(chosen)))
+            on_disk = None
+            if self._disk is not None:
+                self._disk.catalog.begin(self._dir.origin, chosen)
+                if chosen is not None and chosen.on_disk:
+                    on_disk = self._disk.catalog.source(chosen)
+            self._dir.start(chosen, self._node_id, on_disk)
             self._write_control()
         except OSError as error:
             if chosen is not None:  # other nodes begin from it
                 raise
             self._log(f"no snapshots in this round: {error}")
-        self._refresh()
         self._log_begin(chosen)
-
-    def _on_disk(self, chosen: Chosen | None) -> Iterator[Mapping[str, object]]:
-        """Where workers read a snapshot that is on disk."""
-        if self._disk is not None:
-            self._disk.catalog.begin(self._dir.origin, chosen)
-            if chosen is not None and chosen.on_disk:
-                yield self._disk.catalog.source(chosen)
+        self._reporter.joined(replace(joined, origin=self._refresh().origin))
 
     def _log_begin(self, chosen: Chosen | None) -> None:
-        if chosen is not None:
-            lost = f", {chosen.lost} before the last" if chosen.lost else ""
-            if chosen.lost is None and not chosen.on_disk:
-                lost = "; nobody is left who knows how many steps are lost"
-            where = ""
-            if chosen.on_disk:
-                where = (
-                    f" on disk, {self._disk.catalog.describe(chosen)}"
-                    if self._disk is not None
-                    else (" on disk, and this node has no --snapshot-to: give all nodes the same")
-                )
-            self._log(f"round {self._round}: begins from the snapshot of step {chosen.step}{lost}{where}")
-        elif self._disk is not None or self._in_use:
-            why = self._disk.catalog.why_none() if self._disk is not None else "no snapshot is complete"
-            self._log(f"round {self._round}: training begins from nothing: {why}")
+        catalog = self._disk.catalog if self._disk is not None else None
+        if chosen is None:
+            if catalog is not None or self._reached:
+                why = catalog.why_none() if catalog is not None else "no snapshot is complete"
+                self._log(f"round {self._round}: training begins from nothing: {why}")
+            return
+        lost = f", {chosen.lost} before the last" if chosen.lost else ""
+        if chosen.on_disk and catalog is None:
+            lost += " on disk, and this node has no --snapshot-to: give all nodes the same"
+        elif chosen.on_disk and catalog is not None:
+            lost += f" on disk, {catalog.describe(chosen)}"
+        elif chosen.lost is None:
+            lost = "; nobody is left who knows how many steps are lost"
+        self._log(f"round {self._round}: begins from the snapshot of step {chosen.step}{lost}")
 
     def begin(self, workers: Workers) -> None:
         self._workers, self._reached = workers, 0
@@ -184,26 +171,25 @@ class SnapshotHook(RoundHook):
 
     def end(self) -> None:
         """The next join tells the server what this node has now."""
-        if self._assignment is None:
+        if self._workers is None:
             return
         for rank in sorted(self._saving):
             if self._dir.not_saved(rank) is None:
                 self._log(f"rank {rank} has not saved before it was stopped")
         self._saving.clear()
-        if self._workers is not None:
-            self._forget_bad(self._assignment.start.snapshot)
-            self._workers = None
-            if self._disk is not None:
-                self._disk.catalog.look()
-            steps = [held.step for held in self._inventory.held() if held.round == self._round]
-            self._reached = max([self._dir.reached(), *steps])
-            self._refresh()
-        self._assignment = None
+        self._forget_bad()
+        self._workers = None
+        if self._disk is not None:
+            self._disk.catalog.look()
+        steps = [held.step for held in self._dir.held() if held.round == self._round]
+        self._reached = max([self._dir.reached(), *steps])
+        self._refresh()
 
-    def _forget_bad(self, chosen: Chosen | None) -> None:
+    def _forget_bad(self) -> None:
         """A copy could not be loaded: do without it if it is this node's, and refuse it if it is another's again."""
         if (bad := self._dir.bad()) is None:
             return
+        chosen = self._start.snapshot if self._start is not None else None
         is_foreign = chosen is not None and chosen.on_disk and chosen.origin != self._dir.origin
         origin = chosen.origin if chosen is not None and is_foreign else None
         stamp = ServerStamp(round=bad.stamp.round, step=bad.stamp.step, origin=origin)
@@ -221,7 +207,8 @@ class SnapshotHook(RoundHook):
         if self._over or (until is None and not self._drained):
             return
         until = until - LEFT_S if until is not None else None
-        if self._handover.announce(self._round, why, self._offer, until, alone=self._nnodes == 1):
+        alone = self._start is not None and self._start.nnodes == 1
+        if self._handover.announce(self._round, why, self._refresh(), until, alone=alone):
             self._folder.leave()
 
     def close(self) -> None:
@@ -235,7 +222,7 @@ class SnapshotHook(RoundHook):
         """
         outcome = ""
         try:
-            if self._disk is not None and self._in_use:
+            if self._disk is not None:
                 self._folder.leave()
                 last = until - LEFT_S if until is not None else math.inf
                 outcome = self._disk.write_last(self._ranks, last, hurried)
@@ -244,8 +231,7 @@ class SnapshotHook(RoundHook):
             self._server.close()
             if self._disk is not None:
                 self._disk.close()
-            is_useless = self._over or self._drained or not self._held
-            self._folder.close(remove=is_useless and not (self._disk is not None and self._disk.is_unsaved))
+            self._folder.close(remove=self._over or self._drained or not self._dir.held())
         return f"snapshot {outcome}" if outcome else ""
 
     @property
@@ -258,8 +244,7 @@ class SnapshotHook(RoundHook):
     def save(self, within_s: float) -> None:
         """Have those workers save that can, within so many seconds."""
         if not self._over or self._disk is not None:
-            asked = {rank for rank, pipe in self._listening().items() if ask(pipe)}
-            self._saving = asked | self._dir.answered()
+            self._saving = {rank for rank, pipe in self._listening().items() if ask(pipe)}
             self._save_until = time.monotonic() + within_s
 
     def saves_until(self) -> float | None:
@@ -274,13 +259,19 @@ class SnapshotHook(RoundHook):
 
     def _listening(self) -> dict[int, Path]:
         """The pipes of workers that run and have opened snapshots, by rank."""
-        workers, assignment = self._workers, self._assignment
-        if workers is None or assignment is None or not workers.running:
+        workers = self._workers
+        if workers is None or not workers.running:
             return {}
-        pipes, first = self._dir.pipes(), assignment.start.rank_offset
+        pipes = self._dir.pipes()
         if self._one_per_node:  # nobody here knows which of its workers run
             return pipes
-        return {rank: pipe for rank, pipe in pipes.items() if rank - first in workers.alive}
+        return {rank: pipe for rank, pipe in pipes.items() if rank - self._ranks.start in workers.alive}
+
+    @property
+    def _ranks(self) -> range:
+        """Of this node in its newest round."""
+        start = self._start
+        return range(start.rank_offset, start.rank_offset + start.slots) if start is not None else range(0)
 
     # -- while workers run -------------------------------------------------------------------------------------
 
@@ -288,48 +279,37 @@ class SnapshotHook(RoundHook):
         return self._created.fileno()
 
     def due_at(self) -> float | None:
-        moments = [self._disk.looks_at] if self._disk is not None and self._in_use and self._workers else []
+        if self._workers is None:
+            return None
+        moments = [self._disk.looks_at] if self._disk is not None else []
         if self._answer is not None:
             moments += [0.0] if self._answer.done() else []
-        elif (reports_at := self._reports_at()) is not None:
-            moments.append(reports_at)
+        elif (due_at := self._reporter.due_at(self._holdings)) is not None:
+            moments.append(due_at)
         return min(moments, default=None)
 
     def look(self) -> None:
         """See what the workers have written, report it, and pass on the answer."""
         self._created.clear()
-        if self._workers is None or self._assignment is None:
+        if self._workers is None:
             return
         self._on_answer()
-        if self._disk is not None and self._in_use:
+        if self._disk is not None:
             self._disk.look(self._round, self._ranks)
-            with contextlib.suppress(OSError):
-                self._write_control()
-        self._refresh()
-        if self._listening() or self._held:
-            self._in_use = True
-        if self._in_use and (self._held or self._nnodes > 1):
-            self._serve()  # also where no other node is yet: what nobody serves is of no use to one that comes
-        reports_at = self._reports_at()
-        if reports_at is not None and self._answer is None and time.monotonic() >= reports_at:
-            self._report(self._offer)
-
-    def _report(self, holdings: Holdings) -> None:
-        self._reporter.retain(holdings)
+        holdings, now = self._refresh(), time.monotonic()
+        due_at = self._reporter.due_at(holdings) if self._answer is None else None
+        is_due = due_at is not None and now >= due_at
+        if is_due:
+            self._reporter.retain(holdings)
         try:
             self._write_control()
         except OSError:  # workers would not know what is retained
-            self._reporter.reported(time.monotonic(), None)
+            self._reporter.postpone(now)
             return
-        self._reporter.reported(time.monotonic(), holdings)
-        body = partial(SnapshotsRequest, round=self._round, holdings=holdings)
-        self._answer = self._line.ask(Report(HELD, body))
-
-    def _reports_at(self) -> float | None:
-        """When to report, while a round runs (monotonic seconds); None: the server knows all."""
-        if not self._in_use or self._workers is None:
-            return None
-        return self._reporter.due_at(self._offer)
+        if is_due:
+            self._reporter.reported(now, holdings)
+            body = partial(SnapshotsRequest, round=self._round, holdings=holdings)
+            self._answer = self._line.ask(Report(HELD, body))
 
     def _on_answer(self) -> None:
         if self._answer is None or not self._answer.done():
@@ -344,9 +324,7 @@ class SnapshotHook(RoundHook):
         if reply.copy is not None:
             is_former = reply.copy.stamp.round != self._round
             self._prefetch.start(reply.copy, self._memory if is_former else None)
-        if self._reporter.on_reply(reply):
-            with contextlib.suppress(OSError):
-                self._write_control()
+        self._reporter.on_reply(reply)
 
     def _write_control(self) -> None:
         retained = self._reporter.retained
@@ -364,23 +342,16 @@ class SnapshotHook(RoundHook):
             self._dir.control(control)
             self._control = control
 
-    # -- what this node has ------------------------------------------------------------------------------------
-
-    @property
-    def _offer(self) -> Holdings:
-        return self._holdings or Holdings()
-
-    @property
-    def _held(self) -> bool:
-        return bool(self._offer.held)
-
-    def _refresh(self) -> None:
-        """See what this node has by now; the next join tells the server."""
+    def _refresh(self) -> Holdings:
+        """See what this node has by now, which the next join tells the server, and serve it."""
+        held = self._dir.held(self._dropped)
+        if held:  # also where no other node is yet: what nobody serves is of no use to one that comes
+            self._server.start()
         holdings = Holdings(
             origin=self._dir.origin,
             port=self._server.port,
             key=self._server.key,
-            held=self._inventory.held(self._dropped),
+            held=held,
             reached=self._reached,
             refused=tuple(self._refused),
             on_disk=self._disk.catalog.on_disk() if self._disk is not None else (),
@@ -390,9 +361,4 @@ class SnapshotHook(RoundHook):
         if holdings != self._holdings:
             self._holdings = holdings
             self._line.offers(snapshots=holdings)
-
-    def _serve(self) -> None:
-        before = self._server.port
-        self._server.start()
-        if self._server.port != before:
-            self._refresh()
+        return holdings

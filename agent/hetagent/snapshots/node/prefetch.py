@@ -1,7 +1,6 @@
 """Copies parts of a sharded snapshot from another node to this one, in a thread: shards live once, and nodes die."""
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,16 +9,13 @@ from xxhash import xxh3_64
 from hetagent.node.console import WarnOnce
 from hetagent.snapshots.errors import Overtaken
 from hetagent.snapshots.folder import INDEX, SHARED, Folder, Slot, Sum
-from hetagent.snapshots.node.directory import source_of
+from hetagent.snapshots.node.files import source_of
 from hetagent.snapshots.node.reporter import stamp_of
 from hetagent.snapshots.sources import Source, SourceError, fill
 from hetrdzv.protocol.snapshots import Copy
 
 CHUNK = 8 << 20
 """How much is fetched at a time (bytes)."""
-
-SHARE = 0.5
-"""Share of the time in which it is fetched: the network is there for training."""
 
 
 class Prefetch:
@@ -47,9 +43,7 @@ class Prefetch:
             self._log_once(f"no copy of the snapshot's shards of node '{copy.source.node_id}': {error}")
 
 
-def fetch(
-    path: Path, copy: Copy, memory: int | None = None, *, pause: Callable[[float], None] = time.sleep
-) -> None:
+def fetch(path: Path, copy: Copy, memory: int | None = None) -> None:
     """Fetch the parts of some ranks, each with its index last.
 
     With `memory` the snapshot is of an earlier round, of which this node may have nothing, and all slots may take so
@@ -69,7 +63,7 @@ def fetch(
                 continue
             if memory is not None:
                 _require_memory(path, expected.bytes, memory)
-            _fetch(folder, source, slot, file, expected, pause)
+            _fetch(folder, source, slot, file, expected)
         name = INDEX.format(part.rank)
         (slot.path / f"{name}.fetched").write_bytes(text)
         folder.rename(slot, f"{name}.fetched", name)
@@ -85,22 +79,17 @@ def _require_memory(path: Path, size: int, memory: int) -> None:
         )
 
 
-def _fetch(
-    folder: Folder, source: Source, slot: Slot, name: str, expected: Sum, pause: Callable[[float], None]
-) -> None:
+def _fetch(folder: Folder, source: Source, slot: Slot, name: str, expected: Sum) -> None:
     """Fetch a file under another name, since a worker may have it mapped, and rename it once it is good."""
     beside = slot.path / f"{name}.new"
     try:
         with source.open(name) as answer, beside.open("wb") as file:
             memory, digest = memoryview(bytearray(min(CHUNK, expected.bytes))), xxh3_64()
             for at in range(0, expected.bytes, CHUNK):
-                began = time.monotonic()
                 piece = memory[: min(CHUNK, expected.bytes - at)]
                 fill(answer, piece)
                 digest.update(piece)
                 file.write(piece)
-                if at + CHUNK < expected.bytes:
-                    pause((time.monotonic() - began) * (1 / SHARE - 1))
         if digest.hexdigest() != expected.digest:
             raise SourceError(f"{name} {source.where} is corrupt")
         folder.rename(slot, beside.name, name)

@@ -20,39 +20,43 @@ def stamp_of(one: Held | Chosen | ServerStamp) -> Stamp:
 
 
 class SnapshotReporter:
-    """What this node has reported, and what the server has answered.
-
-    Attributes:
-        safe: the newest snapshot that outlives any other node, or that this node has all of, as far as is known.
-    """
+    """What this node has reported, and what the server has answered."""
 
     def __init__(self) -> None:
-        self.safe: Stamp | None = None
+        self.safe: Stamp | None = (
+            None  # the newest known to outlive any other node, or that this one has all of
+        )
+        self._fallback: Stamp | None = None  # the newest that is safe, or that a round began from before
+        self._pending: Stamp | None = None  # the newest that was reported, and lives once
         self._reported = Holdings()
         self._round, self._nnodes = 0, 1
-        self._began: Stamp | None = None  # from which the round began
-        self._before: Stamp | None = None  # what was safe before that is
-        self._pending: Stamp | None = None  # the newest that was reported, and lives once
         self._not_before = 0.0
+
+    def joined(self, holdings: Holdings) -> None:
+        """The server knows this by the join."""
+        self._reported = holdings
 
     def begin(self, number: int, nnodes: int, chosen: Chosen | None) -> None:
         """A round begins, from a snapshot or from none."""
         self._round, self._nnodes = number, nnodes
-        before = self.safe or self._before or self._began
-        self._began = stamp_of(chosen) if chosen is not None and not chosen.on_disk else None
-        if self.safe is not None and (self._began is None or self.safe > self._began):
+        began = stamp_of(chosen) if chosen is not None and not chosen.on_disk else None
+        if began is None or (self.safe is not None and self.safe > began):
             self.safe = None  # it is not held any more, or not to be used
-        lives_once = chosen is not None and chosen.sharded and nnodes > 1
-        self._pending = self._began if lives_once and self.safe != self._began else None
-        if self._pending is None:
-            self.safe = self._began or self.safe
-        self._before = before if before is not None and _is_newer(self._began or before, before) else None
+        is_older = began is not None and self._fallback is not None and self._fallback < began
+        self._fallback = self._fallback if is_older else began
+        self._pending = began
+        if self.safe == began or chosen is None or not chosen.sharded or nnodes == 1:
+            self._is_safe(began)
+
+    def _is_safe(self, stamp: Stamp | None) -> None:
+        self.safe = self._fallback = stamp
+        if self._pending is not None and (stamp is None or self._pending <= stamp):
+            self._pending = None
 
     @property
     def retained(self) -> tuple[Stamp, ...]:
-        """Not to be overwritten: what is safe or the round began from, and what others may know to be safe."""
-        first = self.safe or self._before or self._began
-        return tuple(dict.fromkeys(stamp for stamp in (first, self._pending) if stamp is not None))
+        """Not to be overwritten: what is safe or a round began from, and what others may know to be safe."""
+        return tuple(dict.fromkeys(filter(None, (self._fallback, self._pending))))
 
     def due_at(self, holdings: Holdings) -> float | None:
         """When to report (monotonic seconds); None: the server knows all."""
@@ -66,30 +70,26 @@ class SnapshotReporter:
         """The server is about to know of this, and may tell others that it is safe: workers have to know first."""
         for held in holdings.held:
             stamp = stamp_of(held)
-            if held.round < self._round or not _is_newer(stamp, self.safe):
+            if held.round < self._round or (self.safe is not None and stamp <= self.safe):
                 continue
             if held.sharded and self._nnodes > 1:
-                self._pending = stamp if _is_newer(stamp, self._pending) else self._pending
+                self._pending = max(self._pending or stamp, stamp)
             elif held.whole and (not held.sharded or len(held.ranks) == held.world_size):
-                self.safe = stamp
+                self._is_safe(stamp)
 
-    def reported(self, now: float, holdings: Holdings | None) -> None:
-        """The server is told; None: it cannot be now."""
-        self._reported = self._reported if holdings is None else holdings
+    def reported(self, now: float, holdings: Holdings) -> None:
+        """The server is told."""
+        self._reported = holdings
+        self.postpone(now)
+
+    def postpone(self, now: float) -> None:
+        """Report after the next pause."""
         self._not_before = now + reports_every_s(self._nnodes)
 
-    def on_reply(self, reply: SnapshotsReply) -> bool:
-        """The server's answer; returns whether workers have to know."""
-        before = self.safe, self.retained
-        if reply.complete is not None and _is_newer(stamp_of(reply.complete), self.safe):
-            self.safe = stamp_of(reply.complete)
-        if self._pending is not None and not _is_newer(self._pending, self.safe):
-            self._pending = None
-        return before != (self.safe, self.retained)
-
-
-def _is_newer(stamp: Stamp, than: Stamp | None) -> bool:
-    return than is None or stamp > than
+    def on_reply(self, reply: SnapshotsReply) -> None:
+        """The server's answer."""
+        if reply.complete is not None and (self.safe is None or stamp_of(reply.complete) > self.safe):
+            self._is_safe(stamp_of(reply.complete))
 
 
 def reports_every_s(nnodes: int) -> float:

@@ -2,10 +2,8 @@
 
 import os
 import re
-import resource
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from hmac import compare_digest
 from http import HTTPStatus
@@ -21,22 +19,15 @@ from hetagent.snapshots.folder import Folder, Stamp
 PATH = re.compile(r"/([0-9]{1,16})-([0-9]{1,16})/(shared\.bin|[0-9]{1,10}\.(?:bin|json|small))", re.ASCII)
 """The files that are served: round, step, name."""
 
-CHUNK = 1 << 20
-"""Bytes per `sendfile`."""
-
 SILENT_S = 30.0
 """A connection that is silent for so long is closed (seconds)."""
 
-MAX_CONNECTIONS = 1024
-"""At most; fewer where this process may open few files. Further ones are closed at once."""
+MAX_THREADS = 256
+"""Further connections are closed at once: each has a thread and two files, and most processes may have 1,024 files."""
 
 
 class SnapshotServer:
-    """Not running until `start`, and never where no port is to be held.
-
-    Attributes:
-        port: 0 while it does not listen.
-    """
+    """Not running until `start`, and never where no port is to be held; `port` is 0 while it does not listen."""
 
     def __init__(
         self,
@@ -45,13 +36,13 @@ class SnapshotServer:
         address: Callable[[], str],
         log: Callable[[str], None],
     ) -> None:
-        self._folder = folder
+        self._folder = Folder(folder)
         self._hold_port = hold_port
         self._address = address
         self._log_once = WarnOnce(log)
         self._server: _Server | None = None
         self._listens_at = ""
-        self._key = secrets.token_hex(32)
+        self.key = secrets.token_hex(32)
         self.port = 0
 
     def start(self) -> None:
@@ -66,20 +57,10 @@ class SnapshotServer:
             self._log_once(f"other nodes cannot fetch snapshots from this one: {error}")
             return
         self.port = int(listener.getsockname()[1])
-        self._server = _Server(listener, self._folder, self._key)
+        self._server = _Server(listener, self._folder, self.key)
         threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="hetagent-snapshots", daemon=True
         ).start()
-
-    @property
-    def key(self) -> str:
-        """The bearer key of its clients; empty while it does not listen."""
-        return self._key if self.port else ""
-
-    @property
-    def sent_at(self) -> float:
-        """When something was last sent (monotonic seconds)."""
-        return self._server.sent_at if self._server is not None else 0.0
 
     def close(self) -> None:
         """Stop. Harmless if it is not running."""
@@ -93,34 +74,24 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listener: socket, folder: Path, key: str) -> None:
+    def __init__(self, listener: socket, folder: Folder, key: str) -> None:
         super().__init__(("", 0), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
-        self.folder = Folder(folder)
+        self.folder = folder
         self.authorization = f"Bearer {key}".encode()
-        self.sent_at = 0.0
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # the rest is the agent's
-        self._free = threading.Semaphore(max(16, min(MAX_CONNECTIONS, files)))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
+        if threading.active_count() < MAX_THREADS:
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """The client has gone."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
     timeout = SILENT_S
     server: _Server
 
@@ -139,17 +110,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         with file:
-            size = os.fstat(file.fileno()).st_size
             self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Length", str(size))
+            self.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
             self.end_headers()
-            for at in range(0, size, CHUNK):
-                wanted = min(CHUNK, size - at)
-                sent = self.connection.sendfile(file, at, wanted)
-                self.server.sent_at = time.monotonic()
-                if sent < wanted:  # truncated: its slot has been reused
-                    self.close_connection = True
-                    return
+            self.connection.sendfile(file)
 
     def log_message(self, *_: Any) -> None:
         """Nothing."""

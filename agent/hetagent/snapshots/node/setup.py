@@ -1,6 +1,5 @@
 """Makes what keeps snapshots on this node."""
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -10,8 +9,9 @@ from hetagent.node.memory import free_memory
 from hetagent.options.parts import SnapshotOptions
 from hetagent.session.connection import ServerConnection
 from hetagent.snapshots.folder import Folder
-from hetagent.snapshots.node.directory import MOST_WHY
+from hetagent.snapshots.node.catalog import Catalog
 from hetagent.snapshots.node.disk import DiskWriter
+from hetagent.snapshots.node.files import MOST_WHY
 from hetagent.snapshots.node.folder import NodeFolder, sweep
 from hetagent.snapshots.node.handover import Handover
 from hetagent.snapshots.node.hook import SnapshotHook
@@ -41,12 +41,7 @@ def snapshot_hook(
 
 def _made(context: AgentContext, options: SnapshotOptions, line: ServerConnection) -> SnapshotHook:
     identity, standalone, log = context.identity, context.options.standalone, context.tell
-    folder: NodeFolder | None = None
-    if standalone and options.to is not None:  # the next agent goes on there, unless another uses it
-        with contextlib.suppress(BlockingIOError):
-            folder = NodeFolder(options.folder, "standalone", identity.node_id, [str(options.to)], wait_s=0.0)
-    if folder is None:
-        folder = NodeFolder(options.folder, identity.group, identity.node_id, context.access.servers, log)
+    folder = NodeFolder(options.folder, identity.group, identity.node_id, context.access.servers, log)
     sweep(options.folder)
     try:
         alone = standalone or context.options.spec.get("max_nodes") == 1
@@ -56,8 +51,9 @@ def _made(context: AgentContext, options: SnapshotOptions, line: ServerConnectio
         if options.to is not None:
             _require_writable(options.to)
             # A group of --standalone has another name each time.
-            path = options.to / ("standalone" if standalone else identity.group)
-            disk = DiskWriter(path, options.to_every_s, options.keep, Folder(folder.path), identity, log)
+            catalog = Catalog(options.to / ("standalone" if standalone else identity.group), log)
+            slots = Folder(folder.path)
+            disk = DiskWriter(catalog, options.to_every_s, options.keep, slots, identity, log)
         return SnapshotHook(
             node_id=identity.node_id,
             line=line,

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.storage import WriteResult
 from xxhash import xxh3_64_hexdigest
 
+from hetagent.snapshots import folder
 from hetagent.snapshots.errors import Overtaken, SnapshotError
 from hetagent.snapshots.folder import INDEX, SHARED, Index, Slot, Stamp
 from hetagent.snapshots.memory import as_bytes, dtype_of, view
@@ -59,12 +60,7 @@ class Part(NamedTuple):
 
 
 class Planner(DefaultSavePlanner):
-    """Plans what lies in a slot, as DCP plans a state.
-
-    Args:
-        slot: mapped as it is needed.
-        indexes: whose parts of tensors these are.
-    """
+    """Plans what lies in a slot, as DCP plans a state; `indexes`: whose parts of tensors these are."""
 
     def __init__(self, slot: Slot, indexes: Sequence[Index]) -> None:
         super().__init__()
@@ -78,7 +74,7 @@ class Planner(DefaultSavePlanner):
         }
 
     def memory(self, name: str) -> Tensor:
-        """A file."""
+        """A file, mapped as it is needed."""
         if name not in self._mapped:
             with (self._slot.path / name).open("rb") as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -102,7 +98,6 @@ class Planner(DefaultSavePlanner):
         return state
 
     def create_local_plan(self) -> SavePlan:
-        """What this node writes."""
         plan: SavePlan = super().create_local_plan()
         for index, place in self._parts.items():
             chunk = ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.lengths))
@@ -111,39 +106,35 @@ class Planner(DefaultSavePlanner):
         return plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | BytesIO:
-        """The content of an item."""
         if (place := self._parts.get(write_item.index)) is not None:
             return view(self.memory(place.file), place)
         content: Tensor | BytesIO = super().resolve_data(write_item)
         return content
 
     def check(self, index: Index) -> None:
-        """Check that the files are those that were written.
-
-        Raises:
-            SnapshotError: they are not.
-        """
+        """Check that the files are those that were written: Overtaken or SnapshotError if not."""
         for name, expected in index.files.items():
             if xxh3_64_hexdigest(as_bytes(self.memory(name))[: expected.bytes]) != expected.digest:
-                raise SnapshotError(f"{name} has changed meanwhile, or is corrupt")
+                if index.rank not in self._slot.read():
+                    raise _overtaken(index.stamp)
+                raise SnapshotError(f"{name} is corrupt")
+
+
+def _overtaken(stamp: Stamp) -> Overtaken:
+    return Overtaken(f"the memory of step {stamp.step} was needed for another one meanwhile")
 
 
 def write(slot: Slot, into: Path, ranks: Sequence[int], *, leads: bool) -> Part:
-    """Write the parts of some ranks, and of the node that leads all that the ranks have alike.
-
-    Raises:
-        SnapshotError: the slot holds another snapshot by now, or what it held is corrupt.
-        OSError: it cannot be read, or not be written.
-    """
-    step, indexes = slot.stamp.step, slot.read()
+    """Write the parts of some ranks, and of the node that leads all that the ranks have alike."""
+    indexes = slot.read()
     if not indexes.keys() >= {*ranks}:
-        raise Overtaken(f"the memory of step {step} was needed for another one meanwhile")
+        raise _overtaken(slot.stamp)
     mine = [indexes[rank] for rank in ranks]
     planner, state, used = Planner(slot, mine), {}, mine
     if leads:
         whole = next((index for index in indexes.values() if index.has_replicated), None)
         if whole is None:
-            raise SnapshotError(f"this node does not have all of step {step}")
+            raise SnapshotError(f"this node does not have all of step {slot.stamp.step}")
         state, used = planner.state(whole, mine[0]), [*mine, whole]
     planner.set_up_planner(state, is_coordinator=leads)
     writer = _writer(into)
@@ -151,14 +142,15 @@ def write(slot: Slot, into: Path, ranks: Sequence[int], *, leads: bool) -> Part:
     plan = writer.prepare_local_plan(planner.create_local_plan())
     plan = writer.prepare_global_plan([*[SavePlan([])] * ranks[0], plan])[-1]  # names its file by the rank
     results = writer.write_data(plan, planner).wait()
+    small = {index.small: (slot.path / index.small).read_bytes() for index in mine}
     for index in used:
         planner.check(index)
     names = {result.storage_data.relative_path for result in results}
     for index in mine:
         size, digest = index.files[index.small]
-        content = (slot.path / index.small).read_bytes()[:size]
-        if xxh3_64_hexdigest(content) != digest:  # since it was checked
-            raise Overtaken(f"the memory of step {step} was needed for another one meanwhile")
+        content = small[index.small][:size]
+        if xxh3_64_hexdigest(content) != digest:
+            raise _overtaken(slot.stamp)
         written = {index.small: content, INDEX.format(index.rank): index.written()}
         for name in written:
             put(into / name, written[name])
@@ -175,29 +167,17 @@ def _writer(into: Path) -> FileSystemWriter:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file that others see only once it is on the disk. At a URL they see all of it, or nothing, anyway."""
+    """Write a file that others see only once it is complete; at a URL that is so anyway."""
     if is_url(path):
         path.write_bytes(content)
-        return
-    new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    else:
+        folder.put(path, content)
 
 
 def finish(into: Path, part: Part, first: Index, *, wait_s: float, after: Sequence[str] = ()) -> None:
-    """Make a checkpoint of all nodes' parts, once they are there.
+    """Make a checkpoint of this node's part, of which `first` is an index, and those of all other nodes.
 
-    Args:
-        part: of this node, which leads.
-        first: one of its indexes.
-        after: the jobs that this one has gone on with.
-        wait_s: how long to wait for them; what is not there then is left out unless the state is sharded (seconds).
-
-    Raises:
-        SnapshotError: some are missing.
+    What is not there after `wait_s` is left out; if the state is sharded, that is a SnapshotError.
     """
     until = time.monotonic() + wait_s
     others: dict[Path, Part] = {}
@@ -235,14 +215,11 @@ def finish(into: Path, part: Part, first: Index, *, wait_s: float, after: Sequen
 def run(
     slot: Slot, into: Path, ranks: Sequence[int], leads_s: float | None, jobs: Sequence[str] = ("",)
 ) -> None:
-    """Write the parts of a node; the node that leads makes a checkpoint of all parts then.
+    """Write the parts of a node; the node that leads makes a checkpoint of all parts then, or leaves nothing.
 
     Args:
         leads_s: how long that waits for the parts of others; None: another node leads (seconds).
         jobs: that this one has gone on with, the oldest first, and this one.
-
-    Raises:
-        SnapshotError, OSError, RuntimeError, ValueError: that cannot be. The node that leads leaves nothing of it.
     """
     into.mkdir(parents=True, exist_ok=True)
     for path in (into.parent, into):
@@ -264,11 +241,7 @@ def run(
 
 
 def prune(path: Path, keep: int, jobs: Sequence[str]) -> None:
-    """Remove what is older than those that are kept, complete or not.
-
-    Args:
-        jobs: see `run`.
-    """
+    """Remove what is older than those that are kept, complete or not; `jobs` as in `run`."""
     there = {which: each for which, each in directories(path).items() if which.origin in jobs}
     kept = 0
     for which in sorted(there, key=lambda which: (jobs.index(which.origin), *which), reverse=True):
@@ -283,9 +256,8 @@ def main() -> None:
     """Write; what goes wrong is said in the last line."""
     told = json.loads(sys.argv[1])
     slot, into = Slot(Path(told["slot"]), 0, Stamp(*told["stamp"])), path_of(told["into"])
-    if told["beside_training"]:
-        with contextlib.suppress(OSError):
-            os.nice(10)
+    with contextlib.suppress(OSError):
+        os.nice(10)
     torch.set_num_threads(1)
     os.umask(os.umask(0) | OTHERS)
     try:

@@ -28,7 +28,6 @@ from hetrdzv.protocol.errors import GroupFinished, StaleRound
 from hetrdzv.protocol.reasons import snapshots as reasons
 from hetrdzv.protocol.reasons.reason import Reason
 from hetrdzv.protocol.snapshots import Kept, NoSuchSnapshot, Stamp
-from hetrdzv.protocol.states import NodePhase
 from hetrdzv.protocol.texts.who import Nodes
 
 MOST_SERVES_S = 600.0
@@ -96,8 +95,11 @@ def parting(work: Work, node: Node, report: Report) -> None:
 
 
 def is_needed(group: Group, node: Node) -> bool:
-    """Whether others fetch what a node that has left, but whose agent is there, holds."""
-    return node.phase is NodePhase.LEFT and serves(group, node) and _goes_on(group)
+    """Whether others need what a node that has left, but whose agent is there, holds: they have nothing newer yet."""
+    if not serves(group, node) or not _goes_on(group) or node.snapshots is None:
+        return False
+    complete = complete_in_memory(group)
+    return complete is None or any(held.round >= complete.round for held in node.snapshots.held)
 
 
 def end_parting(work: Work) -> None:

@@ -3,15 +3,12 @@
 python standin.py STEP [why]     it saves STEP, or says why it cannot
 """
 
-import contextlib
-import hashlib
 import json
 import os
 import signal
 import sys
 import threading
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -40,43 +37,7 @@ def put(path: Path, text: str) -> None:
     os.replace(new, path)
 
 
-def fetched(source: dict[str, str], name: str) -> bytes:
-    """A file of a snapshot, from this node's memory or another node.
-
-    Raises:
-        OSError: it is not there.
-    """
-    if source["path"]:
-        return (Path(source["path"]) / name.partition("/")[2]).read_bytes()
-    request = urllib.request.Request(
-        source["url"] + name, headers={"Authorization": f"Bearer {source['key']}"}
-    )
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
-        content: bytes = answer.read()
-    return content
-
-
-def load(folder: Path) -> None:
-    """Say what was loaded, and from where, and wait for the end of the test; returns if there is no snapshot."""
-    os.chdir(folder)
-    start = json.loads((Path(os.environ["HET_SNAPSHOTS"]) / "start.json").read_bytes())
-    if not start:
-        return
-    for source in start["sources"]:
-        with contextlib.suppress(OSError):
-            content = fetched(source, f"{start['round']}-{start['step']}/shared.bin")
-            break
-    told = [start["step"], source["node"], bool(source["path"]), hashlib.sha256(content).hexdigest()]
-    put(folder / f"got.{os.environ['HET_NODE_ID']}", json.dumps(told))
-    while not (folder / "over").exists():
-        time.sleep(0.01)
-    sys.exit(0)
-
-
 def main() -> None:
-    if sys.argv[1] == "load":
-        load(Path(sys.argv[2]))
-        del sys.argv[1:3]
     folder, rank = Path(os.environ["HET_SNAPSHOTS"]), int(os.environ["RANK"])
     step, why = int(sys.argv[1]), " ".join(sys.argv[2:])
     pipe = folder / "ask" / str(rank)

@@ -1,6 +1,5 @@
 """What an agent does about snapshots on disk, but for the writing itself: tests/agent/snapshots, tests/e2e."""
 
-import json
 import math
 import threading
 import time
@@ -15,8 +14,8 @@ from hetagent.errors import UsageError
 from hetagent.snapshots.folder import INDEX, Folder, Index, Stamp, put
 from hetagent.snapshots.node import catalog as catalogs
 from hetagent.snapshots.node import disk as disks
+from hetagent.snapshots.node.catalog import Catalog
 from hetagent.snapshots.node.disk import DiskWriter
-from hetagent.snapshots.node.folder import UNSAVED
 from hetagent.snapshots.node.to_disk import prune
 from hetagent.snapshots.on_disk import MARK, Mark, SnapshotId
 from hetrdzv.protocol.snapshots import Chosen, NotWritten, OnDisk
@@ -32,8 +31,8 @@ class Node:
         self.said: list[str] = []
         self.memory = Folder(path / "memory")
         identity = Identity("g", "a", "1")
-        self.disk = DiskWriter(path / "disk", 600, 2, self.memory, identity, self.said.append)
-        self.catalog = self.disk.catalog
+        self.catalog = Catalog(path / "disk", self.said.append)
+        self.disk = DiskWriter(self.catalog, 600, 2, self.memory, identity, self.said.append)
         self.catalog.begin(JOB)
 
     def holds(self, step: int, *ranks: int) -> Stamp:
@@ -150,10 +149,9 @@ def test_a_job_that_goes_on_with_others_prunes_theirs(node: Node) -> None:
 
 def test_why_a_round_begins_anew_is_known(node: Node) -> None:
     path = node.catalog.path
-    assert node.catalog.why_none() == f"{path} has no snapshot yet"
     node.has(10, complete=False)
     node.declares()
-    assert node.catalog.why_none() == f"{path} has no snapshot yet, only 1 that are incomplete"
+    assert node.catalog.why_none() == f"{path} has no complete snapshot"
     node.has(20, job="aaaa", at=int(time.time()) - 200)
     node.declares()
     assert node.catalog.why_none() == f"those in {path} are not used, such as step 20 of job aaaa"
@@ -183,10 +181,7 @@ def test_a_file_server_that_does_not_answer_keeps_nobody(node: Node, monkeypatch
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(catalogs, "directories", hang)
-    node.holds(10, 0)
-    node.disk._due_at = 0.0
     node.disk.look(1, [0])
-    assert node.disk.sessions == []
     assert node.writes_last(within_s=0.1) == ""
     answers.set()
     for _ in range(2):
@@ -218,7 +213,7 @@ def test_the_first_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_workers_took_for_the_disk_is_written_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
-    monkeypatch.setattr(node.disk, "_begin", lambda slot, ranks: begun.append(slot.stamp.step))
+    monkeypatch.setattr(node.disk, "_begin", lambda slot, *_: begun.append(slot.stamp.step))
     node.holds(10, 1)
     node.disk.look(1, [1])
     assert begun == [], "that is only for memory"
@@ -237,42 +232,30 @@ def test_what_workers_took_for_the_disk_is_written_once(node: Node, monkeypatch:
     assert node.disk._due_at > time.monotonic() + 590
 
 
-def overtaken(node: Node, step: int) -> None:
-    """Write a snapshot whose memory is given away meanwhile."""
-    stamp = node.holds(step, 0)
+def test_one_whose_memory_was_taken_is_no_news_and_a_later_one_is_written_at_once(node: Node) -> None:
+    stamp = node.holds(10, 0)
     slot = node.memory.slots()[stamp]
-    node.disk._begin(slot, [0])
+    node.disk._begin(slot, [0], 5.0)
     assert node.disk.writing == slot.stamp
     newer = Index(stamp=Stamp(1, 99), rank=0, world_size=2, sharded=False, shared=True)
     put(slot.path / INDEX.format(0), newer.written())
     while node.disk.writing is not None:
         time.sleep(0.01)
         node.disk._reap()
-
-
-def test_one_whose_memory_was_taken_is_no_news_but_two_in_a_row_are(node: Node) -> None:
-    overtaken(node, 10)
     assert node.said == []
-    assert node.disk.wants, "a later one is written at once"
-    overtaken(node, 20)
-    (text,) = node.said
-    assert text.startswith("the snapshot of step 20 is not on disk: the memory of step 20 was needed")
-    assert node.disk.not_written is not None
+    assert node.disk.not_written is None
+    assert node.disk.wants
 
 
 # -- the last one ----------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_written_is_said_once_and_stays_in_memory(node: Node) -> None:
+def test_what_cannot_be_written_is_said_with_what_is_there(node: Node) -> None:
     stamp = node.holds(10, 0)
-    node.has(10, job="aaaa")  # another snapshot
+    node.has(9, job="aaaa")
     node.memory.begin(Stamp(1, 20))  # a worker was taking it as it ended
     why = "this node does not have all of step 10"
-    assert node.writes_last(0) == (
-        f"step 10 is not on disk: {why}; it stays in this node's memory, {node.memory.path}, and the next agent "
-        "writes it"
-    )
-    assert node.disk.is_unsaved
+    assert node.writes_last(0) == f"step 10 is not on disk: {why}; the newest there is step 9"
     assert node.disk.not_written == NotWritten(stamp=Declared(round=1, step=10), why=why)
     assert not (node.catalog.path / SnapshotId(JOB, *stamp).name).exists(), "what is torn takes no space"
     assert [text.partition(" to ")[0] for text in node.said] == [
@@ -280,35 +263,13 @@ def test_what_cannot_be_written_is_said_once_and_stays_in_memory(node: Node) -> 
         f"the snapshot of step 10 is not on disk: {why}",
     ]
     assert node.disk.sessions == []
-    node.writes_last(0)
-    assert len(node.said) == 2
-    assert stamp in node.memory.slots()
-
-
-def test_what_the_last_agent_could_not_write_is_tried_until_it_is_on_disk_or_gone(node: Node) -> None:
-    stamp = node.holds(10, 0)
-    put(node.memory.path / UNSAVED, json.dumps([*stamp, 0]).encode())
-    for _ in range(2):
-        node.said.clear()
-        node.disk.write_left()
-        assert node.disk.is_unsaved
-        assert node.said[-1].startswith("the snapshot of step 10 is not on disk: ")
-    node.has(10)
-    node.disk.write_left()
-    assert not node.disk.is_unsaved
-    assert node.said[-1].startswith("this node's part of the snapshot of step 10 is written: ")
-    put(node.memory.path / UNSAVED, json.dumps([1, 20, 0]).encode())
-    node.disk.write_left()
-    assert not node.disk.is_unsaved, "nothing can be done"
 
 
 def test_what_is_on_disk_is_said_at_the_end(node: Node) -> None:
     stamp = node.holds(10, 0)
-    put(node.memory.path / UNSAVED, json.dumps([1, 5, 0]).encode())  # of an agent before
     node.has(10)
     assert node.writes_last(0) == f"step 10 is on disk: {node.catalog.path / SnapshotId(JOB, *stamp).name}"
     assert node.said == []
-    assert not node.disk.is_unsaved
 
 
 def test_whoever_has_written_its_part_waits_until_all_have(
@@ -317,33 +278,32 @@ def test_whoever_has_written_its_part_waits_until_all_have(
     node.disk._begun.add(node.disk._id(node.holds(10, 1)))
     threading.Timer(0.5, node.has, [10]).start()
     assert node.writes_last(1).startswith("step 10 is on disk: ")
-    assert not node.disk.is_unsaved
     monkeypatch.setattr(disks, "LAST_PARTS_S", 0.2)
     node.disk._begun.add(node.disk._id(node.holds(20, 1)))
-    assert node.writes_last(1).startswith(
-        "step 20 is not on disk: not all nodes have written their parts; it stays in this node's memory"
+    said = node.writes_last(1)
+    assert (
+        said == "step 20 is not on disk: not all nodes have written their parts; the newest there is step 10"
     )
-    assert node.disk.is_unsaved
     assert node.said == []
 
 
 def test_whoever_is_in_a_hurry_leaves_it(node: Node) -> None:
     node.holds(10, 0)
-    assert node.writes_last(0, hurried=True).startswith("step 10 is not on disk: there was no time; it stays")
+    said = node.writes_last(0, hurried=True)
+    assert said == "step 10 is not on disk: there was no time; none is there"
     assert node.said[-1] == "the snapshot of step 10 is not on disk: there was no time"
     assert node.disk.sessions == []
 
 
-def test_a_disk_that_does_not_answer_keeps_nobody_and_nothing_is_lost(
+def test_a_disk_that_does_not_answer_keeps_nobody(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that waits for it cannot even be killed."""
     node.holds(10, 0)
     with DeadFiles(tmp_path / "dead") as dead:
         node.catalog.path = dead.folder
-        monkeypatch.setattr(node.catalog, "look_again", lambda within_s: None)
+        monkeypatch.setattr(node.catalog, "look", lambda within_s, again: None)
         said = node.disk.write_last([0], math.inf, dead.asked.is_set)
         assert dead.asked.is_set()
-    node.disk._stuck[0].wait()
-    assert said.startswith("step 10 is not on disk: there was no time; it stays in this node's")
-    assert node.disk.is_unsaved
+    node.disk.close()
+    assert said == "step 10 is not on disk: there was no time; none is there"

@@ -81,15 +81,14 @@ def aged(folder: NodeFolder, by_s: float) -> None:
 
 
 def test_what_nobody_comes_back_for_is_swept(tmp_path: Path) -> None:
-    old, younger, used, unsaved = (made(tmp_path, group) for group in ("old", "younger", "used", "unsaved"))
-    (unsaved.path / "unsaved.json").touch()
-    for folder in (old, used, unsaved):
+    old, younger, used = (made(tmp_path, group) for group in ("old", "younger", "used"))
+    for folder in (old, used):
         aged(folder, OLD_S + 1)
     aged(younger, OLD_S - 60)
-    for folder in (old, younger, unsaved):
+    for folder in (old, younger):
         folder.close(remove=False)
     sweep(tmp_path)
-    assert {*tmp_path.iterdir()} == {younger.path, used.path, unsaved.path}
+    assert {*tmp_path.iterdir()} == {younger.path, used.path}
     used.close(remove=True)
 
 

@@ -24,7 +24,7 @@ from hetagent.node.network import hold_port
 from hetagent.session.connection import ServerConnection
 from hetagent.session.requests import Report
 from hetagent.snapshots import save_request
-from hetagent.snapshots.node import directory, reporter
+from hetagent.snapshots.node import files, reporter
 from hetagent.snapshots.node.folder import NodeFolder
 from hetagent.snapshots.node.handover import Handover
 from hetagent.snapshots.node.hook import SnapshotHook
@@ -166,8 +166,10 @@ def test_without_snapshots_the_server_is_told_nothing_more(node: Node) -> None:
     node.hears(DirectiveKind.STOP)
     node.hook.end()
     assert node.line.asked == []
-    assert [(offer.held, offer.origin) for offer in node.line.offered] == [((), ""), ((), "job1")]
+    assert (node.offer.held, node.offer.origin) == ((), "job1")
     assert node.said == []
+    node.enters(5)
+    assert node.hook.due_at() is None, "the join has told all"
 
 
 def test_the_server_is_told_what_workers_write(node: Node) -> None:
@@ -212,12 +214,12 @@ def poll(node: Node) -> bool:
 
 def test_an_answer_after_the_end_of_the_round_changes_nothing(node: Node) -> None:
     node.enters()
-    os.close(node.opens())
+    node.part((4, 120), sharded=True)
     node.hook.look()
     node.line.asked[0][1].cancel()
+    node.hook.end()
     node.hook.look()
     assert node.hook.due_at() is None
-    assert node.control()["retained"] == []
 
 
 def test_the_next_join_says_what_was_saved_last_and_how_far_workers_had_come(node: Node) -> None:
@@ -256,7 +258,7 @@ def test_a_round_does_not_go_on_where_workers_cannot_be_told_where_to_begin(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(directory, "put", full)
+    monkeypatch.setattr(files, "put", full)
     with pytest.raises(OSError, match="No space left"):
         node.enters(5, chosen=chosen(node_id="b"), nnodes=2)
     assert not (node.path / "start.json").exists(), "of an earlier round"
@@ -363,25 +365,16 @@ def test_what_cannot_be_had_from_another_node_twice_is_refused_but_the_own_part_
 # -- others fetch it -------------------------------------------------------------------------------------------
 
 
-def test_it_is_served_once_there_are_snapshots_and_other_nodes(nodes: Callable[..., Node]) -> None:
-    node = nodes(serves=True)
-    node.enters(nnodes=2)
-    node.hook.look()
-    assert node.server.port == 0
-    os.close(node.opens())
-    node.hook.look()
-    assert node.server.port > 0
-    assert (node.offer.port, node.offer.key) == (node.server.port, node.server.key)
-
-
-def test_a_node_alone_serves_what_it_has_to_those_that_may_come(nodes: Callable[..., Node]) -> None:
+def test_a_node_serves_what_it_has_also_to_those_that_may_come(nodes: Callable[..., Node]) -> None:
     node = nodes(serves=True)
     node.enters()
     os.close(node.opens())
     node.hook.look()
-    assert (node.server.port, node.offer.key) == (0, "")
+    assert node.server.port == 0
     node.part((4, 120))
     node.hook.look()
+    [(request, _)] = node.line.asked
+    assert (request.holdings.port, request.holdings.key) == (node.server.port, node.server.key)
     assert node.offer.port == node.server.port > 0
 
 
@@ -415,17 +408,6 @@ def test_who_dies_or_cannot_save_is_not_waited_for(node: Node) -> None:
     assert node.said == ["rank 2 has not saved: no snapshot was ever taken"]
     for pipe in pipes:
         os.close(pipe)
-
-
-def test_who_has_said_its_last_word_is_not_waited_for(node: Node) -> None:
-    """Its script has ended by an exception before anybody asked; the process takes half a second to end."""
-    node.enters()
-    os.close(node.opens(2))
-    node.answers(2, step=None, why="no snapshot was ever taken")
-    (node.path / "ask" / "2").unlink()
-    node.hook.save(60.0)
-    assert node.hook.saves_until() is None
-    assert node.said == ["rank 2 has not saved: no snapshot was ever taken"]
 
 
 def test_without_snapshots_nobody_is_waited_for(node: Node) -> None:

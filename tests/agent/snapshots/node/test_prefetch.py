@@ -3,9 +3,9 @@
 import json
 import os
 import shutil
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.agent.snapshots.node.standin import part, put
@@ -17,7 +17,7 @@ from hetagent.snapshots.folder import Folder
 from hetagent.snapshots.folder import Stamp as Taken
 from hetagent.snapshots.memory import Mapped
 from hetagent.snapshots.node import prefetch
-from hetagent.snapshots.node.inventory import SnapshotInventory
+from hetagent.snapshots.node.files import SnapshotDir
 from hetagent.snapshots.node.prefetch import fetch
 from hetagent.snapshots.node.server import SnapshotServer
 from hetagent.snapshots.sources import Source as Fetched
@@ -71,20 +71,6 @@ def test_a_part_is_copied_with_its_index(nodes: Nodes) -> None:
     assert (nodes.here / "0" / "1.bin").read_bytes() == nodes.content
 
 
-def test_training_has_the_network_for_as_long(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece took 2 s, so 2 s pass before the next one."""
-    clock = [0.0]
-
-    def now() -> float:
-        clock[0] += 2.0
-        return clock[0]
-
-    monkeypatch.setattr(prefetch, "time", Namespace(monotonic=now))
-    pauses: list[float] = []
-    fetch(nodes.here, nodes.copy, pause=pauses.append)
-    assert pauses == [2.0, 2.0, 2.0]
-
-
 @pytest.mark.parametrize("name", ["1.bin", "1.small"])
 def test_what_is_corrupt_does_not_count(nodes: Nodes, name: str) -> None:
     path = nodes.there / "2" / name
@@ -115,7 +101,7 @@ def alike(nodes: Nodes, content: bytes) -> None:
 
 def declared(node: Path) -> Held:
     """What a node declares of its only snapshot."""
-    (held,) = SnapshotInventory(Folder(node), pytest.fail).held()
+    (held,) = SnapshotDir(node, pytest.fail).held()
     return held
 
 
@@ -176,16 +162,20 @@ def test_without_memory_for_it_nothing_is_left_of_a_copy(nodes: Nodes) -> None:
     assert not (nodes.here / "0" / "1.bin").exists()
 
 
-def test_a_slot_that_is_given_away_in_the_middle_of_a_copy_is_left_alone(nodes: Nodes) -> None:
+def test_a_slot_that_is_given_away_in_the_middle_of_a_copy_is_left_alone(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker may have mapped that file for a snapshot of its own."""
-    whose = nodes.here / "0" / "1.bin"
+    whose, fill = nodes.here / "0" / "1.bin", prefetch.fill
 
-    def given_away(seconds: float) -> None:
+    def given_away(*args: Any) -> None:
+        fill(*args)
         (nodes.here / "slots.json").write_text(json.dumps({"0": [4, 160]}))
         whose.write_bytes(b"x" * 5 * SIZE)
 
+    monkeypatch.setattr(prefetch, "fill", given_away)
     with pytest.raises(Overtaken):
-        fetch(nodes.here, nodes.copy, pause=given_away)
+        fetch(nodes.here, nodes.copy)
     assert whose.read_bytes() == b"x" * 5 * SIZE
     assert not (nodes.here / "0" / "1.json").exists()
 

@@ -45,8 +45,10 @@ def test_news_is_reported_at_once_and_then_after_a_pause(reporter: SnapshotRepor
     assert reporter.due_at(holdings(10, sharded=False)) == 0.0
     report(reporter, holdings(10, sharded=False))
     assert reporter.due_at(holdings(10, 20)) == 100.0 + PAUSE_S
-    reporter.reported(200.0, None)
+    reporter.postpone(200.0)
     assert reporter.due_at(holdings(10, 20)) == 200.0 + PAUSE_S
+    reporter.joined(holdings(10, 20))
+    assert reporter.due_at(holdings(10, 20)) is None
 
 
 def test_what_lives_once_is_asked_for_until_it_is_safe(reporter: SnapshotReporter) -> None:
@@ -71,12 +73,12 @@ def test_what_is_safe_and_the_newest_that_others_may_know_to_be_are_retained(
 ) -> None:
     """The server may have told others, which have dropped what was safe before: nobody would have either."""
     report(reporter, holdings(10))
-    assert reporter.on_reply(reply(10))
+    reporter.on_reply(reply(10))
     assert reporter.retained == (stamp(10),)
     report(reporter, holdings(10, 20))
+    reporter.on_reply(reply(10))
     assert reporter.retained == (stamp(10), stamp(20))
-    assert not reporter.on_reply(reply(10))
-    assert reporter.on_reply(reply(20))
+    reporter.on_reply(reply(20))
     assert (reporter.retained, reporter.safe) == ((stamp(20),), stamp(20))
 
 

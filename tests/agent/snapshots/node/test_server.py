@@ -34,16 +34,10 @@ def get(made: SnapshotServer, path: str) -> httpx.Response:
 
 
 def test_parts_are_served(made: SnapshotServer, tmp_path: Path) -> None:
-    content = (tmp_path / "1" / "shared.bin").read_bytes()
-    assert get(made, "3-120/shared.bin").content == content
-    for name in ("0.json", "0.small"):
+    (tmp_path / "1" / "0.bin").write_bytes(os.urandom(20 << 20))
+    (tmp_path / "1" / "2.bin").touch()
+    for name in ("shared.bin", "0.json", "0.small", "0.bin", "2.bin"):
         assert get(made, f"3-120/{name}").content == (tmp_path / "1" / name).read_bytes()
-
-
-def test_a_large_file_comes_as_it_is(made: SnapshotServer, tmp_path: Path) -> None:
-    content = os.urandom(20 << 20)
-    (tmp_path / "1" / "0.bin").write_bytes(content)
-    assert get(made, "3-120/0.bin").content == content
 
 
 def test_without_the_key_nothing_is_said(made: SnapshotServer) -> None:
@@ -75,7 +69,7 @@ NOWHERE = (
         "3-120/..%2fslots.json",
         "3-120/%2e%2e/slots.json",
         "../slots.json",
-        "3-120/2.bin",
+        "3-120/4.bin",
         "3-120/3.bin",
         "lock",
     ),
@@ -87,14 +81,6 @@ def test_nothing_else_is_served(made: SnapshotServer, tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     (tmp_path / "1" / "3.bin").mkdir()
     assert {path: get(made, path).status_code for path in NOWHERE} == dict.fromkeys(NOWHERE, 404)
-
-
-def test_raw_paths_escape_nowhere(made: SnapshotServer, tmp_path: Path) -> None:
-    with socket.create_connection(("127.0.0.1", made.port)) as asking:
-        asking.sendall(
-            f"GET /3-120/../slots.json HTTP/1.0\r\nAuthorization: Bearer {made.key}\r\n\r\n".encode()
-        )
-        assert asking.recv(100).startswith(b"HTTP/1.1 404")
 
 
 def test_what_a_slot_holds_is_looked_up_each_time(made: SnapshotServer, tmp_path: Path) -> None:

@@ -1,18 +1,26 @@
-"""What the agent writes for its workers in the node's folder, and what they answer."""
+"""The files by which the agent and its workers talk, and what this node holds by the indexes that workers have written.
+
+Workers read `start.json` (from where to begin) and `control.json` (what to do while the round runs). They answer in
+`ask/`: a pipe each, by which they are asked to save, `RANK.step`, `RANK.done` and `RANK.off`; and in `bad/`.
+"""
 
 import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xxhash import xxh3_64_hexdigest
+
+from hetagent.node.console import WarnOnce
 from hetagent.node.network import host_port
-from hetagent.snapshots.folder import SLOTS, Control, Folder, Stamp, put
+from hetagent.snapshots.folder import SLOTS, Control, Folder, Index, Slot, Stamp, put
 from hetagent.snapshots.save_request import ASK
-from hetrdzv.protocol.snapshots import Chosen, Source
+from hetrdzv.protocol.snapshots import MOST_HELD, Chosen, Held, RankPart, Source
 
 MOST_WHY = 256
 """Length of a reason that the server takes (characters)."""
@@ -20,6 +28,9 @@ MOST_WHY = 256
 BAD = "bad"
 
 SLOT_NAMES = tuple(map(str, range(SLOTS)))
+
+Shard = tuple[Index, str]
+"""A rank's part of a snapshot: its index without tensors, and the digest of all of it."""
 
 
 class BadCopy(NamedTuple):
@@ -31,15 +42,12 @@ class BadCopy(NamedTuple):
 
 
 class SnapshotDir:
-    """The files of a node.
+    """The files of a node."""
 
-    Attributes:
-        slots: the snapshots.
-    """
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, log: Callable[[str], None]) -> None:
         self.path = path
         self.slots = Folder(path)
+        self._log_once = WarnOnce(log)
         self.folders = [str(path / name) for name in (*SLOT_NAMES, ASK, BAD)]
         for name in self.folders:
             os.makedirs(name, mode=0o700, exist_ok=True)
@@ -71,12 +79,12 @@ class SnapshotDir:
         """Write what workers need to know while the round runs."""
         put(self.path / "control.json", json.dumps(asdict(control)).encode())
 
-    def start(self, chosen: Chosen | None, own: str, on_disk: Iterable[Mapping[str, Any]] = ()) -> None:
+    def start(self, chosen: Chosen | None, own: str, on_disk: Mapping[str, Any] | None = None) -> None:
         """Write from which snapshot to begin, and where it is: on disk, on this node, then on others."""
         start: dict[str, Any] = {}
         if chosen is not None:
             start = {name: getattr(chosen, name) for name in ("round", "step", "world_size")}
-            start["sources"] = [*on_disk]
+            start["sources"] = [on_disk] if on_disk is not None else []
             slot = self.slots.slots().get(Stamp(chosen.round, chosen.step))
             for source in sorted(chosen.sources, key=lambda source: source.node_id != own):
                 path = slot.path if slot is not None and source.node_id == own else None
@@ -85,6 +93,29 @@ class SnapshotDir:
         put(self.path / "start.json", json.dumps(start).encode())
 
     # -- from the workers --------------------------------------------------------------------------------------
+
+    def held(self, dropped: Collection[Stamp] = ()) -> tuple[Held, ...]:
+        """What this node holds, the newest first, without what was dropped."""
+        found = []
+        for stamp, slot in sorted(self.slots.slots().items(), reverse=True):
+            shards = list(self._shards(slot))
+            if shards and stamp not in dropped:
+                found.append(_held(stamp, shards))
+        return tuple(found[:MOST_HELD])
+
+    def _shards(self, slot: Slot) -> Iterator[Shard]:
+        for rank, path in sorted(slot.indexes().items()):
+            try:
+                stats = path.stat()
+                shard = _read_index(path, stats.st_ino, stats.st_mtime_ns, stats.st_size)
+            except OSError:  # it is being replaced
+                continue
+            except ValueError as error:
+                step = slot.stamp.step
+                self._log_once(f"rank {rank}'s part of the snapshot of step {step} does not count: {error}")
+                continue
+            if shard[0].stamp == slot.stamp:  # else it is of what the slot held before
+                yield shard
 
     def reached(self) -> int:
         """The newest step that a worker of this node has ended."""
@@ -113,11 +144,6 @@ class SnapshotDir:
         """The pipes of the workers that have opened snapshots, by rank."""
         found = {int(path.name): path for path in (self.path / ASK).iterdir() if path.name.isdecimal()}
         return {rank: path for rank, path in found.items() if path.is_fifo()}
-
-    def answered(self) -> set[int]:
-        """The workers that have answered, and can be asked no more: they are about to end."""
-        answered = {int(path.stem) for path in (self.path / ASK).glob("*.done") if path.stem.isdecimal()}
-        return answered - self.pipes().keys()
 
     def not_saved(self, rank: int) -> str | None:
         """Why a worker has not saved; empty: it has; None: it has not answered yet."""
@@ -158,3 +184,24 @@ def _read(path: Path) -> Mapping[str, Any]:
         if isinstance(told, dict):
             return told
     return {}
+
+
+@lru_cache(maxsize=256)
+def _read_index(path: Path, *version: int) -> Shard:
+    """A part; read again once its file is replaced."""
+    text = path.read_bytes()
+    return replace(Index.read(text), tensors=()), xxh3_64_hexdigest(text)
+
+
+def _held(stamp: Stamp, shards: Sequence[Shard]) -> Held:
+    indexes = [index for index, _ in shards]
+    sizes = {name: content.bytes for index in indexes for name, content in index.files.items()}
+    return Held(
+        round=stamp.round,
+        step=stamp.step,
+        world_size=indexes[0].world_size,
+        whole=any(index.has_replicated for index in indexes),
+        sharded=any(index.sharded for index in indexes),
+        size=sum(sizes.values()),
+        ranks=tuple(RankPart(rank=index.rank, digest=digest) for index, digest in shards),
+    )

@@ -1,4 +1,4 @@
-"""What agent and workers write for each other, in real files."""
+"""What agent and workers write for each other, in real files, and which snapshots a node holds by these."""
 
 import json
 import os
@@ -7,17 +7,23 @@ from typing import Any
 
 import pytest
 from tests.agent.snapshots.node.standin import part, put
+from xxhash import xxh3_64_hexdigest
 
 from hetagent.snapshots.folder import Control, Stamp
-from hetagent.snapshots.node.directory import BadCopy, SnapshotDir, ask
+from hetagent.snapshots.node.files import BadCopy, SnapshotDir, ask
 from hetrdzv.protocol.snapshots import Chosen, RankPart, Source
 
 STAMP = Stamp(3, 120)
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> SnapshotDir:
-    return SnapshotDir(tmp_path)
+def logged() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def files(tmp_path: Path, logged: list[str]) -> SnapshotDir:
+    return SnapshotDir(tmp_path, logged.append)
 
 
 def content(files: SnapshotDir, name: str) -> Any:
@@ -111,3 +117,54 @@ def test_only_who_listens_can_be_asked(files: SnapshotDir) -> None:
         os.close(reader)
     assert not ask(pipe)
     assert not ask(files.path / "ask" / "6")
+
+
+# -- what this node holds --------------------------------------------------------------------------------------
+
+
+def holds(
+    there: SnapshotDir, stamp: tuple[int, int] = STAMP, slot: int = 0, rank: int = 0, **more: Any
+) -> None:
+    part(there.path, slot, stamp, rank, **more)
+
+
+def test_the_newest_come_first_without_those_that_were_dropped(files: SnapshotDir) -> None:
+    holds(files, rank=0)
+    holds(files, rank=1, files={})
+    holds(files, (3, 60), slot=2, rank=1, files={})
+    assert [(one.step, one.whole, len(one.ranks), one.size) for one in files.held()] == [
+        (120, True, 2, 69),
+        (60, False, 1, 0),
+    ]
+    digest = xxh3_64_hexdigest((files.path / "0" / "1.json").read_bytes())
+    assert files.held()[0].ranks[1] == RankPart(rank=1, digest=digest)
+    assert [one.step for one in files.held({STAMP})] == [60]
+
+
+def test_ranks_own_parts_make_nothing_whole(files: SnapshotDir) -> None:
+    holds(files, sharded=True, files={})
+    assert [(one.sharded, one.whole) for one in files.held()] == [(True, False)]
+    holds(files, sharded=True, shared=False, files={})
+    assert files.held()[0].whole, "nothing is alike"
+
+
+def test_a_slot_or_an_index_that_is_replaced_is_read_again(files: SnapshotDir) -> None:
+    holds(files, (3, 60), rank=0)
+    holds(files, (3, 60), rank=1)
+    assert len(files.held()[0].ranks) == 2
+    holds(files, rank=1)
+    assert [(one.step, [each.rank for each in one.ranks]) for one in files.held()] == [(120, [1])]
+    holds(files, rank=1, files={})
+    assert not files.held()[0].whole
+
+
+@pytest.mark.parametrize("size", [0, 20, None])
+def test_what_is_torn_does_not_count_and_is_logged_once(
+    files: SnapshotDir, size: int | None, logged: list[str]
+) -> None:
+    holds(files, **({"v": 2} if size is None else {}))
+    if size is not None:
+        os.truncate(files.path / "0" / "0.json", size)
+    assert (files.held(), files.held()) == ((), ())
+    (text,) = logged
+    assert text.startswith("rank 0's part of the snapshot of step 120 does not count: ")

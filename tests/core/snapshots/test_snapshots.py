@@ -233,6 +233,15 @@ def test_a_node_that_leaves_serves_what_only_it_has() -> None:
     assert job.step == 90, "it has said that it is gone"
 
 
+def test_a_node_that_left_is_not_needed_once_the_others_have_something_newer() -> None:
+    job = parted()
+    job.run()
+    job.declare("a", job.holds(held(100, sharded=True, ranks=[0]), held(101, 2, world_size=1, sharded=True)))
+    assert job.told("b").kind == "wait", "that is not complete"
+    job.declare("a", job.holds(held(101, 2, world_size=1, sharded=True, ranks=[0])))
+    assert job.told("b").kind == "exit"
+
+
 def test_a_node_whose_agent_died_serves_nothing() -> None:
     job = parted()
     b = job.node("b")

@@ -4,14 +4,11 @@ from hetagent.snapshots.folder import Stamp
 from hetrdzv.protocol.snapshots import Chosen, Held, Holdings, SnapshotsReply
 from hetrdzv.protocol.snapshots import Stamp as ServerStamp
 
-PAUSE_S, LONGEST_PAUSE_S = 0.2, 1.0
-"""Pause between two reports of a node, among few nodes and among many (seconds)."""
-
-ASK_S = 1.0
-"""How often each of few nodes asks whether what lives once is safe, and what to copy (seconds)."""
+PAUSE_S, NEWS_PAUSE_S = 0.2, 1.0
+"""Least pause between two reports of a node, and the longest if it has news (seconds)."""
 
 MOST_PER_S = 100.0
-"""Reports of all nodes together at most, until each has its longest pause (1/s)."""
+"""Reports of all nodes together at most, unless they have news (1/s)."""
 
 
 def stamp_of(one: Held | Chosen | ServerStamp) -> Stamp:
@@ -30,7 +27,7 @@ class SnapshotReporter:
         self._pending: Stamp | None = None  # the newest that was reported, and lives once
         self._reported = Holdings()
         self._round, self._nnodes = 0, 1
-        self._not_before = 0.0
+        self._reported_at = -NEWS_PAUSE_S
 
     def joined(self, holdings: Holdings) -> None:
         """The server knows this by the join."""
@@ -60,11 +57,11 @@ class SnapshotReporter:
 
     def due_at(self, holdings: Holdings) -> float | None:
         """When to report (monotonic seconds); None: the server knows all."""
+        pause_s = max(PAUSE_S, self._nnodes / MOST_PER_S)
         if holdings != self._reported:
-            return self._not_before
-        if self._pending is None:
-            return None
-        return self._not_before + asks_every_s(self._nnodes) - reports_every_s(self._nnodes)
+            return self._reported_at + min(NEWS_PAUSE_S, pause_s)
+        # Until what lives once is safe this node asks whether it is, and what to copy.
+        return self._reported_at + pause_s if self._pending is not None else None
 
     def retain(self, holdings: Holdings) -> None:
         """The server is about to know of this, and may tell others that it is safe: workers have to know first."""
@@ -84,19 +81,9 @@ class SnapshotReporter:
 
     def postpone(self, now: float) -> None:
         """Report after the next pause."""
-        self._not_before = now + reports_every_s(self._nnodes)
+        self._reported_at = now
 
     def on_reply(self, reply: SnapshotsReply) -> None:
         """The server's answer."""
         if reply.complete is not None and (self.safe is None or stamp_of(reply.complete) > self.safe):
             self._is_safe(stamp_of(reply.complete))
-
-
-def reports_every_s(nnodes: int) -> float:
-    """Least pause between two reports of a node (seconds)."""
-    return min(LONGEST_PAUSE_S, max(PAUSE_S, nnodes / MOST_PER_S))
-
-
-def asks_every_s(nnodes: int) -> float:
-    """How often each node asks whether there is news, unless it has some itself (seconds)."""
-    return max(ASK_S, nnodes / MOST_PER_S)

@@ -140,7 +140,8 @@ class Node:
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
-    monkeypatch.setattr(reporter, "reports_every_s", lambda nnodes: 0.0)
+    monkeypatch.setattr(reporter, "PAUSE_S", 0.0)
+    monkeypatch.setattr(reporter, "NEWS_PAUSE_S", 0.0)
     made: list[Node] = []
 
     def make(**more: Any) -> Node:

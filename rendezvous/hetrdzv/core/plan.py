@@ -78,8 +78,7 @@ def _answer(group: Group, node: Node) -> Command | None:
     head = heading(group, node)
     if head.code == "notice" and node.ready_to_stop < head.round:
         return _report(node, head.round, ReportKind.READY_TO_STOP)
-    runs_on = group.round is not None and group.round.notice is not None
-    if head.kind is DirectiveKind.EXIT or (node.leaving is not None and not runs_on) or group.gave_up(node):
+    if head.kind is DirectiveKind.EXIT or node.leaving is not None or group.gave_up(node):
         return Leave(node_id=node.node_id, incarnation=node.incarnation)
     if head.kind is DirectiveKind.STOP:
         offer = {name: getattr(node, name) for name in OFFERED}
